@@ -30,14 +30,14 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
     from hydractl.metrics.samples import Responses
     from hydractl.metrics.table import METRICS
     from hydractl.metrics.temperature import Scaled, scaled_nll
-    from hydractl.stages.shared.spool import Spool
+    from hydractl.stages.shared.spool import PredictionStore
 
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
     torch.randn(8, 8).softmax(0)
     idle = peak()
     labels = torch.randint(classes, (samples,), generator=draw)
-    spool = Spool(samples, folder)
+    spool = PredictionStore(samples, folder)
     for indices in torch.arange(samples).split(BATCH):
         logits = torch.randn(members, len(indices), classes, generator=draw)
         logits.scatter_add_(

@@ -12,7 +12,7 @@ from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Kept, Responses
+from hydractl.metrics.samples import Responses, StoredPredictions
 from hydractl.metrics.table import needing
 
 
@@ -23,7 +23,7 @@ class Numbers(NamedTuple):
     means: dict[str, dict[str, float]]
 
 
-def ask(subject: Subject, part: Part, model: Towers) -> dict[str, Kept]:
+def ask(subject: Subject, part: Part, model: Towers) -> dict[str, StoredPredictions]:
     """Return what a model says of the ID set and of each OOD set, in every process, with the temperatures of a model of the row.
 
     Args:
@@ -32,7 +32,7 @@ def ask(subject: Subject, part: Part, model: Towers) -> dict[str, Kept]:
         model: On the row's device.
     """
     model.temperature = part.model.temperature
-    found: dict[str, Kept] = {}
+    found: dict[str, StoredPredictions] = {}
     for name in (ID_NAME, *subject.sets):
         own = responses(model, subject.batches(part, name), name=part.opened.reference, data=name)
         spool = subject.spool(subject.counts[name])
@@ -42,7 +42,7 @@ def ask(subject: Subject, part: Part, model: Towers) -> dict[str, Kept]:
     return found
 
 
-def measured(subject: Subject, said: Mapping[str, Kept]) -> Numbers:
+def measured(subject: Subject, said: Mapping[str, StoredPredictions]) -> Numbers:
     """Return the row's metrics of an ensemble that says this of the ID set and of each OOD set."""
     found = measure(
         said[ID_NAME],

@@ -11,7 +11,7 @@ from hydractl.analysis.answers import measured
 from hydractl.analysis.subject import Subject
 from hydractl.manifest.analyses import Size, Spread
 from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.samples import Joined, Kept
+from hydractl.metrics.samples import Joined, StoredPredictions
 
 MOST = 20
 """Ensembles of a size that are measured; of more, so many are drawn."""
@@ -30,7 +30,7 @@ def analyse(subject: Subject) -> tuple[Size, ...]:
     return tuple(_size(subject, each, count, size) for size in range(1, count + 1)) if count > 1 else ()
 
 
-def _size(subject: Subject, each: Mapping[str, Sequence[Kept]], count: int, size: int) -> Size:
+def _size(subject: Subject, each: Mapping[str, Sequence[StoredPredictions]], count: int, size: int) -> Size:
     values: list[dict[str, float]] = []
     groups: list[dict[str, dict[str, float]]] = []
     for chosen in subsets(count, size, seed=subject.seed):

@@ -18,7 +18,7 @@ from hydractl.fusion.classes import settle
 from hydractl.manifest.analyses import Merging, Pair
 from hydractl.manifest.header import Fate
 from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.samples import Joined, Kept, at_once, ensemble_log_probs
+from hydractl.metrics.samples import Joined, StoredPredictions, at_once, ensemble_log_probs
 
 
 def analyse(subject: Subject) -> Merging | None:
@@ -31,7 +31,7 @@ def analyse(subject: Subject) -> Merging | None:
     (part,) = subject.parts
     merged = ask(subject, part, part.model)
     each = [ask(subject, part, model) for model in _loaded(subject, part)]
-    apart: dict[str, Kept] = {name: Joined(tuple(own[name] for own in each)) for name in merged}
+    apart: dict[str, StoredPredictions] = {name: Joined(tuple(own[name] for own in each)) for name in merged}
     values, groups = zip(*(measured(subject, said) for said in (merged, apart)), strict=True)
     agreement, divergence = alike(merged[ID_NAME], apart[ID_NAME])
     return Merging(
@@ -51,7 +51,7 @@ def _loaded(subject: Subject, part: Part) -> Iterator[Towers]:
         yield model
 
 
-def alike(merged: Kept, apart: Kept) -> tuple[float, float]:
+def alike(merged: StoredPredictions, apart: StoredPredictions) -> tuple[float, float]:
     """Return how often two ensembles say the same class of N samples, and the mean KL divergence of the first from the second."""
     _, count, _ = apart.shape
     size, same, divergence = at_once(apart), 0, 0.0

@@ -19,7 +19,7 @@ from hydractl.families.tower import Towers
 from hydractl.fusion.classes import Classes
 from hydractl.inputs import Inputs, inputs_like
 from hydractl.manifest.heads import HeadScores
-from hydractl.metrics.samples import Kept, Responses
+from hydractl.metrics.samples import Responses, StoredPredictions
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 
@@ -44,7 +44,7 @@ class Spooling(Protocol):
         """Keep what is said of the samples at some places (B,)."""
         ...
 
-    def kept(self) -> Kept:
+    def kept(self) -> StoredPredictions:
         """Return all of it."""
         ...
 
@@ -84,9 +84,9 @@ class Subject:
     ood: Mapping[str, Sequence[str]]
     corruptions: Sequence[Corruption]
     scores: Mapping[str, HeadScores]
-    said: Mapping[str, Kept]
+    said: Mapping[str, StoredPredictions]
     spool: Callable[[int], Spooling]
-    scaled: Callable[[Kept], Kept]
+    scaled: Callable[[StoredPredictions], StoredPredictions]
     metrics: Sequence[str]
     ranks: Sequence[str]
     classes: Classes | None

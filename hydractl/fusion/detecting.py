@@ -15,7 +15,7 @@ from torch import Tensor
 from hydractl.checkpoint import BESIDE, Checkpoint
 from hydractl.data.batches import Batch
 from hydractl.errors import CheckpointError
-from hydractl.fusion.features import Watched
+from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.responding import collected
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Header
@@ -70,13 +70,13 @@ class Scores:
             for name, tensor in own.kept.items()
         }
 
-    def of(self, watched: Watched, *, name: str) -> Detecting:
+    def of(self, extractor: FeatureExtractor, *, name: str) -> WithOodScores:
         """Return the model beside these scores.
 
         Raises:
             CheckpointError: If they are of features of another width.
         """
-        made = Detecting(watched=watched, scores=self)
+        made = WithOodScores(extractor=extractor, scores=self)
         widths = {_wide(each).shape[-1] for own in self.fitted.values() for each in own}
         if widths != {made.width}:
             raise CheckpointError(
@@ -112,15 +112,15 @@ def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> Fitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Detecting:
+class WithOodScores:
     """A model beside OOD scores of its features, which are fitted on training data.
 
     Attributes:
-        watched: The model.
+        extractor: The model.
         scores: Those.
     """
 
-    watched: Watched
+    extractor: FeatureExtractor
     scores: Scores
 
     @property
@@ -131,7 +131,7 @@ class Detecting:
     @classmethod
     def fit(
         cls,
-        watched: Watched,
+        extractor: FeatureExtractor,
         scores: Sequence[str],
         training: tuple[Iterable[Batch[Inputs]], Tensor],
         *,
@@ -142,7 +142,7 @@ class Detecting:
         """Run the model on training data, once, and fit scores, in every process alike.
 
         Args:
-            watched: The model.
+            extractor: The model.
             scores: Names from `FITS`.
             training: The batches that this process has, and all labels (N,).
             name: What errors call the model.
@@ -154,29 +154,29 @@ class Detecting:
             InputError: As `respond_to_all`.
         """
         batches, labels = training
-        own = watched.responses(batches, name=name, data="fit")
+        own = extractor.responses(batches, name=name, data="fit")
         found = team.each(
             (indices, said.logits().float().amax(-1), features) for indices, said, features in own
         )
         largest, features = collected(found, count=len(labels), data="fit")
         each = [
             Training(features=f, largest=z, labels=labels, classifier=c, neighbours=neighbours)
-            for f, z, c in zip(features, largest, watched.classifiers(), strict=True)
+            for f, z, c in zip(features, largest, extractor.classifiers(), strict=True)
         ]
         fitted = {score: [FITS[score](own) for own in each] for score in scores}
-        return cls(watched=watched, scores=Scores(fitted=fitted, temperature=watched.model.temperature))
+        return cls(extractor=extractor, scores=Scores(fitted=fitted, temperature=extractor.model.temperature))
 
     @property
     def width(self) -> int:
         """D."""
-        return len(self.watched.classifiers()[0].weight.T)
+        return len(self.extractor.classifiers()[0].weight.T)
 
     def responses(
         self, batches: Iterable[Batch[Inputs]], *, name: str, data: str
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield what `responding.responses` does, and the scores (1, B, S), means over members."""
-        as_fitted = self.watched.model.temperature / self.scores.temperature
-        for indices, said, features in self.watched.responses(batches, name=name, data=data):
+        as_fitted = self.extractor.model.temperature / self.scores.temperature
+        for indices, said, features in self.extractor.responses(batches, name=name, data=data):
             pairs = [*zip(features, said.logits() * as_fitted, strict=True)]
             scores = [
                 torch.stack([score(f, z) for score, (f, z) in zip(own, pairs, strict=True)]).mean(0)

@@ -25,7 +25,7 @@ from hydractl.metrics.samples import Responses
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Watched:
+class FeatureExtractor:
     """A model whose features are seen.
 
     Of a model with a classifier they are the inputs of its last linear layer, of one with several classifiers (a class and a
@@ -37,7 +37,7 @@ class Watched:
     """The classifiers' last layers, of each readout that runs; none of a zero-shot model."""
 
     @classmethod
-    def of(cls, model: Towers, family: Family, *, name: str) -> Watched:
+    def of(cls, model: Towers, family: Family, *, name: str) -> FeatureExtractor:
         """Find what to look at.
 
         Args:

@@ -22,7 +22,7 @@ from hydractl.fusion.building import members_from_state
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, settle
 from hydractl.fusion.detecting import Scores
 from hydractl.fusion.encoder import Encoder
-from hydractl.fusion.features import Watched
+from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
 from hydractl.fusion.predictions import Bound, Predictions
@@ -99,8 +99,8 @@ class Loaded(Towers):
         told = {"name": self.reference, "data": "the items"}
         if self.scores is None:
             return respond_to_all(self, batches, count=count, **told)
-        watched = Watched.of(self, family_of(self.header.architecture), name=self.reference)
-        beside = self.scores.of(watched, name=self.reference)
+        extractor = FeatureExtractor.of(self, family_of(self.header.architecture), name=self.reference)
+        beside = self.scores.of(extractor, name=self.reference)
         *said, scores = collected(beside.responses(batches, **told), count=count, data=told["data"])
         return beside.scored(Responses(*said), scores)
 

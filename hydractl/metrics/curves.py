@@ -14,14 +14,16 @@ from hydractl.manifest.curves import MOST_POINTS, Bins, Curves, Line
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.labelled import BINS
 from hydractl.metrics.measures import answered, scored
-from hydractl.metrics.samples import Kept, places
+from hydractl.metrics.samples import StoredPredictions, places
 from hydractl.metrics.scores import MSP
 
 PARTS = 20
 """Of [0, 1], in which confidences are counted."""
 
 
-def curves_of(tested: Kept, labels: Tensor, foreign: Mapping[str, Kept], score: str) -> Curves:
+def curves_of(
+    tested: StoredPredictions, labels: Tensor, foreign: Mapping[str, StoredPredictions], score: str
+) -> Curves:
     """Return the curves of one model or ensemble.
 
     Args:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ from torch import Tensor
 from hydractl.manifest.report import ALL_SEVERITIES, Difference, Shift, Value
 from hydractl.manifest.scopes import SHIFT, scopes
 from hydractl.metrics.metric import Metric, Needs
-from hydractl.metrics.resampling import Measured, Resampling, mean_of
+from hydractl.metrics.resampling import Estimate, Resampling, mean_of
 from hydractl.metrics.samples import (
-    Kept,
     Responses,
     Scored,
+    StoredPredictions,
     answers,
     at_once,
     ensemble_log_probs,
@@ -28,124 +29,144 @@ from hydractl.metrics.samples import (
 from hydractl.metrics.scores import MSP, SCORES, Score, number_name
 from hydractl.metrics.table import METRICS, needing
 
+Estimates = Mapping[str, Estimate]
+"""By metric."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shifted:
+class ShiftNumbers:
     """A row's numbers on the ID set under corruptions, all on the same resamples: what is drawn are clean samples.
 
     Attributes:
         cells: By corruption and severity.
     """
 
-    cells: Mapping[tuple[str, str], Mapping[str, Measured]]
+    cells: Mapping[tuple[str, str], Estimates]
 
-    def told(self) -> Shift:
-        """Return what a report says of it."""
-        means = self._means()
-        told = {scope: _told(own) for scope, own in means.items()}
+    def to_shift(self) -> Shift:
+        """Return what a report says of them."""
+        means = self.means
         values: dict[str, dict[str, dict[str, float]]] = {}
-        for (name, severity), own in self.cells.items():
-            values.setdefault(name, {})[severity] = {metric: each.value for metric, each in own.items()}
+        for (name, severity), estimates in self.cells.items():
+            values.setdefault(name, {})[severity] = _numbers(estimates)
         severities = {scope: scope.removeprefix(f"{SHIFT}:") for scope in means if f"{SHIFT}:" in scope}
         return Shift(
             values=values,
             means={
-                each: {metric: found.value for metric, found in means[scope].items()}
-                for scope, each in (severities | {SHIFT: ALL_SEVERITIES}).items()
+                severity: _numbers(means[scope])
+                for scope, severity in (severities | {SHIFT: ALL_SEVERITIES}).items()
             },
-            intervals=_intervals(told),
+            intervals=_intervals(means),
         )
 
-    def less(self, other: Shifted) -> dict[str, dict[str, Value]]:
-        """Return by how much the numbers are more than another row's, by what conditions call them."""
-        others = other._means()
-        found = {scope: _less(own, others[scope]) for scope, own in self._means().items() if scope in others}
-        return {scope: own for scope, own in found.items() if own}
-
-    def _means(self) -> dict[str, dict[str, Measured]]:
-        return {
-            scope: {
-                metric: mean_of([self.cells[cell][metric] for cell in over]) for metric in self.cells[over[0]]
-            }
-            for scope, over in scopes(self.cells).items()
-        }
+    @property
+    def means(self) -> dict[str, dict[str, Estimate]]:
+        """The means over corruptions and severities, by what conditions call them."""
+        return _group_means(self.cells, scopes(self.cells))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Numbers:
+class RowNumbers:
     """A row's numbers, apart from its costs: on the ID set, on each OOD set, and the plain means over groups of these.
 
     `shift` are those under corruptions, if there are any.
     """
 
-    found: dict[str, Measured]
-    found_ood: dict[str, dict[str, Measured]]
+    id_set: dict[str, Estimate]
+    ood_sets: dict[str, dict[str, Estimate]]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    shift: Shifted | None = None
+    shift: ShiftNumbers | None = None
 
     @property
     def values(self) -> dict[str, Value]:
         """As in `manifest.Row`."""
-        return _told(self.found)
+        return _to_values(self.id_set)
 
     @property
     def ood(self) -> dict[str, dict[str, Value]]:
         """As in `manifest.Row`."""
-        return {name: _told(found) for name, found in self.found_ood.items()}
+        return {name: _to_values(estimates) for name, estimates in self.ood_sets.items()}
 
     @property
     def mean_intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
         """As in `manifest.Row`: of the means of each group with a set."""
-        return _intervals({group: _told(found) for group, found in self._means().items()})
+        return _intervals(self._means())
 
-    def less(self, other: Numbers) -> Difference | None:
+    def difference(self, other: RowNumbers) -> Difference | None:
         """Return by how much the numbers are more than another row's on the same samples; None without intervals."""
-        values = _less(self.found, other.found)
-        ood = {name: _less(found, other.found_ood[name]) for name, found in self.found_ood.items()}
-        others = other._means()
-        means = {group: _less(found, others[group]) for group, found in self._means().items()}
-        shift = self.shift.less(other.shift) if self.shift and other.shift else {}
-        there = values or any(ood.values())
-        return Difference(values=values, ood=ood, means=means, shift=shift) if there else None
+        values = _difference(self.id_set, other.id_set)
+        ood = _differences(self.ood_sets, other.ood_sets)
+        if not (values or any(ood.values())):
+            return None
+        means = _differences(self._means(), other._means())
+        shift = _differences(self.shift.means, other.shift.means) if self.shift and other.shift else {}
+        return Difference(
+            values=values, ood=ood, means=means, shift={name: gap for name, gap in shift.items() if gap}
+        )
 
-    def _means(self) -> dict[str, dict[str, Measured]]:
-        return {
-            group: {
-                metric: mean_of([self.found_ood[n][metric] for n in names])
-                for metric in self.found_ood[names[0]]
-            }
-            for group, names in self.groups.items()
-            if names
+    def _means(self) -> dict[str, dict[str, Estimate]]:
+        return _group_means(self.ood_sets, self.groups)
+
+
+_Place = TypeVar("_Place", str, tuple[str, str])
+
+
+def _group_means(
+    estimates: Mapping[_Place, Estimates], groups: Mapping[str, Sequence[_Place]]
+) -> dict[str, dict[str, Estimate]]:
+    """Return the mean of every number over each group with a member."""
+    return {
+        group: {
+            metric: mean_of([estimates[place][metric] for place in places]) for metric in estimates[places[0]]
         }
-
-
-def _told(found: Mapping[str, Measured]) -> dict[str, Value]:
-    return {name: each.told() for name, each in found.items()}
-
-
-def _intervals(told: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the intervals of what has one."""
-    found = {
-        group: {name: (v.low, v.high) for name, v in own.items() if v.low is not None and v.high is not None}
-        for group, own in told.items()
+        for group, places in groups.items()
+        if places
     }
-    return {group: own for group, own in found.items() if own}
 
 
-def _less(found: Mapping[str, Measured], other: Mapping[str, Measured]) -> dict[str, Value]:
-    each = {name: own.less(other[name]) for name, own in found.items() if name in other}
-    return {name: difference.told() for name, difference in each.items() if difference is not None}
+def _numbers(estimates: Estimates) -> dict[str, float]:
+    return {metric: estimate.value for metric, estimate in estimates.items()}
+
+
+def _to_values(estimates: Estimates) -> dict[str, Value]:
+    return {metric: estimate.to_value() for metric, estimate in estimates.items()}
+
+
+def _intervals(means: Mapping[str, Estimates]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return the intervals of what has one."""
+    intervals = {
+        group: {
+            metric: (v.low, v.high)
+            for metric, v in _to_values(estimates).items()
+            if v.low is not None and v.high is not None
+        }
+        for group, estimates in means.items()
+    }
+    return {group: by_metric for group, by_metric in intervals.items() if by_metric}
+
+
+def _difference(estimates: Estimates, others: Estimates) -> dict[str, Value]:
+    gaps = {name: estimate.difference(others[name]) for name, estimate in estimates.items() if name in others}
+    return {name: gap.to_value() for name, gap in gaps.items() if gap is not None}
+
+
+def _differences(
+    estimates: Mapping[str, Estimates], others: Mapping[str, Estimates]
+) -> dict[str, dict[str, Value]]:
+    return {
+        name: _difference(by_metric, others[name]) for name, by_metric in estimates.items() if name in others
+    }
 
 
 def measure(
-    tested: Kept,
+    tested: StoredPredictions,
     labels: Tensor | None,
-    foreign: Mapping[str, Kept],
+    foreign: Mapping[str, StoredPredictions],
     *,
     metrics: Sequence[str],
     scores: Sequence[str],
     resampling: Resampling,
-) -> Numbers:
+) -> RowNumbers:
     """Return every chosen number of one model or ensemble that follows from its predictions.
 
     These are gone through once, and memory holds some numbers a sample: what is kept on the disk need not fit.
@@ -165,19 +186,21 @@ def measure(
     )
     named = scores if ranking and foreign else ()
     ranks = [SCORES[score] for score in named if score in SCORES]
-    own = _summary(tested, ranks, diverse, labels)
-    ood: dict[str, dict[str, Measured]] = {}
-    for name, said in foreign.items():
-        other = _summary(said, ranks, diverse)
-        ood[name] = {}
+    id_set = _summary(tested, ranks, diverse, labels)
+    ood_sets: dict[str, dict[str, Estimate]] = {}
+    for name, predictions in foreign.items():
+        ood_set = _summary(predictions, ranks, diverse)
+        ood_sets[name] = {}
         for score in named:
-            by_score = places(own.scores[score], other.scores[score])
-            sides = ({side: found} for side, found in by_score.items())
+            by_score = places(id_set.scores[score], ood_set.scores[score])
+            sides = ({side: ranks_of} for side, ranks_of in by_score.items())
             ranked = resampling.values(ranking, *sides, name=name)
-            ood[name] |= {number_name(metric, score, scores): value for metric, value in ranked.items()}
-        ood[name] |= other.diversity
-    values = resampling.values(labelled, own.answers) if labelled else {}
-    return Numbers(found=values | own.diversity, found_ood=ood)
+            ood_sets[name] |= {
+                number_name(metric, score, scores): estimate for metric, estimate in ranked.items()
+            }
+        ood_sets[name] |= ood_set.diversity
+    values = resampling.values(labelled, id_set.answers) if labelled else {}
+    return RowNumbers(id_set=values | id_set.diversity, ood_sets=ood_sets)
 
 
 def means(
@@ -193,17 +216,16 @@ def means(
     }
 
 
-def answered(said: Kept, labels: Tensor) -> dict[str, Tensor]:
+def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor]:
     """Return `samples.answers` of what members say together, of labels (N,)."""
-    return _summary(said, (), (), labels).answers
+    return _summary(predictions, (), (), labels).answers
 
 
-def scored(said: Kept, name: str) -> Tensor:
+def scored(predictions: StoredPredictions, name: str) -> Tensor:
     """Return a score of every sample, (N,), float64."""
-    if isinstance(said, Scored) and name in said.scores:
-        return said.scores[name]
-    score = SCORES[name]
-    return torch.cat([_score(part, score) for part in said.split(at_once(said))])
+    if isinstance(predictions, Scored) and name in predictions.scores:
+        return predictions.scores[name]
+    return torch.cat([_score(part, SCORES[name]) for part in predictions.split(at_once(predictions))])
 
 
 def _score(part: Responses, score: Score) -> Tensor:
@@ -222,38 +244,41 @@ class _Summary:
 
     answers: dict[str, Tensor]
     scores: dict[str, Tensor]
-    diversity: dict[str, Measured]
+    diversity: dict[str, Estimate]
 
 
 def _summary(
-    said: Kept, scores: Sequence[Score], diverse: Sequence[Metric], labels: Tensor | None = None
+    predictions: StoredPredictions,
+    scores: Sequence[Score],
+    diverse: Sequence[Metric],
+    labels: Tensor | None = None,
 ) -> _Summary:
-    _, count, _ = said.shape
+    _, count, _ = predictions.shape
     # vectors for all samples, made at once: small ones between what comes and goes would keep memory in pieces
-    right: dict[str, Tensor] = {}
-    ranks: dict[str, Tensor] = dict(said.scores) if isinstance(said, Scored) else {}
-    confidence = -ranks[MSP] if MSP in ranks else None
-    scores = [score for score in scores if score.name not in ranks]
-    found = dict.fromkeys((m.name for m in diverse), 0.0)
+    by_answer: dict[str, Tensor] = {}
+    by_score: dict[str, Tensor] = dict(predictions.scores) if isinstance(predictions, Scored) else {}
+    confidence = -by_score[MSP] if MSP in by_score else None
+    scores = [score for score in scores if score.name not in by_score]
+    diversity = dict.fromkeys((m.name for m in diverse), 0.0)
     begin = 0
-    for part in said.split(at_once(said)):
+    for part in predictions.split(at_once(predictions)):
         end = begin + part.shape[1]
         log_probs = part.log_probs.double()
         if labels is not None:
             ensemble = ensemble_log_probs(log_probs)
-            for name, own in answers(ensemble.exp(), labels[begin:end], log_probs=ensemble).items():
-                right.setdefault(name, own.new_empty(count))[begin:end] = own
+            for name, vector in answers(ensemble.exp(), labels[begin:end], log_probs=ensemble).items():
+                by_answer.setdefault(name, vector.new_empty(count))[begin:end] = vector
         for score in scores:
-            own = _score(part, score)
-            ranks.setdefault(score.name, own.new_empty(count))[begin:end] = own
+            vector = _score(part, score)
+            by_score.setdefault(score.name, vector.new_empty(count))[begin:end] = vector
         sample = {"member_probs": log_probs.exp()} if diverse else {}
         for metric in diverse:
-            found[metric.name] += float(metric.of(sample)) * (end - begin) / count
+            diversity[metric.name] += float(metric.of(sample)) * (end - begin) / count
         begin = end
-    if right and confidence is not None:
-        right["confidence"] = confidence
+    if by_answer and confidence is not None:
+        by_answer["confidence"] = confidence
     return _Summary(
-        answers=right,
-        scores=ranks,
-        diversity={name: Measured(value=value, count=count) for name, value in found.items()},
+        answers=by_answer,
+        scores=by_score,
+        diversity={name: Estimate(value=value, count=count) for name, value in diversity.items()},
     )

@@ -34,7 +34,7 @@ DRAWN_AT_ONCE = 2**18  # indices: resamples are few at a time where samples are 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Measured:
+class Estimate:
     """A number, and where each resample says that the true one lies.
 
     Attributes:
@@ -49,21 +49,21 @@ class Measured:
     low: Tensor | None = None
     high: Tensor | None = None
 
-    def told(self) -> Value:
+    def to_value(self) -> Value:
         """Return the number with its 95 % interval, quantiles interpolated linearly, which holds the number."""
         if self.low is None or self.high is None:
             return Value(value=self.value, count=self.count)
         low, high = (
-            float(torch.quantile(each.double(), bound))
-            for each, bound in zip((self.low, self.high), BOUNDS, strict=True)
+            float(torch.quantile(bounds.double(), bound))
+            for bounds, bound in zip((self.low, self.high), BOUNDS, strict=True)
         )
         return Value(value=self.value, low=min(low, self.value), high=max(high, self.value), count=self.count)
 
-    def less(self, other: Measured) -> Measured | None:
+    def difference(self, other: Estimate) -> Estimate | None:
         """Return by how much it is more than another number on the same resamples; None where one has no interval."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
             return None
-        return Measured(
+        return Estimate(
             value=self.value - other.value,
             count=self.count,
             low=self.low - other.high,
@@ -71,17 +71,18 @@ class Measured:
         )
 
 
-def mean_of(numbers: Sequence[Measured]) -> Measured:
+def mean_of(numbers: Sequence[Estimate]) -> Estimate:
     """Return the mean of numbers that were measured on the same resamples of the ID set; it rests on sets, not on samples."""
     lows, highs = (
-        [own for each in numbers if (own := getattr(each, side)) is not None] for side in ("low", "high")
+        [bounds for number in numbers if (bounds := getattr(number, side)) is not None]
+        for side in ("low", "high")
     )
-    whole = len(lows) == len(highs) == len(numbers)
-    return Measured(
-        value=math.fsum(each.value for each in numbers) / len(numbers),
+    has_interval = len(lows) == len(highs) == len(numbers)
+    return Estimate(
+        value=math.fsum(number.value for number in numbers) / len(numbers),
         count=None,
-        low=torch.stack(lows).double().mean(0) if whole else None,
-        high=torch.stack(highs).double().mean(0) if whole else None,
+        low=torch.stack(lows).double().mean(0) if has_interval else None,
+        high=torch.stack(highs).double().mean(0) if has_interval else None,
     )
 
 
@@ -122,7 +123,7 @@ class Resampling:
 
     def values(
         self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor], name: str = ""
-    ) -> dict[str, Measured]:
+    ) -> dict[str, Estimate]:
         """Return metrics of samples, with the intervals of those that have one.
 
         Args:
@@ -161,7 +162,7 @@ class Resampling:
         }
 
 
-def measured(value: float, resampled: Tensor | None, *, count: int) -> Measured:
+def measured(value: float, resampled: Tensor | None, *, count: int) -> Estimate:
     """Return a number with a percentile interval.
 
     Args:
@@ -177,10 +178,10 @@ def measured(value: float, resampled: Tensor | None, *, count: int) -> Measured:
         raise ValueError(
             f"the statistic of resample {first} is {float(resampled[first])}, so it has no interval"
         )
-    return Measured(value=value, count=count, low=resampled, high=resampled)
+    return Estimate(value=value, count=count, low=resampled, high=resampled)
 
 
-def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: int) -> Measured:
+def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: int) -> Estimate:
     """Return a calibration error with the interval that is told of above, within 0 and 1.
 
     Args:
@@ -193,7 +194,7 @@ def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: i
     along = moved * gaps.sign()
     clear = gaps.abs() > math.sqrt(math.log(count)) * moved.std(0, correction=0)
     below = torch.where(clear, along, moved.abs()).sum(-1)
-    return Measured(
+    return Estimate(
         value=value,
         count=count,
         low=(value - below).clamp(0, 1),

@@ -21,7 +21,7 @@ NUMBERS_AT_ONCE = 2**20
 """In float64, of all members: so much of what is kept is looked at together."""
 
 
-class Kept(Protocol):
+class StoredPredictions(Protocol):
     """What members say of samples, wherever it lies: in memory, or on the disk."""
 
     @property
@@ -33,7 +33,7 @@ class Kept(Protocol):
         """Yield it with at most so many samples at a time, in order."""
         ...
 
-    def members(self) -> Iterator[Kept]:
+    def members(self) -> Iterator[StoredPredictions]:
         """Yield what each member says by itself, M = 1."""
         ...
 
@@ -84,7 +84,7 @@ class Responses(NamedTuple):
 class Joined:
     """What the members of several say of the same samples, as those of one."""
 
-    parts: tuple[Kept, ...]
+    parts: tuple[StoredPredictions, ...]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -97,7 +97,7 @@ class Joined:
         for own in zip(*(part.split(samples) for part in self.parts), strict=True):
             yield Responses(*map(torch.cat, zip(*(one.tensors() for one in own), strict=True)))
 
-    def members(self) -> Iterator[Kept]:
+    def members(self) -> Iterator[StoredPredictions]:
         """Yield what each member says by itself, M = 1."""
         for part in self.parts:
             yield from part.members()
@@ -112,7 +112,7 @@ class Scored:
         scores: Each (N,), float64, by its name. `msp` is among them where confidence is no probability of a class: minus it.
     """
 
-    said: Kept
+    said: StoredPredictions
     scores: Mapping[str, Tensor]
 
     @property
@@ -124,12 +124,12 @@ class Scored:
         """Yield what is said, with at most so many samples at a time, in order."""
         return self.said.split(samples)
 
-    def members(self) -> Iterator[Kept]:
+    def members(self) -> Iterator[StoredPredictions]:
         """Yield what each member says by itself, M = 1."""
         return self.said.members()
 
 
-def together(parts: Sequence[Kept]) -> Kept:
+def together(parts: Sequence[StoredPredictions]) -> StoredPredictions:
     """Return what the members of several say of the same samples, as those of one; scores are means over members."""
     if not all(isinstance(part, Scored) for part in parts):
         return Joined(tuple(parts))
@@ -144,7 +144,7 @@ def together(parts: Sequence[Kept]) -> Kept:
     return Scored(Joined(tuple(part.said for part in found)), scores)
 
 
-def whole(said: Kept) -> Responses:
+def whole(said: StoredPredictions) -> Responses:
     """Return it in memory."""
     if isinstance(said, Responses):
         return said
@@ -152,7 +152,7 @@ def whole(said: Kept) -> Responses:
     return Responses(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
 
 
-def at_once(said: Kept) -> int:
+def at_once(said: StoredPredictions) -> int:
     """Return how many samples are looked at together, so that memory hangs neither on members nor on classes."""
     members, _, classes = said.shape
     return max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // (members * classes)))

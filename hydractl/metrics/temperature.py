@@ -24,7 +24,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from hydractl.metrics.checks import check_labels
-from hydractl.metrics.samples import Kept, Responses, at_labels
+from hydractl.metrics.samples import Responses, StoredPredictions, at_labels
 
 LOWEST, HIGHEST = 0.05, 20.0
 LOG_TOLERANCE = 1e-6
@@ -87,7 +87,7 @@ def scale(found: Responses, temperature: float) -> Responses:
 class Scaled:
     """What members say once their logits are divided by T, as far as it is looked at."""
 
-    said: Kept
+    said: StoredPredictions
     temperature: float
 
     @property
@@ -100,13 +100,15 @@ class Scaled:
         for part in self.said.split(samples):
             yield scale(part, self.temperature)
 
-    def members(self) -> Iterator[Kept]:
+    def members(self) -> Iterator[StoredPredictions]:
         """Yield what each member says by itself, M = 1."""
         for one in self.said.members():
             yield Scaled(one, self.temperature)
 
 
-def scaled_nll(said: Kept | Tensor, labels: Tensor, temperature: float, *, doubt: float = 0.0) -> float:
+def scaled_nll(
+    said: StoredPredictions | Tensor, labels: Tensor, temperature: float, *, doubt: float = 0.0
+) -> float:
     """Return the mean of -log mean_m softmax(z_m / T)[label] in nats, in float64.
 
     Args:
@@ -127,7 +129,7 @@ def scaled_nll(said: Kept | Tensor, labels: Tensor, temperature: float, *, doubt
     return total / count + math.log(members)
 
 
-def fit_temperature(said: Kept | Tensor, labels: Tensor) -> FittedTemperature:
+def fit_temperature(said: StoredPredictions | Tensor, labels: Tensor) -> FittedTemperature:
     """Return the temperature in [0.05, 20] whose NLL is the lowest, or where each label is said, as above.
 
     The NLL of a single model has one minimum, that of an ensemble may have several: the best of 17 values, evenly spaced in
@@ -165,7 +167,7 @@ def fit_temperature(said: Kept | Tensor, labels: Tensor) -> FittedTemperature:
     return FittedTemperature(math.exp(best), at_bound=False)
 
 
-def _each_is_said(said: Kept | Tensor, labels: Tensor) -> bool:
+def _each_is_said(said: StoredPredictions | Tensor, labels: Tensor) -> bool:
     """Return whether every label is the likeliest class of some member, and there are others that it might have been.
 
     Raises:
@@ -179,7 +181,7 @@ def _each_is_said(said: Kept | Tensor, labels: Tensor) -> bool:
     return all_said
 
 
-def _parts(said: Kept | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _parts(said: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield predictions and labels, some samples at a time."""
     kept = Responses(said) if isinstance(said, Tensor) else said
     size = _samples(kept.shape)

@@ -54,7 +54,7 @@ def subject():
         corruptions=(),
         scores={},
         said={},
-        spool=spool.Spool,
+        spool=spool.PredictionStore,
         scaled=lambda said: said,
         metrics=("accuracy", "nll", "auroc"),
         ranks=("msp",),

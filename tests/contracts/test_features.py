@@ -8,7 +8,7 @@ import torch
 from hydractl.data.batches import Batch
 from hydractl.families.registry import FAMILIES
 from hydractl.families.zero_shot import Contrast, unit
-from hydractl.fusion.features import Watched
+from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
 from support.builders import base
 from support.variants import PLAIN, VARIANTS, variant
@@ -31,18 +31,18 @@ def settled(model):
 def seen(model, sample):
     inputs = sample.inputs(batch=3)
     inputs = inputs["pixel_values"] if len(model.towers) > 1 else inputs
-    watched = Watched.of(model, FAMILIES[sample.header.architecture.family], name="model")
+    extractor = FeatureExtractor.of(model, FAMILIES[sample.header.architecture.family], name="model")
     batches = [Batch(inputs, None, torch.arange(3))] * 2
-    *_, (indices, said, features) = watched.responses(batches, name="model", data="data")
+    *_, (indices, said, features) = extractor.responses(batches, name="model", data="data")
     assert indices.tolist() == [0, 1, 2]
-    return watched, said, features
+    return extractor, said, features
 
 
 def check(model, sample, *, members):
-    watched, said, features = seen(model, sample)
-    assert len(watched.classifiers()) == members
+    extractor, said, features = seen(model, sample)
+    assert len(extractor.classifiers()) == members
     found = torch.stack(
-        [f @ c.weight.T + c.bias for f, c in zip(features, watched.classifiers(), strict=True)]
+        [f @ c.weight.T + c.bias for f, c in zip(features, extractor.classifiers(), strict=True)]
     )
     torch.testing.assert_close(found.double(), said.logits(), atol=1e-4, rtol=1e-4)
     return features

@@ -36,7 +36,7 @@ def test_intervals_cover(short):
     for trial in range(TRIALS):
         found = Resampling(seed=trial).values(ERRORS, drawn(generator, short=short))
         for name, value in found.items():
-            own = value.told()
+            own = value.to_value()
             covered[name] += own.low <= short / 2 <= own.high
             told += own.low > 0
             assert own.low <= own.value <= own.high
@@ -76,7 +76,7 @@ def test_every_interval_holds_its_number(seed, count, resamples):
     )
 
     for name, value in Resampling(resamples=resamples).values(labelled, sample).items():
-        for found in (value.told(), value.less(others[name]).told()):
+        for found in (value.to_value(), value.difference(others[name]).to_value()):
             assert found.low <= found.value <= found.high
 
 
@@ -97,13 +97,13 @@ def test_a_difference_is_that_of_pairs():
     second = {"hits": (torch.arange(1000) % 4 > 0) | (torch.arange(1000) % 100 == 0)}
     one, other = (Resampling(seed=3).values([accuracy], rows)["accuracy"] for rows in (second, first))
 
-    found = one.less(other).told()
+    found = one.difference(other).to_value()
 
     error = math.sqrt(0.01 * 0.99 / 1000)
     assert found.value == pytest.approx(0.01)
     assert found.low == pytest.approx(0.01 - 1.96 * error, abs=0.5 * error)
     assert found.high == pytest.approx(0.01 + 1.96 * error, abs=0.5 * error)
-    assert other.less(one).told().value == -found.value
+    assert other.difference(one).to_value().value == -found.value
 
 
 def test_a_difference_of_calibration_errors_covers():
@@ -112,7 +112,7 @@ def test_a_difference_of_calibration_errors_covers():
     for trial in range(60):
         rows = [drawn(generator, short=short) for short in (0.0, 0.6)]
         one, other = (Resampling(seed=trial).values(ERRORS[:1], row)["ece"] for row in rows)
-        found = one.less(other).told()
+        found = one.difference(other).to_value()
         covered += found.low <= -0.3 <= found.high
         told += found.high < 0
 
@@ -124,4 +124,4 @@ def test_without_resamples_there_is_no_difference():
     accuracy = METRICS["accuracy"]
     found = Resampling(resamples=0).values([accuracy], {"hits": torch.ones(3)})["accuracy"]
 
-    assert found.less(found) is None
+    assert found.difference(found) is None

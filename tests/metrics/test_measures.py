@@ -64,14 +64,14 @@ def test_a_mean_has_the_interval_of_its_resamples():
     value = one.ood["near"]["auroc"]
 
     assert one.mean_intervals["near"]["auroc"] == (value.low, value.high)
-    drawn = torch.stack([one.found_ood[name]["auroc"].low for name in ("near", "far")]).double().mean(0)
+    drawn = torch.stack([one.ood_sets[name]["auroc"].low for name in ("near", "far")]).double().mean(0)
     low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     assert one.mean_intervals["all"]["auroc"] == (pytest.approx(low), pytest.approx(high))
     assert "mutual_information" not in one.mean_intervals["all"]
     assert found(scores=("msp",)).mean_intervals == {}
-    gap = one.less(other).means["all"]["auroc"]
+    gap = one.difference(other).means["all"]["auroc"]
     paired = drawn - torch.stack(
-        [other.found_ood[name]["auroc"].low for name in ("near", "far")]
+        [other.ood_sets[name]["auroc"].low for name in ("near", "far")]
     ).double().mean(0)
     assert gap.low == pytest.approx(float(torch.quantile(paired, 0.025)))
     assert gap.value == pytest.approx(

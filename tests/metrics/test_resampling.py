@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hydractl.metrics.diversity import disagreement
 from hydractl.metrics.labelled import LABELLED
-from hydractl.metrics.measures import Shifted, measure
+from hydractl.metrics.measures import ShiftNumbers, measure
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.metrics.samples import Responses, answers, places
@@ -30,7 +30,7 @@ MEAN = Metric(
 
 
 def mean_of(values, **options):
-    return Resampling(**options).values([MEAN], {"x": values})["mean"].told()
+    return Resampling(**options).values([MEAN], {"x": values})["mean"].to_value()
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -69,7 +69,7 @@ def test_a_constant_has_no_width():
 
 
 def test_bounds_are_interpolated_quantiles():
-    found = measured(3.0, torch.arange(41.0, dtype=torch.float64), count=1).told()
+    found = measured(3.0, torch.arange(41.0, dtype=torch.float64), count=1).to_value()
 
     assert (found.low, found.high) == (1.0, 39.0)
 
@@ -115,7 +115,7 @@ def test_without_resamples_there_is_no_interval():
 def test_a_metric_without_an_interval_has_none():
     plain = replace(MEAN, interval=False)
 
-    value = Resampling().values([plain], {"x": torch.zeros(10)})["mean"].told()
+    value = Resampling().values([plain], {"x": torch.zeros(10)})["mean"].to_value()
 
     assert (value.low, value.high, value.count) == (None, None, 10)
 
@@ -131,15 +131,15 @@ def test_every_resample_of_labelled_data_is_the_metric_of_its_samples():
     (indices,) = (torch.cat(drawn) for drawn in zip(*resampling.draws(80), strict=True))
     for metric in [m for m in LABELLED if m.bins is None]:
         each = [metric.of(answers(log_probs[i].exp(), labels[i], log_probs=log_probs[i])) for i in indices]
-        value = found[metric.name].told()
-        expected = measured(value.value, torch.stack(each), count=80).told()
+        value = found[metric.name].to_value()
+        expected = measured(value.value, torch.stack(each), count=80).to_value()
         assert (value.low, value.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_a_single_ood_sample_has_an_interval():
     sets = ({side: own} for side, own in places(torch.zeros(3), torch.ones(1)).items())
 
-    value = Resampling(resamples=10).values([METRICS["auroc"]], *sets)["auroc"].told()
+    value = Resampling(resamples=10).values([METRICS["auroc"]], *sets)["auroc"].to_value()
 
     assert (value.value, value.low, value.high, value.count) == (1.0, 1.0, 1.0, 4)
 
@@ -213,9 +213,9 @@ def test_intervals_of_means_over_corruptions_cover():
             hits = (0.9 * hard + 0.1 * torch.rand(100, generator=generator, dtype=torch.float64)) < 0.5
             for found, seed in ((cells, trial), (others, 1000 * i + trial)):
                 found["fog", str(i + 1)] = Resampling(seed=seed).values([METRICS["accuracy"]], {"hits": hits})
-        low, high = Shifted(cells=cells).told().intervals["shift"]["accuracy"]
+        low, high = ShiftNumbers(cells=cells).to_shift().intervals["shift"]["accuracy"]
         covered += low <= 0.5 <= high
-        low, high = Shifted(cells=others).told().intervals["shift"]["accuracy"]
+        low, high = ShiftNumbers(cells=others).to_shift().intervals["shift"]["accuracy"]
         apart += low <= 0.5 <= high
 
     check_coverage(covered, trials)
@@ -234,7 +234,9 @@ def test_resamples_of_a_diversity_metric_cover():
             for (indices,) in Resampling(resamples=100, seed=trial).draws(80)
             for index in indices
         ]
-        value = measured(disagreement(probs), torch.tensor(resamples, dtype=torch.float64), count=80).told()
+        value = measured(
+            disagreement(probs), torch.tensor(resamples, dtype=torch.float64), count=80
+        ).to_value()
         covered += value.low <= 2 * share * (1 - share) <= value.high
 
     check_coverage(covered, trials)

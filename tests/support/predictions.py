@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.metrics.samples import Kept, Responses, Scored, whole
+from hydractl.metrics.samples import Responses, Scored, StoredPredictions, whole
 from hydractl.stages.evaluate.predictions_file import LABELS, LOG_PROBS, LOGSUMEXP, SCORES
 
 
@@ -14,7 +14,7 @@ from hydractl.stages.evaluate.predictions_file import LABELS, LOG_PROBS, LOGSUME
 class SavedPredictions:
     """A file's predictions by row and data set, the rows whose logits are known too, and labels by data set."""
 
-    said: dict[str, dict[str, Kept]] = field(default_factory=dict)
+    said: dict[str, dict[str, StoredPredictions]] = field(default_factory=dict)
     labels: dict[str, Tensor] = field(default_factory=dict)
     raw: set[str] = field(default_factory=set)
 

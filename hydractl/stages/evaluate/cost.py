@@ -227,4 +227,4 @@ def _wait_for_gpu() -> None:
 
 def _median(times: Tensor, seed: int) -> Value:
     medians = [times[index].quantile(0.5, dim=1) for (index,) in Resampling(seed=seed).draws(len(times))]
-    return measured(float(times.quantile(0.5)), torch.cat(medians), count=len(times)).told()
+    return measured(float(times.quantile(0.5)), torch.cat(medians), count=len(times)).to_value()

@@ -7,12 +7,12 @@ from itertools import chain
 
 from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel
-from hydractl.fusion.detecting import Detecting, Scores
-from hydractl.fusion.features import Watched
+from hydractl.fusion.detecting import Scores, WithOodScores
+from hydractl.fusion.features import FeatureExtractor
 from hydractl.manifest.report import StoredScores, Value
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Kept
+from hydractl.metrics.samples import StoredPredictions
 from hydractl.metrics.table import VAL
 from hydractl.parallel import Team
 from hydractl.progress import Progress
@@ -35,7 +35,7 @@ def with_ood_scores(
     config: EvalConfig,
     team: Team,
     progress: Progress,
-) -> tuple[Predictor | Detecting, ...]:
+) -> tuple[Predictor | WithOodScores, ...]:
     """Return the models of a row beside the scores that are fitted for each, or that each holds; the models alone where there are none.
 
     Raises:
@@ -53,17 +53,17 @@ def with_ood_scores(
 
 def _with_ood_scores(
     model: Predictor, file: OpenModel, data: EvalData, config: EvalConfig, team: Team, progress: Progress
-) -> Detecting:
+) -> WithOodScores:
     if data.fit is not None:
         training = FitOn(*data.fit, config.neighbours)
         return fitted_beside(model, file, config.fitted, training, team, progress)
     name = file.reference
     scores = Scores.stored(file.checkpoint, file.header, scores=config.fitted, name=name)
-    return scores.of(Watched.of(model, file.family, name=name), name=name)
+    return scores.of(FeatureExtractor.of(model, file.family, name=name), name=name)
 
 
 def stored_scores(
-    config: EvalConfig, opened: Sequence[OpenModel], models: Sequence[Predictor | Detecting]
+    config: EvalConfig, opened: Sequence[OpenModel], models: Sequence[Predictor | WithOodScores]
 ) -> tuple[StoredScores, ...]:
     """Return what a report says of the scores that a row's models hold; nothing where they are fitted, or there are none."""
     if config.fit is not None or not config.fitted:
@@ -71,7 +71,7 @@ def stored_scores(
     return tuple(
         StoredScores(data=file.header.fitted.data, knn_k=model.scores.neighbours)
         for file, model in zip(opened, models, strict=True)
-        if isinstance(model, Detecting) and file.header.fitted is not None
+        if isinstance(model, WithOodScores) and file.header.fitted is not None
     )
 
 
@@ -106,7 +106,7 @@ def check_fitted_scores(
 
 
 def best_on_validation(
-    config: EvalConfig, predictions: Mapping[str, Kept]
+    config: EvalConfig, predictions: Mapping[str, StoredPredictions]
 ) -> tuple[dict[str, dict[str, Value]], str | None]:
     """Return every score's AUROC on each validation OOD set, and the score with the highest mean, of equal ones the first."""
     if not config.ood_val:

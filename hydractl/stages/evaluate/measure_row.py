@@ -11,16 +11,16 @@ from hydractl.data.corruptions.names import Corruption
 from hydractl.data.inputs import with_corruption
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
-from hydractl.fusion.detecting import Detecting, Scores
+from hydractl.fusion.detecting import Scores, WithOodScores
 from hydractl.manifest.curves import Origin
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import Row
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.curves import curves_of
-from hydractl.metrics.measures import Numbers, Shifted, means, measure
+from hydractl.metrics.measures import RowNumbers, ShiftNumbers, means, measure
 from hydractl.metrics.metric import Needs
-from hydractl.metrics.resampling import Measured, Resampling
-from hydractl.metrics.samples import Kept
+from hydractl.metrics.resampling import Estimate, Resampling
+from hydractl.metrics.samples import StoredPredictions
 from hydractl.metrics.table import needing
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
@@ -88,8 +88,8 @@ class Table:
 
     rows: list[Row] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
-    predictions: dict[str, Mapping[str, Kept]] = field(default_factory=dict)
-    first_numbers: Numbers | None = None
+    predictions: dict[str, Mapping[str, StoredPredictions]] = field(default_factory=dict)
+    first_numbers: RowNumbers | None = None
     fitted_scores: Scores | None = None
     loaded: list[Loaded] = field(default_factory=list)
 
@@ -120,7 +120,7 @@ def _add_row(table: Table, run: Evaluation, named: NamedModels, models: Sequence
     row = _row(run, named.name, models, predictions, numbers).model_copy(
         update={
             "values": numbers.values | values,
-            "difference": None if table.first_numbers is None else table.first_numbers.less(numbers),
+            "difference": None if table.first_numbers is None else table.first_numbers.difference(numbers),
             "derived": derived,
             "stored_scores": stored_scores(config, models, scored_models),
             "analyses": analyses,
@@ -150,14 +150,16 @@ def _load(run: Evaluation, models: Sequence[OpenModel]) -> Loaded:
 
 
 def _row_models(
-    models: Sequence[Predictor | Detecting], loaded: Loaded, files: Sequence[OpenModel]
+    models: Sequence[Predictor | WithOodScores], loaded: Loaded, files: Sequence[OpenModel]
 ) -> list[Asked]:
     """Return models, or what stands for each, with how they read and what errors call them."""
     names = [file.reference for file in files]
     return [Asked(*model) for model in zip(models, loaded.preprocess, names, strict=True)]
 
 
-def _predict(run: Evaluation, name: str, row: Sequence[Asked]) -> tuple[Scaling, dict[str, Kept]]:
+def _predict(
+    run: Evaluation, name: str, row: Sequence[Asked]
+) -> tuple[Scaling, dict[str, StoredPredictions]]:
     """Return the temperature of a row and its predictions on every data set, scaled; in processes that do not lead none."""
     data = run.data
     scaling = _scaling(run, name, row)
@@ -181,12 +183,12 @@ def _scaling(run: Evaluation, name: str, row: Sequence[Asked]) -> Scaling:
     return Scaling(temperature=run.config.given_temperature)
 
 
-def _measure_corrupted(run: Evaluation, row: Sequence[Asked], scaling: Scaling) -> Shifted | None:
+def _measure_corrupted(run: Evaluation, row: Sequence[Asked], scaling: Scaling) -> ShiftNumbers | None:
     """Return what a row's numbers on labelled data become under each corruption; None without one, or in processes that do not lead.
 
     Memory holds the predictions under one corruption, and of each metric a number a resample.
     """
-    cells: dict[tuple[str, str], dict[str, Measured]] = {}
+    cells: dict[tuple[str, str], dict[str, Estimate]] = {}
     for corruption in run.corruptions:
         clean = run.data.prepared(ID_NAME)
         corrupted = with_corruption(clean.dataset, corruption)
@@ -201,11 +203,11 @@ def _measure_corrupted(run: Evaluation, row: Sequence[Asked], scaling: Scaling) 
             metrics=needing(run.config.chosen, Needs.LABELS),
             scores=(),
             resampling=run.resampling,
-        ).found
-    return Shifted(cells=cells) if cells else None
+        ).id_set
+    return ShiftNumbers(cells=cells) if cells else None
 
 
-def _numbers(run: Evaluation, predictions: Mapping[str, Kept]) -> Numbers:
+def _numbers(run: Evaluation, predictions: Mapping[str, StoredPredictions]) -> RowNumbers:
     config = run.config
     numbers = measure(
         predictions[ID_NAME],
@@ -222,8 +224,8 @@ def _row(
     run: Evaluation,
     name: str,
     models: Sequence[OpenModel],
-    predictions: Mapping[str, Kept],
-    numbers: Numbers,
+    predictions: Mapping[str, StoredPredictions],
+    numbers: RowNumbers,
 ) -> Row:
     """Return a row of what follows from predictions and headers."""
     config = run.config
@@ -241,7 +243,7 @@ def _row(
         mean_intervals=numbers.mean_intervals,
         ood_val=by_score,
         best_score=best,
-        shift=None if numbers.shift is None else numbers.shift.told(),
+        shift=None if numbers.shift is None else numbers.shift.to_shift(),
         tuned_on_ood=tuned_on_ood(models),
     )
 
@@ -250,15 +252,15 @@ def _temperatures(models: Sequence[OpenModel]) -> tuple[float, ...]:
     return tuple(model.header.temperature for model in models)
 
 
-def _fitted_scores(run: Evaluation, models: Sequence[Predictor | Detecting]) -> Scores | None:
+def _fitted_scores(run: Evaluation, models: Sequence[Predictor | WithOodScores]) -> Scores | None:
     """Return the OOD scores that were fitted for the first model of a row, if they are stored."""
     if run.config.store is None or run.config.fit is None:
         return None
-    return next((model.scores for model in models if isinstance(model, Detecting)), None)
+    return next((model.scores for model in models if isinstance(model, WithOodScores)), None)
 
 
 def _with_curves(
-    run: Evaluation, row: Row, models: Sequence[OpenModel], predictions: Mapping[str, Kept]
+    run: Evaluation, row: Row, models: Sequence[OpenModel], predictions: Mapping[str, StoredPredictions]
 ) -> Row:
     """Return a row with its curves, and which heads its models keep and what made them, for `--curves`."""
     config = run.config

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from hydractl.checkpoint import write_checkpoint
-from hydractl.metrics.samples import Kept, Scored, at_once
+from hydractl.metrics.samples import Scored, StoredPredictions, at_once
 from hydractl.publish import Sink
 from hydractl.tensors import Chunks, TensorSpec, spec_of, tensor_bytes
 
@@ -19,7 +19,7 @@ LOG_PROBS, LOGSUMEXP, LABELS, SCORES = "log_probs", "logsumexp", "labels", "scor
 
 def write_predictions(
     file: Sink,
-    predictions: Mapping[str, Mapping[str, Kept]],
+    predictions: Mapping[str, Mapping[str, StoredPredictions]],
     labels: Mapping[str, Tensor],
     *,
     with_logits: bool,
@@ -56,7 +56,7 @@ def write_predictions(
     write_checkpoint(file, specs, chunks, header=None)
 
 
-def _bytes(predictions: Kept, kind: str) -> Iterator[memoryview | bytes]:
+def _bytes(predictions: StoredPredictions, kind: str) -> Iterator[memoryview | bytes]:
     """Yield what a tensor of that kind holds, member after member."""
     for member in predictions.members():
         for part in member.split(at_once(member)):

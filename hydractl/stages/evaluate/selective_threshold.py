@@ -19,7 +19,7 @@ from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.report import Row
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.manifest.threshold import FittedScores, Threshold
-from hydractl.metrics.samples import Kept, Scored, at_once
+from hydractl.metrics.samples import Scored, StoredPredictions, at_once
 from hydractl.metrics.scores import FITTED, KNN
 from hydractl.metrics.selective import fewest, select
 from hydractl.metrics.table import FIT, TEMPERATURE
@@ -53,7 +53,7 @@ def check_count(config: EvalConfig, count: int) -> None:
         )
 
 
-def threshold_of(config: EvalConfig, predictions: Kept, labels: Tensor) -> Threshold | None:
+def threshold_of(config: EvalConfig, predictions: StoredPredictions, labels: Tensor) -> Threshold | None:
     """Return the threshold of a row, None if no threshold keeps the risk, or none is asked for."""
     if config.threshold_for is None:
         return None

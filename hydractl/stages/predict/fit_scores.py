@@ -17,8 +17,8 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
-from hydractl.fusion.detecting import Detecting, Scores
-from hydractl.fusion.features import Watched
+from hydractl.fusion.detecting import Scores, WithOodScores
+from hydractl.fusion.features import FeatureExtractor
 from hydractl.manifest.report import Report
 from hydractl.metrics.scores import FITTED, KNN
 from hydractl.metrics.table import FIT
@@ -115,7 +115,7 @@ class FeatureScore:
         fit = self.source
         return {"fit": fit.sha256, "knn_k": fit.neighbours} if isinstance(fit, FitData) else {}
 
-    def of(self, model: Towers, team: Team, progress: Progress) -> Detecting:
+    def of(self, model: Towers, team: Team, progress: Progress) -> WithOodScores:
         """Return a model beside the score, which is fitted now if it is not stored.
 
         Raises:
@@ -123,8 +123,8 @@ class FeatureScore:
         """
         source, opened, config = self.source, self.opened, self.config
         if isinstance(source, Scores):
-            watched = Watched.of(model, opened.family, name=opened.reference)
-            return source.of(watched, name=opened.reference)
+            extractor = FeatureExtractor.of(model, opened.family, name=opened.reference)
+            return source.of(extractor, name=opened.reference)
         inputs = PreparedData(
             source.items,
             batch_size=config.batch_size,

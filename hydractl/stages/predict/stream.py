@@ -18,7 +18,7 @@ from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items, TextSet
 from hydractl.data.sources.stream import BATCHES, Stream
 from hydractl.families.tower import Towers
-from hydractl.fusion.detecting import Detecting
+from hydractl.fusion.detecting import WithOodScores
 from hydractl.fusion.responding import responses
 from hydractl.inputs import Inputs
 from hydractl.metrics.samples import Responses, Scored
@@ -54,7 +54,7 @@ class BatchPredictor:
         ticks: Moves on with each of this process's batches.
     """
 
-    model: Towers | Detecting
+    model: Towers | WithOodScores
     device: torch.device
     how: Reading
     name: str
@@ -109,13 +109,15 @@ class BatchPredictor:
         order = torch.cat(self.team.in_order(places)).argsort()
         log_probs, logsumexp, *scores = (
             torch.cat(self.team.in_order([batch[k] for batch in tensors]), 1)[:, order]
-            for k in range(3 if isinstance(self.model, Detecting) else 2)
+            for k in range(3 if isinstance(self.model, WithOodScores) else 2)
         )
         answers = Responses(log_probs, logsumexp)
         return Answered(
             items=items,
             places=range(begin, begin + len(order)),
-            responses=self.model.scored(answers, *scores) if isinstance(self.model, Detecting) else answers,
+            responses=self.model.scored(answers, *scores)
+            if isinstance(self.model, WithOodScores)
+            else answers,
             bad={
                 int(i): why
                 for part in self.team.in_order(bad)
@@ -125,7 +127,7 @@ class BatchPredictor:
 
     def _responses(self, batches: Iterable[Batch[Inputs]], data: str) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield what this process's batches give, in one pass of the model each."""
-        if isinstance(self.model, Detecting):
+        if isinstance(self.model, WithOodScores):
             return self.model.responses(batches, name=self.name, data=data)
         return responses(self.model, batches, name=self.name, data=data)
 

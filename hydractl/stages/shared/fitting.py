@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hydractl.families.opening import OpenModel
-from hydractl.fusion.detecting import Detecting
-from hydractl.fusion.features import Watched
+from hydractl.fusion.detecting import WithOodScores
+from hydractl.fusion.features import FeatureExtractor
 from hydractl.metrics.scores import MAHALANOBIS
 from hydractl.parallel import Team
 from hydractl.progress import Progress
@@ -37,7 +37,7 @@ def fitted_beside(
     on: FitOn,
     team: Team,
     progress: Progress,
-) -> Detecting:
+) -> WithOodScores:
     """Return a model beside OOD scores that are fitted for it; the data goes through it once.
 
     Args:
@@ -53,8 +53,8 @@ def fitted_beside(
         DataError: If a score cannot be fitted on such data.
     """
     name = opened.reference
-    made = Detecting.fit(
-        Watched.of(model, opened.family, name=name),
+    made = WithOodScores.fit(
+        FeatureExtractor.of(model, opened.family, name=name),
         scores,
         (on.inputs.tracked(opened.header.preprocess, name, progress), on.labels),
         name=name,

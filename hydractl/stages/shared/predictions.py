@@ -19,18 +19,18 @@ from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items
 from hydractl.errors import InputError
 from hydractl.families.tower import Towers
-from hydractl.fusion.detecting import Detecting
+from hydractl.fusion.detecting import WithOodScores
 from hydractl.fusion.responding import gathered, responses
 from hydractl.inputs import Inputs
 from hydractl.manifest.report import Value
-from hydractl.metrics.samples import Kept, Responses, Scored, together
+from hydractl.metrics.samples import Responses, Scored, StoredPredictions, together
 from hydractl.metrics.scores import MSP
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperature
 from hydractl.parallel import Team
 from hydractl.progress import SILENT, Progress
 from hydractl.rivals.vilu import Judged
-from hydractl.stages.shared.spool import Filled, Spool
+from hydractl.stages.shared.spool import Filled, PredictionStore
 from hydractl.wording import counted
 
 Predictor = Towers
@@ -157,7 +157,7 @@ class Keeping(NamedTuple):
 class Asked(NamedTuple):
     """A model, perhaps beside scores of its features, how it reads, and what errors call it."""
 
-    model: Predictor | Detecting
+    model: Predictor | WithOodScores
     reads: Reading
     name: str
 
@@ -175,10 +175,10 @@ class Parted(Protocol):
 
 def predict_together(
     row: Sequence[Asked], inputs: Parted, keeping: Keeping, *, progress: Progress = SILENT
-) -> Kept | None:
+) -> StoredPredictions | None:
     """Return what all members of all models of a row say of a data set, in the process that leads; in the others None.
 
-    Memory holds a batch of each process at most, a part of what comes in parts, and what a `Spool` holds of each model.
+    Memory holds a batch of each process at most, a part of what comes in parts, and what a `PredictionStore` holds of each model.
 
     Args:
         row: The models, which are asked in turn about each part.
@@ -204,10 +204,10 @@ class _Said:
 
     def __init__(self, asked: Asked, count: int | None, keeping: Keeping) -> None:
         self._asked, self._team = asked, keeping.team
-        self._spool = Spool(count, keeping.folder)
+        self._spool = PredictionStore(count, keeping.folder)
         self._scores = Filled(count)
         self._names: list[str] = []
-        if isinstance(asked.model, Detecting):
+        if isinstance(asked.model, WithOodScores):
             self._names = [*asked.model.names]
         elif isinstance(asked.model, Judged):
             self._names = [MSP]
@@ -216,7 +216,7 @@ class _Said:
         """Ask the model about a part of the data, whose first item is item `begin`."""
         model, reads, name = self._asked
         batches = part.tracked(reads, name, progress)
-        if isinstance(model, Detecting):
+        if isinstance(model, WithOodScores):
             own = model.responses(batches, name=name, data=part.name)
         else:
             own = responses(model, batches, name=name, data=part.name)
@@ -228,7 +228,7 @@ class _Said:
                 for scores in scored:
                     self._scores.put(indices + begin, scores.double())
 
-    def kept(self) -> Kept:
+    def kept(self) -> StoredPredictions:
         """Return all of it."""
         found = self._spool.kept()
         if not self._names:
@@ -256,7 +256,7 @@ class Scaling:
     fitted_on: int | None = None
 
     @classmethod
-    def fit(cls, said: Kept, labels: Tensor, *, row: str, progress: Progress) -> Self:
+    def fit(cls, said: StoredPredictions, labels: Tensor, *, row: str, progress: Progress) -> Self:
         """Return the scaling with the lowest NLL on a held-out split, and warn if a bound of the search is it.
 
         Args:
@@ -275,7 +275,7 @@ class Scaling:
             )
         return cls(temperature=found, fitted_on=count)
 
-    def __call__(self, said: Kept) -> Kept:
+    def __call__(self, said: StoredPredictions) -> StoredPredictions:
         """Return what every member says once its logits are scaled, float32."""
         if self.temperature is None:
             return said

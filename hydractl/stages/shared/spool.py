@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import OutputError
-from hydractl.metrics.samples import Joined, Kept, Responses
+from hydractl.metrics.samples import Joined, Responses, StoredPredictions
 
 HELD_BYTES = 32 << 20
 """How much of one data set stays in memory."""
@@ -61,7 +61,7 @@ class Filled:
         return self._whole
 
 
-class Spool:
+class PredictionStore:
     """What members say of the N samples of a data set, as it comes: in any order."""
 
     def __init__(self, count: int | None, folder: Path | None = None) -> None:
@@ -102,7 +102,7 @@ class Spool:
         else:
             self._write(self._file, indices, said.log_probs)
 
-    def kept(self) -> Kept:
+    def kept(self) -> StoredPredictions:
         """Return all of it.
 
         Raises:
@@ -113,7 +113,7 @@ class Spool:
             raise ValueError(f"{self._done} of {count} items came")
         if self._file is None:
             return Responses(self._held.all(), self._logsumexp.all())
-        return Joined(tuple(Filed(self, m) for m in range(self._members)))
+        return Joined(tuple(StoredMember(self, m) for m in range(self._members)))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -179,10 +179,10 @@ class Spool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filed:
+class StoredMember:
     """What one of several members says, as it lies in a file; the spool is held, with which that goes."""
 
-    spool: Spool
+    spool: PredictionStore
     member: int
 
     @property
@@ -190,7 +190,7 @@ class Filed:
         """M = 1, N and C."""
         return 1, *self.spool.shape[1:]
 
-    def members(self) -> Iterator[Kept]:
+    def members(self) -> Iterator[StoredPredictions]:
         """Yield itself."""
         yield self
 

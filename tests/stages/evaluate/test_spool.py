@@ -17,7 +17,7 @@ from hydractl.metrics.table import METRICS
 from hydractl.metrics.temperature import Scaled, fit_temperature, scale
 from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.shared import spool
-from hydractl.stages.shared.spool import Spool
+from hydractl.stages.shared.spool import PredictionStore
 
 M, N, C = 3, 101, 6
 
@@ -37,7 +37,7 @@ def labels():
 def kept(said, request, tmp_path, monkeypatch):
     monkeypatch.setattr(spool, "HELD_BYTES", 0)
     order = torch.arange(N) if request.param.startswith("in") else torch.randperm(N)
-    mine = Spool(N, tmp_path)
+    mine = PredictionStore(N, tmp_path)
     for indices in order.split(8):
         mine.put(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
     return mine.kept()
@@ -83,7 +83,7 @@ def test_where_nobody_knew_how_many_would_come_it_is_the_same(
 ):
     monkeypatch.setattr(spool, "HELD_BYTES", held)
     monkeypatch.setattr(spool, "BLOCK", block)
-    mine = Spool(None, tmp_path)
+    mine = PredictionStore(None, tmp_path)
     for part in torch.arange(N).split(16):
         for indices in part[torch.randperm(len(part))].split(5):
             mine.put(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
@@ -117,13 +117,13 @@ def test_a_disk_without_room_is_refused_before_it_is_full(said, tmp_path, monkey
     monkeypatch.setattr(spool.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
 
     with pytest.raises(OutputError, match=r"take 0\.0 GB until they are measured") as error:
-        Spool(N, tmp_path).put(torch.arange(N), said)
+        PredictionStore(N, tmp_path).put(torch.arange(N), said)
 
     assert "TMPDIR" in error.value.hint
 
 
 def test_samples_that_have_not_come_are_noticed(said):
-    mine = Spool(N + 1)
+    mine = PredictionStore(N + 1)
     mine.put(torch.arange(N), said)
 
     with pytest.raises(ValueError, match="101 of 102 items came"):

@@ -18,7 +18,7 @@ from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.header import Fate, Kind, steps_to
 from hydractl.manifest.heads import HeadScores
 from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.samples import Kept
+from hydractl.metrics.samples import StoredPredictions
 from hydractl.metrics.scores import SCORES
 from hydractl.parallel import Team
 from hydractl.progress import Progress
@@ -28,7 +28,7 @@ from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.streamed import StreamedData
 from hydractl.stages.shared.predictions import PreparedData, Scaling
-from hydractl.stages.shared.spool import Spool
+from hydractl.stages.shared.spool import PredictionStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Analyst:
         named: NamedModels,
         row: Loaded,
         models: Sequence[OpenModel],
-        said: Mapping[str, Kept],
+        said: Mapping[str, StoredPredictions],
         scaling: Scaling,
     ) -> Analyses | None:
         """Return what is found of a row; None where that is nothing, or not asked for.
@@ -92,7 +92,7 @@ class Analyst:
         named: NamedModels,
         row: Loaded,
         models: Sequence[OpenModel],
-        said: Mapping[str, Kept],
+        said: Mapping[str, StoredPredictions],
         scaling: Scaling,
     ) -> Subject:
         parts: list[Part] = []
@@ -110,7 +110,7 @@ class Analyst:
             corruptions=self.corruptions,
             scores=self.scores,
             said=said,
-            spool=Spool,
+            spool=PredictionStore,
             scaled=scaling,
             metrics=self.config.chosen,
             ranks=self._ranks(),
