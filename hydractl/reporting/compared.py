@@ -56,20 +56,21 @@ class Compared:
         if over == SETS:
             _check_apart(reports)
         names = [row.name for row in every[0].rows]
-        wanted = quantities(every[0])
-        values = {row: {q: found for q in wanted if (found := _values(every, row, q))} for row in names}
+        measured = quantities(every[0])
+        values = {row: {q: numbers for q in measured if (numbers := _values(every, row, q))} for row in names}
         first, *others = names
         return cls(
             files=files,
             reports=every,
-            quantities=wanted,
+            quantities=measured,
             rows={
-                row: {q: _together(q, found, over) for q, found in own.items()} for row, own in values.items()
+                row: {q: _together(q, numbers, over) for q, numbers in by_quantity.items()}
+                for row, by_quantity in values.items()
             },
             differences={
                 row: {
                     q: _together(q, _leads(every, row, q, over), over, gap=True)
-                    for q in wanted
+                    for q in measured
                     if q in values[first] and q in values[row]
                 }
                 for row in others
@@ -117,7 +118,11 @@ class Runtimes:
             report.options.get("batch_size"),
             report.data[ID_NAME].count if ID_NAME in report.data else None,
         )
-        times = {row: own[quantity].value for row, own in compared.rows.items() if quantity in own}
+        times = {
+            row: by_quantity[quantity].value
+            for row, by_quantity in compared.rows.items()
+            if quantity in by_quantity
+        }
         if not isinstance(size, int) or not count or len(times) < 2:
             return None
         batches = -(-count // size)
@@ -131,21 +136,23 @@ class Runtimes:
 
 def _leads(reports: Sequence[Report], row: str, quantity: Quantity, over: str) -> list[Number]:
     """Return how much more the first row of the first report has than another one, by each report."""
-    first, found = reports[0].rows[0].name, []
+    first, leads = reports[0].rows[0].name, []
     for report in reports:
         rows = {r.name: r for r in report.rows}
-        mine, other = (number_of(rows[name], quantity) for name in (first, row))
-        if mine is not None and other is not None:
+        mine, theirs = (number_of(rows[name], quantity) for name in (first, row))
+        if mine is not None and theirs is not None:
             resampled = report.rows[0].name == first and (over == SETS or len(reports) == 1)
             paired = difference_of(rows[row], quantity) if resampled else None
-            found.append(paired or square_and_add(mine, other))
-    return found
+            leads.append(paired or square_and_add(mine, theirs))
+    return leads
 
 
 def _values(reports: Sequence[Report], row: str, quantity: Quantity) -> list[Number]:
     """Return what each report says of it; nothing where none does."""
-    found = [number_of(own, quantity) for report in reports for own in report.rows if own.name == row]
-    return [number for number in found if number is not None]
+    numbers = [
+        number_of(row_of, quantity) for report in reports for row_of in report.rows if row_of.name == row
+    ]
+    return [number for number in numbers if number is not None]
 
 
 def _together(quantity: Quantity, numbers: Sequence[Number], over: str, *, gap: bool = False) -> Number:
@@ -155,8 +162,8 @@ def _together(quantity: Quantity, numbers: Sequence[Number], over: str, *, gap: 
     metric, values = quantity.metric, [number.value for number in numbers]
     if over == SETS:
         # of OOD sets reports may share samples
-        apart = quantity.scope is None or quantity.under_shift
-        return mean_of_sets(numbers) if apart else Number(value=fmean(values))
+        disjoint = quantity.scope is None or quantity.under_shift
+        return mean_of_sets(numbers) if disjoint else Number(value=fmean(values))
     return student(values) if gap else student(values, low=metric.low, high=metric.high)
 
 
@@ -175,22 +182,22 @@ def check_known(name: str, report: Report) -> None:
 
 
 def _check_apart(reports: Mapping[str, Report]) -> None:
-    found: dict[str, str] = {}
+    file_by_data: dict[str, str] = {}
     for name, report in reports.items():
-        same = found.setdefault(report.data[ID_NAME].sha256, name)
-        if same != name:
+        first_file = file_by_data.setdefault(report.data[ID_NAME].sha256, name)
+        if first_file != name:
             raise InputError(
-                f"{name}: is of the same ID data as {same}, which would count twice in a mean over sets",
+                f"{name}: is of the same ID data as {first_file}, which would count twice in a mean over sets",
                 hint="name one report of each set; those of several seeds are put together without `--over sets`",
             )
 
 
-def _check_same(first: str, wanted: Report, name: str, report: Report) -> None:
-    for (what, ours), (_, theirs) in zip(_measured(wanted), _measured(report), strict=True):
-        for holder, own, other, lacks in ((first, ours, theirs, name), (name, theirs, ours, first)):
-            if missing := sorted(own - other):
+def _check_same(first: str, expected: Report, name: str, report: Report) -> None:
+    for (kind, ours), (_, theirs) in zip(_measured(expected), _measured(report), strict=True):
+        for holder, names, others, lacks in ((first, ours, theirs, name), (name, theirs, ours, first)):
+            if missing := sorted(names - others):
                 raise InputError(
-                    f"{lacks}: has no {what} {quoted(missing, most=4)}, which {holder} has",
+                    f"{lacks}: has no {kind} {quoted(missing, most=4)}, which {holder} has",
                     hint="reports are put together that are of one command line but for the models: rows named alike by "
                     "`--name` and `--compare NAME=...`, the same data sets, metrics and scores",
                 )
@@ -235,9 +242,9 @@ def _of_one(report: Report) -> Iterator[str]:
     others = report.rows[1:]
     if paired := [row.name for row in others if row.difference is not None]:
         yield f"Differences from {listed(paired)} are of both rows on the same resamples."
-    if apart := [row.name for row in others if row.difference is None]:
+    if unpaired := [row.name for row in others if row.difference is None]:
         yield (
-            f"Intervals of differences from {listed(apart)} follow from those of both rows as if each had samples of its own "
+            f"Intervals of differences from {listed(unpaired)} follow from those of both rows as if each had samples of its own "
             "(square-and-add). Rows are right and wrong on the same ones, so these are too wide rather than too narrow."
         )
 
@@ -259,10 +266,10 @@ def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
     )
     for row in first.rows:
         models = [
-            ([m.sha256 for m in own.models], own.derived)
-            for each in reports
-            for own in each.rows
-            if own.name == row.name
+            ([m.sha256 for m in report_row.models], report_row.derived)
+            for other_report in reports
+            for report_row in other_report.rows
+            if report_row.name == row.name
         ]
         if any(model in models[:i] for i, model in enumerate(models)):
             yield f"{row.name} is the same model in several reports: its deviation does not say what another seed does."

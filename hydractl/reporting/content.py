@@ -42,27 +42,29 @@ def title(compared: Compared) -> str:
 def tables(compared: Compared) -> Iterator[Table]:
     """Yield all numbers, and how far the first row is from each other one; then those of each data set, if means are over sets."""
     first = compared.names[0]
-    for name, wanted in _groups(compared):
-        scope = wanted[0].scope
+    for name, quantities in _groups(compared):
+        scope = quantities[0].scope
         folded = scope is not None and scope not in GROUPS and len(scopes(compared.reports[0])) > 1
         yield Table(
             title=name,
             folded=folded,
-            heads=tuple(q.heading for q in wanted),
+            heads=tuple(q.heading for q in quantities),
             rows=tuple(
-                (row, tuple(cell_of(q.metric, own.get(q)) for q in wanted))
-                for row, own in compared.rows.items()
+                (row, tuple(cell_of(q.metric, numbers.get(q)) for q in quantities))
+                for row, numbers in compared.rows.items()
             ),
         )
-        judged = [q for q in wanted if q.metric.higher_is_better is not None and q.metric.needs not in COSTS]
-        if compared.differences and judged:
+        directed = [
+            q for q in quantities if q.metric.higher_is_better is not None and q.metric.needs not in COSTS
+        ]
+        if compared.differences and directed:
             yield Table(
                 title=f"{name}: {first} less each other row",
                 folded=folded,
-                heads=tuple(q.heading for q in judged),
+                heads=tuple(q.heading for q in directed),
                 rows=tuple(
-                    (row, tuple(_lead(q.metric, own.get(q)) for q in judged))
-                    for row, own in compared.differences.items()
+                    (row, tuple(_lead(q.metric, numbers.get(q)) for q in directed))
+                    for row, numbers in compared.differences.items()
                 ),
             )
     yield from shift_tables(compared.quantities, compared.rows, compared.differences)
@@ -78,7 +80,7 @@ def tables(compared: Compared) -> Iterator[Table]:
         )
     for file, report in zip(compared.files, compared.reports, strict=True):
         where = f"{file}: " if len(compared.reports) > 1 else ""
-        yield from (replace(each, title=where + each.title) for each in analysis_tables(report))
+        yield from (replace(table, title=where + table.title) for table in analysis_tables(report))
 
     if compared.over == SETS and len(compared.reports) > 1:
         yield from _of_sets(compared)
@@ -87,14 +89,20 @@ def tables(compared: Compared) -> Iterator[Table]:
 def _of_sets(compared: Compared) -> Iterator[Table]:
     """Yield for each metric its number on each set, and their mean (paper Table 24)."""
     for q in _of(compared, None, Needs.TEMPERATURE, Needs.LABELS, *_members(compared)):
-        each = [{row.name: number_of(row, q) for row in report.rows} for report in compared.reports]
+        by_report = [{row.name: number_of(row, q) for row in report.rows} for report in compared.reports]
         yield Table(
             title=f"{q.heading} on each data set",
             folded=q.name not in JUDGED,
             heads=(*(Path(file).stem for file in compared.files), "mean"),
             rows=tuple(
-                (name, tuple(cell_of(q.metric, number) for number in (*(e[name] for e in each), own.get(q))))
-                for name, own in compared.rows.items()
+                (
+                    name,
+                    tuple(
+                        cell_of(q.metric, number)
+                        for number in (*(e[name] for e in by_report), numbers.get(q))
+                    ),
+                )
+                for name, numbers in compared.rows.items()
             ),
         )
 
@@ -113,14 +121,14 @@ def _groups(compared: Compared) -> Iterator[tuple[str, list[Quantity]]]:
     """Yield what stands in a table together, and what that is called."""
     members, report = _members(compared), compared.reports[0]
     kinds = dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
-    found = [
+    groups = [
         ("In-distribution data", _of(compared, None, Needs.TEMPERATURE, Needs.LABELS, *members)),
         ("Costs", _of(compared, None, *COSTS)),
     ]
     for scope in scopes(report):
-        what = f"mean over {scope} sets" if scope in GROUPS else f"{scope} ({kinds[scope]})"
-        found.append((f"OOD data: {what}", _of(compared, scope, Needs.OOD, *members)))
-    yield from ((name, wanted) for name, wanted in found if wanted)
+        of = f"mean over {scope} sets" if scope in GROUPS else f"{scope} ({kinds[scope]})"
+        groups.append((f"OOD data: {of}", _of(compared, scope, Needs.OOD, *members)))
+    yield from ((name, quantities) for name, quantities in groups if quantities)
 
 
 def _lead(metric: Metric, number: Number | None) -> Cell:
@@ -131,8 +139,8 @@ def _lead(metric: Metric, number: Number | None) -> Cell:
     word = ""
     if gain.interval is not None:
         word = "better" if gain.interval[0] > 0 else "worse" if gain.interval[1] < 0 else "includes 0"
-    value, more = cell_of(metric, number)
-    return Cell("+" * (number.value > 0) + value, f"{more} {word}".strip())
+    value, ends = cell_of(metric, number)
+    return Cell("+" * (number.value > 0) + value, f"{ends} {word}".strip())
 
 
 def checks(compared: Compared) -> Iterator[tuple[bool, str]]:
@@ -165,9 +173,9 @@ def _models(row: Row) -> Iterator[str]:
     for model, derived, stored in zip(
         row.models, row.derived or none, row.stored_scores or none, strict=True
     ):
-        made = "" if derived is None else f", {derived.kind} {pairs(derived.options)}".rstrip()
-        held = "" if stored is None else f", OOD scores stored, of {stored.data.reference}"
-        yield f"{model.reference} {short(model.sha256)}{made}{held}"
+        made_text = "" if derived is None else f", {derived.kind} {pairs(derived.options)}".rstrip()
+        scores_text = "" if stored is None else f", OOD scores stored, of {stored.data.reference}"
+        yield f"{model.reference} {short(model.sha256)}{made_text}{scores_text}"
 
 
 def lineages(compared: Compared) -> Sequence[Node]:

@@ -39,25 +39,34 @@ def shift_tables(quantities: Sequence[Quantity], rows: Numbers, differences: Num
         differences: For each other row how much more the first one has.
     """
     under = {
-        q.name: [own for own in quantities if own.under_shift and own.name == q.name] for q in quantities
+        q.name: [shifted for shifted in quantities if shifted.under_shift and shifted.name == q.name]
+        for q in quantities
     }
-    found = [name for name in TABLED if under.get(name)]
-    measured = {q.scope for q in under[found[0]]} if found else {}
+    tabled = [name for name in TABLED if under.get(name)]
+    measured = {q.scope for q in under[tabled[0]]} if tabled else {}
     names = [name for name in KNOWN if name in measured]
-    scopes = {"clean": None} | {each: f"{SHIFT}:{each}" for each in severities(quantities)} | {"all": SHIFT}
-    for name in found:
+    scopes = (
+        {"clean": None}
+        | {severity: f"{SHIFT}:{severity}" for severity in severities(quantities)}
+        | {"all": SHIFT}
+    )
+    for name in tabled:
         lines = {line: Quantity(name, scope) for line, scope in scopes.items()}
         title = f"{Quantity(name).heading} under {counted(len(names), 'corruption')} of the ID set"
         yield _side_by_side(f"{title}, means by severity", "severity", lines, rows, cell_of)
-        wanted = {*lines.values()}
-        less = {row: own for row, own in differences.items() if wanted & own.keys()}
-        if less:
+        quantities_shown = {*lines.values()}
+        leads = {
+            row: by_quantity
+            for row, by_quantity in differences.items()
+            if quantities_shown & by_quantity.keys()
+        }
+        if leads:
             yield _side_by_side(
-                f"{title}: {next(iter(rows))} less each other row", "severity", lines, less, _less
+                f"{title}: {next(iter(rows))} less each other row", "severity", lines, leads, _less
             )
     if len(names) > 1:
-        lines = {name: Quantity(found[0], name) for name in names}
-        title = f"{Quantity(found[0]).heading} by corruption, means over severities"
+        lines = {name: Quantity(tabled[0], name) for name in names}
+        title = f"{Quantity(tabled[0]).heading} by corruption, means over severities"
         yield _side_by_side(title, "corruption", lines, rows, cell_of)
 
 
@@ -74,7 +83,7 @@ def _side_by_side(
         of=of,
         heads=tuple(columns),
         rows=tuple(
-            (line, tuple(written(q.metric, own.get(q)) for own in columns.values()))
+            (line, tuple(written(q.metric, numbers.get(q)) for numbers in columns.values()))
             for line, q in lines.items()
         ),
     )
@@ -88,32 +97,34 @@ def severity_chart(compared: Compared, quantity: Quantity) -> Chart:
     """Return one number by the severity of corruptions, clean data at 0: rows stand a little apart, so that bars can be told."""
     across = severities(compared.quantities)
     metric = quantity.metric
-    places = {quantity: 0.0} | {Quantity(quantity.name, f"{SHIFT}:{each}"): float(each) for each in across}
+    places = {quantity: 0.0} | {
+        Quantity(quantity.name, f"{SHIFT}:{severity}"): float(severity) for severity in across
+    }
     several = len(compared.reports) > 1
     lines = [
         Series(
             points=[
-                (x + _aside(i, compared), found.value)
+                (x + _aside(i, compared), number.value)
                 for q, x in places.items()
-                if (found := number_of(row, q)) is not None
+                if (number := number_of(row, q)) is not None
             ],
             look=look(i),
             opacity=SEVERAL if several else 1.0,
             titles=[row.name],
         )
-        for i, own in enumerate(compared.names)
+        for i, name in enumerate(compared.names)
         for report in compared.reports
         for row in report.rows
-        if row.name == own
+        if row.name == name
     ]
     marks = [*_spans(compared, places)]
-    ends = [y for own in lines for _, y in own.points]
-    ends += [end for own in marks for span in own.spans for end in span or ()]
+    ends = [y for line in lines for _, y in line.points]
+    ends += [end for series in marks for span in series.spans for end in span or ()]
     return Chart(
         title=f"{quantity.label} under corruption",
         told="; ".join(
-            f"{row}: {', '.join(told(metric, own[q]) for q in places if q in own)}"
-            for row, own in compared.rows.items()
+            f"{row}: {', '.join(told(metric, numbers[q]) for q in places if q in numbers)}"
+            for row, numbers in compared.rows.items()
         ),
         x=Axis(label="severity", high=5.0),
         y=Axis.around(
@@ -132,13 +143,15 @@ def _aside(row: int, compared: Compared) -> float:
 
 def _spans(compared: Compared, places: Mapping[Quantity, float]) -> Iterator[Series]:
     """Yield for each row its numbers with their intervals, beside those of others; of several reports the means."""
-    for i, (row, own) in enumerate(compared.rows.items()):
-        found = [(own[q], x) for q, x in places.items() if q in own and own[q].interval is not None]
-        if found:
+    for i, (row, numbers) in enumerate(compared.rows.items()):
+        spans = [
+            (numbers[q], x) for q, x in places.items() if q in numbers and numbers[q].interval is not None
+        ]
+        if spans:
             yield Series(
-                points=[(x + _aside(i, compared), number.value) for number, x in found],
+                points=[(x + _aside(i, compared), number.value) for number, x in spans],
                 look=look(i),
                 kind="marks",
-                spans=[number.interval for number, _ in found],
-                titles=[row] * len(found),
+                spans=[number.interval for number, _ in spans],
+                titles=[row] * len(spans),
             )

@@ -33,45 +33,47 @@ def verdict(compared: Compared) -> tuple[str, ...]:
     """Return one sentence for each row that the first one is compared with, or what it measures where there is none."""
     first = compared.names[0]
     if not compared.differences:
-        own = compared.rows[first]
-        numbers = ", ".join(f"{q.label} {told(q.metric, own[q])}" for q in judged(compared) if q in own)
-        alone = "nothing stands beside it, so this does not say whether it is better than anything"
-        return (f"{first}: {numbers or 'nothing to judge it by'}; {alone}.",)
-    return tuple(_sentence(compared, other) for other in compared.differences)
+        numbers_of = compared.rows[first]
+        numbers = ", ".join(
+            f"{q.label} {told(q.metric, numbers_of[q])}" for q in judged(compared) if q in numbers_of
+        )
+        no_comparison = "nothing stands beside it, so this does not say whether it is better than anything"
+        return (f"{first}: {numbers or 'nothing to judge it by'}; {no_comparison}.",)
+    return tuple(_sentence(compared, row) for row in compared.differences)
 
 
 def judged(compared: Compared) -> list[Quantity]:
     """Return what sentences speak of, as far as it was measured."""
     sets = {q.scope for q in compared.quantities if q.metric.needs is Needs.OOD} - {*GROUPS}
     hidden = sets if len(sets) > MOST_SETS else {*GROUPS}
-    known = [
+    candidates = [
         q for q in compared.quantities if q.scope not in hidden and (not q.under_shift or q.scope == SHIFT)
     ]
-    return [q for name in JUDGED for q in known if q.name == name]
+    return [q for name in JUDGED for q in candidates if q.name == name]
 
 
-def _sentence(compared: Compared, other: str) -> str:
-    first, differences = compared.names[0], compared.differences[other]
-    unfair = () if compared.scaled_alike(other) else CALIBRATED
-    wanted = judged(compared)
-    found = _judge(differences, [q for q in wanted if q.name not in unfair])
+def _sentence(compared: Compared, row: str) -> str:
+    first, differences = compared.names[0], compared.differences[row]
+    unfair = () if compared.scaled_alike(row) else CALIBRATED
+    quantities = judged(compared)
+    judgement = _judge(differences, [q for q in quantities if q.name not in unfair])
     parts = []
-    if found.better:
-        parts.append(f"is better than {other} in {listed(found.better)}")
-    if found.worse:
-        parts.append(f"is worse {'' if found.better else f'than {other} '}in {listed(found.worse)}")
-    if found.open:
+    if judgement.better:
+        parts.append(f"is better than {row} in {listed(judgement.better)}")
+    if judgement.worse:
+        parts.append(f"is worse {'' if judgement.better else f'than {row} '}in {listed(judgement.worse)}")
+    if judgement.open:
         parts.append(
-            f"is not told apart from {'it' if parts else other} in {listed(found.open)}, where the interval of the difference includes 0"
+            f"is not told apart from {'it' if parts else row} in {listed(judgement.open)}, where the interval of the difference includes 0"
         )
-    if found.unsure:
+    if judgement.unsure:
         parts.append(
-            f"differs {'' if parts else f'from {other} '}by {listed(found.unsure)}, without an interval"
+            f"differs {'' if parts else f'from {row} '}by {listed(judgement.unsure)}, without an interval"
         )
     if not parts:
-        parts.append(f"has no number of {', '.join(JUDGED)} to compare with {other}")
-    parts += _costs(compared.rows[first], compared.rows[other], other)
-    withheld = [q.label for q in wanted if q.name in unfair and q in differences]
+        parts.append(f"has no number of {', '.join(JUDGED)} to compare with {row}")
+    parts += _costs(compared.rows[first], compared.rows[row], row)
+    withheld = [q.label for q in quantities if q.name in unfair and q in differences]
     if withheld:
         parts[-1] += (
             f"; {listed(withheld)} {'are' if len(withheld) > 1 else 'is'} not compared, as only one of the two stores a temperature "
@@ -80,22 +82,22 @@ def _sentence(compared: Compared, other: str) -> str:
     return f"{first} {'; it '.join(parts)}."
 
 
-def _judge(differences: Mapping[Quantity, Number], wanted: Sequence[Quantity]) -> _Judged:
-    found = _Judged()
-    for quantity in wanted:
+def _judge(differences: Mapping[Quantity, Number], quantities: Sequence[Quantity]) -> _Judged:
+    judgement = _Judged()
+    for quantity in quantities:
         if quantity not in differences:
             continue
         lead = replace(differences[quantity], deviation=None)  # which is in the tables
         gain = lead if quantity.metric.higher_is_better else negated(lead)
         if gain.interval is None:
-            found.unsure.append(f"{told(quantity.metric, lead)} in {quantity.label}")
+            judgement.unsure.append(f"{told(quantity.metric, lead)} in {quantity.label}")
         elif gain.interval[0] > 0:
-            found.better.append(f"{quantity.label} by {told(quantity.metric, gain)}")
+            judgement.better.append(f"{quantity.label} by {told(quantity.metric, gain)}")
         elif gain.interval[1] < 0:
-            found.worse.append(f"{quantity.label} by {told(quantity.metric, negated(gain))}")
+            judgement.worse.append(f"{quantity.label} by {told(quantity.metric, negated(gain))}")
         else:
-            found.open.append(f"{quantity.label} ({told(quantity.metric, lead)})")
-    return found
+            judgement.open.append(f"{quantity.label} ({told(quantity.metric, lead)})")
+    return judgement
 
 
 def negated(number: Number) -> Number:
@@ -104,11 +106,11 @@ def negated(number: Number) -> Number:
     return replace(number, value=0.0 - number.value, low=low, high=high)
 
 
-def _costs(own: Mapping[Quantity, Number], other: Mapping[Quantity, Number], name: str) -> Iterator[str]:
+def _costs(numbers: Mapping[Quantity, Number], others: Mapping[Quantity, Number], name: str) -> Iterator[str]:
     ratios = [
-        f"{own[q].value / other[q].value:.3g} times the {word}"
+        f"{numbers[q].value / others[q].value:.3g} times the {word}"
         for q, word in ((Quantity(metric), word) for metric, word in COSTS.items())
-        if q in own and q in other and other[q].value
+        if q in numbers and q in others and others[q].value
     ]
     if ratios:
         yield f"takes {listed(ratios)} of {name}"
