@@ -18,7 +18,7 @@ settings.load_profile("repeatable")
 
 
 FEW = 4
-"""A law marked `spread` takes each fourth variant of a family, and one at least."""
+"""A law marked `spread` takes each fourth variant of a family, and one at least; `spread(every=8)` each eighth."""
 
 
 def pytest_addoption(parser):
@@ -72,14 +72,16 @@ def pytest_collection_modifyitems(config, items):
                 left.add(item)
                 continue
             who = kin(variant.family) if marker.kwargs.get("alike") else variant.family
-            laws[item.path, item.function.__name__][who].append((str(variant), item))
+            laws[item.path, item.function.__name__, marker.kwargs.get("every", FEW)][who].append(
+                (str(variant), item)
+            )
     turns = Counter()
-    for (path, _), families in laws.items():
+    for (path, _, every), families in laws.items():
         for number, cases in enumerate(families.values()):
             order = {variant: i for i, variant in reversed(list(enumerate(variant for variant, _ in cases)))}
             cases.sort(key=lambda case: order[case[0]])
             several = len({variant for variant, _ in cases}) < len(cases)
-            step = min(FEW + several, len(cases))
+            step = min(every + several, len(cases))
             left |= {item for i, (_, item) in enumerate(cases) if (i - turns[path] - number * several) % step}
         turns[path] += 1
     config.hook.pytest_deselected(items=[item for item in items if item in left])

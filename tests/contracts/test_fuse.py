@@ -48,13 +48,13 @@ def check(folder, samples, *, tolerance=1e-5):
     return report, hydra
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 def test_fused_equals_ragged_members(tmp_path, variant):
     check(tmp_path, [base(variant).pruned(*keep) for keep in KEEPS])
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 def test_fused_equals_fine_tuned_members(tmp_path, variant):
     samples = [base(variant).pruned(*keep).tuned(i) for i, keep in enumerate(KEEPS)]
@@ -63,14 +63,14 @@ def test_fused_equals_fine_tuned_members(tmp_path, variant):
     assert report.tensors["merged"] == 0
 
 
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 def test_fused_equals_a_deep_ensemble(tmp_path, variant):
     report, _ = check(tmp_path, [base(variant), base(variant, seed=1)])
     assert report.tensors["merged"] == 0
 
 
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 @torch.inference_mode()
 def test_fused_equals_members_in_float64(tmp_path, variant):
@@ -159,7 +159,7 @@ def test_last_block_of_a_hydra_computes_only_the_token_that_is_read(tmp_path):
     assert seen == [5, 5, 1]
 
 
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 def test_merged_mlp_is_the_mean_in_float64(tmp_path, variant):
     family = base(variant).family
@@ -228,7 +228,7 @@ def test_half_precision_stays_what_it_is(tmp_path, dtype):
         assert hydra(samples[0].inputs(dtype=dtype)).member_logits.dtype == dtype
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 def test_a_hydra_goes_through_a_pickle(variant):
     sample = base(variant)
@@ -261,11 +261,11 @@ def test_an_empty_batch_has_a_shape(tmp_path):
 KINDS = ["base", "member", "hydra", "trunk"]
 TRACED = [
     pytest.param("base", marks=pytest.mark.more),
-    "member",
+    pytest.param("member", marks=pytest.mark.more),
     "hydra",
     pytest.param("trunk", marks=pytest.mark.more),
 ]
-"""Tracing is dear: a member has all that a base is made of, a hydra of layers without heads all that one with a trunk is."""
+"""Tracing takes long: a hydra of layers without heads has all that the others are made of."""
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def check(hydra, samples, *, tolerance=1e-5):
     assert largest_difference(hydra(inputs).member_logits, expected) <= tolerance
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 def test_stacked_equals_ragged_members_at_the_kernels_of_one(tmp_path, variant):
     single = base(variant)
@@ -62,7 +62,7 @@ def test_stacked_equals_ragged_members_at_the_kernels_of_one(tmp_path, variant):
     assert kernels(lambda: hydra(inputs)).total() <= 1.1 * kernels(lambda: library(inputs)).total() + APART
 
 
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 def test_stacked_equals_fine_tuned_members(tmp_path, variant):
     samples = [base(variant).pruned(*keep).tuned(i) for i, keep in enumerate(RAGGED)]
@@ -75,7 +75,7 @@ def test_stacked_equals_fine_tuned_members(tmp_path, variant):
 
 
 @pytest.mark.newer  # what the GPU is made of, torch 2.5 does not have
-@pytest.mark.spread
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 @torch.inference_mode()
 def test_a_forward_pass_copies_nothing_to_the_device_and_reads_nothing_there(tmp_path, variant):

@@ -201,9 +201,7 @@ def test_a_hydra_of_members_that_differ_in_one_part(tmp_path, variant, part):
 
 @pytest.mark.newer
 @every_family
-@pytest.mark.spread(
-    families=[f"transformers-{name}" for name in ("bert", "deberta", "mpnet", "modernbert", "esm")]
-)
+@pytest.mark.spread(families=["transformers-deberta", "transformers-modernbert"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_compiles(variant):
     """With two layers: tracing costs by the layer."""

@@ -56,7 +56,7 @@ def test_same_removals_as_algorithm_1(name, objective):
     assert ranking.results == {}
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @pytest.mark.parametrize("one", VARIANTS, ids=str)
 def test_every_candidate_is_valued_as_by_a_full_pass(one):
     sample = base(one)

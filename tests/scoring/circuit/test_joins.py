@@ -36,7 +36,7 @@ def count(monkeypatch):
 
 
 @pytest.mark.newer
-@pytest.mark.spread
+@pytest.mark.spread(alike=True, every=8)
 @pytest.mark.parametrize("one", VARIANTS, ids=str)
 def test_candidates_have_the_same_values_by_two_graphs_a_tower(count, one):
     """For three blocks, the last of which computes a token, and batches of 16, 16 and 1."""
