@@ -25,13 +25,15 @@ NOISE = ("Traceback", "  File", "RuntimeError", "gloo")
 """What a process that fails on our account must not show; torchrun's own report comes after ours."""
 
 
-def start(world, *argv):
-    return subprocess.Popen(
-        [*launcher(world), "-m", "hydractl", "score", "base.st", *map(str, argv)],
+@pytest.fixture
+def start(python):
+    """Start `score base.st` in several processes that a launcher starts."""
+    return lambda world, *argv: subprocess.Popen(
+        [*launcher(world, python()), "-m", "hydractl", "score", "base.st", *map(str, argv)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=environment(PYTHON_EXEC=str(python())),
         start_new_session=True,
     )
 
@@ -49,19 +51,27 @@ def ended(process):
     return out, own
 
 
-def rank_of(child):
-    """Return a process's rank, None if it is none of ours."""
+def rank_of(process):
+    """Return a process's rank, None if it is in another folder or has none."""
     try:
-        told = Path(f"/proc/{child}/environ").read_text().split("\0")
+        if (process / "cwd").readlink() != Path.cwd():
+            return None
+        entries = (process / "environ").read_text().split("\0")
     except OSError:
         return None
-    return next((int(entry[5:]) for entry in told if entry.startswith("RANK=")), None)
+    return next((int(entry[5:]) for entry in entries if entry.startswith("RANK=")), None)
 
 
-def ranks(process):
-    """Return the process id of each rank."""
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return {rank: int(child) for child in listed if (rank := rank_of(child)) is not None}
+def ranks():
+    """Return the process id of each rank of this folder: whoever started it has none."""
+    found = {
+        process: rank for process in Path("/proc").glob("[0-9]*") if (rank := rank_of(process)) is not None
+    }
+    parents = {
+        process: Path("/proc", (process / "stat").read_text().rpartition(")")[2].split()[1])
+        for process in found
+    }
+    return {rank: int(process.name) for process, rank in found.items() if parents[process] not in found}
 
 
 def wait_for_removals(process, journal, count):
@@ -117,7 +127,7 @@ def test_a_rank_that_says_why_it_ends_is_not_interrupted(tmp_path, when):
 
 
 @needs_proc
-def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work):
+def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work, start):
     options = (*DIGITS, "--remove", "7")
     journal = Path("new.json.journal")
     lost = "error: another process of this run has ended"
@@ -127,7 +137,8 @@ def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work):
         """Start, send a signal to a rank or to the launcher, and return what was said."""
         process = start(world, *options, "-o", "new.json")
         wait_for_removals(process, journal, removals)
-        alive = ranks(process)
+        alive = ranks()
+        assert sorted(alive) == list(range(world))
         number, whom = signalled
         os.kill(process.pid if whom is None else alive[whom], number)
         out, said = ended(process)
@@ -154,7 +165,7 @@ def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work):
     assert not journal.exists()
 
 
-def test_an_error_in_one_share_is_said_once_by_its_rank(work):
+def test_an_error_in_one_share_is_said_once_by_its_rank(work, start):
     for c in range(7):
         for i in range(2):
             path = Path(f"images/{c}/{i}.png")
@@ -176,7 +187,7 @@ def test_an_error_in_one_share_is_said_once_by_its_rank(work):
     assert not list(Path().glob("new.json*"))
 
 
-def test_one_process_speaks(work):
+def test_one_process_speaks(work, start):
     out, said = ended(start(2, "--method", "magnitude", "--json", "-o", "new.json"))
 
     assert json.loads(out)["path"] == "new.json"
