@@ -17,9 +17,10 @@ NAME = "org/large"
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """The client reads once in a process where it keeps what it knows of a storage: nothing goes to the home."""
+    """The client reads once in a process where it keeps what it knows of a storage: nothing goes to the home. Nor does it wait long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
+        patch.setenv("HF_XET_CLIENT_RETRY_BASE_DELAY", "10ms")
         yield
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 COMMIT = "c" * 40
 GATED = "org/gated"
 BROKEN = "org/broken"
+POLL = 0.01
+"""Seconds that a server may take to notice that it is to end."""
 
 
 class Asked(NamedTuple):
@@ -151,7 +153,7 @@ def serve(hub: Hub | None = None) -> Iterator[Hub]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL,), daemon=True)
     thread.start()
     try:
         yield hub
