@@ -99,6 +99,15 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Leave out too what a file's tests have loaded: what one collection costs grows with all that came before."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter):
     """Show the tries and failures of `tests/torture` by kind, where there are some."""
     counts = defaultdict(lambda: (0, 0))
