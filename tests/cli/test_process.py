@@ -27,11 +27,11 @@ def test_no_escapes_in_pipes(spawn, work, argv):
     assert b"\x1b" not in out + err
 
 
-def in_terminal(environment: dict[str, str], *argv: str) -> tuple[int, str]:
+def in_terminal(environment: dict[str, str], *argv: str, program: object = sys.executable) -> tuple[int, str]:
     """Run in a pseudo-terminal of 80 columns; return the exit status and everything shown."""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execve(sys.executable, [sys.executable, "-m", "hydractl", *argv], {**environment, "COLUMNS": "80"})  # noqa: S606
+        os.execve(program, [str(program), "-m", "hydractl", *argv], {**environment, "COLUMNS": "80"})  # noqa: S606
     shown = b""
     while True:
         try:
@@ -69,7 +69,7 @@ def test_results_fit_eighty_columns(environment, work, file):
 
 
 @needs_terminal
-def test_a_terminal_gets_no_binary_file_but_a_document(environment, work):
+def test_a_terminal_gets_no_binary_file_but_a_document(environment, work, python):
     plain = {**environment, "NO_COLOR": "1"}
     refused = (
         "error: `-o -`: a model is a binary file, and standard output is a terminal hint: write it to a file: "
@@ -77,9 +77,9 @@ def test_a_terminal_gets_no_binary_file_but_a_document(environment, work):
     )
 
     for name in ("-", "/dev/stdout"):
-        code, shown = in_terminal(plain, "fuse", "m-0.st", "m-1.st", "-o", name)
+        code, shown = in_terminal(plain, "fuse", "m-0.st", "m-1.st", "-o", name, program=python())
         assert (code, " ".join(shown.split())) == (2, refused)
-    code, shown = in_terminal(plain, "score", "base.st", "--method", "random", "-o", "-")
+    code, shown = in_terminal(plain, "score", "base.st", "--method", "random", "-o", "-", program=python())
     assert (code, '"method": "random"' in shown) == (0, True)
 
 
@@ -284,10 +284,12 @@ def test_a_rank_other_than_0_is_silent(spawn, work):
         assert spawn(*argv, RANK="1", WORLD_SIZE="2").communicate(timeout=60) == (b"", b"")
 
 
-def test_outputs_get_the_mode_of_the_umask(environment, work):
-    command = f"umask 027; {sys.executable} -m hydractl fuse m-0.st m-1.st --no-verify -q -o h.st"
+def test_outputs_get_the_mode_of_the_umask(call, work):
+    before = os.umask(0o027)
+    try:
+        seen = call("fuse", "m-0.st", "m-1.st", "--no-verify", "-q", "-o", "h.st")
+    finally:
+        os.umask(before)
 
-    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, check=False)
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"h.st\n", b"")
+    assert (seen.code, seen.out, seen.err) == (0, "h.st\n", "")
     assert stat.S_IMODE((work / "h.st").stat().st_mode) == 0o640

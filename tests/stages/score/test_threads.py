@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -33,9 +32,7 @@ def made(tmp_path_factory, python):
     for threads in (1, 2):
         out = folder / str(threads)
         out.mkdir()
-        # what the server forks has one thread
-        interpreter = python() if threads == 1 else sys.executable
-        score_all(1, folder / "jobs.json", out, threads=threads, python=interpreter)
+        score_all(1, folder / "jobs.json", out, threads=threads, python=python())
         found[threads] = {path.stem: json.loads(path.read_text()) for path in out.iterdir()}
     return found
 
