@@ -168,7 +168,6 @@ ABOUT = {
     (PruneConfig, "out", "members"): ["-o", "a{i}.st"],
 }
 """What is typed for an argument beside an option where any other will not do."""
-CASES = [(name, option) for name, config in CONFIGS.items() for option in options_of(config)]
 
 
 class Caught(Exception):  # noqa: N818 - carries the configuration out
@@ -226,17 +225,17 @@ def required(config, option):
     ]
 
 
-@pytest.mark.parametrize(("name", "option"), CASES, ids=[f"{n}-{o.name}" for n, o in CASES])
-def test_an_option_reaches_the_field_of_its_name(made, name, option):
-    config = CONFIGS[name]
-    _, value = words_for(option.name, option)
-    besides = COMPANIONS.get(name, {}).get(option.name, ALWAYS.get(name, ()))
+@pytest.mark.parametrize(("name", "config"), CONFIGS.items(), ids=CONFIGS)
+def test_each_option_reaches_the_field_of_its_name(made, name, config):
+    for option in options_of(config):
+        _, value = words_for(option.name, option)
+        besides = COMPANIONS.get(name, {}).get(option.name, ALWAYS.get(name, ()))
 
-    found = made(name, *required(config, option), *besides)
+        caught = made(name, *required(config, option), *besides)
 
-    assert value != option.default
-    assert type(found) is config
-    assert reached(found, option.name) == value
+        assert value != option.default, option.name
+        assert type(caught) is config, option.name
+        assert reached(caught, option.name) == value, option.name
 
 
 def reached(held, name):
@@ -272,11 +271,12 @@ SEEDS = {
 }
 
 
-@pytest.mark.parametrize("setting", SEEDS.values(), ids=SEEDS)
-def test_a_seed_is_one_that_libraries_begin_with(setting):
-    assert setting.low == 0
-    assert torch.Generator().manual_seed(setting.high).initial_seed() == setting.high
-    assert np.random.default_rng(setting.high)
+def test_a_seed_is_one_that_libraries_begin_with():
+    assert len(SEEDS) > 1
+    for name, setting in SEEDS.items():
+        assert setting.low == 0, name
+        assert torch.Generator().manual_seed(setting.high).initial_seed() == setting.high, name
+        assert np.random.default_rng(setting.high), name
 
 
 @pytest.mark.parametrize(("name", "option"), [("demo", "--seed"), ("import", "--head-seed")])
@@ -288,18 +288,17 @@ def test_a_larger_seed_is_wrong_usage(call, tmp_path, name, option):
     assert f"error: `{option}`: input should be less than or equal to {LARGEST_SEED}" in seen.err
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_settings_of_one_name_are_declared_alike(method):
+def test_settings_of_one_name_are_declared_alike():
     known = {o.name: o.setting for o in SETTINGS}
 
-    assert all(known[name] == told for name, told in declared(method.settings).items())
+    for method in METHODS.values():
+        assert all(known[name] == setting for name, setting in declared(method.settings).items()), method.name
 
 
-@pytest.mark.parametrize(
-    ("name", "option"), [c for c in CASES if kind_of(c[1]) is bool], ids=lambda c: getattr(c, "name", c)
-)
-def test_a_flag_is_switched_on_by_its_name(name, option):
-    on, *off = (option.setting.spelled or (spelled(option.name),))[-1].split("/")
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_flag_is_switched_on_by_its_name(config):
+    for option in [option for option in options_of(config) if kind_of(option) is bool]:
+        on, *off = (option.setting.spelled or (spelled(option.name),))[-1].split("/")
 
-    assert on == spelled(option.name)
-    assert bool(off) or option.default is False
+        assert on == spelled(option.name)
+        assert bool(off) or option.default is False, option.name

@@ -39,6 +39,7 @@ def look(path):
     return run_inspect(InspectConfig(files=(str(path),)))
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("variant", dict.fromkeys([*FIRST, *RENAMED]), ids=str)
 def test_a_folder_of_transformers_has_the_parts_of_its_model(tmp_path, variant):
     theirs, ours, _ = saved(variant, tmp_path)
@@ -124,6 +125,7 @@ def test_names_on_disk_become_those_in_memory(tmp_path, variant):
     assert {name_in_memory(sample.family, name) for name in on_disk} == sample.state.keys()
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_names_in_memory_stay_as_they_are(variant):
     """So that a folder whose names are new already is read alike."""
