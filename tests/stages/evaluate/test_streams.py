@@ -87,11 +87,10 @@ def served(work, monkeypatch):
     return partial(serve, monkeypatch)
 
 
-@pytest.fixture(params=["in memory", "on the disk"])
-def kept(request, monkeypatch):
-    if request.param == "on the disk":
-        monkeypatch.setattr(spool, "HELD_BYTES", 300)
-        monkeypatch.setattr(spool, "BLOCK", 5)
+@pytest.fixture
+def on_disk(monkeypatch):
+    monkeypatch.setattr(spool, "HELD_BYTES", 300)
+    monkeypatch.setattr(spool, "BLOCK", 5)
 
 
 def config(data=STREAM, **changes):
@@ -125,17 +124,25 @@ def measured(data, near, **changes):
     return found, Path("said.st").read_bytes(), told
 
 
-@pytest.mark.usefixtures("kept")
+IMAGES = {"compare": ("Both=m0.st,m1.st", "m0=m0.st"), "analysing": Analysing(analyse=("all",))}
+NUMBERS = {"model": "bert", "batch_size": 2}
+NAMES = {"model": "bert", "metrics": ("accuracy", "auroc", "fpr95")}
+
+
 @pytest.mark.parametrize(
-    ("made", "settings"),
+    ("made", "settings", "where"),
     [
-        (of_images, {"compare": ("Both=m0.st,m1.st", "m0=m0.st"), "analysing": Analysing(analyse=("all",))}),
-        (of_texts, {"model": "bert", "batch_size": 2}),
-        (of_names, {"model": "bert", "metrics": ("accuracy", "auroc", "fpr95")}),
+        (of_images, IMAGES, "on_disk"),
+        (of_texts, NUMBERS, "on_disk"),
+        (of_names, NAMES, None),
+        pytest.param(of_images, IMAGES, None, marks=pytest.mark.more),
+        pytest.param(of_texts, NUMBERS, None, marks=pytest.mark.more),
+        pytest.param(of_names, NAMES, "on_disk", marks=pytest.mark.more),
     ],
-    ids=["images", "texts", "named"],
 )
-def test_all_numbers_are_those_of_the_same_rows_in_a_file(served, made, settings):
+def test_all_numbers_are_those_of_the_same_rows_in_a_file(served, request, made, settings, where):
+    if where:
+        request.getfixturevalue(where)
     count = 75 if made is of_texts else 40
     lake, other = made(count), made(21, first=100 if made is not of_names else 40)
     served(lake, other)
@@ -260,8 +267,15 @@ def crowd(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("made", [of_images, of_texts], ids=["images", "texts"])
+@pytest.mark.parametrize(
+    ("made", "world"),
+    [
+        (of_images, 2),
+        (of_texts, 3),
+        pytest.param(of_images, 3, marks=pytest.mark.more),
+        pytest.param(of_texts, 2, marks=pytest.mark.more),
+    ],
+)
 def test_several_processes_write_the_bytes_of_one(served, request, monkeypatch, world, made):
     """Each reads all rows, and decodes and answers its share of the batches."""
     served(made(51), made(17, first=60))

@@ -73,7 +73,7 @@ def test_rows_are_counted_and_the_lineage_is_that_of_a_file(served):
 
 @pytest.mark.parametrize("made", [of_images, of_texts], ids=["images", "texts"])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(served, made, tmp_path):
-    served(made(75))
+    served(made(75 if made is of_images else 40))
     model, recipe = ARCH, replace(RECIPE, eval_every=2)
     if made is of_texts:
         model, recipe = "bert", replace(RECIPE, augment=(), lr=(1e-3, 1e-2), eval_every=3, keep_best=True)
