@@ -57,9 +57,9 @@ def environment(tmp_path):
 def spawn(environment):
     """Start `python -m hydractl` with pipes."""
 
-    def start(*argv: object, **settings: str) -> subprocess.Popen[bytes]:
+    def start(*argv: object, program: object = sys.executable, **settings: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "hydractl", *map(str, argv)],
+            [str(program), "-m", "hydractl", *map(str, argv)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -128,9 +128,9 @@ def test_a_model_from_nothing(call, tmp_path):
     assert f"Wrote {out}" in seen.out
 
 
-def test_a_model_into_a_pipe(tmp_path, spawn):
+def test_a_model_into_a_pipe(tmp_path, spawn, python):
     process = spawn("finetune", ARCH, "--data", TRAIN, "--val", VAL, "--steps", "1", "--warmup", "0", "--device", "cpu",
-                    "-o", "-")  # fmt: skip
+                    "-o", "-", program=python())  # fmt: skip
     out, _err = process.communicate()
 
     assert process.returncode == 0

@@ -175,7 +175,24 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, (command, *_) in CHANGES.items() if command in COMMANDS])
+LIKE_OTHERS = {
+    "a value",
+    "an image that is predicted",
+    "where images lie",
+    "how it is exported",
+    "how much is told",
+}
+"""Changes that another one stands for by default: of an option, of a file or of images, by another command."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.more if name in LIKE_OTHERS else ())
+        for name, (command, *_) in CHANGES.items()
+        if command in COMMANDS
+    ],
+)
 def test_what_has_changed_is_made_again(folder, again, name):
     command, change, more, why = CHANGES[name]
     change(folder)
@@ -261,7 +278,10 @@ def test_predictions_that_somebody_has_changed_are_theirs(folder, again):
     assert "said.csv.lineage.json: is where it is written down" in seen.err
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name in {"predict", "export"}])
+@pytest.mark.parametrize(
+    "name",
+    ["predict", *(pytest.param(name, marks=pytest.mark.more) for name in COMMANDS if name == "export")],
+)
 def test_what_was_made_without_being_asked_to_say_so_is_moved_away_once(folder, call, again, name):
     plain = COMMANDS[name].removesuffix(" --if-changed")
     out = Path(plain.split()[-1])

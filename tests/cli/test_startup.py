@@ -4,8 +4,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from hydractl.cli.app import COMMANDS
 
 HEAVY = (
@@ -24,25 +22,24 @@ HEAVY = (
 PROBE = """
 import sys
 from hydractl.cli.app import main
-assert main({argv!r}) == {code}, "exit code"
-loaded = sorted(set({heavy!r}) & set(sys.modules))
-sys.exit(f"loaded {{loaded}}" if loaded else 0)
+for argv in {lines!r}:
+    assert main(argv) == {code}, f"exit code of {{argv}}"
+    if loaded := sorted(set({heavy!r}) & set(sys.modules)):
+        sys.exit(f"{{argv}} loaded {{loaded}}")
 """
 
 
-def probe(environment, argv: list[str], *, code: int = 0, heavy: tuple[str, ...] = HEAVY) -> str:
-    script = PROBE.format(argv=argv, code=code, heavy=heavy)
+def probe(environment, *lines: list[str], code: int = 0, heavy: tuple[str, ...] = HEAVY) -> str:
+    """Run command lines in a process, one after another; return what went wrong with the first that loads too much."""
+    script = PROBE.format(lines=lines, code=code, heavy=heavy)
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
     return done.stderr if done.returncode else ""
 
 
-@pytest.mark.parametrize(
-    "argv", [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join
-)
-def test_help_loads_no_model_library(environment, argv):
-    assert probe(environment, argv) == ""
+def test_help_loads_no_model_library(environment):
+    assert probe(environment, ["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)) == ""
 
 
 def test_a_usage_error_loads_no_model_library(environment):
@@ -51,19 +48,15 @@ def test_a_usage_error_loads_no_model_library(environment):
     assert "loaded" not in probe(environment, ["prune", "base.st"], code=2, heavy=heavy)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
+def test_what_is_not_there_is_refused_without_model_libraries(environment, work):
+    heavy = tuple(name for name in HEAVY if name != "pydantic")
+    lines = (
         ["eval", "base.st", "--data", "nowhere/", "-o", "r.json"],
         ["fuse", "m-0.st", "nowhere.st", "-o", "h.st"],
         ["score", "base.st", "--data", "digits", "--ood", "nowhere.csv", "-o", "s.json"],
-    ],
-    ids=lambda argv: argv[0],
-)
-def test_what_is_not_there_is_refused_without_model_libraries(environment, work, argv):
-    heavy = tuple(name for name in HEAVY if name != "pydantic")
+    )
 
-    assert probe(environment, argv, code=3, heavy=heavy) == ""
+    assert probe(environment, *lines, code=3, heavy=heavy) == ""
 
 
 def test_what_is_up_to_date_loads_no_model_library(environment, work):
@@ -73,11 +66,11 @@ def test_what_is_up_to_date_loads_no_model_library(environment, work):
     assert probe(environment, argv, heavy=heavy) == ""
 
 
-@pytest.mark.parametrize("file", ["base.st", "m-0.st", "hydra.st", "scores.json", "m-0.mask.json"])
-def test_inspect_loads_no_model_library(environment, work, file):
+def test_inspect_loads_no_model_library(environment, work):
     heavy = tuple(name for name in HEAVY if name != "pydantic")
+    files = ("base.st", "m-0.st", "hydra.st", "scores.json", "m-0.mask.json")
 
-    assert probe(environment, ["inspect", file], heavy=heavy) == ""
+    assert probe(environment, *(["inspect", file] for file in files), heavy=heavy) == ""
 
 
 def test_generating_completions_loads_no_model_library(environment):

@@ -137,8 +137,18 @@ def test_refuses_what_cannot_be_drawn(count, suffix, text):
         draw_heads([panel("a")] * count, suffix=suffix)
 
 
-@pytest.mark.parametrize("shape", [ONE, TWO, {"vision": TowerShape(24, 16)}], ids=["one", "two", "large"])
-@pytest.mark.parametrize(("count", "name"), [(1, LONG), (2, "{}.json"), (5, LONG), (7, "W" * 40 + "{}")])
+SHAPES = (ONE, TWO, {"vision": TowerShape(24, 16)})
+TITLES = ((1, LONG), (2, "{}.json"), (5, LONG), (7, "W" * 40 + "{}"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "name"),
+    [
+        pytest.param(shape, count, name, marks=() if (i + j) % 2 else pytest.mark.more)
+        for i, shape in enumerate(SHAPES)
+        for j, (count, name) in enumerate(TITLES)
+    ],
+)
 def test_no_two_texts_overlap_or_leave_the_sheet(shape, count, name):
     from matplotlib import rc_context
 

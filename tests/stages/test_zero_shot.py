@@ -276,10 +276,15 @@ def naive(base, towers, budget, objective):
     return gone, found
 
 
-@pytest.mark.parametrize(
-    ("objective", "towers"), [("acc", ()), ("avg", ()), ("acc", ("vision",)), ("avg", ("text",))]
-)
-def test_circuits_are_those_of_whole_passes(work, tmp_path, objective, towers):
+CLIPS = ("acc", ()), ("avg", ("text",))
+SIGLIPS = ("avg", ()), ("acc", ("vision",))
+SEARCHES = {"clip": (*CLIPS, *SIGLIPS), "siglip": (*SIGLIPS, *CLIPS)}
+"""The objectives and towers by which circuits of a model are searched, by default the first two."""
+
+
+@pytest.mark.parametrize("number", [0, 1, *(pytest.param(i, marks=pytest.mark.more) for i in (2, 3))])
+def test_circuits_are_those_of_whole_passes(work, tmp_path, number):
+    objective, towers = SEARCHES[work.name.rstrip("0123456789")][number]
     ood = OTHERS if objective == "avg" else None
     found = score(work / "base.st", tmp_path / "s.json", given={"objective": objective}, ood=ood, towers=towers, naming=NAMED,
                   budget=Budget(remove=2))  # fmt: skip
