@@ -12,7 +12,7 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
-from support.hub import COMMIT, Hub
+from support.hub import COMMIT, POLL, Hub
 from support.torture.mutations import Change
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def served(hub: LyingHub) -> Iterator[LyingHub]:
         for server in servers:
             server.daemon_threads = True
             server.handle_error = lambda *_: None  # who is lied to hangs up
-            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread = threading.Thread(target=server.serve_forever, args=(POLL,), daemon=True)
             thread.start()
             stack.callback(thread.join)
             stack.callback(server.server_close)
