@@ -145,6 +145,7 @@ def test_rows_of_a_report_are_the_same():
             "all",
             "--scores",
             "s.json",
+            "--no-latency",
         )
         outputs = ("--save-predictions", f"p-{device}.safetensors", "-o", f"r-{device}.json")
         run("eval", "hydra.st", "--compare", "base=base.st", *rows, *given, *outputs, device=device)
