@@ -10,22 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.errors import UsageError
+from hydractl.parsing import bytes_of, number, words
 from hydractl.scoring.methods import METHODS
 from hydractl.settings import (
     Composed,
     Declared,
     Setting,
     by_default,
-    bytes_of,
     check,
     configured,
     declared,
     flag,
-    number,
     options_of,
     required,
     setting,
-    words,
 )
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.finetune.config import FinetuneConfig

@@ -15,17 +15,8 @@ from hydractl.data.names import split_source
 from hydractl.data.presets.table import PREFIX
 from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import UsageError
-from hydractl.settings import (
-    LARGEST_SEED,
-    Setting,
-    by_default,
-    check,
-    number,
-    required,
-    setting,
-    whole,
-    written,
-)
+from hydractl.parsing import number, whole, written
+from hydractl.settings import LARGEST_SEED, Setting, by_default, check, required, setting
 
 DATA, VAL = "data", "val"
 KRON, FULL = "kron", "full"

@@ -15,7 +15,7 @@ from hydractl.manifest.scopes import SHIFT
 from hydractl.metrics.metric import Needs, Unit
 from hydractl.metrics.scores import EVERY, MSP, number_name
 from hydractl.metrics.table import METRICS, metric_named
-from hydractl.settings import number
+from hydractl.parsing import number
 from hydractl.wording import did_you_mean
 
 if TYPE_CHECKING:

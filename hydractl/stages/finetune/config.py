@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.parallel import refuse_shared_input
+from hydractl.parsing import words
 from hydractl.publish import is_stream
-from hydractl.settings import (
-    Composed,
-    Declared,
-    Role,
-    Setting,
-    by_default,
-    check,
-    flag,
-    required,
-    setting,
-    words,
-)
+from hydractl.settings import Composed, Declared, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.training.methods.reference import METHODS, Method, Mimo, Packed, members_of, parse_method, told
 from hydractl.training.recipes.named import RECIPES, recipe_of

@@ -12,9 +12,10 @@ from hydractl.data.reference import IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP, SCORES, limits
 from hydractl.parallel import refuse_shared_input
+from hydractl.parsing import number
 from hydractl.places import Content
 from hydractl.publish import STDOUT, is_stream
-from hydractl.settings import Role, Setting, by_default, check, flag, number, required, setting
+from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.asked import Reference
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming

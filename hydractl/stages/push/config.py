@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hydractl.errors import UsageError
 from hydractl.hub.names import check_branch, check_license, check_repository
-from hydractl.settings import Setting, by_default, bytes_of, check, flag, required, setting
+from hydractl.parsing import bytes_of
+from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 
 MAIN = "main"

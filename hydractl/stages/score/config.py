@@ -11,22 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
 from hydractl.parallel import refuse_shared_input
+from hydractl.parsing import bytes_of
 from hydractl.places import WEIGHTS
 from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
 from hydractl.scoring.settings import CIRCUIT, GATES, Settings
-from hydractl.settings import (
-    Composed,
-    Role,
-    Setting,
-    by_default,
-    bytes_of,
-    check,
-    declared,
-    flag,
-    required,
-    setting,
-)
+from hydractl.settings import Composed, Role, Setting, by_default, check, declared, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 

@@ -13,8 +13,9 @@ from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import Budget
 from hydractl.inputs import LARGEST_SIDE
 from hydractl.metrics.scores import KNN
+from hydractl.parsing import number, words
 from hydractl.places import DOCUMENT, WEIGHTS, output
-from hydractl.settings import LARGEST_SEED, Composed, Declared, Role, Setting, check, number, setting, words
+from hydractl.settings import LARGEST_SEED, Composed, Declared, Role, Setting, check, setting
 from hydractl.stages.shared.classes import FORMS, Naming
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from hydractl.errors import UsageError
-from hydractl.settings import Setting, check, number, required, setting, whole, written
+from hydractl.parsing import number, whole, written
+from hydractl.settings import Setting, check, required, setting
 from hydractl.wording import did_you_mean
 
 _real = partial(number, "option")

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.settings import Setting, by_default, check, flag, number, setting, spelled, words
+from hydractl.parsing import number, words
+from hydractl.settings import Setting, by_default, check, flag, setting, spelled
 from hydractl.wording import counted
 
 if TYPE_CHECKING:

@@ -1,0 +1,128 @@
+"""Texts of options as values: lists, numbers, sizes, and the `option=value,...` of a reference. Importing this loads no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
+from math import isfinite
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
+
+from hydractl.errors import UsageError
+from hydractl.settings import Declared
+from hydractl.wording import did_you_mean
+
+C = TypeVar("C")
+Cut: TypeAlias = Callable[[str, Iterable[str]], str]
+SHORT: Mapping[str, Cut] = MappingProxyType({})
+
+
+def words(option: str, text: str) -> tuple[str, ...]:
+    """Split a comma-separated list; `none` is the empty one.
+
+    Raises:
+        UsageError: If an item is empty.
+    """
+    found = () if text == "none" else tuple(item.strip() for item in text.split(","))
+    if not all(found):
+        raise UsageError(f"`{option} {text}`: an item of the list is empty")
+    return found
+
+
+def number(option: str, text: str) -> float:
+    """Read a finite number.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise UsageError(f"`{option}`: `{text}` is not a number") from error
+    if not isfinite(value):
+        raise UsageError(f"`{option}`: `{text}` is not finite")
+    return value
+
+
+def written(
+    kind: type[C], text: str, *, where: str, called: str, example: str, long: Mapping[str, Cut] = SHORT
+) -> C:
+    """Return the settings that `option=value,...` says: a reference's own, each declared as a field.
+
+    Args:
+        kind: A dataclass of declared fields.
+        text: What was typed; may be empty.
+        where: The whole reference, for messages.
+        called: What has these options, likewise.
+        example: A reference that is right, for hints.
+        long: Options whose value may hold commas: each with what cuts it off a text, given the names of all options.
+
+    Raises:
+        UsageError: If one is unknown, missing, given twice or out of range.
+    """
+    known = {d.name: d.setting for d in Declared.of(kind)}
+    given: dict[str, str] = {}
+    while text:
+        key, equals, rest = text.partition("=")
+        value = long[key](rest, {*known, *long}) if key in long else rest.partition(",")[0]
+        text = rest[len(value) + 1 :]
+        if not equals or not key or not value:
+            raise UsageError(
+                f"`{where}`: expected option=value, found `{key}{equals}`", hint=f"for example `{example}`"
+            )
+        if key in given:
+            raise UsageError(f"`{where}`: the option `{key}` is given twice")
+        if key not in known:
+            hint = did_you_mean(key, known) or (f"there are {', '.join(known)}" if known else None)
+            raise UsageError(f"`{where}`: `{called}` has no option `{key}`", hint=hint)
+        given[key] = value
+    for own in fields(kind):  # type: ignore[arg-type]  # a dataclass, which its bound cannot say
+        if own.default is MISSING and own.name not in given:
+            raise UsageError(f"`{where}`: `{called}` needs `{own.name}=`", hint=f"for example `{example}`")
+    try:
+        return kind(**{option: known[option].read(value) for option, value in given.items()})
+    except UsageError as error:
+        raise UsageError(f"`{where}`: {error.message}", hint=error.hint) from error
+
+
+def whole(text: str) -> int:
+    """Read a whole number.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"`{text}` is not a whole number") from error
+
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{kind}": base ** (i + 1)
+    for i, letter in enumerate("KMGT")
+    for kind, base in (("B", 1000), ("IB", 1024))
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
+
+
+def bytes_of(option: str, text: str) -> int:
+    """Return how many bytes a size such as `2GiB`, `512MB` or `1000000` is.
+
+    KB, MB, GB and TB are powers of 1000, KiB, MiB, GiB and TiB of 1024; upper and lower case are the same.
+
+    Args:
+        option: Where it was given, for messages.
+        text: What was given.
+
+    Raises:
+        UsageError: If it is no size, or less than one byte.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    size = float(found[1]) * _UNITS.get(found[2].upper(), 0) if found else 0.0
+    if not 1 <= size < 1 << 63:
+        raise UsageError(
+            f"`{option} {text}`: is not a size",
+            hint="a number and a unit: 512MB, 2GiB; without a unit, bytes",
+        )
+    return int(size)
