@@ -62,13 +62,21 @@ def require_one_process(command: str) -> None:
         )
 
 
-def refuse_shared_input(model: str) -> None:
-    """Refuse a model on standard input that several processes would read.
+def refuse_shared_input(*references: str, what: str = "model") -> None:
+    """Refuse standard input that several references name, or that several processes would read.
+
+    Args:
+        references: What is read, of which `-` is standard input.
+        what: What one of them is called.
 
     Raises:
-        UsageError: If it comes there.
+        UsageError: If it would be read more than once.
     """
-    if model == "-" and world_size() > 1:
+    if references.count("-") > 1:
+        raise UsageError(
+            f"only one {what} can come from standard input", hint="write the others to files first"
+        )
+    if "-" in references and world_size() > 1:
         raise UsageError("several processes cannot share standard input", hint="write it to a file first")
 
 

@@ -1,21 +1,66 @@
-"""Texts of options as values: lists, numbers, sizes, and the `option=value,...` of a reference. Importing this loads no torch."""
+"""What was typed, as values: a configuration of options, lists, numbers, sizes, and the `option=value,...` of a reference.
+
+Importing this loads no torch.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import MISSING, fields
 from math import isfinite
 from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
-from hydractl.settings import Declared
+from hydractl.settings import KEY, Composed, Declared, Setting, options_of
 from hydractl.wording import did_you_mean
 
 C = TypeVar("C")
 Cut: TypeAlias = Callable[[str, Iterable[str]], str]
 SHORT: Mapping[str, Cut] = MappingProxyType({})
+_MADE_OF: ContextVar[tuple[object, tuple[tuple[Declared, object], ...]] | None] = ContextVar(
+    "made_of", default=None
+)
+
+
+def configured(config: type[C], typed: Mapping[str, object]) -> C:
+    """Return the configuration that options make; what is None was not typed.
+
+    Raises:
+        UsageError: If a text cannot be read, or the configuration refuses itself.
+    """
+    values: dict[str, Any] = {}
+    kind: type[Any] = config
+    asked = tuple((o, typed[o.name]) for o in options_of(config) if typed[o.name] is not None)
+    given = {o.name: _read(o, value) for o, value in asked}
+    for option, _ in asked:  # what several options make knows its own bounds, under names that nobody typed
+        option.setting.check(option.name, given[option.name])
+    for f in fields(kind):
+        told = f.metadata.get(KEY)
+        if isinstance(told, Setting) and f.name in given:
+            values[f.name] = given[f.name]
+        elif isinstance(told, Composed):
+            names = (*(o.name for o in told.options), *told.also)
+            values[f.name] = told.make({name: given[name] for name in names if name in given})
+    made = config(**values)
+    _MADE_OF.set((made, asked))
+    return made
+
+
+def _read(option: Declared, typed: object) -> object:
+    try:
+        return option.setting.read(typed)
+    except UsageError as error:
+        error.hint = option.setting.hint(option.name, error.hint)
+        raise
+
+
+def made_of(config: object) -> tuple[tuple[Declared, object], ...] | None:
+    """Return the options that `configured` made a configuration of, and what was typed; None if it was not the last one made."""
+    latest, options = _MADE_OF.get() or (None, None)
+    return options if latest is config else None
 
 
 def words(option: str, text: str) -> tuple[str, ...]:

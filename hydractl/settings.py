@@ -5,23 +5,20 @@ Options of commands, help, completions and validation follow from the declaratio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
 from hydractl.wording import did_you_mean, exactly
 
 C = TypeVar("C")
 P = ParamSpec("P")
-_MADE_OF: ContextVar[tuple[object, tuple[tuple[Declared, object], ...]] | None] = ContextVar(
-    "made_of", default=None
-)
 LARGEST_SEED = 2**63 - 1  # what torch and numpy can begin with
 PLACEHOLDERS = ("{i}", "{name}")
 """What some commands replace in the name of an output: by a number, and by the name of an input."""
@@ -32,20 +29,65 @@ KEY = "setting"
 class Role(Enum):
     """What a setting's value is to the command's output."""
 
-    SHAPES = auto()
-    """Its value decides what is written."""
-    ASIDE = auto()
-    """It decides where or how fast, not what."""
-    MODEL = auto()
-    """Names models that are read."""
-    DATA = auto()
-    """Names data that are read."""
-    FILE = auto()
-    """Names files that are read, each an input of the lineage."""
-    CONTENT = auto()
-    """A text, or the name of a file or folder that says it."""
-    OUTPUT = auto()
-    """Names what is written."""
+    SHAPES = auto()  # its value decides what is written
+    ASIDE = auto()  # it decides where or how fast, not what
+    MODEL = auto()  # names models that are read
+    DATA = auto()  # names data that are read
+    FILE = auto()  # names files that are read, each an input of the lineage
+    CONTENT = auto()  # a text, or the name of a file or folder that says it
+    OUTPUT = auto()  # names what is written
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """Another setting that one goes, or does not go, with.
+
+    Attributes:
+        other: Its field, or a property that tells whether it is as needed; a dot leads into a configuration within.
+        values: Which of its values, or of its items, are meant; any that is set where empty.
+        own: Which values of the first setting this is about; any but the default where empty.
+        option: The field that messages name, where `other` is a property.
+        why: The reason, where the user needs it.
+        hint: What to type instead, where it is not to add or leave out one of the two.
+    """
+
+    other: str
+    values: Sequence[object] = ()
+    own: Sequence[object] = ()
+    option: str | None = None
+    why: str | None = None
+    hint: str | None = None
+
+    def is_met(self, config: object) -> bool:
+        """Return whether a configuration holds the other setting, with one of the values."""
+        current = attrgetter(self.other)(config)
+        if self.values:
+            return _holds(current, self.values)
+        return current is not None and current is not False and current != ()
+
+    def refusal(self, config: object, name: str, relation: str) -> UsageError:
+        """Return what a user is told of a field `name` for which it is violated."""
+        own = f"`{_as_typed(config, name)}`"
+        subject = f"`{_as_typed(config, name, getattr(config, name))}`" if self.own else own
+        other = self.option or self.other
+        current = f"`{_as_typed(config, other, attrgetter(other)(config))}`"
+        wanted = f"`{_as_typed(config, other, *self.values[:1])}`"
+        example = self.values[:1] or (_setting_of(config, other).example,)
+        hint = f"add `{_as_typed(config, other, *example)}`, or leave {own} out"
+        if relation == "excludes":
+            both = current if self.values else wanted
+            message, hint = f"{subject} and {both} exclude each other", "leave one of them out"
+        elif relation == "needs":
+            message = f"{subject} needs {wanted}"
+        elif self.option is not None or len(self.values) > 1:
+            message, hint = f"{subject} has no effect with {current}", f"leave {own} out"
+        else:
+            message = f"{subject} has no effect without {wanted}"
+        return UsageError(message + (f": {self.why}" if self.why else ""), hint=self.hint or hint)
+
+
+Constraints: TypeAlias = str | Constraint | tuple[str | Constraint, ...]
+"""Other settings; a text is a field of which any value will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +114,9 @@ class Setting:
         holds: Of an output: refuses a name that does not fit what is written there, told the option and the path.
         role: What its value is to the output.
         placeholders: Of an output: what may stand in its name for a part that differs from file to file.
+        needs: What must be set too.
+        only_with: Without what it has no effect.
+        excludes: What must not be set too.
     """
 
     help: str
@@ -93,6 +138,9 @@ class Setting:
     holds: Callable[[str, Path], None] | None = None
     role: Role = Role.SHAPES
     placeholders: tuple[str, ...] = ()
+    needs: Constraints = ()
+    only_with: Constraints = ()
+    excludes: Constraints = ()
 
     def read(self, typed: object) -> object:
         """Return the field's value of what a command line holds.
@@ -164,6 +212,42 @@ class Setting:
             between = f"between {exactly(low)} and {exactly(high)}" * (None not in {self.low, self.high})
             raise UsageError(refused + (between or " and ".join(wanted)))
 
+    @property
+    def example(self) -> str | None:
+        """What stands for its value in a hint: the metavar without what may follow."""
+        return (self.metavar or "").split("[::")[0] or None
+
+    def constraints(self, relation: str) -> list[Constraint]:
+        """Return the other settings that it `needs`, is `only_with` or `excludes`."""
+        others = getattr(self, relation)
+        return [
+            Constraint(other) if isinstance(other, str) else other
+            for other in (others if isinstance(others, tuple) else (others,))
+        ]
+
+
+def _holds(value: object, values: Sequence[object]) -> bool:
+    """Return whether a value, or an item of it, is among others."""
+    return any(item in values for item in (value if isinstance(value, tuple) else (value,)))
+
+
+def _setting_of(config: object, name: str) -> Setting:
+    """Return the declaration of a field, also of a configuration within."""
+    return next(
+        option.setting for option in options_of(type(config)) if option.name == name.rpartition(".")[-1]
+    )
+
+
+def _as_typed(config: object, name: str, *values: object) -> str:
+    """Return a setting's option with values, as a command line or a reference has it."""
+    setting = _setting_of(config, name)
+    if any(value is False for value in values):
+        return setting.spelled[0].split("/")[-1]
+    option = setting.option(name.rpartition(".")[-1])
+    given = [value for value in values if value is not True and value is not None]
+    texts = [",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in given]
+    return (" " if option.startswith("-") else "=").join((option, *texts))
+
 
 def _or(bound: float | None, default: float) -> float:
     return default if bound is None else bound
@@ -212,10 +296,7 @@ def by_default(value: object, told: Setting | Composed) -> Any:  # noqa: ANN401 
 
 
 def _setting(declare: Callable[P, Setting]) -> Callable[Concatenate[object, P], Any]:
-    def made(default: object, /, *args: P.args, **told: P.kwargs) -> Any:  # noqa: ANN401 - as above
-        return by_default(default, declare(*args, **told))
-
-    return made
+    return lambda default, /, *args, **declared_as: by_default(default, declare(*args, **declared_as))
 
 
 setting = _setting(Setting)
@@ -233,14 +314,33 @@ def declared(config: type[Any]) -> Mapping[str, Setting]:
     return MappingProxyType({name: found for name, found in told.items() if isinstance(found, Setting)})
 
 
-def check(config: object) -> None:
+def check(config: object, *, may_idle: bool = False) -> None:
     """Refuse values that contradict their declarations.
+
+    Args:
+        config: The configuration.
+        may_idle: Whether a setting may be given that another leaves without effect.
 
     Raises:
         UsageError: Naming the first.
     """
-    for name, setting in declared(type(config)).items():
+    settings = declared(type(config))
+    for name, setting in settings.items():
         setting.check(name, getattr(config, name))
+    defaults = {f.name: f.default for f in fields(config)}  # type: ignore[arg-type]  # a dataclass, as `declared` takes it
+    for relation in ("needs", "excludes") if may_idle else ("needs", "only_with", "excludes"):
+        for name, constraint in violations(config, relation):
+            if getattr(config, name) not in (None, defaults[name]):
+                raise constraint.refusal(config, name, relation)
+
+
+def violations(config: object, relation: str) -> Iterator[tuple[str, Constraint]]:
+    """Yield each setting, given or not, of which a constraint is not met, and that constraint."""
+    for name, setting in declared(type(config)).items():
+        for constraint in setting.constraints(relation):
+            concerned = not constraint.own or _holds(getattr(config, name), constraint.own)
+            if concerned and constraint.is_met(config) == (relation == "excludes"):
+                yield name, constraint
 
 
 def options_of(config: type[Any]) -> tuple[Declared, ...]:
@@ -256,44 +356,6 @@ def options_of(config: type[Any]) -> tuple[Declared, ...]:
         found.remove(option)
         found.insert([o.name for o in found].index(option.setting.after or "") + 1, option)
     return tuple(found)
-
-
-def configured(config: type[C], typed: Mapping[str, object]) -> C:
-    """Return the configuration that options make; what is None was not typed.
-
-    Raises:
-        UsageError: If a text cannot be read, or the configuration refuses itself.
-    """
-    values: dict[str, Any] = {}
-    kind: type[Any] = config
-    asked = tuple((o, typed[o.name]) for o in options_of(config) if typed[o.name] is not None)
-    given = {o.name: _read(o, value) for o, value in asked}
-    for option, _ in asked:  # what several options make knows its own bounds, under names that nobody typed
-        option.setting.check(option.name, given[option.name])
-    for f in fields(kind):
-        told = f.metadata.get(KEY)
-        if isinstance(told, Setting) and f.name in given:
-            values[f.name] = given[f.name]
-        elif isinstance(told, Composed):
-            names = (*(o.name for o in told.options), *told.also)
-            values[f.name] = told.make({name: given[name] for name in names if name in given})
-    made = config(**values)
-    _MADE_OF.set((made, asked))
-    return made
-
-
-def _read(option: Declared, typed: object) -> object:
-    try:
-        return option.setting.read(typed)
-    except UsageError as error:
-        error.hint = option.setting.hint(option.name, error.hint)
-        raise
-
-
-def made_of(config: object) -> tuple[tuple[Declared, object], ...] | None:
-    """Return the options that `configured` made a configuration of, and what was typed; None if it was not the last one made."""
-    latest, options = _MADE_OF.get() or (None, None)
-    return options if latest is config else None
 
 
 def spelled(name: str) -> str:

@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.errors import UsageError
-from hydractl.parsing import bytes_of, number, words
+from hydractl.parsing import bytes_of, configured, number, words
+from hydractl.rivals.reference import Laplace
 from hydractl.scoring.methods import METHODS
 from hydractl.settings import (
     Composed,
+    Constraint,
     Declared,
     Setting,
     by_default,
     check,
-    configured,
     declared,
     flag,
     options_of,
@@ -26,10 +28,12 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.training.recipes.recipe import Recipe
@@ -160,3 +164,62 @@ def test_bad_sizes(text):
         bytes_of("--x", text)
 
     assert "512MB" in caught.value.hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tied:
+    """A configuration of settings that go, or do not go, with others."""
+
+    way: str = setting("plain", "How.", choices=("plain", "fast", "slow"))
+    tries: int | None = setting(None, "How often.", metavar="N", only_with=Constraint("way", ("fast",)))
+    pause: int | None = setting(
+        None, "How long.", only_with=Constraint("way", ("fast", "slow"), why="else none")
+    )
+    log: str | None = setting(None, "Where to.", metavar="FILE[::K=V]")
+    level: int = setting(
+        0, "How much.", needs="log", excludes=("quick", Constraint("keeps", (False,), own=(7,)))
+    )
+    quick: bool = flag(Setting("Soon."))
+    keeps: bool = flag(Setting("Keep it.", spelled=("--keep/--drop",)), on=True)
+    named: int | None = setting(
+        None, "Bare.", spelled=("named",), only_with=Constraint("is_fast", option="way")
+    )
+
+    def __post_init__(self):
+        check(self)
+
+    @property
+    def is_fast(self):
+        return self.way == "fast"
+
+
+@pytest.mark.parametrize(("values", "message", "hint"), [
+    ({"tries": 0}, "`--tries` has no effect without `--way fast`", "add `--way fast`, or leave `--tries` out"),
+    ({"pause": 1}, "`--pause` has no effect with `--way plain`: else none", "leave `--pause` out"),
+    ({"level": 1}, "`--level` needs `--log`", "add `--log FILE`, or leave `--level` out"),
+    ({"level": 1, "log": "x", "quick": True}, "`--level` and `--quick` exclude each other", "leave one of them out"),
+    ({"level": 7, "log": "x", "keeps": False}, "`--level 7` and `--drop` exclude each other", "leave one of them out"),
+    ({"named": 1, "way": "slow"}, "`named` has no effect with `--way slow`", "leave `named` out"),
+])  # fmt: skip
+def test_what_does_not_go_with_another_setting_is_refused(values, message, hint):
+    with pytest.raises(UsageError) as caught:
+        Tied(**values)
+
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize("values", [
+    {}, {"way": "fast", "tries": 0, "pause": 1, "named": 0}, {"level": 7, "log": "x"}, {"quick": True, "keeps": False},
+    {"level": 1, "log": "x", "keeps": False},
+])  # fmt: skip
+def test_what_goes_with_another_setting_is_taken(values):
+    assert Tied(**values)
+
+
+def test_every_constraint_names_settings_that_are_there():
+    for config in (*DECLARING, ExportConfig, PredictConfig, BenchConfig, Laplace):
+        for told in declared(config).values():
+            for constraint in (c for r in ("needs", "only_with", "excludes") for c in told.constraints(r)):
+                named = constraint.option or constraint.other
+                options = declared(config) if "." not in named else [o.name for o in options_of(config)]
+                assert named.split(".")[-1] in options

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydractl.hubclient import without_bars
+from hydractl.parsing import configured
 from hydractl.progress import Progress, Silent
 from hydractl.runtime import enough_memory
-from hydractl.settings import Declared, Setting, configured, options_of
+from hydractl.settings import Declared, Setting, options_of
 from hydractl.wording import did_you_mean
 
 FIRST_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -13,9 +13,10 @@ import typer
 
 from hydractl.cli.output import Terminal
 from hydractl.errors import UnreadableError
+from hydractl.parsing import configured
 from hydractl.publish import STDOUT, is_stdout
 from hydractl.runtime import enough_memory
-from hydractl.settings import Declared, Setting, configured, options_of, spelled
+from hydractl.settings import Declared, Setting, options_of, spelled
 from hydractl.stages.shared.provenance import check_statement, write_statement
 
 C = TypeVar("C")

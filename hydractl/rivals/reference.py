@@ -16,7 +16,7 @@ from hydractl.data.presets.table import PREFIX
 from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import UsageError
 from hydractl.parsing import number, whole, written
-from hydractl.settings import LARGEST_SEED, Setting, by_default, check, required, setting
+from hydractl.settings import LARGEST_SEED, Constraint, Setting, by_default, check, required, setting
 
 DATA, VAL = "data", "val"
 KRON, FULL = "kron", "full"
@@ -69,7 +69,13 @@ class Laplace:
         PROBIT, "How logits of many weights become one.", choices=(PROBIT, SAMPLES), spelled=("predictive",)
     )
     samples: int | None = setting(
-        None, f"Weights to draw (default {DRAWS}).", parse=whole, low=1, high=256, spelled=("samples",)
+        None,
+        f"Weights to draw (default {DRAWS}).",
+        parse=whole,
+        low=1,
+        high=256,
+        spelled=("samples",),
+        only_with=Constraint("predictive", (SAMPLES,)),
     )
     prior: float | None = setting(
         None,
@@ -78,21 +84,18 @@ class Laplace:
         above=0.0,
         finite=True,
         spelled=("prior",),
+        excludes=Constraint("val", why="a prior is given or chosen, not both"),
     )
     val: DataRef | None = setting(
-        None, "Labelled held-out data: the prior is the one of the lowest NLL there.", parse=DataRef.parse
+        None,
+        "Labelled held-out data: the prior is the one of the lowest NLL there.",
+        parse=DataRef.parse,
+        spelled=("val",),
     )
     seed: int = by_default(0, SEED)
 
     def __post_init__(self) -> None:
         check(self)
-        if self.prior is not None and self.val is not None:
-            raise UsageError(
-                f"`prior={self.prior:g}` and `val={self.val}`: a prior is given or chosen, not both",
-                hint="leave one of them out",
-            )
-        if self.samples is not None and self.predictive != SAMPLES:
-            raise UsageError(f"`samples={self.samples}` has no effect without `predictive={SAMPLES}`")
         if self.samples is None and self.predictive == SAMPLES:
             object.__setattr__(self, "samples", DRAWS)
 

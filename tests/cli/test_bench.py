@@ -386,7 +386,7 @@ def test_time_is_told_of_a_model_that_does_not_train(others, folder, call):
         (("hydra.st", *SMALL), 2, "hydra.st: is a hydra, and rivals are made of an unpruned model"),
         (("base.st", *SMALL, "--rivals", "mc,packt"), 2, "there is no rival `packt`"),
         (("base.st", *SMALL, "--rivals", "mc,mc"), 2, "names one twice"),
-        (("base.st", *SMALL, "--start-epochs", "3"), 2, "`--start-epochs 3` has no effect without `--start`"),
+        (("base.st", *SMALL, "--start-epochs", "3"), 2, "`--start-epochs` has no effect without `--start`"),
         (("base.st", *SMALL[:-1], "a,b"), 2, "which a comma or a brace would break"),
         (("base.st", *SMALL, "--compare", "noise=m-0.st"), 2, "`noise` names two"),
         (("none.st", *SMALL), 3, "none.st"),

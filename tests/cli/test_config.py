@@ -118,8 +118,8 @@ def test_arguments_become_a_configuration(config, line, expected):
         ("inspect - - a.json", "only one file can come from standard input"),
         ("inspect a.json b.json --tensors", "`--tensors` lists those of one checkpoint"),
         ("inspect a.json --keep 3", "`--keep 3`: makes masks of scores that are compared or drawn"),
-        ("inspect a.json --force", "`--force` replaces the figure of `--plot`"),
-        ("inspect a.json b.json --force", "`--force` replaces the figure of `--plot`"),
+        ("inspect a.json --force", "`--force` has no effect without `--plot`"),
+        ("inspect a.json b.json --force", "`--force` has no effect without `--plot`"),
         ("inspect a.json b.json --keep 3 --remove 2", "`--keep` and `--remove` exclude each other"),
         (
             "inspect a.json b.json --plot heads.pdf",

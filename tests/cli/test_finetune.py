@@ -98,7 +98,7 @@ def test_the_result_for_a_script(call, asked):
     (["--lr", "fast"], 2, "`fast` is not a number"),
     (["--recipe", "mnist"], 2, "`mnist` is not one of `imagenet1k`, `cifar100`"),
     (["--optimizer", "adam"], 2, "`adam` is not one of"),
-    (["--momentum", "0.5"], 2, "`--momentum` has no effect with `--optimizer adamw`"),
+    (["--momentum", "0.5"], 2, "`--momentum` has no effect without `--optimizer sgd`"),
     (["--keep-last", "--early-stop", "2"], 2, "`--keep-last` and `--early-stop` exclude each other"),
     (["--train", "gates"], 2, "`--train gates`"),
     (["--steps", "1", "--epochs", "1"], 2, "exclude each other"),

@@ -15,9 +15,10 @@ from hydractl.cli import command
 from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
 from hydractl.cli.commands.bench.config import BenchConfig
+from hydractl.parsing import configured
 from hydractl.rivals.reference import KINDS
 from hydractl.scoring.methods import METHODS, SETTINGS
-from hydractl.settings import KEY, LARGEST_SEED, Composed, Declared, configured, declared, options_of, spelled
+from hydractl.settings import KEY, LARGEST_SEED, Composed, Declared, declared, options_of, spelled
 from hydractl.stages.datasets.config import DataConfig
 from hydractl.stages.doctor.config import DoctorConfig
 from hydractl.stages.evaluate.config import EvalConfig

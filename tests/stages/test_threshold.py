@@ -229,7 +229,7 @@ REFUSED = {
     "a percentage": (["--threshold-for", "risk<=5"], "1 % is written 0.01: `--threshold-for 'risk<=0.05'`"),
     "no bound": (["--threshold-for", "risk"], "expected `risk<=R`"),
     "nothing to store": (["--store", "c.st"], "`--store`: there is nothing to store"),
-    "delta alone": (["--delta", "0.1"], "`--delta 0.1`: no effect without `--threshold-for`"),
+    "delta alone": (["--delta", "0.1"], "`--delta` has no effect without `--threshold-for`"),
     "delta of 1": (["--threshold-for", "risk<=0.1", "--delta", "1"], "`--delta 1`: must be"),
 }
 

@@ -9,7 +9,7 @@ from hydractl.errors import UsageError
 from hydractl.metrics.scores import MSP, OF_ONE, SCORES
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
-from hydractl.settings import check, setting
+from hydractl.settings import Constraint, check, setting
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SEARCHES = ("exact", "lazy")
 RECHECK = 24
 DOUBT = 0.5
+LAZY = Constraint("search", ("lazy",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,12 @@ class CircuitSettings(Settings):
         panel=CIRCUIT,
     )
     recheck: int | None = setting(
-        None, f"lazy: every head at each N-th removal (default {RECHECK}).", low=1, metavar="N", panel=CIRCUIT
+        None,
+        f"lazy: every head at each N-th removal (default {RECHECK}).",
+        low=1,
+        metavar="N",
+        panel=CIRCUIT,
+        only_with=LAZY,
     )
     """None where the search is exact."""
     doubt: float | None = setting(
@@ -57,6 +63,7 @@ class CircuitSettings(Settings):
         low=0,
         metavar="X",
         panel=CIRCUIT,
+        only_with=LAZY,
     )
     """None where the search is exact."""
     swaps: int | None = setting(
@@ -67,6 +74,7 @@ class CircuitSettings(Settings):
         low=0,
         metavar="N",
         panel=CIRCUIT,
+        only_with=LAZY,
     )
     """None for the default, and where the search is exact."""
 
@@ -88,11 +96,6 @@ class CircuitSettings(Settings):
                 f"`--ood-score` has no effect with `--objective {objective.text}`",
                 hint="leave it out, or take an objective that reads OOD data, such as `avg`",
             )
-        for name in ("recheck", "doubt", "swaps"):
-            if getattr(self, name) is not None and self.search != "lazy":
-                raise UsageError(
-                    f"`--{name}` has no effect without `--search lazy`", hint="add that, or leave it out"
-                )
 
     @property
     def budget_means(self) -> BudgetMeaning:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hydractl.errors import UsageError
 from hydractl.scoring.settings import GATES, BudgetMeaning, Settings
-from hydractl.settings import Setting, by_default, check, setting, spelled
+from hydractl.settings import Constraint, Setting, by_default, check, setting
 
 JOINT = "joint"
+SOFT = Constraint("estimator", ("soft",), why="no other has a temperature")
 GATE_LR = Setting(
     "Learning rate of the gates (default: l0 0.1, dsp 0.5).",
     above=0.0,
@@ -44,6 +44,7 @@ class GateSettings(Settings):
         finite=True,
         metavar="LR",
         panel=GATES,
+        only_with=Constraint("training", (JOINT,), why="else the weights stay as they are"),
     )
     """None where the weights are frozen."""
 
@@ -55,11 +56,6 @@ class GateSettings(Settings):
     def _complete(self, *, epochs: int) -> None:
         """Check the values, and fill in those that hang on others: a pass over the data by default, a joint rate."""
         check(self)
-        if self.weights_lr is not None and not self.trains_weights:
-            raise UsageError(
-                "`--weights-lr` has no effect with `--training pipelined`, which leaves the weights as they are",
-                hint="add `--training joint`",
-            )
         object.__setattr__(self, "epochs", epochs if self.epochs is None else self.epochs)
         if self.trains_weights and self.weights_lr is None:
             object.__setattr__(self, "weights_lr", 2e-5)
@@ -101,6 +97,7 @@ class DspSettings(GateSettings):
         finite=True,
         metavar="T",
         panel=GATES,
+        only_with=SOFT,
     )
     """None for `ste`, as `cooldown` is."""
     cooldown: float | None = setting(
@@ -113,19 +110,14 @@ class DspSettings(GateSettings):
         tells=False,
         metavar="F",
         panel=GATES,
+        only_with=SOFT,
     )
 
     def __post_init__(self) -> None:
-        for name, default in {"temperature": 1e3, "cooldown": 2 / 3}.items():
-            given = getattr(self, name)
-            if given is not None and self.estimator != "soft":
-                raise UsageError(
-                    f"`{spelled(name)}` has no effect with `--estimator {self.estimator}`, which has no temperature",
-                    hint=f"leave `{spelled(name)}` out, or add `--estimator soft`",
-                )
-            if self.estimator == "soft":
-                object.__setattr__(self, name, default if given is None else given)
         self._complete(epochs=3 if self.training == JOINT else 1)
+        if self.estimator == "soft":
+            object.__setattr__(self, "temperature", 1e3 if self.temperature is None else self.temperature)
+            object.__setattr__(self, "cooldown", 2 / 3 if self.cooldown is None else self.cooldown)
 
     @property
     def budget_means(self) -> BudgetMeaning:

@@ -18,7 +18,7 @@ from hydractl.metrics.table import FIT, TEMPERATURE, VAL, choose_metrics, needin
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
 from hydractl.rivals.reference import BayesVlm, Laplace, Rival, Vilu
-from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.fail_if import DELTA, OPTION, Condition, parse_risk
 from hydractl.stages.evaluate.refs import (
     OOD_STREAMS,
@@ -88,18 +88,33 @@ class EvalConfig:
         metavar="NAME[:1-5]",
         panel=DATA,
     )
-    fit: DataRef | None = by_default(None, replace(shared.FIT, panel=DATA))
+    fit: DataRef | None = by_default(
+        None,
+        replace(
+            shared.FIT,
+            panel=DATA,
+            only_with=Constraint(
+                "scores",
+                tuple(FITTED),
+                option="ood_score",
+                why="no OOD score of features is measured",
+                hint=f"leave it out, or add `{KNN}` to `--ood-score`",
+            ),
+        ),
+    )
     ood_val: tuple[NamedData, ...] = by_default(
         (),
         replace(
             OOD_STREAMS,
             help="Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs "
             "`--val`.",
+            needs=Constraint("val", why="it is told from held-out ID data, which no test has seen"),
         ),
     )
     val: DataRef | None = setting(
         None,
         "Held-out ID data, which `--ood-val` is told from.",
+        only_with="ood_val",
         parse=STREAM,
         metavar=shared.DATA_METAVAR,
         panel=DATA,
@@ -124,7 +139,17 @@ class EvalConfig:
         metavar="SCORE,...",
         panel=TABLE,
     )
-    knn_k: int | None = by_default(None, replace(shared.KNN_K, panel=TABLE))
+    knn_k: int | None = by_default(
+        None,
+        replace(
+            shared.KNN_K,
+            panel=TABLE,
+            only_with=(
+                Constraint("ood_score", (KNN,)),
+                Constraint("fit", why="what a checkpoint holds has its own"),
+            ),
+        ),
+    )
     latency: bool = flag(
         Setting("Measure time too.", spelled=("--latency/--no-latency",), panel=TABLE), on=True
     )
@@ -155,6 +180,7 @@ class EvalConfig:
         tells=False,
         metavar="D",
         panel=THRESHOLD,
+        only_with="threshold_for",
     )
     store: Path | None = setting(
         None,
@@ -203,10 +229,7 @@ class EvalConfig:
         check_distinct([row.name for row in self.rows], what="rows", option="--compare")
         check_distinct([d.name for d in self.ood + self.ood_val], what="OOD data sets", option="--near")
         models = [m for row in self.rows for m in row.models]
-        if models.count("-") > 1:
-            raise UsageError("only one model can come from standard input")
-        for model in models:
-            refuse_shared_input(model)
+        refuse_shared_input(*models)
         written = [path for path in (self.out, self.save_predictions, self.store) if path is not None]
         if len({*written}) < len(written):
             names = "`-o`" if self.store is None else "`-o`, `--store`"
@@ -252,10 +275,6 @@ class EvalConfig:
                 )
 
     def _check_threshold(self) -> None:
-        if self.delta is not None and self.threshold_for is None:
-            raise UsageError(
-                f"`--delta {self.delta:g}`: no effect without `{OPTION}`", hint=f"add `{OPTION} 'risk<=0.01'`"
-            )
         given = not (self.threshold_for is None and self.temperature is None and self.fit is None)
         if self.store is not None and not given:
             raise UsageError(
@@ -273,35 +292,10 @@ class EvalConfig:
             )
         if len({*self.scores}) < len(self.scores):
             raise UsageError(f"`--ood-score {','.join(self.scores)}` names a score twice")
-        self._check_fitted()
-        if (self.val is None) != (not self.ood_val):
-            raise UsageError(
-                "`--val` has no effect without `--ood-val`"
-                if self.val
-                else "`--ood-val` is told from held-out ID data",
-                hint="add `--ood-val NAME=DATA`" if self.val else "add `--val DATA`, which no test has seen",
-            )
         if self.ood_val and len(self.scores) == 1:
             raise UsageError(
                 "`--ood-val`: there is but one OOD score, so none to choose",
                 hint="name several: `--ood-score msp,energy,knn`",
-            )
-
-    def _check_fitted(self) -> None:
-        """Refuse what scores of features need without them; whether models hold these, who opens them looks at."""
-        if not self.fitted and self.fit is not None:
-            raise UsageError(
-                "`--fit` has no effect: no OOD score of features is measured",
-                hint=f"leave it out, or add `--ood-score {','.join((*self.scores, KNN))}`",
-            )
-        if self.knn_k is not None and KNN not in self.scores:
-            raise UsageError(
-                f"`--knn-k {self.knn_k}`: no effect without `--ood-score {KNN}`", hint="leave it out"
-            )
-        if self.knn_k is not None and self.fit is None:
-            raise UsageError(
-                f"`--knn-k {self.knn_k}`: no effect without `--fit`, as what a checkpoint holds has its own",
-                hint="leave it out, or add `--fit DATA`",
             )
 
     @property

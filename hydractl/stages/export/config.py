@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from hydractl.errors import UsageError
 from hydractl.places import DOCUMENT, Content
-from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 ONNX, PT2 = ".onnx", ".pt2"
 FORMATS = (ONNX, PT2)
 QUANTIZED = ("int8",)
+
+
+MEASURED_ON = Constraint("data", why="it is labelled data that are measured on", hint="add `--data DATA`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class ExportConfig:
         "measured.",
         choices=QUANTIZED,
         metavar="int8",
+        needs=MEASURED_ON,
+        only_with=Constraint("form", (ONNX,), option="out", why=f"it is for {ONNX}"),
     )
     data: str | None = setting(
         None,
@@ -53,6 +57,7 @@ class ExportConfig:
         None,
         f"OOD data, to measure the AUROC with; also {shared.UNLABELLED_SOURCES}.",
         metavar=shared.DATA_METAVAR,
+        needs=MEASURED_ON,
         role=Role.DATA,
     )
     tolerance: float = setting(
@@ -68,6 +73,7 @@ class ExportConfig:
         "Write what was measured on `--data`, as `eval` reports it.",
         metavar="PATH",
         holds=DOCUMENT,
+        needs=MEASURED_ON,
         shows=False,
         role=Role.OUTPUT,
     )
@@ -81,18 +87,6 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.quantize is not None and self.form != ONNX:
-            raise UsageError(f"`--quantize` is for .onnx, not {self.form}", hint="leave it out")
-        if self.data is None:
-            for option, given in (
-                ("--ood", self.ood),
-                ("--report", self.report),
-                ("--quantize", self.quantize),
-            ):
-                if given is not None:
-                    raise UsageError(
-                        f"`{option}` needs labelled data to measure on", hint="add `--data DATA`"
-                    )
 
     @property
     def form(self) -> str:

@@ -12,7 +12,18 @@ from hydractl.errors import UsageError
 from hydractl.parallel import refuse_shared_input
 from hydractl.parsing import words
 from hydractl.publish import is_stream
-from hydractl.settings import Composed, Declared, Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import (
+    Composed,
+    Constraint,
+    Declared,
+    Role,
+    Setting,
+    by_default,
+    check,
+    flag,
+    required,
+    setting,
+)
 from hydractl.stages.shared import settings as shared
 from hydractl.training.methods.reference import METHODS, Method, Mimo, Packed, members_of, parse_method, told
 from hydractl.training.recipes.named import RECIPES, recipe_of
@@ -71,6 +82,9 @@ class FinetuneConfig:
         "shared",
         "Of a hydra without a trunk: all members see the same batches, or each has an order and augmentation of its own.",
         choices=("shared", "own"),
+        excludes=Constraint(
+            "teacher", own=("own",), why="teachers see one batch, and members would see several"
+        ),
     )
     """Member m's own are those of `order_seed` + m."""
     teacher: tuple[str, ...] = setting(
@@ -87,6 +101,7 @@ class FinetuneConfig:
         f"Divides logits before their softmaxes are compared (default {TEMPERATURE:g}).",
         above=0.0,
         panel=TEACHERS,
+        only_with="teacher",
     )
     teacher_weight: float | None = setting(
         None,
@@ -95,6 +110,7 @@ class FinetuneConfig:
         high=1.0,
         tells=False,
         panel=TEACHERS,
+        only_with="teacher",
     )
     gradient_checkpointing: bool = flag(
         Setting(
@@ -108,6 +124,11 @@ class FinetuneConfig:
         Setting(
             "Compile the model's part of a training step, as one graph: minutes at first, then faster. It rounds otherwise.",
             panel=shared.MACHINE,
+            excludes=Constraint(
+                "gradient_checkpointing",
+                why="what drops draw would not come again",
+                hint="leave one of them out; a compiled step holds less by itself",
+            ),
         )
     )
     save_every: int | None = setting(
@@ -118,6 +139,12 @@ class FinetuneConfig:
         metavar="STEPS",
         panel=shared.MACHINE,
         role=Role.ASIDE,
+        only_with=Constraint(
+            "state",
+            option="out",
+            why="a stream leaves no place to go on from",
+            hint="name a file with `-o`, or leave `--save-every` out",
+        ),
     )
     seed: int = by_default(0, shared.SEED)
     """Of random weights, a new classifier, the order of the data, augmentation and dropout, as far as these have none of
@@ -129,7 +156,13 @@ class FinetuneConfig:
     dropout_seed: int | None = by_default(
         None, replace(shared.SEED, help="Seed of dropout (default: --seed).")
     )
-    head_seed: int | None = by_default(None, shared.HEAD_SEED)
+    head_seed: int | None = by_default(
+        None,
+        replace(
+            shared.HEAD_SEED,
+            excludes=Constraint("recipe.reset_head", (False,), why="no classifier is drawn"),
+        ),
+    )
     num_classes: int | None = by_default(None, shared.NUM_CLASSES)
     pooling: str | None = by_default(None, shared.POOLING)
     images: shared.Images = by_default(shared.Images(), shared.IMAGES)
@@ -154,30 +187,13 @@ class FinetuneConfig:
                 f"`--method {self.method}` and `--teacher` exclude each other: its members learn from labels alone",
                 hint="leave one of them out",
             )
-        if self.save_every is not None and self.state is None:
-            raise UsageError(
-                f"`--save-every` has no effect with `-o {self.out}`: a stream leaves no place to go on from",
-                hint="name a file with `-o`, or leave `--save-every` out",
-            )
         if self.arch is not None and self.model.startswith("arch:"):
             raise UsageError(
                 f"`--arch` has no effect with `{self.model}`, which names its architecture",
                 hint="leave `--arch` out",
             )
-        if self.keep_head and self.head_seed is not None:
-            raise UsageError(
-                f"`--head-seed {self.head_seed}` has no effect with `--keep-head`: no classifier is drawn",
-                hint="leave one of them out",
-            )
-        if self.compile and self.gradient_checkpointing:
-            raise UsageError(
-                "`--compile` and `--gradient-checkpointing` exclude each other: what drops draw would not come again",
-                hint="leave one of them out; a compiled step holds less by itself",
-            )
         self._check_stream()
-        self._check_teachers()
-        for reference in (self.model, *self.teacher):
-            refuse_shared_input(reference)
+        refuse_shared_input(self.model, *self.teacher)
 
     def _check_stream(self) -> None:
         if self.data.endless and self.data.buffer is None:
@@ -190,22 +206,6 @@ class FinetuneConfig:
                 f"`--batches own`: each member would read `{self.data}` in an order of its own",
                 hint="leave one of them out, or add `limit=N` in the place of `buffer`",
             )
-
-    def _check_teachers(self) -> None:
-        given = {"--teacher-temperature": self.teacher_temperature, "--teacher-weight": self.teacher_weight}
-        for option, value in given.items():
-            if value is not None and not self.teacher:
-                raise UsageError(
-                    f"`{option} {value:g}` has no effect without `--teacher`",
-                    hint=f"name teachers, or leave `{option}` out",
-                )
-        if self.apart and self.teacher:
-            raise UsageError(
-                "`--batches own` and `--teacher` exclude each other: teachers see one batch, and members would see several",
-                hint="leave one of them out",
-            )
-        if (self.model, *self.teacher).count("-") > 1:
-            raise UsageError("only one model can come from standard input")
 
     @property
     def trains_by(self) -> Method | None:

@@ -11,6 +11,7 @@ from hydractl.errors import UsageError
 from hydractl.parallel import refuse_shared_input
 from hydractl.settings import (
     Composed,
+    Constraint,
     Declared,
     Role,
     Setting,
@@ -25,6 +26,12 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 AUTO, MEASURING = "auto", "Measuring"
+
+
+OWNED, OWN_FEWER = (
+    "members own every block then",
+    "leave one of them out, or own fewer blocks: `--own-from L`",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +143,7 @@ class FuseConfig:
         None,
         "Average MLPs that differ, or keep each member's own (default: merge; with `--merge-trunk`: keep).",
         choices=("merge", "keep"),
+        excludes=Constraint("own_from", (0,), own=("merge",), why=OWNED, hint=OWN_FEWER),
     )
     """`merge` is the paper's."""
     merge_trunk: int | str | None = setting(
@@ -146,6 +154,13 @@ class FuseConfig:
         low=0,
         tells=False,
         metavar="L|auto",
+        needs=Constraint(
+            "measuring.data",
+            own=(AUTO,),
+            why="it measures what merging costs",
+            hint="add `--data DATA`, labelled and held out",
+        ),
+        excludes=Constraint("own_from", (0,), own=(AUTO,), why=OWNED, hint=OWN_FEWER),
     )
     """0 averages nothing. Each of several towers is cut at its own depth."""
     max_loss: float | None = setting(
@@ -154,6 +169,7 @@ class FuseConfig:
         low=0.0,
         tells=False,
         metavar="NATS",
+        only_with=Constraint("merge_trunk", (AUTO,)),
     )
     """Over the NLL of the members' ensemble: each of the two at its own temperature where one is fitted, both at the number that
     is given or stored."""
@@ -177,11 +193,7 @@ class FuseConfig:
         check(self)
         if not self.models:
             raise UsageError("nothing to fuse", hint="`hydractl fuse a.st b.st c.st -o hydra.st`")
-        if sum(m == "-" for m in self.models) > 1:
-            raise UsageError("only one member can come from standard input")
-        for model in self.models:
-            refuse_shared_input(model)
-        self._check_owning()
+        refuse_shared_input(*self.models, what="member")
         if self.force_merge and not self.merges:
             raise UsageError(
                 "`--force-merge` has no effect: nothing is averaged",
@@ -190,15 +202,6 @@ class FuseConfig:
                 else "add `--merge-trunk L` or `--mlp merge`, or leave it out",
             )
         self._check_merge_trunk()
-
-    def _check_owning(self) -> None:
-        """Refuse to average what members own: with `--own-from 0` that is every block."""
-        merging = "`--merge-trunk auto`" if self.auto else "`--mlp merge`" if self.mlp == "merge" else None
-        if self.own_from == 0 and merging is not None:
-            raise UsageError(
-                f"{merging} has no effect: with `--own-from 0` members own every block",
-                hint=f"leave {merging} out, or own fewer blocks: `--own-from L`",
-            )
 
     def _check_merge_trunk(self) -> None:
         if (
@@ -209,15 +212,6 @@ class FuseConfig:
             raise UsageError(
                 f"`--own-from {self.own_from}`: members cannot own blocks that `--merge-trunk {self.merge_trunk}` averages",
                 hint=f"add `--own-from {self.merge_trunk}`, or a lower `--merge-trunk`",
-            )
-        if self.auto and self.measuring.data is None:
-            raise UsageError(
-                "`--merge-trunk auto` measures what merging costs",
-                hint="add `--data DATA`, labelled and held out",
-            )
-        if self.max_loss is not None and not self.auto:
-            raise UsageError(
-                f"`--max-loss {self.max_loss:g}`: no effect without `--merge-trunk auto`", hint="leave it out"
             )
 
     @property

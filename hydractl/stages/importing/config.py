@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from hydractl.errors import UsageError
+from hydractl.parsing import configured, made_of
 from hydractl.settings import (
     PLACEHOLDERS,
     Role,
     Setting,
     by_default,
     check,
-    configured,
     flag,
-    made_of,
     options_of,
     required,
     setting,
@@ -98,7 +97,7 @@ class ImportConfig:
     tokenizer: Path | None = setting(
         None, "For texts: a folder, or a tokenizer.json.", metavar="PATH", role=Role.CONTENT
     )
-    ema: bool = flag(Setting("Take the exponential moving average of the weights."))
+    ema: bool = flag(Setting("Take the exponential moving average of the weights.", excludes="weights_key"))
     weights_key: str | None = setting(
         None,
         "Take the weights beneath this key of the file, or whose names begin with it: `teacher`.",
@@ -120,8 +119,6 @@ class ImportConfig:
     def __post_init__(self) -> None:
         check(self)
         self.written()
-        if self.ema and self.weights_key is not None:
-            raise UsageError("`--ema` and `--weights-key` exclude each other", hint="leave one of them out")
         if self.folder is not None and self.tokenizer is not None:
             raise UsageError(
                 f"`--tokenizer` goes with an architecture's name; the folder `{self.folder}` has its own",

@@ -10,7 +10,7 @@ from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
 from hydractl.places import Content
 from hydractl.reporting.picture import FORMATS
-from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.settings import Constraint, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 
 
@@ -38,7 +38,9 @@ class InspectConfig:
         metavar="PATH",
         holds=Content(what="a figure", suffixes=FORMATS, decides=True, streams=False),
     )
-    force: bool = flag(Setting("Replace an existing figure."))
+    force: bool = flag(
+        Setting("Replace an existing figure.", only_with=Constraint("plot", why="nothing else is written"))
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -57,8 +59,6 @@ class InspectConfig:
             check_local(file)
         if self.files.count("-") > 1:
             raise UsageError("only one file can come from standard input")
-        if self.force and self.plot is None:
-            raise UsageError("`--force` replaces the figure of `--plot`; nothing else is written")
 
     @property
     def compares(self) -> bool:

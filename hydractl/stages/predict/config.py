@@ -15,7 +15,7 @@ from hydractl.parallel import refuse_shared_input
 from hydractl.parsing import number
 from hydractl.places import Content
 from hydractl.publish import STDOUT, is_stream
-from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.asked import Reference
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
@@ -90,8 +90,25 @@ class PredictConfig:
         metavar="SCORE",
         choices=EVERY,
     )
-    fit: DataRef | None = by_default(None, shared.FIT)
-    knn_k: int | None = by_default(None, shared.KNN_K)
+    fit: DataRef | None = by_default(
+        None,
+        replace(
+            shared.FIT,
+            excludes=Constraint(
+                "ood_score",
+                tuple(SCORES),
+                why="that is no OOD score of features",
+                hint=f"leave one of them out, or choose from {', '.join(FITTED)}",
+            ),
+        ),
+    )
+    knn_k: int | None = by_default(
+        None,
+        replace(
+            shared.KNN_K,
+            only_with=("fit", Constraint("ood_score", (None, KNN), hint=f"leave it out, or take `{KNN}`")),
+        ),
+    )
     threshold: float | Path | None = setting(
         None,
         "Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses "
@@ -122,7 +139,6 @@ class PredictConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        self._check_fit()
         if isinstance(self.threshold, float) and self.ood_score is not None:
             check_bound(self.ood_score, self.threshold)
         if not self.data:
@@ -135,19 +151,6 @@ class PredictConfig:
             if given != LINES and image_path(given) is None:
                 parsed(given)
         refuse_shared_input(self.model)
-
-    def _check_fit(self) -> None:
-        """Refuse training data that no score looks at."""
-        if self.fit is not None and self.ood_score in SCORES:
-            raise UsageError(
-                f"`--fit` has no effect: `{self.ood_score}` is no OOD score of features",
-                hint=f"leave it out, or choose from {', '.join(FITTED)}",
-            )
-        if self.knn_k is not None and (self.fit is None or self.ood_score not in {None, KNN}):
-            raise UsageError(
-                f"`--knn-k {self.knn_k}`: no effect without `--ood-score {KNN} --fit DATA`",
-                hint="leave it out",
-            )
 
     @property
     def neighbours(self) -> int:

@@ -13,6 +13,7 @@ from hydractl.places import is_folder
 from hydractl.publish import is_stream
 from hydractl.settings import (
     Composed,
+    Constraint,
     Declared,
     Role,
     Setting,
@@ -166,7 +167,14 @@ class PruneConfig:
     out: Path = required(shared.OUT_MEMBERS)
     """With several members its name holds `{i}`."""
     scores: tuple[Path, ...] = setting(
-        (), "Scores; several make one member each. `-` is standard input.", metavar="JSON", role=Role.FILE
+        (),
+        "Scores; several make one member each. `-` is standard input.",
+        metavar="JSON",
+        role=Role.FILE,
+        excludes=Constraint(
+            "masks",
+            hint="drop `--scores` to keep the heads of the mask, or `--mask` to choose heads by their scores",
+        ),
     )
     masks: tuple[Path, ...] = setting(
         (),
@@ -224,8 +232,6 @@ class PruneConfig:
         if self.budget is not None and self.auto:
             raise ValueError("a budget is given or left to the scores, not both")
         self._check_source()
-        for given in (self.model, *map(str, self.scores)):
-            refuse_shared_input(given)
         if self.strategy is None:
             self._check_implied()
         else:
@@ -243,15 +249,7 @@ class PruneConfig:
 
     def _check_source(self) -> None:
         """Refuse both or neither of scores and masks, and what does not go with the one that is given."""
-        if [self.model, *map(str, (*self.scores, *self.masks))].count("-") > 1:
-            raise UsageError(
-                "only one input can come from standard input", hint="write the others to files first"
-            )
-        if self.scores and self.masks:
-            raise UsageError(
-                "`--scores` and `--mask` exclude each other",
-                hint="drop `--scores` to keep the heads of the mask, or `--mask` to choose heads by their scores",
-            )
+        refuse_shared_input(self.model, *map(str, (*self.scores, *self.masks)), what="input")
         if self.masks and (
             self.strategy or self.budget or self.auto or self.per_layer or self.members > 1
             or self.pool is not None or self.diverge_from

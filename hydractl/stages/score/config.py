@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -16,13 +16,27 @@ from hydractl.places import WEIGHTS
 from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
 from hydractl.scoring.settings import CIRCUIT, GATES, Settings
-from hydractl.settings import Composed, Role, Setting, by_default, check, declared, flag, required, setting
+from hydractl.settings import (
+    Composed,
+    Constraint,
+    Role,
+    Setting,
+    by_default,
+    check,
+    declared,
+    flag,
+    required,
+    setting,
+)
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option
     from hydractl.manifest.heads import HeadScores
+
+READING = Constraint("entry.needs_data", option="method", why="it reads no data")
+SEARCHING = Constraint("entry.searches", option="method", hint="leave it out; it is for `--method circuit`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +62,14 @@ class ScoreConfig:
         role=Role.DATA,
     )
     limit: int | None = setting(
-        None, "Use N samples of it, drawn with the seed (hies: 32 by default).", low=1, metavar="N"
+        None,
+        "Use N samples of it, drawn with the seed (hies: 32 by default).",
+        low=1,
+        metavar="N",
+        only_with=READING,
     )
     """None for the method's own default."""
-    max_length: int | None = by_default(None, shared.MAX_LENGTH)
+    max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, only_with=READING))
     given: Mapping[str, Option] = by_default({}, Composed(dict, SETTINGS))
     """The method's own settings as far as they are not its defaults."""
     ood: str | None = setting(
@@ -71,6 +89,7 @@ class ScoreConfig:
         after="recheck",
         parse=partial(bytes_of, "--max-memory"),
         role=Role.ASIDE,
+        only_with=SEARCHING,
     )
     trained: Path | None = setting(
         None,
@@ -103,6 +122,7 @@ class ScoreConfig:
             "they compute. It changes results by no more than rounding.",
             panel=shared.MACHINE,
             role=Role.ASIDE,
+            only_with=SEARCHING,
         )
     )
     estimate: bool = flag(
@@ -110,6 +130,7 @@ class ScoreConfig:
             "circuit: value a few candidates, and say how long the whole search takes, how much memory, and on how many devices; "
             "write nothing.",
             role=Role.ASIDE,
+            only_with=SEARCHING,
         )
     )
     force: bool = flag(shared.FORCE_ANEW)
@@ -131,23 +152,6 @@ class ScoreConfig:
                 "`--ood` is read only by `--method circuit` whose objective reads it: `ood`, `avg`, `fpr95` or a sum with one",
                 hint="leave it out",
             )
-        for option, value in (("--limit", self.limit), ("--max-length", self.max_length)):
-            if value is not None and not self.entry.needs_data:
-                raise UsageError(
-                    f"`{option}` has no effect with `--method {self.method}`, which reads no data",
-                    hint="leave it out",
-                )
-        of_searches = {
-            "--max-memory": self.max_memory is not None,
-            "--compile": self.compile,
-            "--estimate": self.estimate,
-        }
-        for option, is_given in of_searches.items():
-            if is_given and not self.entry.searches:
-                raise UsageError(
-                    f"`{option}` has no effect with `--method {self.method}`",
-                    hint="leave it out; it is for `--method circuit`",
-                )
         refuse_shared_input(self.model)
         if self.trained is not None and not self.settings.trains_weights:
             learns = "training" in declared(self.entry.settings)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, DataRef
 from hydractl.errors import HydraError, InputError
 from hydractl.jsonfile import compact
+from hydractl.parsing import made_of
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, digest_files, digest_text
-from hydractl.settings import KEY, Declared, Role, Setting, declared, made_of
+from hydractl.settings import KEY, Declared, Role, Setting, declared
 from hydractl.source import folder_files, is_index, locate, of_hub, split_options
 
 if TYPE_CHECKING:

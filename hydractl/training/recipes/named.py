@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from hydractl.errors import UsageError
 from hydractl.settings import declared, spelled
-from hydractl.training.recipes.recipe import EXCLUSIVE, PARTS, Recipe
+from hydractl.training.recipes.recipe import PARTS, Recipe
 
 FOR_IMAGES = ("augment", "mixup", "cutmix")
 """What recipes have for images alone."""
@@ -164,6 +164,14 @@ The embedding stays as it is: a few texts hold few of a language's words, and th
 """
 
 
+EXCLUSIVE = tuple(
+    (name, constraint.other)
+    for name, setting in declared(Recipe).items()
+    for constraint in setting.constraints("excludes")
+)
+"""Of each pair a recipe has one at most."""
+
+
 def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
     """Return a named recipe, or the defaults, with every override that is not None.
 
@@ -187,10 +195,9 @@ def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
 
 def _refuse_idle(recipe: Recipe, given: Mapping[str, object]) -> None:
     """Refuse options that were given and that another one makes idle."""
-    for name, (why, hint) in recipe.idle().items():
+    for name, constraint in recipe.idle().items():
         if name in given:
-            option = declared(Recipe)[name].option(name)
-            raise UsageError(f"`{option}` has no effect {why}", hint=f"{hint}, or leave `{option}` out")
+            raise constraint.refusal(recipe, name, "only_with")
     if given.get("keep_best") is False and recipe.early_stop is not None:
         raise UsageError(
             "`--keep-last` and `--early-stop` exclude each other: stopping early keeps the best weights",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import ceil
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.parsing import number, words
-from hydractl.settings import Setting, by_default, check, flag, setting, spelled
+from hydractl.settings import Constraint, Setting, by_default, check, flag, setting, violations
 from hydractl.wording import counted
 
 if TYPE_CHECKING:
@@ -22,8 +23,13 @@ OWN = "own"
 """Stands beside parts for: no more of them than members of a hydra have as their own."""
 BLOCKLESS = frozenset({"readout", "head"})
 """Parts that train whatever `last_blocks` or `freeze_blocks` says."""
-EXCLUSIVE = (("steps", "epochs"), ("ema", "swa"), ("last_blocks", "freeze_blocks"))
-"""Of each pair a recipe has one at most."""
+TRAINS_BLOCKS = Constraint(
+    "parts",
+    tuple(part for part in PARTS if part not in BLOCKLESS),
+    option="train",
+    hint="add parts of blocks to `--train`",
+)
+MIXES = Constraint("batch_size", range(2, sys.maxsize), hint="raise `--batch-size`")
 DEFAULT_EPOCHS = 10
 DEFAULT_LR = MappingProxyType({"sgd": (1e-2,), "adamw": (1e-4,)})
 DEFAULT_DECAY = MappingProxyType({"sgd": 0.0, "adamw": 1e-2})
@@ -71,6 +77,7 @@ class Recipe:
         tells=False,
         metavar="F",
         panel=LEARN,
+        only_with=Constraint("parts", PARTS[:-1], option="train", hint="add parts of blocks to `--train`"),
     )
     """Layer-wise decay of the learning rate (Clark et al. 2020, appendix B; Bao et al. 2022).
 
@@ -84,7 +91,15 @@ class Recipe:
     Not of biases, norms, and what is a parameter by itself: class tokens and position embeddings of timm, which does not decay
     them either. transformers' own `Trainer` does.
     """
-    momentum: float = setting(0.9, "Of sgd only (default 0.9).", low=0.0, below=1.0, tells=False, panel=LEARN)
+    momentum: float = setting(
+        0.9,
+        "Of sgd only (default 0.9).",
+        low=0.0,
+        below=1.0,
+        tells=False,
+        panel=LEARN,
+        only_with=Constraint("optimizer", ("sgd",)),
+    )
     schedule: str = setting(
         "cosine",
         "After the warm-up (default: cosine).",
@@ -98,6 +113,9 @@ class Recipe:
         high=1.0,
         tells=False,
         spelled=("--min-lr-rate",),
+        only_with=Constraint(
+            "schedule", ("cosine", "linear"), hint="choose another `--schedule`, or leave `--min-lr-rate` out"
+        ),
         metavar="F",
         panel=LEARN,
     )
@@ -121,6 +139,7 @@ class Recipe:
         tells=False,
         metavar="DECAY",
         panel=LEARN,
+        excludes="swa",
     )
     """Exponential moving average (Polyak and Juditsky 1992): mean = d mean + (1 - d) weights after each step.
 
@@ -151,6 +170,7 @@ class Recipe:
         tells=False,
         metavar="A",
         panel=LEARN,
+        only_with=MIXES,
     )
     """One weight a batch, sample i with sample B - 1 - i (Zhang et al. 2018, section 2; timm's `Mixup` in its mode `batch`)."""
     cutmix: float | None = setting(
@@ -160,6 +180,7 @@ class Recipe:
         tells=False,
         metavar="A",
         panel=LEARN,
+        only_with=MIXES,
     )
     """One box a batch, 1 less its share of the image drawn of Beta(A, A), labels by the area that is left after the image's
     border has cut it (Yun et al. 2019, section 3; timm's `Mixup`). With `mixup` a batch has either with probability 1/2.
@@ -198,7 +219,7 @@ class Recipe:
         "fp32", "Default: fp32; bf16 computes under autocast.", choices=("fp32", "bf16"), panel=LEARN
     )
     """Of the forward pass; weights and optimiser stay in fp32."""
-    steps: int | None = setting(None, "Optimiser steps.", low=1, tells=False, panel=TIME)
+    steps: int | None = setting(None, "Optimiser steps.", low=1, tells=False, panel=TIME, excludes="epochs")
     epochs: int | None = setting(None, "Passes over the data (default 10).", low=1, tells=False, panel=TIME)
     """None where steps are counted."""
     batch_size: int = setting(
@@ -221,7 +242,14 @@ class Recipe:
         panel=WHAT,
     )
     last_blocks: int | None = setting(
-        None, "Only the last N blocks, readout and head.", low=0, tells=False, metavar="N", panel=WHAT
+        None,
+        "Only the last N blocks, readout and head.",
+        low=0,
+        tells=False,
+        metavar="N",
+        panel=WHAT,
+        only_with=TRAINS_BLOCKS,
+        excludes="freeze_blocks",
     )
     """None for all blocks and the embedding."""
     freeze_blocks: int | None = setting(
@@ -231,6 +259,7 @@ class Recipe:
         tells=False,
         metavar="N",
         panel=WHAT,
+        only_with=TRAINS_BLOCKS,
     )
     reset_head: bool | None = by_default(
         None,
@@ -254,7 +283,12 @@ class Recipe:
         panel=STOP,
     )
     patience_delta: float = setting(
-        0.0, "With `--early-stop`: how much is an improvement (default 0).", low=0.0, tells=False, panel=STOP
+        0.0,
+        "With `--early-stop`: how much is an improvement (default 0).",
+        low=0.0,
+        tells=False,
+        panel=STOP,
+        only_with="early_stop",
     )
     """By how much accuracy must grow, or the negative log-likelihood fall."""
     keep_best: bool = flag(
@@ -268,11 +302,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self._check_counts()
-        check(self)
         set_field = object.__setattr__
         for name in ("ema", "swa", "mixup", "cutmix"):
             set_field(self, name, getattr(self, name) or None)  # 0 takes back what a recipe says
-        self._check_pairs()
+        check(self, may_idle=True)
         if len(set(self.lr)) != len(self.lr):
             raise UsageError("`--lr` has a learning rate twice")
         if not self.train:
@@ -307,11 +340,6 @@ class Recipe:
         for option, share in (("--warmup", self.warmup), ("--swa", self.swa)):
             if isinstance(share, float) and not 0 < share < 1:
                 raise UsageError(f"`{option} {share:g}`: must be above 0 and below 1")
-
-    def _check_pairs(self) -> None:
-        for one, other in EXCLUSIVE:
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise UsageError(f"`{spelled(one)}` and `{spelled(other)}` exclude each other")
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of optimiser steps.
@@ -350,37 +378,9 @@ class Recipe:
         epochs = ceil(swa * total / steps_per_epoch) if isinstance(swa, float) else swa
         return epochs * steps_per_epoch
 
-    def idle(self) -> dict[str, tuple[str, str]]:
-        """Return fields that another one leaves without effect: why, and what to do."""
-        blocks = (
-            BLOCKLESS.issuperset(self.parts),
-            f"with `--train {','.join(self.train)}`",
-            "add parts of blocks to `--train`",
-        )
-        found = {
-            "momentum": (
-                self.optimizer != "sgd",
-                f"with `--optimizer {self.optimizer}`",
-                "add `--optimizer sgd`",
-            ),
-            "floor": (
-                self.schedule == "constant",
-                "with `--schedule constant`",
-                "choose another `--schedule`",
-            ),
-            "patience_delta": (self.early_stop is None, "without `--early-stop`", "add `--early-stop N`"),
-            "last_blocks": blocks,
-            "freeze_blocks": blocks,
-            "layer_decay": (
-                self.parts == ("head",),
-                "with `--train head`",
-                "add parts of blocks to `--train`",
-            ),
-            **dict.fromkeys(
-                ("mixup", "cutmix"), (self.batch_size == 1, "with `--batch-size 1`", "raise `--batch-size`")
-            ),
-        }
-        return {name: (why, hint) for name, (is_idle, why, hint) in found.items() if is_idle}
+    def idle(self) -> dict[str, Constraint]:
+        """Return fields that another one leaves without effect, and what they lack."""
+        return dict(violations(self, "only_with"))
 
     def options(self) -> dict[str, Option]:
         """Return the recipe as lineage options, without those that change nothing."""

@@ -98,7 +98,7 @@ def test_values_are_laid_out_tower_after_tower():
         (
             DspSettings,
             {"estimator": "ste", "cooldown": 0.5},
-            "`--cooldown` has no effect with `--estimator ste`",
+            "`--cooldown` has no effect without `--estimator soft`",
         ),
         (DspSettings, {"estimator": "ste", "temperature": 1.0}, "`--temperature` has no effect"),
     ],

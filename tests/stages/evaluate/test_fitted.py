@@ -160,7 +160,7 @@ def test_a_covariance_of_too_few_samples_is_told(here, capsys):
 
 REFUSED = {
     "nothing to fit": ({"ood_score": ("msp",)}, "`--fit` has no effect", "knn"),
-    "no neighbour": ({"ood_score": ("vim",), "knn_k": 3}, "--knn-k 3", "leave it out"),
+    "no neighbour": ({"ood_score": ("vim",), "knn_k": 3}, "--knn-k` has no effect without `--ood-score knn`", "leave `--knn-k` out"),
     "no held-out data": ({"ood_val": (NamedData.parse(OOD_VAL),)}, "held-out ID data", "--val"),
     "no foreign data": ({"val": DataRef.parse(VAL)}, "no effect without `--ood-val`", "--ood-val"),
     "one score": (

@@ -9,7 +9,8 @@ from hydractl.errors import UsageError
 from hydractl.families.opening import open_model
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.table import METRICS, TEMPERATURE, choose_metrics, needing
-from hydractl.settings import configured, options_of
+from hydractl.parsing import configured
+from hydractl.settings import options_of
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels, model_name
 from support.builders import base

@@ -219,7 +219,7 @@ def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(here, t
 @pytest.mark.parametrize(
     ("changes", "message", "hint"),
     [
-        ({"knn_k": 3}, "`--knn-k 3`: no effect without `--fit`", "--fit DATA"),
+        ({"knn_k": 3}, "`--knn-k` has no effect without `--fit`", "--fit DATA"),
         ({"store": "again.st"}, "`--store`: there is nothing to store", "--fit DATA"),
     ],
 )

@@ -258,9 +258,12 @@ def test_one_that_answers_otherwise_is_not_written(hydra, tmp_path, monkeypatch)
     [
         ({"out": Path("h.txt")}, "is a file that ends in .onnx or .pt2"),
         ({"out": Path("-")}, "is a file that ends in .onnx or .pt2"),
-        ({"out": Path("h.pt2"), "quantize": "int8", "data": DATA}, "`--quantize` is for .onnx, not .pt2"),
-        ({"quantize": "int8"}, "`--quantize` needs labelled data"),
-        ({"ood": "noise"}, "`--ood` needs labelled data"),
+        (
+            {"out": Path("h.pt2"), "quantize": "int8", "data": DATA},
+            "`--quantize` has no effect with `-o h.pt2`: it is for .onnx",
+        ),
+        ({"quantize": "int8"}, "`--quantize` needs `--data`"),
+        ({"ood": "noise"}, "`--ood` needs `--data`"),
         ({"data": DATA, "report": Path("h.onnx")}, "a JSON document is a file that ends in .json"),
     ],
 )

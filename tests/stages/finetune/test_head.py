@@ -171,7 +171,7 @@ def test_a_kept_classifier_is_the_one_that_was_there(tmp_path):
     with pytest.raises(DataError, match=r"has 8 classes \(0, .*\), but .* has 7 classes$") as caught:
         prepared(config(tmp_path / "out.st", model, "0-7", recipe=KEPT))
     assert caught.value.hint.startswith("leave `--keep-head` out")
-    with pytest.raises(UsageError, match="`--head-seed 3` has no effect with `--keep-head`"):
+    with pytest.raises(UsageError, match="`--head-seed` and `--keep-head` exclude each other"):
         config(tmp_path / "out.st", model, recipe=KEPT, head_seed=3)
 
 

@@ -219,8 +219,8 @@ def test_table_and_json(members, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"merge_trunk": "auto", "measuring": Measuring()}, "`--merge-trunk auto` measures what merging costs"),
-    ({"merge_trunk": 2, "max_loss": 0.1}, "`--max-loss 0.1`: no effect without `--merge-trunk auto`"),
+    ({"merge_trunk": "auto", "measuring": Measuring()}, "`--merge-trunk auto` needs `--data`: it measures what merging costs"),
+    ({"merge_trunk": 2, "max_loss": 0.1}, "`--max-loss` has no effect without `--merge-trunk auto`"),
 ])  # fmt: skip
 def test_options_that_have_no_effect(changes, message):
     with pytest.raises(UsageError, match=re.escape(message)):

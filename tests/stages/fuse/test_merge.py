@@ -208,7 +208,7 @@ MEASURED = Measuring(data=VAL)
     ],
 )
 def test_averaging_what_members_own(changes, said):
-    with pytest.raises(UsageError, match=f"{said} has no effect: with `--own-from 0`"):
+    with pytest.raises(UsageError, match=f"{said} and `--own-from 0` exclude each other"):
         FuseConfig(models=("a.st",), out=Path("h.st"), own_from=0, **changes)
     FuseConfig(models=("a.st",), out=Path("h.st"), own_from=1, **changes)
 

@@ -233,9 +233,9 @@ REFUSED = {
         "stored.st", {"ood_score": "knn", "threshold": NONE, "fit": FIT}, "holds `knn` as it was fitted", "leave it out",
     ),
     "nothing to fit": ("hydra.st", {"fit": FIT}, "`msp` is no OOD score of features", "--ood-score knn"),
-    "a score of logits": ("hydra.st", {"ood_score": "mi", "fit": FIT}, "`--fit` has no effect", "mahalanobis"),
-    "no neighbour": ("hydra.st", {"ood_score": "vim", "fit": FIT, "knn_k": 3}, "--knn-k 3", "leave it out"),
-    "nothing to be near": ("stored.st", {"ood_score": "knn", "knn_k": 3}, "--knn-k 3", "leave it out"),
+    "a score of logits": ("hydra.st", {"ood_score": "mi", "fit": FIT}, "`--fit` and `--ood-score mi` exclude each other", "mahalanobis"),
+    "no neighbour": ("hydra.st", {"ood_score": "vim", "fit": FIT, "knn_k": 3}, "`--knn-k` has no effect with `--ood-score vim`", "leave it out"),
+    "nothing to be near": ("stored.st", {"ood_score": "knn", "knn_k": 3}, "`--knn-k` has no effect without `--fit`", "add `--fit DATA`"),
     "a bound that is none": ("stored.st", {"ood_score": "knn", "threshold": 3.0}, "between 0 and 2", None),
     "another score's threshold": ("stored.st", {"ood_score": "knn"}, "is for `mahalanobis`", "--threshold none"),
 }  # fmt: skip

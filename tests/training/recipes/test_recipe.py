@@ -186,8 +186,8 @@ def test_a_zero_head_that_does_not_train_is_refused():
 
 
 @pytest.mark.parametrize(("name", "given", "options"), [
-    (None, {"momentum": 0.5}, ("--momentum", "--optimizer adamw")),
-    ("cifar100", {"momentum": 0.5, "optimizer": "adamw"}, ("--momentum", "--optimizer adamw")),
+    (None, {"momentum": 0.5}, ("--momentum", "--optimizer sgd")),
+    ("cifar100", {"momentum": 0.5, "optimizer": "adamw"}, ("--momentum", "--optimizer sgd")),
     (None, {"patience_delta": 0.1}, ("--patience-delta", "--early-stop")),
     (None, {"keep_best": False, "early_stop": 2}, ("--keep-last", "--early-stop")),
     (None, {"last_blocks": 2, "train": ("head",)}, ("--last-blocks", "--train head")),

@@ -10,20 +10,10 @@ from hydractl.cli.commands.bench.rivals import PLANS, SAME, Terms
 from hydractl.cli.commands.run.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.parsing import made_of
 from hydractl.publish import Folder
 from hydractl.rivals.reference import BayesVlm
-from hydractl.settings import (
-    Composed,
-    Declared,
-    Role,
-    Setting,
-    by_default,
-    check,
-    flag,
-    made_of,
-    required,
-    setting,
-)
+from hydractl.settings import Composed, Declared, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels
 from hydractl.stages.finetune.config import RECIPE
 from hydractl.stages.shared import settings as shared
@@ -122,10 +112,10 @@ class BenchConfig:
         panel=TABLE,
     )
     start_epochs: int | None = setting(
-        None, f"Epochs from there (default: {SAME}).", low=1, metavar="N", panel=TABLE
+        None, f"Epochs from there (default: {SAME}).", low=1, metavar="N", panel=TABLE, only_with="start"
     )
     start_lr: float | None = setting(
-        None, f"Peak learning rate from there (default: {SAME}).", above=0.0, panel=TABLE
+        None, f"Peak learning rate from there (default: {SAME}).", above=0.0, panel=TABLE, only_with="start"
     )
     pairs: DataRef | None = by_default(
         None,
@@ -160,12 +150,6 @@ class BenchConfig:
                 f"`-o {self.out}`: commands name files of it in lists, which a comma or a brace would break",
                 hint="choose a folder without them in its name",
             )
-        for option, value in (("--start-epochs", self.start_epochs), ("--start-lr", self.start_lr)):
-            if value is not None and self.start is None:
-                raise UsageError(
-                    f"`{option} {value:g}` has no effect without `--start`",
-                    hint="name what to train from, or leave it out",
-                )
         if self.pairs is not None and not any(PLANS[name].compares for name in self.wanted):
             raise UsageError(
                 f"`--pairs {self.pairs}` has no effect: none of `--rivals` is fitted on them",
