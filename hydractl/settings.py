@@ -334,6 +334,15 @@ def check(config: object, *, may_idle: bool = False) -> None:
                 raise constraint.refusal(config, name, relation)
 
 
+class CheckedSettings:
+    """A base of dataclasses that refuse what contradicts their declarations as soon as they are made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def violations(config: object, relation: str) -> Iterator[tuple[str, Constraint]]:
     """Yield each setting, given or not, of which a constraint is not met, and that constraint."""
     for name, setting in declared(type(config)).items():

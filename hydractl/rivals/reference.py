@@ -16,7 +16,16 @@ from hydractl.data.presets.table import PREFIX
 from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import UsageError
 from hydractl.parsing import number, whole, written
-from hydractl.settings import LARGEST_SEED, Constraint, Setting, by_default, check, required, setting
+from hydractl.settings import (
+    LARGEST_SEED,
+    CheckedSettings,
+    Constraint,
+    Setting,
+    by_default,
+    check,
+    required,
+    setting,
+)
 
 DATA, VAL = "data", "val"
 KRON, FULL = "kron", "full"
@@ -33,7 +42,7 @@ def _real(text: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class McDropout:
+class McDropout(CheckedSettings):
     """Dropout stays active: each pass is a member (Gal and Ghahramani 2016)."""
 
     KIND: ClassVar = "mc"
@@ -49,9 +58,6 @@ class McDropout:
         spelled=("rate",),
     )
     seed: int = by_default(0, SEED)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +112,7 @@ class Laplace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swag:
+class Swag(CheckedSettings):
     """Weights are drawn around the mean of several checkpoints of one training (Maddox et al. 2019)."""
 
     KIND: ClassVar = "swag"
@@ -129,9 +135,6 @@ class Swag:
     seed: int = by_default(0, SEED)
     checkpoints: int = 2
     """How many there are."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +183,7 @@ class BayesVlm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vilu:
+class Vilu(CheckedSettings):
     """A small network says how likely an answer of a model that compares images with texts is right (Lafon et al. 2025).
 
     The row has the model's own answers and probabilities; what it says is its confidence.
@@ -209,9 +212,6 @@ class Vilu:
         spelled=("thaw",),
     )
     seed: int = by_default(0, replace(SEED, help="Of weights, and of the order of images and their crops."))
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def augments(self) -> tuple[str, ...]:

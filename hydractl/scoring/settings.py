@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hydractl.settings import check
+from hydractl.settings import CheckedSettings
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option
@@ -31,11 +31,8 @@ class BudgetMeaning(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(CheckedSettings):
     """A method without any; others declare theirs as fields, each an option of the same name."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def budget_means(self) -> BudgetMeaning:

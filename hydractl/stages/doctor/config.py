@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hydractl.settings import check, setting
+from hydractl.settings import CheckedSettings, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorConfig:
+class DoctorConfig(CheckedSettings):
     """How long to wait for the Hub."""
 
     timeout: float = setting(5.0, "Wait so many seconds for the Hub.", above=0, high=600, metavar="S")
-
-    def __post_init__(self) -> None:
-        check(self)

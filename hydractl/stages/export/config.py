@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from hydractl.places import DOCUMENT, Content
-from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import (
+    CheckedSettings,
+    Constraint,
+    Role,
+    Setting,
+    by_default,
+    flag,
+    required,
+    setting,
+)
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
@@ -20,7 +29,7 @@ MEASURED_ON = Constraint("data", why="it is labelled data that are measured on",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportConfig:
+class ExportConfig(CheckedSettings):
     """What to export, how, and what it is checked on."""
 
     COMMAND: ClassVar[str] = "export"
@@ -84,9 +93,6 @@ class ExportConfig:
     seed: int = by_default(0, replace(shared.SEED, help="Seed of the random inputs."))
     force: bool = flag(shared.FORCE)
     if_changed: bool = flag(shared.IF_CHANGED_BESIDE)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def form(self) -> str:

@@ -12,6 +12,7 @@ from hydractl.parallel import refuse_shared_input
 from hydractl.places import is_folder
 from hydractl.publish import is_stream
 from hydractl.settings import (
+    CheckedSettings,
     Composed,
     Constraint,
     Declared,
@@ -41,7 +42,7 @@ def needs_pool() -> UsageError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiverseConfig:
+class DiverseConfig(CheckedSettings):
     """What `diverse` chooses by, and how candidates are run."""
 
     data: str = required(
@@ -82,9 +83,6 @@ class DiverseConfig:
     )
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> DiverseConfig | None:

@@ -15,7 +15,7 @@ from hydractl.inputs import LARGEST_SIDE
 from hydractl.metrics.scores import KNN
 from hydractl.parsing import number, words
 from hydractl.places import DOCUMENT, WEIGHTS, output
-from hydractl.settings import LARGEST_SEED, Composed, Declared, Role, Setting, check, setting
+from hydractl.settings import LARGEST_SEED, CheckedSettings, Composed, Declared, Role, Setting, setting
 from hydractl.stages.shared.classes import FORMS, Naming
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _numbers(option: str) -> Callable[[str], tuple[float, ...]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
+class Images(CheckedSettings):
     """What a user says of how images are read; None for what the model says."""
 
     img_size: tuple[int, int] | None = setting(
@@ -182,9 +182,6 @@ class Images:
         metavar="X[,Y,Z]",
         panel="Images",
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def options(self) -> dict[str, Option]:
         """Return what was said, by field."""

@@ -10,14 +10,14 @@ from typing import ClassVar, TypeAlias
 
 from hydractl.errors import UsageError
 from hydractl.parsing import number, whole, written
-from hydractl.settings import Setting, check, required, setting
+from hydractl.settings import CheckedSettings, Setting, required, setting
 from hydractl.wording import did_you_mean
 
 _real = partial(number, "option")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraEnsemble:
+class LoraEnsemble(CheckedSettings):
     """Each attention projection W trains as W + (alpha / rank) B A, and the classifier; all else stays (Hu et al. 2022).
 
     Queries, keys and values have an A and a B each, in one matrix or apart. A begins as in peft, B with zeros. A run makes
@@ -31,12 +31,9 @@ class LoraEnsemble:
     rank: int = setting(4, "r.", parse=whole, low=1, spelled=("rank",))
     alpha: float = setting(8.0, "Scales by alpha / r.", parse=_real, above=0.0, spelled=("alpha",))
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SingularValues:
+class SingularValues(CheckedSettings):
     """Each matrix of the blocks is U S V, of which S trains, and so do its layer's bias and the classifier.
 
     S begins as S (1 + e) and biases as b + e, e drawn of N(0, spread²); what falls below zero counts as zero. A run makes one
@@ -50,12 +47,9 @@ class SingularValues:
         0.01, "Deviation of what members begin with.", parse=_real, low=0.0, spelled=("spread",)
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Oba:
+class Oba(CheckedSettings):
     """Weights of the blocks' linear layers that the loss needs least become zero and stay so; the rest trains (Sun et al. 2025).
 
     What a weight does is told by exact second derivatives of the loss on training batches: see `methods.oba`.
@@ -71,12 +65,9 @@ class Oba:
         200, "So many batches tell, an epoch's at most.", parse=whole, low=1, spelled=("batches",)
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchEnsemble:
+class BatchEnsemble(CheckedSettings):
     """Members share every matrix W but for a vector of each side: member m's is W o (s r), and its layer's bias is its own.
 
     All train together, on the mean of their losses on the same batches; W begins as the model's, r and s are drawn of
@@ -89,12 +80,9 @@ class BatchEnsemble:
     members: int = setting(3, "M.", parse=whole, low=2, high=256, spelled=("members",))
     spread: float = setting(0.1, "Deviation of r and s.", parse=_real, low=0.0, spelled=("spread",))
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mimo:
+class Mimo(CheckedSettings):
     """One network sees as many images at once as a hydra has members, which have a classifier each and share all before it.
 
     In training images are others for each, and so are their classes; asked, all see the same one, in one pass (Havasi et al.
@@ -111,12 +99,9 @@ class Mimo:
         4, "How often a batch holds an image.", parse=whole, low=1, high=256, spelled=("repeat",)
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class Packed(CheckedSettings):
     """An architecture alpha times as wide in `members` groups that share nothing: so many narrow models (Laurent et al. 2023).
 
     Each has an embedding of the whole input, norms and a classifier of its own, as the first layer is not grouped and norms are.
@@ -131,9 +116,6 @@ class Packed:
     alpha: float = setting(
         2.0, "How much wider all are together.", parse=_real, above=0.0, spelled=("alpha",)
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 Method: TypeAlias = LoraEnsemble | SingularValues | Oba | BatchEnsemble | Mimo | Packed
