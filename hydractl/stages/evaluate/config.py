@@ -39,7 +39,7 @@ TABLE, DATA, THRESHOLD = "Table", "Data", "Threshold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(shared.WithTemperature):
     """What to measure, on what, and what to do with it."""
 
     COMMAND: ClassVar[str] = "eval"
@@ -69,15 +69,15 @@ class EvalConfig:
             "checkpoints.",
         ),
     )
-    temperature: DataRef | float | None = setting(
+    temperature: DataRef | float | None = by_default(
         None,
-        "Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. "
-        "Or the number. On top of what a checkpoint stores.",
-        parse=shared.parse_temperature,
-        metavar="DATA|NUMBER",
-        panel=DATA,
-        shows=False,
-        role=Role.DATA,
+        replace(
+            shared.TEMPERATURE,
+            help="Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. "
+            "Or the number. On top of what a checkpoint stores.",
+            panel=DATA,
+            shows=False,
+        ),
     )
     corrupt: tuple[Corruptions, ...] = setting(
         (),
@@ -265,7 +265,6 @@ class EvalConfig:
 
     def _check_temperature(self) -> None:
         """Refuse a number that is no temperature, and an OOD set of the name that another set has in the report."""
-        shared.check_temperature(self.temperature)
         others = {TEMPERATURE: self.heldout, FIT: self.fit, VAL: self.val}
         for name in (name for name, ref in others.items() if ref is not None):
             if name in [d.name for d in self.ood + self.ood_val]:
@@ -317,16 +316,6 @@ class EvalConfig:
     def chance(self) -> float:
         """The chance that a threshold does not keep its risk."""
         return DELTA if self.delta is None else self.delta
-
-    @property
-    def heldout(self) -> DataRef | None:
-        """The split that temperatures are fitted on."""
-        return shared.heldout_of(self.temperature)
-
-    @property
-    def given_temperature(self) -> float | None:
-        """The number that all rows' logits are divided by."""
-        return shared.number_of(self.temperature)
 
     @property
     def rows(self) -> tuple[NamedModels, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -25,7 +26,7 @@ from hydractl.settings import (
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
-AUTO, MEASURING = "auto", "Measuring"
+AUTO, MEASURING = shared.AUTO, "Measuring"
 
 
 OWNED, OWN_FEWER = (
@@ -35,7 +36,7 @@ OWNED, OWN_FEWER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measuring:
+class Measuring(shared.WithTemperature):
     """What the hydra is measured and calibrated on, and how models run there."""
 
     data: DataRef | None = setting(
@@ -46,14 +47,14 @@ class Measuring:
         panel=MEASURING,
         role=Role.DATA,
     )
-    temperature: DataRef | float | None = setting(
+    temperature: DataRef | float | None = by_default(
         None,
-        "Store a temperature: the number that, dividing all logits, lowers the NLL most on this labelled held-out data. "
-        "Or the number.",
-        parse=shared.parse_temperature,
-        metavar="DATA|NUMBER",
-        panel=MEASURING,
-        role=Role.DATA,
+        replace(
+            shared.TEMPERATURE,
+            help="Store a temperature: the number that, dividing all logits, lowers the NLL most on this labelled held-out data. "
+            "Or the number.",
+            panel=MEASURING,
+        ),
     )
     max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, panel=MEASURING))
     batch_size: int = by_default(
@@ -66,7 +67,6 @@ class Measuring:
 
     def __post_init__(self) -> None:
         check(self)
-        shared.check_temperature(self.temperature)
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> Measuring:
@@ -89,34 +89,10 @@ class Measuring:
         return asked
 
     @property
-    def heldout(self) -> DataRef | None:
-        """The data that a temperature is fitted on."""
-        return shared.heldout_of(self.temperature)
-
-    @property
-    def given_temperature(self) -> float | None:
-        """The number that is stored as it is."""
-        return shared.number_of(self.temperature)
-
-    @property
     def refs(self) -> dict[str, DataRef]:
         """The data by the option that names them."""
         named = {"--data": self.data, "--temperature": self.heldout}
         return {option: ref for option, ref in named.items() if ref is not None}
-
-
-def parse_merge_trunk(text: str) -> int | str:
-    """Read `--merge-trunk L|auto`.
-
-    Raises:
-        UsageError: If it is neither.
-    """
-    if text != AUTO and not (text.isascii() and text.isdigit()):
-        raise UsageError(
-            f"`--merge-trunk {text}`: must be a number of blocks or `auto`",
-            hint="`--merge-trunk 8`, or `--merge-trunk auto --data val/`",
-        )
-    return text if text == AUTO else int(text)
 
 
 NOT_MEASURED = Measuring()
@@ -150,7 +126,12 @@ class FuseConfig:
         None,
         "Average whatever differs before block L, the embedding too; it then runs once. `auto`: up to the last L that "
         "`--data` allow.",
-        parse=parse_merge_trunk,
+        parse=partial(
+            shared.count_or_auto,
+            "--merge-trunk",
+            of="blocks",
+            hint="`--merge-trunk 8`, or `--merge-trunk auto --data val/`",
+        ),
         low=0,
         tells=False,
         metavar="L|auto",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +31,7 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 MEMBERS, DIVERSE = "Members", "Strategy diverse"
-AUTO = "auto"
+AUTO = shared.AUTO
 
 
 def needs_pool() -> UsageError:
@@ -109,19 +110,6 @@ class DiverseConfig(CheckedSettings):
         return cls(naming=Naming.parse(given.pop("classes", None), given.pop("template", None)), **given)
 
 
-def parse_keep(text: str) -> int | str:
-    """Read `--keep N|auto`.
-
-    Raises:
-        UsageError: If it is neither.
-    """
-    if text != AUTO and not (text.isascii() and text.isdigit()):
-        raise UsageError(
-            f"`--keep {text}`: must be a number of heads or `auto`", hint="`--keep 8`, or `--keep auto`"
-        )
-    return text if text == AUTO else int(text)
-
-
 def amount_of(given: dict[str, Any]) -> Budget | None:
     """Return the budget that one of three options gives, or None without any and where the scores shall choose.
 
@@ -148,7 +136,7 @@ KEEP = Setting(
     "method's objective.",
     low=0,
     tells=False,
-    parse=parse_keep,
+    parse=partial(shared.count_or_auto, "--keep", of="heads", hint="`--keep 8`, or `--keep auto`"),
     metavar="N|auto",
     panel=shared.BUDGET_PANEL,
 )

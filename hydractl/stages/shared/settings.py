@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hydractl.manifest.document import Option
 
 ZERO_SHOT, MODEL_PANEL, MACHINE, BUDGET_PANEL = "Zero-shot", "Model", "Machine", "Budget (one of three)"
+AUTO = "auto"
+"""What leaves a number to the command."""
 DATA_METAVAR = "DATA[::K=V,...]"
 SKIP_BAD = Setting("Leave out images that cannot be read, and say how many. Each image is decoded once more.")
 DATA_SOURCES = f"{', '.join(LABELLED_BUILT_IN)}, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME"
@@ -94,20 +96,36 @@ DTYPE = Setting("bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", pane
 BATCH_SIZE = Setting("Samples in one forward pass.", low=1, metavar="N", panel=MACHINE)
 
 
+def count_or_auto(option: str, text: str, *, of: str, hint: str, digits: int = 9) -> int | str:
+    """Read a whole number, or `auto`.
+
+    Args:
+        option: Where it was typed.
+        text: What was typed.
+        of: What is counted, for messages.
+        hint: What to type instead of anything else.
+        digits: How many it has at most.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if text == AUTO:
+        return AUTO
+    if not (text.isascii() and text.isdigit() and len(text) <= digits):
+        raise UsageError(f"`{option} {text}`: must be a number of {of} or `{AUTO}`", hint=hint)
+    return int(text)
+
+
 def parse_workers(text: str) -> int | None:
     """Read a number of worker processes, None for `auto`.
 
     Raises:
         UsageError: If it is neither.
     """
-    if text == "auto":
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < len("10000")):
-        raise UsageError(
-            f"`--num-workers {text}`: must be a number of processes or `auto`",
-            hint="0 decodes in threads of this process",
-        )
-    return int(text)
+    count = count_or_auto(
+        "--num-workers", text, of="processes", hint="0 decodes in threads of this process", digits=4
+    )
+    return None if count == AUTO else int(count)
 
 
 NUM_WORKERS = Setting(
@@ -220,9 +238,6 @@ NAMING = Composed(
 """Which classes a zero-shot model tells apart."""
 
 
-LEAST_GIVEN, MOST_GIVEN = 1e-3, 1e3  # beyond, float32 cannot hold what differs
-
-
 def parse_temperature(text: str) -> DataRef | float:
     """Read a number, or DATA to fit one on; a folder named by a number is written `./2`.
 
@@ -235,27 +250,32 @@ def parse_temperature(text: str) -> DataRef | float:
         return DataRef.parse(text)
 
 
-def heldout_of(given: DataRef | float | None) -> DataRef | None:
-    """Return the data that a temperature is fitted on, None where it is a number or there is none."""
-    return given if isinstance(given, DataRef) else None
+TEMPERATURE = Setting(
+    "A temperature: the number that logits are divided by, or labelled held-out data to fit it on.",
+    low=1e-3,  # beyond, float32 cannot hold what differs
+    high=1e3,
+    tells=False,
+    parse=parse_temperature,
+    metavar="DATA|NUMBER",
+    role=Role.DATA,
+)
 
 
-def number_of(given: DataRef | float | None) -> float | None:
-    """Return the number that a temperature is, None where it is fitted or there is none."""
-    return float(given) if isinstance(given, int | float) else None
+class WithTemperature:
+    """A base of configurations with a `temperature`: a number, data to fit one on, or none."""
 
+    __slots__ = ()
+    temperature: DataRef | float | None
 
-def check_temperature(given: DataRef | float | None) -> None:
-    """Refuse a number that is no temperature.
+    @property
+    def heldout(self) -> DataRef | None:
+        """The data that a temperature is fitted on."""
+        return self.temperature if isinstance(self.temperature, DataRef) else None
 
-    Raises:
-        UsageError: If it is out of range.
-    """
-    if isinstance(given, int | float) and not LEAST_GIVEN <= given <= MOST_GIVEN:
-        raise UsageError(
-            f"`--temperature {given:g}`: a temperature lies between {LEAST_GIVEN:g} and {MOST_GIVEN:g}",
-            hint="1 changes nothing; or name a labelled held-out split to fit it on",
-        )
+    @property
+    def given_temperature(self) -> float | None:
+        """The number that logits are divided by as it is."""
+        return float(self.temperature) if isinstance(self.temperature, int | float) else None
 
 
 def budget(default: str = "", keep: Setting = KEEP) -> Composed:

@@ -370,7 +370,7 @@ def test_other_classes_than_a_model_with_names_has(tmp_path):
 
 @pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf"), 1e-9, 1e9, 0])
 def test_numbers_that_are_no_temperature(number):
-    with pytest.raises(UsageError, match=r"a temperature lies between 0\.001 and 1000"):
+    with pytest.raises(UsageError, match=r"must be between 0\.001 and 1000"):
         config("x.st", temperature=number)
 
 

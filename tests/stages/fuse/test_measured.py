@@ -230,7 +230,7 @@ def test_options_that_have_no_effect(changes, message):
 @pytest.mark.parametrize(("options", "message", "code"), [
     (["--device", "cpu", "--batch-size", "8"], "`--batch-size` and `--device`: no effect, as no model runs on data", 2),
     (["--merge-trunk", "deep"], "`--merge-trunk deep`: must be a number of blocks or `auto`", 2),
-    (["--temperature", "0"], "a temperature lies between 0.001 and 1000", 2),
+    (["--temperature", "0"], "must be between 0.001 and 1000", 2),
     (["--data", "noise"], "noise: has no labels, which `--data` needs", 3),
     (["--temperature", "noise"], "noise: has no labels, which `--temperature` needs", 3),
     (["--data", "digits"], "digits: has 10 classes and the model 7", 3),
