@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
-from hydractl.settings import KEY, Composed, Declared, Setting, options_of
+from hydractl.settings import KEY, Option, OptionGroup, Setting, options_of
 from hydractl.wording import did_you_mean
 
 C = TypeVar("C")
 Cut: TypeAlias = Callable[[str, Iterable[str]], str]
 SHORT: Mapping[str, Cut] = MappingProxyType({})
-_MADE_OF: ContextVar[tuple[object, tuple[tuple[Declared, object], ...]] | None] = ContextVar(
+_MADE_OF: ContextVar[tuple[object, tuple[tuple[Option, object], ...]] | None] = ContextVar(
     "made_of", default=None
 )
 
@@ -41,7 +41,7 @@ def configured(config: type[C], typed: Mapping[str, object]) -> C:
         told = f.metadata.get(KEY)
         if isinstance(told, Setting) and f.name in given:
             values[f.name] = given[f.name]
-        elif isinstance(told, Composed):
+        elif isinstance(told, OptionGroup):
             names = (*(o.name for o in told.options), *told.also)
             values[f.name] = told.make({name: given[name] for name in names if name in given})
     made = config(**values)
@@ -49,7 +49,7 @@ def configured(config: type[C], typed: Mapping[str, object]) -> C:
     return made
 
 
-def _read(option: Declared, typed: object) -> object:
+def _read(option: Option, typed: object) -> object:
     try:
         return option.setting.read(typed)
     except UsageError as error:
@@ -57,7 +57,7 @@ def _read(option: Declared, typed: object) -> object:
         raise
 
 
-def made_of(config: object) -> tuple[tuple[Declared, object], ...] | None:
+def made_of(config: object) -> tuple[tuple[Option, object], ...] | None:
     """Return the options that `configured` made a configuration of, and what was typed; None if it was not the last one made."""
     latest, options = _MADE_OF.get() or (None, None)
     return options if latest is config else None
@@ -106,7 +106,7 @@ def written(
     Raises:
         UsageError: If one is unknown, missing, given twice or out of range.
     """
-    known = {d.name: d.setting for d in Declared.of(kind)}
+    known = {d.name: d.setting for d in Option.of(kind)}
     given: dict[str, str] = {}
     while text:
         key, equals, rest = text.partition("=")

@@ -253,7 +253,7 @@ def _or(bound: float | None, default: float) -> float:
     return default if bound is None else bound
 
 
-class Declared(NamedTuple):
+class Option(NamedTuple):
     """A setting by its name; `kind` is its type as it is written, `default` what holds where nothing is typed."""
 
     name: str
@@ -262,14 +262,14 @@ class Declared(NamedTuple):
     default: object = None
 
     @classmethod
-    def of(cls, config: type[Any]) -> tuple[Declared, ...]:
+    def of(cls, config: type[Any]) -> tuple[Option, ...]:
         """Return what a dataclass declares, in order, without what fields are by default: what is absent is None."""
         kinds = {f.name: str(f.type) for f in fields(config)}
         return tuple(cls(name, kinds[name], told) for name, told in declared(config).items())
 
 
 @dataclass(frozen=True, slots=True)
-class Composed:
+class OptionGroup:
     """How several options make one field.
 
     Attributes:
@@ -279,16 +279,16 @@ class Composed:
     """
 
     make: Callable[[dict[str, Any]], object]
-    options: tuple[Declared, ...] = ()
+    options: tuple[Option, ...] = ()
     also: tuple[str, ...] = ()
 
 
-def required(told: Setting | Composed) -> Any:  # noqa: ANN401 - as `dataclasses.field` has it
+def required(told: Setting | OptionGroup) -> Any:  # noqa: ANN401 - as `dataclasses.field` has it
     """Return a field so declared that has no default."""
     return field(metadata={KEY: told})
 
 
-def by_default(value: object, told: Setting | Composed) -> Any:  # noqa: ANN401 - as above
+def by_default(value: object, told: Setting | OptionGroup) -> Any:  # noqa: ANN401 - as above
     """Return a field so declared; a dictionary is made anew for each configuration."""
     if isinstance(value, dict):
         return field(default_factory=value.copy, metadata={KEY: told})
@@ -352,14 +352,14 @@ def violations(config: object, relation: str) -> Iterator[tuple[str, Constraint]
                 yield name, constraint
 
 
-def options_of(config: type[Any]) -> tuple[Declared, ...]:
+def options_of(config: type[Any]) -> tuple[Option, ...]:
     """Return every option that makes a configuration, in the order of help."""
-    found: list[Declared] = []
+    found: list[Option] = []
     for f in fields(config):
         told = f.metadata.get(KEY)
         if isinstance(told, Setting):
-            found.append(Declared(f.name, str(f.type), told, ... if f.default is MISSING else f.default))
-        elif isinstance(told, Composed):
+            found.append(Option(f.name, str(f.type), told, ... if f.default is MISSING else f.default))
+        elif isinstance(told, OptionGroup):
             found.extend(told.options)
     for option in [o for o in found if o.setting.after]:
         found.remove(option)

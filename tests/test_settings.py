@@ -15,9 +15,9 @@ from hydractl.parsing import bytes_of, configured, number, words
 from hydractl.rivals.reference import Laplace
 from hydractl.scoring.methods import METHODS
 from hydractl.settings import (
-    Composed,
     Constraint,
-    Declared,
+    Option,
+    OptionGroup,
     Setting,
     by_default,
     check,
@@ -55,9 +55,9 @@ class Some:
     kind: str = setting("a", "A kind.", choices=("a", "b"), after="loud")
     both: int | None = by_default(
         None,
-        Composed(
+        OptionGroup(
             lambda given: sum(given.values()) or None,
-            (Declared("left", "int", Setting("Left.", low=0)), Declared("right", "int", Setting("Right."))),
+            (Option("left", "int", Setting("Left.", low=0)), Option("right", "int", Setting("Right."))),
             also=("share",),
         ),
     )
@@ -138,7 +138,7 @@ def check_range(config, name, told):
         )
         if bound is not None
     ]
-    several = next(o.kind for o in Declared.of(config) if o.name == name).startswith("tuple")
+    several = next(o.kind for o in Option.of(config) if o.name == name).startswith("tuple")
     for value in outside:
         typed = value if isinstance(value, int) else f"{value:g}"
         with pytest.raises(UsageError, match=rf"`{told.option(name)} {typed}`: must be "):

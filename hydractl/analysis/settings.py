@@ -9,7 +9,7 @@ from typing import Self
 
 from hydractl.analysis.table import ANALYSES, Needs
 from hydractl.errors import UsageError
-from hydractl.settings import Composed, Declared, Role, check, setting
+from hydractl.settings import Option, OptionGroup, Role, check, setting
 
 ALL = "all"
 PANEL = "Analyses"
@@ -114,4 +114,4 @@ class Analysing:
 
 
 NOTHING_ANALYSED = Analysing()
-ANALYSING = Composed(lambda given: Analysing(**given), Declared.of(Analysing))
+ANALYSING = OptionGroup(lambda given: Analysing(**given), Option.of(Analysing))

@@ -14,7 +14,7 @@ from hydractl.hubclient import without_bars
 from hydractl.parsing import configured
 from hydractl.progress import Progress, Silent
 from hydractl.runtime import enough_memory
-from hydractl.settings import Declared, Setting, options_of
+from hydractl.settings import Option, Setting, options_of
 from hydractl.wording import did_you_mean
 
 FIRST_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -40,7 +40,7 @@ class Stage(NamedTuple):
     needs: tuple[str, ...] = ()
 
     @property
-    def options(self) -> tuple[Declared, ...]:
+    def options(self) -> tuple[Option, ...]:
         """The options, those without a name first; a call has a report to return, so nothing is left as it is."""
         own = (o for o in options_of(self.config) if o.name != "if_changed")
         found = [o._replace(default=...) if o.name in self.needs else o for o in own]
@@ -118,7 +118,7 @@ def _heard(progress: Any) -> Progress:  # noqa: ANN401 - what a caller gave
     return _Calling(progress)
 
 
-def _typed(option: Declared, value: object) -> object:
+def _typed(option: Option, value: object) -> object:
     """Return what a command line would hold: lists as it writes them, paths as such.
 
     Raises:
@@ -138,7 +138,7 @@ def _typed(option: Declared, value: object) -> object:
     return ",".join(map(str, items))
 
 
-def _as_path(option: Declared, value: object) -> object:
+def _as_path(option: Option, value: object) -> object:
     """Return a text as a path where the option is one and takes it as it is, and a path as a text where it is none."""
     bare = "Path" in option.kind and option.setting.parse is None
     if isinstance(value, Path):
@@ -146,7 +146,7 @@ def _as_path(option: Declared, value: object) -> object:
     return Path(value) if bare and isinstance(value, str) else value
 
 
-def _parameter(option: Declared) -> inspect.Parameter:
+def _parameter(option: Option) -> inspect.Parameter:
     kind = FIRST_POSITIONAL if option.setting.positional else inspect.Parameter.KEYWORD_ONLY
     default = inspect.Parameter.empty if option.default is ... else None
     return inspect.Parameter(keyword_of(option), kind, default=default, annotation=type_of(option))
@@ -160,14 +160,14 @@ _PROGRESS = inspect.Parameter(
 )
 
 
-def keyword_of(option: Declared) -> str:
+def keyword_of(option: Option) -> str:
     """Return the name of an option's argument: the option's own, `min_lr_rate` for `--min-lr-rate`."""
     spelled = [word for form in option.setting.spelled for word in form.split("/")]
     named = [word[2:].replace("-", "_") for word in spelled if word.startswith("--")]
     return option.name if option.name in named or not named else named[0]
 
 
-def type_of(option: Declared) -> str:
+def type_of(option: Option) -> str:
     """Return the type of an argument as it is written."""
     found = _given_type(option.kind.removesuffix(" | None"), option.setting)
     return found if option.default is ... else f"{found} | None"

@@ -16,7 +16,7 @@ from hydractl.errors import UnreadableError
 from hydractl.parsing import configured
 from hydractl.publish import STDOUT, is_stdout
 from hydractl.runtime import enough_memory
-from hydractl.settings import Declared, Setting, options_of, spelled
+from hydractl.settings import Option, Setting, options_of, spelled
 from hydractl.stages.shared.provenance import check_statement, write_statement
 
 C = TypeVar("C")
@@ -63,9 +63,9 @@ def command(
     """
     options = (
         *options_of(config),
-        Declared("json", "bool", JSON, default=False),
-        Declared("quiet", "bool", quiet, default=False),
-        *([Declared("provenance", "Path", PROVENANCE)] if provenance else []),
+        Option("json", "bool", JSON, default=False),
+        Option("quiet", "bool", quiet, default=False),
+        *([Option("provenance", "Path", PROVENANCE)] if provenance else []),
     )
 
     def made(function: Callable[[C, Terminal], None]) -> Callable[..., None]:
@@ -132,7 +132,7 @@ def _is_up_to_date(config: Any, terminal: Terminal, say: Callable[[Any, Terminal
     return found.why is None
 
 
-def _parameter(option: Declared) -> inspect.Parameter:
+def _parameter(option: Option) -> inspect.Parameter:
     default = inspect.Parameter.empty if option.default is ... else option.default or None
     if isinstance(option.default, bool | int | float):
         default = option.default
@@ -143,7 +143,7 @@ def _parameter(option: Declared) -> inspect.Parameter:
     )
 
 
-def kind_of(option: Declared) -> Any:  # noqa: ANN401 - a type, as typer reads it
+def kind_of(option: Option) -> Any:  # noqa: ANN401 - a type, as typer reads it
     """Return what typer converts an option's text to."""
     setting = option.setting
     if setting.parse is not None:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from hydractl.hub.readme import code, plain
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import Header, Step, steps_to
 
 NUMBERED = ("finetune", "prune")
@@ -87,5 +87,5 @@ def _output(header: Header, group: Sequence[Step], steps: Sequence[Step]) -> str
     return next(fitting, None if len(numbers) > 1 else first)
 
 
-def _written(value: Option) -> str:
+def _written(value: OptionValue) -> str:
     return (",".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)

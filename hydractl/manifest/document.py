@@ -20,7 +20,7 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:@+-]{0,63}$")]
 """A name that is a program's: of a command, an option, a result, a package. A card shows it as it is."""
 Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!-]{0,63}$")]
-Option = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
+OptionValue = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
 
 
 class Strict(BaseModel):

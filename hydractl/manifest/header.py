@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_va
 
 from hydractl.inputs import LARGEST_SIDE
 from hydractl.jsonfile import compact
-from hydractl.manifest.document import Digest, Document, Key, Option, Strict, Version
+from hydractl.manifest.document import Digest, Document, Key, OptionValue, Strict, Version
 from hydractl.manifest.heads import WIDEST, Mask, TowerHeads, TowerKeep
 from hydractl.manifest.threshold import FittedScores, Threshold
 
@@ -177,10 +177,10 @@ class Step(Strict):
     """
 
     command: Key
-    options: dict[Key, Option]
+    options: dict[Key, OptionValue]
     inputs: tuple[InputFile, ...] = ()
     seed: int | None = None
-    results: dict[Key, Option] = Field(default={})
+    results: dict[Key, OptionValue] = Field(default={})
     versions: dict[Key, Version] = Field(default={})
     asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
     typed: tuple[str, ...] | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Digest, Document, Fingerprint, Key, Option, Strict, Version
+from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, Strict, Version
 
 Heads = tuple[Annotated[int, Field(ge=0)], ...]
 MOST_HEADS = 2**16
@@ -143,7 +143,7 @@ class HeadScores(Document):
     schema_: Literal["hydractl.scores/1"] = Field(default="hydractl.scores/1", alias="schema")
     method: Key
     objective: str | None
-    options: dict[Key, Option]
+    options: dict[Key, OptionValue]
     model: Fingerprint
     architecture: str
     data: dict[str, Fingerprint]
@@ -153,7 +153,7 @@ class HeadScores(Document):
     clusters: tuple[Annotated[tuple[HeadName, ...], Field(min_length=1)], ...] | None = Field(
         default=None, exclude_if=lambda value: value is None
     )
-    results: dict[Key, Option] = Field(default={}, exclude_if=lambda value: not value)
+    results: dict[Key, OptionValue] = Field(default={}, exclude_if=lambda value: not value)
     tool: str
     versions: dict[Key, Version] = Field(default={}, exclude_if=lambda value: not value)
     asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -193,7 +193,7 @@ class MaskOrigin(Strict):
     strategy: str
     method: str | None = None
     scores: tuple[Digest, ...] = ()
-    budget: dict[Key, Option] = Field(default={})
+    budget: dict[Key, OptionValue] = Field(default={})
     seed: int | None = None
     member: int | None = None
     tool: str | None = None

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.curves import Curves, Origin
-from hydractl.manifest.document import Digest, Document, Fingerprint, Key, Option, Strict, Version
+from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, Strict, Version
 from hydractl.manifest.heads import HeadMask, HeadScores
 from hydractl.manifest.scopes import scopes
 from hydractl.manifest.threshold import Threshold
@@ -45,7 +45,7 @@ class Derived(Strict):
     """What was made of a model before it answered, by what, on which data if there are any, and by which it was chosen."""
 
     kind: str
-    options: dict[Key, Option]
+    options: dict[Key, OptionValue]
     data: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
     val: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
 
@@ -192,7 +192,7 @@ class Report(Document):
         default=(USUAL,), min_length=1, exclude_if=lambda value: value == (USUAL,)
     )
     definitions: dict[str, str]
-    options: dict[Key, Option]
+    options: dict[Key, OptionValue]
     scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
     checks: tuple[Check, ...] = ()
     warnings: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
-    from hydractl.manifest.document import Option
+    from hydractl.manifest.document import OptionValue
     from hydractl.manifest.header import Architecture
     from hydractl.manifest.heads import HeadName, Removal, TowerHeads
     from hydractl.training.feeding.feed import Feed
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=Settings)
 Memory: TypeAlias = "Mapping[str, tuple[float, ...]]"
 """What a search must remember to go on as if it had not been interrupted: lists of numbers by name."""
 NOTHING_LEARNT: Memory = MappingProxyType({})
-NO_RESULTS: Mapping[str, Option] = MappingProxyType({})
+NO_RESULTS: Mapping[str, OptionValue] = MappingProxyType({})
 
 
 class Samples(NamedTuple):
@@ -181,7 +181,7 @@ class Ranking:
     removals: tuple[Removal, ...] | None = None
     baseline: float | None = None
     clusters: tuple[tuple[HeadName, ...], ...] | None = None
-    results: Mapping[str, Option] = field(default_factory=dict)
+    results: Mapping[str, OptionValue] = field(default_factory=dict)
     weights: Mapping[str, torch.Tensor] | None = None
 
     @classmethod
@@ -191,7 +191,7 @@ class Ranking:
         removals: Sequence[Removal],
         *,
         baseline: float | None,
-        results: Mapping[str, Option] = NO_RESULTS,
+        results: Mapping[str, OptionValue] = NO_RESULTS,
     ) -> Self:
         """Return what a greedy method answers: a head's score is how many went before it, the budget where it stays."""
         tables = {

@@ -22,11 +22,11 @@ from hydractl.scoring.gradients.settings import (
 )
 from hydractl.scoring.job import Method, Ranking, ScoreJob
 from hydractl.scoring.settings import PANELS, Settings
-from hydractl.settings import Declared, declared, spelled
+from hydractl.settings import Option, declared, spelled
 from hydractl.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from hydractl.manifest.document import Option
+    from hydractl.manifest.document import OptionValue
 
 
 def _lazily(module: str, name: str) -> Callable[[ScoreJob, Progress], Ranking]:
@@ -124,9 +124,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 )
 
 
-def _of_all() -> tuple[Declared, ...]:
+def _of_all() -> tuple[Option, ...]:
     """Return the settings of all methods by panel, those of one name once."""
-    found = {d.name: d for method in METHODS.values() for d in Declared.of(method.settings)}
+    found = {d.name: d for method in METHODS.values() for d in Option.of(method.settings)}
     places = dict.fromkeys((*PANELS, *(d.setting.panel for d in found.values())))
     return tuple(sorted(found.values(), key=lambda d: [*places].index(d.setting.panel)))
 
@@ -135,7 +135,7 @@ SETTINGS = _of_all()
 """Every setting of every method, as an option."""
 
 
-def settings_for(method: str, given: Mapping[str, Option]) -> Settings:
+def settings_for(method: str, given: Mapping[str, OptionValue]) -> Settings:
     """Return a method's settings.
 
     Args:

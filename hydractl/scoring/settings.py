@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hydractl.settings import CheckedSettings
 
 if TYPE_CHECKING:
-    from hydractl.manifest.document import Option
+    from hydractl.manifest.document import OptionValue
 
 CIRCUIT, TAYLOR, GRADIENTS, GATES, CAHP = PANELS = ("Circuit", "Taylor", "Gradients", "Learned gates", "CAHP")
 """The groups that options are shown in, in order; a method's own may stand behind them."""
@@ -54,6 +54,6 @@ class Settings(CheckedSettings):
         """Whether the model's weights change with the scores."""
         return False
 
-    def options(self) -> dict[str, Option]:
+    def options(self) -> dict[str, OptionValue]:
         """Return what a scores file records of them."""
         return {k: v for k, v in asdict(self).items() if k != "objective" and v is not None}

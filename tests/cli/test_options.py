@@ -18,7 +18,7 @@ from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.parsing import configured
 from hydractl.rivals.reference import KINDS
 from hydractl.scoring.methods import METHODS, SETTINGS
-from hydractl.settings import KEY, LARGEST_SEED, Composed, Declared, declared, options_of, spelled
+from hydractl.settings import KEY, LARGEST_SEED, Option, OptionGroup, declared, options_of, spelled
 from hydractl.stages.datasets.config import DataConfig
 from hydractl.stages.doctor.config import DoctorConfig
 from hydractl.stages.evaluate.config import EvalConfig
@@ -127,7 +127,7 @@ COMPANIONS = {
     },
     "prune": {
         **dict.fromkeys(("keep", "remove", "keep_fraction"), SCORED),
-        **{o.name: (*DIVERSE, "--data", "d") for o in Declared.of(DiverseConfig)},
+        **{o.name: (*DIVERSE, "--data", "d") for o in Option.of(DiverseConfig)},
         **dict.fromkeys(("classes", "template"), (*DIVERSE, "--data", "d")),
         "data": DIVERSE,
         "scores": ("--keep", "2"),
@@ -247,7 +247,7 @@ def reached(held, name):
     if name in told:
         return getattr(held, name)
     for field, how in told.items():
-        if isinstance(how, Composed) and name in [o.name for o in how.options]:
+        if isinstance(how, OptionGroup) and name in [o.name for o in how.options]:
             return reached(getattr(held, field), name)
     return getattr(held, INSIDE[name])
 

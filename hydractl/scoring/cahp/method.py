@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from hydractl.errors import DataError, UsageError
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.heads import HeadName
 from hydractl.progress import Progress
 from hydractl.scoring.cahp.clusters import Clustering, find_knee, group_points, silhouettes
@@ -109,7 +109,7 @@ def _unit_range(salience: torch.Tensor) -> torch.Tensor:
 
 def _placed(
     compared: Compared, settings: CahpSettings, heads: int, seed: int, progress: Progress
-) -> tuple[torch.Tensor, dict[str, Option]]:
+) -> tuple[torch.Tensor, dict[str, OptionValue]]:
     """Return the distances (N, N) that heads are grouped by, and with what perplexity these were made."""
     if settings.perplexity is None:  # no t-SNE
         return compared.distances, {}
@@ -127,7 +127,7 @@ def _placed(
 
 def _grouped(
     distances: torch.Tensor, job: ScoreJob, settings: CahpSettings, progress: Progress
-) -> tuple[Clustering, dict[str, Option]]:
+) -> tuple[Clustering, dict[str, OptionValue]]:
     """Return the groups, and how their number was found."""
     if not job.free:
         k = len(distances) - job.budget
@@ -146,7 +146,7 @@ def _grouped(
     grouped = (
         groups[knee.k - 2] if knee.k - 2 < len(groups) else group_points(distances, knee.k, seed=job.seed)
     )
-    found: dict[str, Option] = {"k": knee.k, "k_from": knee.source.value, "degree": knee.degree}
+    found: dict[str, OptionValue] = {"k": knee.k, "k_from": knee.source.value, "degree": knee.degree}
     return grouped, found | {"mss": tuple(curve)}
 
 

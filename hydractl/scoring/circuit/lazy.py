@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing_extensions import override
 
 from hydractl.errors import ManifestError
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.heads import HeadId, Removal
 from hydractl.scoring.circuit.doubt import Doubt, promise
 from hydractl.scoring.circuit.model import lowest_of
@@ -213,7 +213,7 @@ class Lazy(Exact):
         self.evaluations, self.work, self.exact_evaluations, self.exact_work = spent
 
     @override
-    def results(self) -> Mapping[str, Option]:
+    def results(self) -> Mapping[str, OptionValue]:
         return {
             "evaluations": round(self.evaluations, 2),
             "exact_evaluations": round(self.exact_evaluations),

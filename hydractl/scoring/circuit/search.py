@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.heads import HeadId, Removal
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.outcomes import first_best
@@ -51,7 +51,7 @@ class Exact:
         """
         del memory
 
-    def results(self) -> Mapping[str, Option]:
+    def results(self) -> Mapping[str, OptionValue]:
         """Return what else a scores file says."""
         return {}
 

@@ -12,7 +12,7 @@ from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
 from hydractl.settings import Constraint, check, setting
 
 if TYPE_CHECKING:
-    from hydractl.manifest.document import Option
+    from hydractl.manifest.document import OptionValue
 
 SEARCHES = ("exact", "lazy")
 RECHECK = 24
@@ -107,7 +107,7 @@ class CircuitSettings(Settings):
         """As the objective says."""
         return parse_objective(self.objective).needs_ood
 
-    def options(self) -> dict[str, Option]:
+    def options(self) -> dict[str, OptionValue]:
         """Return what a scores file records; the usual way to search and to tell OOD samples goes without saying."""
         usual = {"ood_score": MSP, "search": "exact"}
         found = Settings.options(self)

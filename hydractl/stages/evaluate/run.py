@@ -12,7 +12,7 @@ from hydractl.data.corruptions.names import chosen
 from hydractl.data.inputs import content_of
 from hydractl.data.items import Content
 from hydractl.hub.folders import publish_models
-from hydractl.manifest.document import Fingerprint, Option
+from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.report import Report
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.scores import KNN, MSP, SCORES, definition_of
@@ -158,11 +158,11 @@ def _document(run: Evaluation, table: Table) -> Report:
     )
 
 
-def _options(run: Evaluation) -> dict[str, Option]:
+def _options(run: Evaluation) -> dict[str, OptionValue]:
     """Return the options that shape the numbers; those that were not given are left out."""
     config, classes = run.config, run.data.classes
     has_threshold = config.threshold_for is not None
-    options: dict[str, Option] = {
+    options: dict[str, OptionValue] = {
         "batch_size": config.batch_size,
         "bootstrap": config.bootstrap,
         "device": run.device.type,

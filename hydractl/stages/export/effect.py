@@ -14,7 +14,7 @@ from hydractl.families.opening import OpenModel
 from hydractl.families.probe import largest_difference
 from hydractl.fusion.responding import Answers, respond_to_all
 from hydractl.inputs import Inputs
-from hydractl.manifest.document import Fingerprint, Option
+from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.scopes import ID_NAME
@@ -74,7 +74,7 @@ def measured(
     opened: OpenModel,
     trial: Trial,
     said: Mapping[str, dict[str, Responses]],
-    options: Mapping[str, Option],
+    options: Mapping[str, OptionValue],
 ) -> Report:
     """Return what rows are worth, as `eval` reports it but for costs and intervals.
 

@@ -16,7 +16,7 @@ from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.building import load_any
 from hydractl.inputs import PIXELS
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.scopes import ID_NAME
@@ -322,9 +322,9 @@ def _metadata(config: ExportConfig, traced: Traced) -> dict[str, str]:
     return {f"hydractl.{name}": json.dumps(value, sort_keys=True) for name, value in said.items()}
 
 
-def _options(config: ExportConfig) -> dict[str, Option]:
+def _options(config: ExportConfig) -> dict[str, OptionValue]:
     """Return what shapes the file."""
-    said: dict[str, Option] = {
+    said: dict[str, OptionValue] = {
         "format": config.form.removeprefix("."),
         "with_preprocess": config.with_preprocess,
         "tolerance": config.tolerance,

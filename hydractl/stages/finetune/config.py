@@ -13,9 +13,9 @@ from hydractl.parallel import refuse_shared_input
 from hydractl.parsing import words
 from hydractl.publish import is_stream
 from hydractl.settings import (
-    Composed,
     Constraint,
-    Declared,
+    Option,
+    OptionGroup,
     Role,
     Setting,
     by_default,
@@ -30,11 +30,11 @@ from hydractl.training.recipes.named import RECIPES, recipe_of
 from hydractl.training.recipes.recipe import WHAT, Recipe
 
 if TYPE_CHECKING:
-    from hydractl.manifest.document import Option
+    from hydractl.manifest.document import OptionValue
 
 TEACHERS = "Teachers"
 TEMPERATURE, WEIGHT = 2.0, 0.9
-RECIPE = Declared(
+RECIPE = Option(
     "recipe",
     "str",
     Setting(
@@ -67,9 +67,11 @@ class FinetuneConfig:
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     recipe: Recipe = by_default(
         Recipe(),
-        Composed(lambda given: recipe_of(given.pop("recipe", None), given), (RECIPE, *Declared.of(Recipe))),
+        OptionGroup(lambda given: recipe_of(given.pop("recipe", None), given), (RECIPE, *Option.of(Recipe))),
     )
-    recipe_name: str | None = by_default(None, Composed(lambda given: given.get("recipe"), also=("recipe",)))
+    recipe_name: str | None = by_default(
+        None, OptionGroup(lambda given: given.get("recipe"), also=("recipe",))
+    )
     """Which one `recipe` was made of; for messages."""
     method: str | None = setting(
         None,
@@ -241,7 +243,7 @@ class FinetuneConfig:
         """The teachers' share of the loss, in (0, 1]."""
         return WEIGHT if self.teacher_weight is None else self.teacher_weight
 
-    def options(self) -> dict[str, Option]:
+    def options(self) -> dict[str, OptionValue]:
         """Return what shapes the result, as lineage options; the lineage drops those that are None."""
         own = ("order_seed", "dropout_seed", "head_seed", "num_classes", "pooling")
         taught = {"teacher_temperature": self.temperature, "teacher_weight": self.weight}

@@ -11,9 +11,9 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.parallel import refuse_shared_input
 from hydractl.settings import (
-    Composed,
     Constraint,
-    Declared,
+    Option,
+    OptionGroup,
     Role,
     Setting,
     by_default,
@@ -162,7 +162,7 @@ class FuseConfig:
         tells=False,
         metavar="L",
     )
-    measuring: Measuring = by_default(NOT_MEASURED, Composed(Measuring.parse, Declared.of(Measuring)))
+    measuring: Measuring = by_default(NOT_MEASURED, OptionGroup(Measuring.parse, Option.of(Measuring)))
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     seed: int = by_default(0, shared.SEED)
     """Of the random batch that `verify` compares on."""

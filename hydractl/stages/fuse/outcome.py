@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hydractl.fusion.plan import Fusion
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import InputFile
 
 
@@ -51,7 +51,7 @@ class Measured:
     members: Quality
     tried: tuple[Tried, ...]
 
-    def results(self) -> dict[str, Option]:
+    def results(self) -> dict[str, OptionValue]:
         """Return what lineage keeps."""
         last = self.tried[-1]
         return {

@@ -14,9 +14,9 @@ from hydractl.places import is_folder
 from hydractl.publish import is_stream
 from hydractl.settings import (
     CheckedSettings,
-    Composed,
     Constraint,
-    Declared,
+    Option,
+    OptionGroup,
     Role,
     Setting,
     by_default,
@@ -172,7 +172,7 @@ class PruneConfig:
     budget: Budget | None = by_default(None, replace(shared.budget(keep=KEEP), make=amount_of))
     """How many heads go; needed unless `auto`, or clusters or masks say it."""
     auto: bool = by_default(
-        value=False, told=Composed(lambda given: given.get("keep") == AUTO, also=("keep",))
+        value=False, told=OptionGroup(lambda given: given.get("keep") == AUTO, also=("keep",))
     )
     """The scores say themselves how many heads stay."""
     per_layer: bool = flag(
@@ -199,8 +199,8 @@ class PruneConfig:
     )
     diverse: DiverseConfig | None = by_default(
         None,
-        Composed(
-            DiverseConfig.parse, (*Declared.of(DiverseConfig), *shared.NAMING.options), also=("strategy",)
+        OptionGroup(
+            DiverseConfig.parse, (*Option.of(DiverseConfig), *shared.NAMING.options), also=("strategy",)
         ),
     )
     seed: int = by_default(0, shared.SEED)

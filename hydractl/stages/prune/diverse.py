@@ -22,7 +22,7 @@ from hydractl.families.opening import OpenModel, load_model
 from hydractl.families.tower import Model
 from hydractl.heads.diverse import choose_diverse
 from hydractl.inputs import Inputs
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import InputFile
 from hydractl.manifest.heads import HeadScores, Mask
 from hydractl.metrics.diversity import disagreement, mutual_information
@@ -270,7 +270,7 @@ class Found(NamedTuple):
     """What was chosen, what a mask's origin records of it, and the data that decided it."""
 
     report: DiverseReport
-    options: dict[str, Option]
+    options: dict[str, OptionValue]
     sources: tuple[InputFile, ...]
 
 

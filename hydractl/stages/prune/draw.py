@@ -18,7 +18,7 @@ from hydractl.heads.members import (
     sample_masks,
     share_before,
 )
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import InputFile
 from hydractl.manifest.heads import HeadScores, Mask, Shape, TowerKeep
 from hydractl.parallel import Team
@@ -72,8 +72,8 @@ class Drawn:
     """
 
     masks: Sequence[Mask]
-    options: Mapping[str, Option] = field(default_factory=dict)
-    own: Sequence[Mapping[str, Option]] = ()
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    own: Sequence[Mapping[str, OptionValue]] = ()
     seeded: bool = False
     sources: tuple[InputFile, ...] = ()
     diverse: DiverseReport | None = None

@@ -11,7 +11,7 @@ from hydractl.errors import ManifestError, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.families.timm.names import untagged
 from hydractl.heads.masks import full_mask, shape_of
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import InputFile, check_mask_fits
 from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
 from hydractl.parallel import Team
@@ -145,7 +145,7 @@ def _quotas(config: PruneConfig, scores: Sequence[HeadScores], shape: Shape) -> 
 
 def _origin(material: Material, strategy: Strategy, drawn: Drawn, *, member: int) -> MaskOrigin:
     config, own = material.config, member if len(material.scores) > 1 else 0
-    options: dict[str, Option] = {
+    options: dict[str, OptionValue] = {
         **(material.quotas[own].options if material.quotas else {}),
         "per_layer": config.per_layer or None,
         **drawn.options,

@@ -17,8 +17,8 @@ from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
 from hydractl.scoring.settings import CIRCUIT, GATES, Settings
 from hydractl.settings import (
-    Composed,
     Constraint,
+    OptionGroup,
     Role,
     Setting,
     by_default,
@@ -32,7 +32,7 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 if TYPE_CHECKING:
-    from hydractl.manifest.document import Option
+    from hydractl.manifest.document import OptionValue
     from hydractl.manifest.heads import HeadScores
 
 READING = Constraint("entry.needs_data", option="method", why="it reads no data")
@@ -70,7 +70,7 @@ class ScoreConfig:
     )
     """None for the method's own default."""
     max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, only_with=READING))
-    given: Mapping[str, Option] = by_default({}, Composed(dict, SETTINGS))
+    given: Mapping[str, OptionValue] = by_default({}, OptionGroup(dict, SETTINGS))
     """The method's own settings as far as they are not its defaults."""
     ood: str | None = setting(
         None,

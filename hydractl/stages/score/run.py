@@ -15,7 +15,7 @@ from hydractl.data.items import Items
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
-from hydractl.manifest.document import Fingerprint, Option
+from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Architecture, InputFile, Kind
 from hydractl.manifest.heads import HeadScores, TowerHeads, TowerScores
 from hydractl.parallel import Team, own_device, start_team
@@ -217,10 +217,10 @@ def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Pro
     return keep, removals
 
 
-def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> dict[str, Option]:
+def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> dict[str, OptionValue]:
     """Return the options that shape the scores, and no others."""
     means = config.settings.budget_means
-    options: dict[str, Option] = config.settings.options()
+    options: dict[str, OptionValue] = config.settings.options()
     if means == BudgetMeaning.REMOVALS:
         options["removals"] = removals
     if means == BudgetMeaning.KEEP:
@@ -238,7 +238,7 @@ def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> di
 
 
 def _document(
-    config: ScoreConfig, opened: OpenModel, options: Mapping[str, Option], data: dict[str, Fingerprint]
+    config: ScoreConfig, opened: OpenModel, options: Mapping[str, OptionValue], data: dict[str, Fingerprint]
 ) -> HeadScores:
     """Return the scores file without its scores: everything that decides them."""
     return HeadScores(

@@ -17,7 +17,7 @@ from hydractl.jsonfile import compact
 from hydractl.parsing import made_of
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, digest_files, digest_text
-from hydractl.settings import KEY, Declared, Role, Setting, declared
+from hydractl.settings import KEY, Option, Role, Setting, declared
 from hydractl.source import folder_files, is_index, locate, of_hub, split_options
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Reference:
     ref: str | Path | DataRef
     labelled: bool = True
     """Whether labels of data are read; else what the items are called is."""
-    option: Declared | None = field(default=None, compare=False)
+    option: Option | None = field(default=None, compare=False)
     """What named it."""
 
     @property
@@ -174,14 +174,14 @@ def references(config: object) -> Iterator[Reference]:
     yield from getattr(config, "reads", ())
 
 
-def settings_of(config: Any) -> Iterator[tuple[Declared, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
+def settings_of(config: Any) -> Iterator[tuple[Option, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
     """Yield what settings hold that are given; those of a part where the part stands."""
     unread: frozenset[str] = getattr(config, "unread", frozenset())
     for f in fields(config):
         told, value = f.metadata.get(KEY), getattr(config, f.name)
         if isinstance(told, Setting):
             if value is not None and f.name not in unread:
-                yield Declared(f.name, str(f.type), told), value
+                yield Option(f.name, str(f.type), told), value
         elif is_dataclass(value) and declared(type(value)):
             yield from settings_of(value)
 

@@ -11,7 +11,7 @@ from hydractl.heads.budget import Budget, total_heads
 from hydractl.heads.knee import fall_off
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
 from hydractl.heads.members import cluster_masks
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.heads import HeadId, HeadScores, Shape, TowerKeep
 from hydractl.wording import counted
 
@@ -33,7 +33,7 @@ class Quota:
     removals: int
     typed: str
     keep: int | None = None
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
     said: str | None = None
 
 
@@ -52,7 +52,7 @@ def quota_of(budget: Budget, shape: Shape, *, where: str = "") -> Quota:
         removals = budget.removals(shape)
     except ValueError as error:
         raise UsageError(f"`{budget.typed}`: {where}{error}") from error
-    options: dict[str, Option] = {
+    options: dict[str, OptionValue] = {
         "keep_per_layer": budget.keep_per_layer,
         "remove": budget.remove,
         "keep_fraction": budget.keep_fraction,

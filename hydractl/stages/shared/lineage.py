@@ -8,7 +8,7 @@ from pathlib import Path
 from hydractl.data.reference import DataRef
 from hydractl.families.base import Family
 from hydractl.families.opening import OpenModel
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.heads import HeadScores
 from hydractl.progress import Progress
@@ -26,10 +26,10 @@ def make_step(
     config: Commanded,
     *,
     family: Family,
-    options: Mapping[str, Option],
+    options: Mapping[str, OptionValue],
     inputs: Sequence[InputFile],
     seed: int | None = None,
-    results: Mapping[str, Option] | None = None,
+    results: Mapping[str, OptionValue] | None = None,
 ) -> Step:
     """Return the lineage entry of one stage. Options are those that shape the output, never paths."""
     return Step(
@@ -49,7 +49,7 @@ def recorded(
     out: Path,
     *,
     opened: OpenModel,
-    options: Mapping[str, Option],
+    options: Mapping[str, OptionValue],
     seed: int | None = None,
     needs: Sequence[str] = (),
 ) -> Step | None:

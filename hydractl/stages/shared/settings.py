@@ -15,11 +15,11 @@ from hydractl.inputs import LARGEST_SIDE
 from hydractl.metrics.scores import KNN
 from hydractl.parsing import number, words
 from hydractl.places import DOCUMENT, WEIGHTS, output
-from hydractl.settings import LARGEST_SEED, CheckedSettings, Composed, Declared, Role, Setting, setting
+from hydractl.settings import LARGEST_SEED, CheckedSettings, Option, OptionGroup, Role, Setting, setting
 from hydractl.stages.shared.classes import FORMS, Naming
 
 if TYPE_CHECKING:
-    from hydractl.manifest.document import Option
+    from hydractl.manifest.document import OptionValue
 
 ZERO_SHOT, MODEL_PANEL, MACHINE, BUDGET_PANEL = "Zero-shot", "Model", "Machine", "Budget (one of three)"
 AUTO = "auto"
@@ -201,13 +201,13 @@ class Images(CheckedSettings):
         panel="Images",
     )
 
-    def options(self) -> dict[str, Option]:
+    def options(self) -> dict[str, OptionValue]:
         """Return what was said, by field."""
-        said: dict[str, Option] = {"img_size": self.img_size, "mean": self.mean, "std": self.std}
+        said: dict[str, OptionValue] = {"img_size": self.img_size, "mean": self.mean, "std": self.std}
         return {name: value for name, value in said.items() if value is not None}
 
 
-IMAGES = Composed(lambda given: Images(**given), Declared.of(Images))
+IMAGES = OptionGroup(lambda given: Images(**given), Option.of(Images))
 HEAD_SEED = replace(SEED, help="Seed of a classifier that is drawn anew (default: --seed).")
 NUM_CLASSES = Setting("Classes to tell apart (default: as many as the data have).", low=1, metavar="N")
 POOLING = Setting(
@@ -231,9 +231,9 @@ TEMPLATE = Setting(
     metavar="TEXT",
     panel=ZERO_SHOT,
 )
-NAMING = Composed(
+NAMING = OptionGroup(
     lambda given: Naming.parse(given.get("classes"), given.get("template")),
-    (Declared("classes", "str", CLASSES), Declared("template", "tuple[str, ...]", TEMPLATE)),
+    (Option("classes", "str", CLASSES), Option("template", "tuple[str, ...]", TEMPLATE)),
 )
 """Which classes a zero-shot model tells apart."""
 
@@ -278,7 +278,7 @@ class WithTemperature:
         return float(self.temperature) if isinstance(self.temperature, int | float) else None
 
 
-def budget(default: str = "", keep: Setting = KEEP) -> Composed:
+def budget(default: str = "", keep: Setting = KEEP) -> OptionGroup:
     """Return how one of three options gives a budget.
 
     Args:
@@ -287,11 +287,11 @@ def budget(default: str = "", keep: Setting = KEEP) -> Composed:
     """
     said = f"Keep this share of all heads{f' (default{default})' if default else ''}."
     options = (
-        Declared("keep", "int", keep),
-        Declared("remove", "int", REMOVE),
-        Declared("keep_fraction", "float", replace(KEEP_FRACTION, help=said)),
+        Option("keep", "int", keep),
+        Option("remove", "int", REMOVE),
+        Option("keep_fraction", "float", replace(KEEP_FRACTION, help=said)),
     )
-    return Composed(lambda given: budget_of(**given), options)
+    return OptionGroup(lambda given: budget_of(**given), options)
 
 
 def budget_of(

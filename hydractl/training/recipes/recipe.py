@@ -15,7 +15,7 @@ from hydractl.settings import Constraint, Setting, by_default, check, flag, sett
 from hydractl.wording import counted
 
 if TYPE_CHECKING:
-    from hydractl.manifest.document import Option
+    from hydractl.manifest.document import OptionValue
 
 LEARN, TIME, WHAT, STOP = "Optimisation", "Length and batches", "What trains", "Evaluation and stopping"
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
@@ -382,7 +382,7 @@ class Recipe:
         """Return fields that another one leaves without effect, and what they lack."""
         return dict(violations(self, "only_with"))
 
-    def options(self) -> dict[str, Option]:
+    def options(self) -> dict[str, OptionValue]:
         """Return the recipe as lineage options, without those that change nothing."""
         idle = self.idle()
         return {k: value for k, value in asdict(self).items() if value is not None and k not in idle}

@@ -13,7 +13,7 @@ from hydractl.errors import UsageError
 from hydractl.parsing import made_of
 from hydractl.publish import Folder
 from hydractl.rivals.reference import BayesVlm
-from hydractl.settings import Composed, Declared, Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import Option, OptionGroup, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels
 from hydractl.stages.finetune.config import RECIPE
 from hydractl.stages.shared import settings as shared
@@ -25,7 +25,7 @@ from hydractl.wording import did_you_mean, listed
 ALL = "all"
 EVERY = tuple(name for name, plan in PLANS.items() if not plan.named)
 TABLE, DATA = "Table", "Data"
-TRAINING = (RECIPE, *Declared.of(Recipe))
+TRAINING = (RECIPE, *Option.of(Recipe))
 
 
 def parse_rivals(text: str) -> tuple[str, ...] | None:
@@ -130,7 +130,7 @@ class BenchConfig:
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     recipe: Recipe = by_default(
         Recipe(),
-        Composed(lambda given: recipe_of(given.pop("recipe", None), given), TRAINING),
+        OptionGroup(lambda given: recipe_of(given.pop("recipe", None), given), TRAINING),
     )
     out: Path = required(
         replace(
