@@ -172,7 +172,7 @@ def test_a_figure_that_fails_leaves_nothing(files, tmp_path, monkeypatch):
         ({"files": ()}, "nothing to inspect"),
         ({"files": ("-", "a", "-")}, "only one file can come from standard input"),
         ({"files": ("a", "hf-hub:x/y")}, "`inspect` reads local files"),
-        ({"files": ("a", "b"), "force": True}, "`--force` replaces the figure"),
+        ({"files": ("a", "b"), "force": True}, "`--force` has no effect without `--plot`"),
     ],
 )
 def test_configurations_that_make_no_sense(options, text):
