@@ -235,7 +235,7 @@ class EvalConfig(shared.WithTemperature):
             names = "`-o`" if self.store is None else "`-o`, `--store`"
             raise UsageError(f"{names} and `--save-predictions` name the same file")
         self._check_threshold()
-        self._check_temperature()
+        self._check_ood_names()
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores(chosen)
         self.analysing.check_given(ood=self.ood, corrupted=self.corrupt)
@@ -263,8 +263,8 @@ class EvalConfig(shared.WithTemperature):
         for condition in self.fail_if:
             condition.check_measured(self.chosen, self.scopes, self.scores, under=under)
 
-    def _check_temperature(self) -> None:
-        """Refuse a number that is no temperature, and an OOD set of the name that another set has in the report."""
+    def _check_ood_names(self) -> None:
+        """Refuse an OOD set of the name that another set has in the report."""
         others = {TEMPERATURE: self.heldout, FIT: self.fit, VAL: self.val}
         for name in (name for name, ref in others.items() if ref is not None):
             if name in [d.name for d in self.ood + self.ood_val]:
