@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from math import inf, nan
 
 import pytest
+from hydractl.cli.commands.bench.config import BenchConfig
+from hydractl.rivals.reference import Laplace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.errors import UsageError
 from hydractl.parsing import bytes_of, configured, number, words
-from hydractl.rivals.reference import Laplace
 from hydractl.scoring.methods import METHODS
 from hydractl.settings import (
     Constraint,

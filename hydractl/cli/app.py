@@ -8,7 +8,6 @@ import os
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
@@ -20,6 +19,7 @@ from hydractl.cli.helptext import escaped, literal_help
 from hydractl.cli.refusals import help_of, name_of
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import HydraError, InputError, UsageError, shortened
+from hydractl.plugins import load, plugins
 from hydractl.runtime import short_of_memory, spare_memory
 from hydractl.version import __version__
 from hydractl.wording import did_you_mean, quoted
@@ -35,25 +35,25 @@ BROKEN_DISK = {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT}
 """What may come of reading or writing an open file, and then without its name."""
 
 COMMANDS = {
-    "score": "commands.score:score",
-    "prune": "commands.prune:prune",
-    "finetune": "commands.finetune:finetune",
-    "fuse": "commands.fuse:fuse",
-    "eval": "commands.eval:evaluate",
-    "bench": "commands.bench.command:bench",
-    "report": "commands.report:report",
-    "predict": "commands.predict:predict",
-    "export": "commands.export:export",
-    "inspect": "commands.inspect.command:inspect",
-    "lineage": "commands.lineage:lineage",
-    "import": "commands.import_:import_weights",
-    "push": "commands.push:push",
-    "data": "commands.data:data",
-    "schema": "commands.schema:schema",
-    "doctor": "commands.doctor:doctor",
-    "completion": "shells.command:completion",
-    "run": "commands.run.command:run",
-    "demo": "commands.demo.command:demo",
+    "score": "hydractl.cli.commands.score:score",
+    "prune": "hydractl.cli.commands.prune:prune",
+    "finetune": "hydractl.cli.commands.finetune:finetune",
+    "fuse": "hydractl.cli.commands.fuse:fuse",
+    "eval": "hydractl.cli.commands.eval:evaluate",
+    **{name: path for plugin in plugins() for name, path in plugin.commands.items()},
+    "report": "hydractl.cli.commands.report:report",
+    "predict": "hydractl.cli.commands.predict:predict",
+    "export": "hydractl.cli.commands.export:export",
+    "inspect": "hydractl.cli.commands.inspect.command:inspect",
+    "lineage": "hydractl.cli.commands.lineage:lineage",
+    "import": "hydractl.cli.commands.import_:import_weights",
+    "push": "hydractl.cli.commands.push:push",
+    "data": "hydractl.cli.commands.data:data",
+    "schema": "hydractl.cli.commands.schema:schema",
+    "doctor": "hydractl.cli.commands.doctor:doctor",
+    "completion": "hydractl.cli.shells.command:completion",
+    "run": "hydractl.cli.commands.run.command:run",
+    "demo": "hydractl.cli.commands.demo.command:demo",
 }
 """Where each command's function is."""
 
@@ -159,8 +159,7 @@ def function_of(name: str) -> Callable[..., None]:
     Raises:
         KeyError: If there is no such command.
     """
-    module, _, function = COMMANDS[name].partition(":")
-    return cast("Callable[..., None]", getattr(import_module(f"hydractl.cli.{module}"), function))
+    return cast("Callable[..., None]", load(COMMANDS[name]))
 
 
 def _version(value: bool) -> None:

@@ -12,17 +12,17 @@ import pytest
 from PIL import Image
 
 from hydractl.cli.app import command_tree
-from hydractl.cli.commands.bench.plan import Pace, Work
-from hydractl.cli.commands.bench.rivals import PLANS, Terms
 from hydractl.cli.commands.run.pipeline import parsed
 from hydractl.data.dataset import open_data
 from hydractl.data.inputs import of_kind
 from hydractl.data.items import ImageSet
 from hydractl.families.opening import open_model
 from hydractl.manifest.report import Report
+from hydractl.research.bench.plan import Pace, Work
+from hydractl.research.bench.rows import PLANS, Terms
 from hydractl.stages.shared.classes import Classes, with_classes
 from hydractl.training.contrastive import PairConfig, train_pair
-from hydractl.training.methods.reference import METHODS
+from hydractl.training.methods.registry import METHODS
 from support.builders import Sample
 from support.pairs import pair
 from support.reviews import arch, reviews, tokenization

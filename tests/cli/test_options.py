@@ -14,13 +14,13 @@ import torch
 from hydractl.cli import command
 from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
-from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.parsing import configured
-from hydractl.rivals.reference import KINDS
+from hydractl.research.bench.config import BenchConfig
 from hydractl.scoring.methods import METHODS, SETTINGS
 from hydractl.settings import KEY, LARGEST_SEED, Option, OptionGroup, declared, options_of, spelled
 from hydractl.stages.datasets.config import DataConfig
 from hydractl.stages.doctor.config import DoctorConfig
+from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -266,7 +266,7 @@ def test_a_command_has_the_options_that_are_declared_and_no_others(name):
 
 SEEDS = {
     f"{where}-{name}": setting
-    for where, of in {**CONFIGS, **KINDS}.items()
+    for where, of in {**CONFIGS, **BASELINES}.items()
     for name, setting in declared(of).items()
     if name.endswith("seed")
 }

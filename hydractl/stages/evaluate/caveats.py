@@ -19,8 +19,8 @@ from hydractl.metrics.metric import Needs
 from hydractl.metrics.ranking import TPR
 from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import FIT, METRICS, TEMPERATURE, VAL, needing
-from hydractl.rivals.reference import Vilu
 from hydractl.scoring.circuit.objective import parse_objective
+from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.selective_threshold import THRESHOLD, sources_of_stored
 from hydractl.stages.shared.reading import held_twice
@@ -137,10 +137,10 @@ def of_row(
         if name in SCORES and SCORES[name].alone:
             yield f"{row.name}: `{name}` of a single model is {SCORES[name].alone}"
     for derived in row.derived:
-        if derived is not None and derived.kind == Vilu.KIND:
+        if derived is not None and derived.kind in BASELINES and BASELINES[derived.kind].OWN_CONFIDENCE:
             yield (
                 f"{row.name}: answers and probabilities are those of {models[0].reference}; calibration errors, curves and "
-                f"`{MSP}` are of the confidence that `{Vilu.KIND}:` has in them"
+                f"`{MSP}` are of the confidence that `{derived.kind}:` has in them"
             )
     tested = {fingerprints[name].sha256: name for name in _tested(config)}
     for sha256 in dict.fromkeys(scores.data.sha256 for scores in row.stored_scores):

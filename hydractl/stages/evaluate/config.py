@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from hydractl.analysis.settings import ANALYSING, NOTHING_ANALYSED, Analysing
 from hydractl.data.corruptions.names import ALL, IMAGES, KNOWN, TEXTS, Corruptions
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
@@ -17,8 +16,9 @@ from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL, choose_metrics, needing
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
-from hydractl.rivals.reference import BayesVlm, Laplace, Rival, Vilu
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
+from hydractl.stages.evaluate.analyses.settings import ANALYSING, NOTHING_ANALYSED, Analysing
+from hydractl.stages.evaluate.baselines.base import BaselineOptions
 from hydractl.stages.evaluate.fail_if import DELTA, OPTION, Condition, parse_risk
 from hydractl.stages.evaluate.refs import (
     OOD_STREAMS,
@@ -324,28 +324,26 @@ class EvalConfig(shared.WithTemperature):
         return (NamedModels(name=name, models=(self.model,)), *self.compare)
 
     @property
-    def made(self) -> tuple[Rival, ...]:
+    def made(self) -> tuple[BaselineOptions, ...]:
         """What is made of models before they answer."""
         return tuple(rival for row in self.rows for _, rival in row.each() if rival is not None)
 
     @property
     def fitted_on(self) -> tuple[DataRef, ...]:
         """The data that rows are made with."""
-        fitted = tuple(rival.reads for rival in self.made if isinstance(rival, Laplace | BayesVlm | Vilu))
+        fitted = tuple(options.reads for options in self.made if options.reads is not None)
         return (*fitted, *(val for _, val in self.chosen_by))
 
     @property
     def chosen_by(self) -> tuple[tuple[DataRef, DataRef], ...]:
         """For each prior that held-out data choose the data that its layer is fitted on, and these."""
-        priors = [rival for rival in self.made if isinstance(rival, Laplace)]
-        return tuple((rival.reads, rival.val) for rival in priors if rival.val is not None)
+        return tuple((made.reads, made.val) for made in self.made if made.reads and made.val)
 
     @property
     def judged_on(self) -> dict[str, str]:
         """Those of `fitted_on` whose labels are read, as texts, and what messages call them."""
-        judged = [rival.reads for rival in self.made if isinstance(rival, Vilu)]
-        called = {str(ref): f"{Vilu.KIND}: data={ref}" for ref in judged}
-        return called | {str(val): f"{Laplace.KIND}: val={val}" for _, val in self.chosen_by}
+        fitted = {str(made.reads): f"{made.KIND}: data={made.reads}" for made in self.made if made.LABELLED}
+        return fitted | {str(made.val): f"{made.KIND}: val={made.val}" for made in self.made if made.val}
 
     @property
     def reads(self) -> tuple[Reference, ...]:

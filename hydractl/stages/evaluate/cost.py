@@ -15,16 +15,15 @@ from torch import Tensor
 from hydractl.errors import UsageError
 from hydractl.families.probe import blank_inputs
 from hydractl.families.tower import Block, Stream, Tower
+from hydractl.fusion.baseline_model import BaselineModel
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Preprocess, Tokenization, steps_to
 from hydractl.manifest.report import Value
 from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.progress import SILENT, Progress
-from hydractl.rivals.derived import Derived
-from hydractl.rivals.reference import Vilu
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.training.methods.reference import Mimo
+from hydractl.training.methods.registry import is_one_network
 
 if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel
@@ -82,7 +81,7 @@ def check_training_told(config: EvalConfig, opened: Sequence[Sequence[OpenModel]
             raise UsageError(
                 f"`--fail-if {condition}`: no lineage tells {TRAINING} of `{config.rows[0].name}`", hint=hint
             )
-    trained = any(isinstance(rival, Vilu) for rival in config.made)
+    trained = any(options.TRAINS for options in config.made)
     if TRAINING in (config.metrics or ()) and not trained and not any(map(_runs, opened)):
         names = ", ".join(f"`{named.name}`" for named in config.rows)
         raise UsageError(f"`--metrics {TRAINING}`: no lineage tells it of {names}", hint=hint)
@@ -131,7 +130,7 @@ def measure_latencies(
 def _training(models: Sequence[OpenModel], row: Loaded) -> dict[str, Value]:
     """Return multiply-accumulates of the training that led to a row, nothing where lineages do not say."""
     runs = _runs(models)
-    derived = [m.training_macs for m in row.models if isinstance(m, Derived) and m.training_macs]
+    derived = [m.training_macs for m in row.models if isinstance(m, BaselineModel) and m.training_macs]
     macs = [*(runs or ()), *derived]
     return {TRAINING: Value(value=float(sum(macs)))} if macs and runs is not None else {}
 
@@ -149,7 +148,7 @@ def _runs(models: Sequence[OpenModel]) -> list[int] | None:
 def _is_one_network(model: OpenModel) -> bool:
     """Return whether a hydra was trained as one network that has several classifiers: MIMO."""
     methods = (step.options.get("method") for step in steps_to(model.header.made_by))
-    return any(str(method).partition("::")[0] == Mimo.KIND for method in methods)
+    return any(is_one_network(str(method)) for method in methods)
 
 
 def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:

@@ -23,6 +23,7 @@ from hydractl.metrics.resampling import Estimate, Resampling
 from hydractl.metrics.samples import StoredPredictions
 from hydractl.metrics.table import needing
 from hydractl.progress import Progress
+from hydractl.stages.evaluate.baseline_rows import derive
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
@@ -30,7 +31,6 @@ from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst
 from hydractl.stages.evaluate.measure_ood import best_on_validation, stored_scores, with_ood_scores
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.evaluate.rivals import derive
 from hydractl.stages.evaluate.selective_threshold import threshold_of
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.predictions import Asked, Keeping, Predictor, Scaling, fits, predict_together

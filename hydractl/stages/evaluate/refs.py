@@ -13,9 +13,10 @@ from hydractl.data.names import continues, split_keys
 from hydractl.data.reference import ENDLESS_HINT, DataRef, SourceKind
 from hydractl.errors import UsageError
 from hydractl.manifest.scopes import ID_NAME
-from hydractl.rivals.reference import Rival, Swag, Vilu, is_rival, of_several, parse_rival
 from hydractl.settings import Role, Setting
 from hydractl.source import named, split_options, unclosed
+from hydractl.stages.evaluate.baselines.base import BaselineOptions
+from hydractl.stages.evaluate.baselines.registry import is_baseline, is_of_several, parse_baseline
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
@@ -83,7 +84,7 @@ class NamedModels:
 
     name: str
     models: tuple[str, ...]
-    rivals: tuple[Rival | None, ...] = ()
+    rivals: tuple[BaselineOptions | None, ...] = ()
     typed: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -93,9 +94,10 @@ class NamedModels:
                 f"`{self.name}`: an empty model reference",
                 hint="for example `'Deep ensemble=a.st,b.st,c.st'`",
             )
-        if len(self.models) > 1 and any(isinstance(rival, Vilu) for rival in self.rivals):
+        alone = next((rival for rival in self.rivals if rival is not None and rival.ALONE), None)
+        if len(self.models) > 1 and alone is not None:
             raise UsageError(
-                f"`{self.name}`: `{Vilu.KIND}:` says whether one model's answers are right, not those of several together",
+                f"`{self.name}`: `{alone.KIND}:` {alone.ALONE}",
                 hint="make it a row by itself",
             )
 
@@ -107,18 +109,18 @@ class NamedModels:
             UsageError: If the name or a reference is malformed.
         """
         name, row = _split_name(text)
-        parsed = [parse_rival(ref) if is_rival(ref) else (ref, None) for ref in _split_models(row)]
+        parsed = [parse_baseline(ref) if is_baseline(ref) else (ref, None) for ref in _split_models(row)]
         checkpoints = [
             (model, rival)
             for refs, rival in parsed
-            for model in (refs.split(",") if isinstance(rival, Swag) else [refs])
+            for model in (refs.split(",") if rival is not None and rival.SEVERAL else [refs])
         ]
         models, rivals = tuple(zip(*checkpoints, strict=True))
         if name is None:
             name = model_name(models[0]) + ("" if rivals[0] is None else f" {rivals[0].KIND}")
         return cls(name=name, models=models, rivals=rivals if any(rivals) else (), typed=row)
 
-    def each(self) -> Iterator[tuple[str, Rival | None]]:
+    def each(self) -> Iterator[tuple[str, BaselineOptions | None]]:
         """Yield every model with what is made of it."""
         return zip(self.models, self.rivals or (None,) * len(self.models), strict=True)
 
@@ -208,7 +210,7 @@ def check_rivals(model: str, compared: Sequence[NamedModels], fitted: Sequence[s
     Raises:
         UsageError: If that is asked for.
     """
-    if is_rival(model):
+    if is_baseline(model):
         raise UsageError(
             f"`{model}`: MODEL answers as it is", hint=f"make it another row: `--compare NAME={model}`"
         )
@@ -234,8 +236,8 @@ def _split_models(text: str) -> tuple[str, ...]:
     for part in text.split(","):
         last, has_options, options = models[-1].partition("::") if models else ("", "", "")
         arch = has_options and last.startswith("arch:")
-        takes_options = has_options and (arch or is_rival(last))
-        joins = models and not has_options and of_several(last) and not is_rival(part)
+        takes_options = has_options and (arch or is_baseline(last))
+        joins = models and not has_options and is_of_several(last) and not is_baseline(part)
         goes_on = arch and unclosed(split_options(options)[-1])
         if joins or goes_on or (takes_options and (OPTION.match(part) or _continues(options, part))):
             models[-1] += f",{part}"

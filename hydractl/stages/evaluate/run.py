@@ -21,6 +21,7 @@ from hydractl.parallel import Team, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, torch_dtype, versions
+from hydractl.stages.evaluate.baseline_rows import check_made
 from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import check_training_told
@@ -32,7 +33,6 @@ from hydractl.stages.evaluate.measure_row import Evaluation, Table, measure_rows
 from hydractl.stages.evaluate.open_models import check_alike, check_outputs, check_photographs, open_rows
 from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.evaluate.report import EvalReport
-from hydractl.stages.evaluate.rivals import check_made
 from hydractl.stages.evaluate.selective_threshold import ModelCopy, check_stores
 from hydractl.stages.shared.asked import asked_of
 from hydractl.stages.shared.outputs import claim

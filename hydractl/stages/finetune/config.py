@@ -25,7 +25,8 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.shared import settings as shared
-from hydractl.training.methods.reference import METHODS, Method, Mimo, Packed, members_of, parse_method, told
+from hydractl.training.methods.base import TrainingMethod
+from hydractl.training.methods.registry import METHODS, method_reference, parse_method
 from hydractl.training.recipes.named import RECIPES, recipe_of
 from hydractl.training.recipes.recipe import WHAT, Recipe
 
@@ -178,13 +179,11 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        method, outputs = self.trains_by, self.outputs()
-        if isinstance(method, Packed) and not self.model.startswith("arch:"):
-            raise UsageError(
-                f"`--method packed`: {self.model} has weights, and its members are narrow models that train from none",
-                hint="name an architecture: `arch:NAME[::K=V,...]`",
-            )
-        if self.teacher and (len(outputs) > 1 or isinstance(method, Mimo)):
+        method = self.trains_by
+        self.outputs()  # refuses names that do not number them
+        if method is not None:
+            method.check_model(self.model)
+        if self.teacher and method is not None and not method.TAKES_TEACHERS:
             raise UsageError(
                 f"`--method {self.method}` and `--teacher` exclude each other: its members learn from labels alone",
                 hint="leave one of them out",
@@ -210,13 +209,13 @@ class FinetuneConfig:
             )
 
     @property
-    def trains_by(self) -> Method | None:
+    def trains_by(self) -> TrainingMethod | None:
         """How it trains, where not every weight changes."""
         return None if self.method is None else parse_method(self.method)
 
     def outputs(self) -> tuple[Path, ...]:
         """Return the path of each model that comes out."""
-        count = members_of(self.trains_by)
+        count = 1 if self.trains_by is None else self.trains_by.models
         if count == 1 and "{i}" in self.out.name:
             raise UsageError(
                 f"`-o {self.out}`: `{{i}}` numbers several models, and this makes one",
@@ -253,7 +252,7 @@ class FinetuneConfig:
             | {name: getattr(self, name) for name in own}
             | self.images.options()
             | (taught if self.teacher else {})
-            | ({} if self.trains_by is None else {"method": told(self.trains_by)})
+            | ({} if self.trains_by is None else {"method": method_reference(self.trains_by)})
             | ({"batches": self.batches} if self.apart else {})
             | ({"compile": True} if self.compile else {})
         )

@@ -40,13 +40,11 @@ from hydractl.training.engine import Engine, Share, start_engine
 from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding.apart import FeedsApart
 from hydractl.training.feeding.feed import Feed, ItemFeed, Piece
-from hydractl.training.feeding.slots import SlotFeed
 from hydractl.training.loop import Trained, train
-from hydractl.training.methods.reference import Mimo, Packed
-from hydractl.training.methods.weights import sites_of
 from hydractl.training.noise import TAKES
 from hydractl.training.recipes.parts import rate_scales, reset_head
 from hydractl.training.state import Metrics, Snapshot, StateFolder
+from hydractl.training.weight_sites import sites_of
 from hydractl.wording import counted
 
 EVAL_BATCH = 256
@@ -106,7 +104,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
             "`--compile` and `--use_fsdp` exclude each other: a model that lies in parts is no single graph",
             hint="leave one of them out",
         )
-    if shards and not isinstance(config.trains_by, Packed | None):
+    if shards and config.trains_by is not None and config.trains_by.ADAPTER is not None:
         raise UsageError(
             "`--method` and `--use_fsdp` exclude each other: weights that are made of others do not lie in parts",
             hint="leave `--use_fsdp` out",
@@ -264,13 +262,10 @@ def _job(work: Work, feed: ItemFeed, measure: Callable[[nn.Module], Metrics | No
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="none")
 
-    method, members = config.trains_by, len(work.header.masks)
-    whole: Feed = feed
-    if isinstance(method, Mimo):
-        whole = SlotFeed(feed=feed, slots=members, repeat=method.repeat, rho=method.rho)
-    elif config.apart:
-        whole = FeedsApart.of(feed, members, work.how)
-    apart = isinstance(whole, FeedsApart | SlotFeed)
+    whole: Feed = feed if work.adapter is None else work.adapter.feed(feed)
+    if whole is feed and config.apart:
+        whole = FeedsApart.of(feed, len(work.header.masks), work.how)
+    apart = whole is not feed
     return Job(
         build=lambda: _build(work).module,
         feed=whole,
@@ -311,7 +306,8 @@ def _build(work: Work) -> Subject:
 
 def _copies(work: Work) -> int:
     """Return how many models train together that are no hydra."""
-    return 1 if work.adapter is None else work.adapter.members
+    method = work.config.trains_by
+    return 1 if method is None else method.models
 
 
 def _state(work: Work) -> dict[str, torch.Tensor]:
@@ -370,8 +366,7 @@ def _tensors(work: Work, trained: Trained) -> list[dict[str, torch.Tensor]]:
 def _training_macs(work: Work, steps: int, per_epoch: int) -> int:
     """Return three forward passes for each sample that weights have seen after so many steps."""
     epochs, rest = divmod(steps, per_epoch)
-    method = work.config.trains_by
-    times = method.repeat if isinstance(method, Mimo) else 1
+    times = 1 if work.adapter is None else work.adapter.repeat
     seen = epochs * len(work.train.items) + rest * work.config.recipe.batch_size
     model = _plain(work).module.eval()
     return 3 * times * seen * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))

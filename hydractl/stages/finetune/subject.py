@@ -21,12 +21,11 @@ from hydractl.fusion.plan import join_members
 from hydractl.inputs import Inputs, split_batch, split_inputs
 from hydractl.manifest.header import Header
 from hydractl.metrics.samples import ensemble_log_probs
-from hydractl.training.methods.adapters import Adapter
-from hydractl.training.methods.mimo import Slots
-from hydractl.training.methods.weights import MADE, ORIGINAL, Site, realised, sites_of
+from hydractl.training.methods.adapter import Adapter, SideBySide
 from hydractl.training.mode import begin_training
 from hydractl.training.noise import set_dropout
 from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.weight_sites import MADE, ORIGINAL, Site, realised, sites_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -61,9 +60,9 @@ class Together(nn.Module):
         return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
 
     @property
-    def slots(self) -> list[Slots]:
+    def slots(self) -> list[SideBySide]:
         """Where members see images side by side."""
-        return [module for module in self.hydra.modules() if isinstance(module, Slots)]
+        return [module for module in self.hydra.modules() if isinstance(module, SideBySide)]
 
     def _side_by_side(self, inputs: Inputs) -> torch.Tensor:
         images = [each for each in split_inputs(inputs, self.hydra.members) if isinstance(each, torch.Tensor)]

@@ -37,9 +37,7 @@ from hydractl.stages.shared.lineage import warn_temperature
 from hydractl.stages.shared.outputs import check_models
 from hydractl.stages.shared.reading import held_twice, identified
 from hydractl.training.feeding.mix import Mixing
-from hydractl.training.methods.adapters import Adapter, adapter_of, changed
-from hydractl.training.methods.packed import narrowed
-from hydractl.training.methods.reference import Mimo, Packed
+from hydractl.training.methods.adapter import Adapter, changed
 from hydractl.training.mode import keeps_statistics
 from hydractl.training.noise import TAKES
 from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
@@ -120,7 +118,9 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     header = opened.header
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
-    adapter = _adapter(config, opened)
+    adapter = _adapter_of(config, opened)
+    if adapter is not None:
+        adapter.check(config.model, opened.header)
     names = _trainable(config, opened, adapter)
     _check_layers(config, header, opened.family, progress)
     training, header = _training(items, header, progress)
@@ -186,7 +186,7 @@ def open_trained(config: FinetuneConfig) -> OpenModel:
         UsageError: If it has no classifier and can have none, or a packed member cannot be made of it.
     """
     method = config.trains_by
-    reference = narrowed(config.model, method) if isinstance(method, Packed) else config.model
+    reference = config.model if method is None else method.reference(config.model)
     opened = open_model(reference, arch=config.arch, seed=config.seed, backbone=True)
     check_classes(opened)
     return opened
@@ -211,10 +211,10 @@ def check_trains(config: FinetuneConfig, opened: OpenModel) -> None:
     Raises:
         UsageError: As `prepare`.
     """
-    method = config.trains_by
-    if isinstance(method, Mimo):
-        _check_sees(config, opened.header)
-    _trainable(config, opened, None if method is None else adapter_of(method, len(opened.header.masks)))
+    adapter = _adapter_of(config, opened)
+    if adapter is not None:
+        adapter.check_base(config.model, opened.header)
+    _trainable(config, opened, adapter)
 
 
 def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
@@ -265,38 +265,10 @@ def _check_apart(config: FinetuneConfig, header: Header) -> None:
         )
 
 
-def _adapter(config: FinetuneConfig, opened: OpenModel) -> Adapter | None:
-    """Return how it trains where not every weight changes; refuse what has no single weight to make others of."""
+def _adapter_of(config: FinetuneConfig, opened: OpenModel) -> Adapter | None:
+    """Return how it trains where not every weight changes."""
     method = config.trains_by
-    if method is None:
-        return None
-    header = opened.header
-    if isinstance(method, Mimo):
-        _check_side(config, header)
-    elif header.plan is not None:
-        raise UsageError(
-            f"`--method {method.KIND}`: {config.model} is a hydra, and one model is trained so",
-            hint="leave `--method` out, or name a base or a member",
-        )
-    return adapter_of(method, len(header.masks))
-
-
-def _check_side(config: FinetuneConfig, header: Header) -> None:
-    """Refuse what cannot see several images at once and tell each one's class."""
-    _check_sees(config, header)
-    depth = sum(tower.layers for tower in header.architecture.towers.values())
-    if header.plan is None or header.plan.trunk < depth or Fate.GROUPED not in header.plan.fates.values():
-        raise UsageError(
-            f"`--method mimo`: {config.model} is no hydra whose members share every block and have a classifier each",
-            hint=f"`hydractl fuse base.st base.st base.st --own-from {depth} -o copies.st` makes one of a base",
-        )
-
-
-def _check_sees(config: FinetuneConfig, header: Header) -> None:
-    if isinstance(header.preprocess, Tokenization):
-        raise UsageError(
-            f"`--method mimo`: {config.model} reads texts, and images are what stands side by side"
-        )
+    return None if method is None else method.adapter(len(opened.header.masks))
 
 
 def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | None) -> tuple[str, ...]:

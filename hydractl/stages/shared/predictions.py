@@ -19,6 +19,7 @@ from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items
 from hydractl.errors import InputError
 from hydractl.families.tower import Towers
+from hydractl.fusion.baseline_model import WithConfidence
 from hydractl.fusion.detecting import WithOodScores
 from hydractl.fusion.responding import gathered, responses
 from hydractl.inputs import Inputs
@@ -29,7 +30,6 @@ from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperature
 from hydractl.parallel import Team
 from hydractl.progress import SILENT, Progress
-from hydractl.rivals.vilu import Judged
 from hydractl.stages.shared.spool import Filled, PredictionStore
 from hydractl.wording import counted
 
@@ -209,7 +209,7 @@ class _Said:
         self._names: list[str] = []
         if isinstance(asked.model, WithOodScores):
             self._names = [*asked.model.names]
-        elif isinstance(asked.model, Judged):
+        elif isinstance(asked.model, WithConfidence):
             self._names = [MSP]
 
     def ask(self, part: PreparedData, begin: int, progress: Progress) -> None:
@@ -220,7 +220,7 @@ class _Said:
             own = model.responses(batches, name=name, data=part.name)
         else:
             own = responses(model, batches, name=name, data=part.name)
-            if isinstance(model, Judged):
+            if isinstance(model, WithConfidence):
                 own = _unsure(model, own)
         for indices, log_probs, logsumexp, *scored in self._team.each(own):
             if self._team.leads:
@@ -237,7 +237,7 @@ class _Said:
         return Scored(found, dict(zip(self._names, scores.unbind(1), strict=True)))
 
 
-def _unsure(model: Judged, own: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+def _unsure(model: WithConfidence, own: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
     """Yield what is said, and of each batch minus the confidence (1, B, 1)."""
     for said in own:
         yield *said, -model.confidence.cpu().double()[None, :, None]

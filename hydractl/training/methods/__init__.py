@@ -1,1 +1,1 @@
-"""Other ways to train than to change every weight: what ensembles that a hydra is compared with are made by."""
+"""What a way to train is that does not change every weight; `hydractl.research.methods` holds the ways."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hydractl.training.methods.weights import ORIGINAL
 from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.sharding import in_parts, like
+from hydractl.training.weight_sites import ORIGINAL
 
 PEAK = "peak"
 """Where a group of parameters holds a peak learning rate of its own."""

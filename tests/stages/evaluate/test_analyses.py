@@ -10,7 +10,6 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from hydractl.analysis import proposition
 from hydractl.cli.app import main
 from hydractl.data.dataset import open_data
 from hydractl.data.preprocess import eval_transform
@@ -18,6 +17,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.opening import open_model
 from hydractl.fusion.loaded import load
 from hydractl.manifest.report import Report
+from hydractl.research.analyses import proposition
 from support import pairs, reviews
 from support.builders import Sample, base, perturbed, scores_file
 from support.predictions import SavedPredictions

@@ -11,8 +11,6 @@ import datasets
 import pytest
 import torch
 
-from hydractl.analysis.settings import Analysing
-from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.data.batches import Deal
 from hydractl.data.corruptions.names import Corruptions
 from hydractl.data.inputs import open_items, open_stream
@@ -21,10 +19,12 @@ from hydractl.errors import CheckFailed, DataError, HubError, UsageError
 from hydractl.families.opening import open_model
 from hydractl.parallel import Team
 from hydractl.progress import SILENT
+from hydractl.research.bench.config import BenchConfig
 from hydractl.settings import declared
 from hydractl.stages.evaluate import measure_row, open_models
 from hydractl.stages.evaluate import run as stage
 from hydractl.stages.evaluate import streamed as streams
+from hydractl.stages.evaluate.analyses.settings import Analysing
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval

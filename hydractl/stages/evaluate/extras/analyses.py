@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hydractl.analysis.settings import GIVEN
-from hydractl.analysis.subject import Part, Subject
-from hydractl.analysis.table import ANALYSES, Needs
 from hydractl.data.batches import Batch
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.inputs import with_corruption
@@ -22,6 +19,9 @@ from hydractl.metrics.samples import StoredPredictions
 from hydractl.metrics.scores import SCORES
 from hydractl.parallel import Team
 from hydractl.progress import Progress
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+from hydractl.stages.evaluate.analyses.settings import ANALYSES, GIVEN
+from hydractl.stages.evaluate.analyses.spec import Needs
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
@@ -79,27 +79,27 @@ class Analyst:
         asked = [each for each in asked if not each.needs.intersection(GIVEN) - given]
         if not asked:
             return None
-        subject = self._subject(named, row, models, said, scaling)
+        context = self._context(named, row, models, said, scaling)
         found: dict[str, object] = {}
         for each in asked:
             self.progress.step(f"Asking {named.name}: {each.name}")
-            if answer := each.of(subject):
+            if answer := each.of(context):
                 found[each.name] = answer
         return Analyses.model_validate(found) if found else None
 
-    def _subject(
+    def _context(
         self,
         named: NamedModels,
         row: Loaded,
         models: Sequence[OpenModel],
         said: Mapping[str, StoredPredictions],
         scaling: Scaling,
-    ) -> Subject:
+    ) -> AnalysisContext:
         parts: list[Part] = []
         made = any(named.rivals)  # which makes one model of several
         for opened, model in () if made else zip(models, row.models, strict=True):
             parts.append(Part(opened, model, sum(part.members for part in parts)))
-        return Subject(
+        return AnalysisContext(
             parts=parts,
             base=next((found for model in models if (found := base_of(model, self.opened))), None),
             apart=() if made else apart_of(models, self.opened),

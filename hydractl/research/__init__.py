@@ -1,0 +1,10 @@
+"""What compares hydras with other methods and explains them. The core never imports it; `PLUGIN` adds it to the core's tables."""
+
+from hydractl.plugins import Plugin
+
+PLUGIN = Plugin(
+    commands={"bench": "hydractl.research.bench.command:bench"},
+    baselines="hydractl.research.baselines.options:BASELINES",
+    methods="hydractl.research.methods.options:METHODS",
+    analyses="hydractl.research.analyses.registry:ANALYSES",
+)

@@ -1,0 +1,69 @@
+"""What members are worth: ensembles of every number of them (Hydra Ensembles, B.6, Table 10)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+
+from hydractl.manifest.analyses import Size, Spread
+from hydractl.manifest.scopes import ID_NAME
+from hydractl.metrics.samples import Joined, StoredPredictions
+from hydractl.research.analyses.predictions import measured
+from hydractl.stages.evaluate.analyses.context import AnalysisContext
+
+MOST = 20
+"""Ensembles of a size that are measured; of more, so many are drawn."""
+
+
+def analyse(context: AnalysisContext) -> tuple[Size, ...]:
+    """Return the numbers of ensembles of one member, of two, up to all: means over ensembles of a size.
+
+    An ensemble answers as a row does, by the mean of its members' probabilities. There is no interval: ensembles of a size share
+    members and samples.
+    """
+    if not context.said:
+        return ()
+    each = {name: tuple(said.members()) for name, said in context.said.items()}
+    count = len(each[ID_NAME])
+    return tuple(_size(context, each, count, size) for size in range(1, count + 1)) if count > 1 else ()
+
+
+def _size(
+    context: AnalysisContext, each: Mapping[str, Sequence[StoredPredictions]], count: int, size: int
+) -> Size:
+    values: list[dict[str, float]] = []
+    groups: list[dict[str, dict[str, float]]] = []
+    for chosen in subsets(count, size, seed=context.seed):
+        said = {name: Joined(tuple(own[m] for m in chosen)) for name, own in each.items()}
+        found = measured(context, said)
+        values.append(found.values)
+        groups.append(found.means)
+    return Size(
+        members=size,
+        measured=len(values),
+        possible=math.comb(count, size),
+        values=_spreads(values),
+        means={group: _spreads([own[group] for own in groups]) for group in groups[0]},
+    )
+
+
+def subsets(count: int, size: int, *, seed: int) -> Iterator[tuple[int, ...]]:
+    """Yield ensembles of a size, in order; where there are more than `MOST`, so many of them that are drawn."""
+    if math.comb(count, size) <= MOST:
+        yield from combinations(range(count), size)
+        return
+    draw = random.Random(f"members {seed} {count} {size}")  # noqa: S311 - no secret
+    chosen: set[tuple[int, ...]] = set()
+    while len(chosen) < MOST:
+        chosen.add(tuple(sorted(draw.sample(range(count), size))))
+    yield from sorted(chosen)
+
+
+def _spreads(found: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    columns = {name: [own[name] for own in found] for name in found[0]}
+    return {
+        name: Spread(mean=math.fsum(own) / len(own), low=min(own), high=max(own))
+        for name, own in columns.items()
+    }

@@ -1,0 +1,56 @@
+"""What models answer, and the numbers that follow, as those of rows do but without intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hydractl.families.tower import Towers
+from hydractl.fusion.responding import responses
+from hydractl.manifest.scopes import ID_NAME
+from hydractl.metrics.measures import means, measure
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.samples import Responses, StoredPredictions
+from hydractl.metrics.table import needing
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+
+
+class Numbers(NamedTuple):
+    """On the ID set, and means over groups of OOD sets."""
+
+    values: dict[str, float]
+    means: dict[str, dict[str, float]]
+
+
+def ask(context: AnalysisContext, part: Part, model: Towers) -> dict[str, StoredPredictions]:
+    """Return what a model says of the ID set and of each OOD set, in every process, with the temperatures of a model of the row.
+
+    Args:
+        context: The row.
+        part: The model of the row that it reads as.
+        model: On the row's device.
+    """
+    model.temperature = part.model.temperature
+    found: dict[str, StoredPredictions] = {}
+    for name in (ID_NAME, *context.sets):
+        own = responses(model, context.batches(part, name), name=part.opened.reference, data=name)
+        spool = context.spool(context.counts[name])
+        for indices, *said in context.team.each(own):
+            spool.put(indices, Responses(*said))
+        found[name] = context.scaled(spool.kept())
+    return found
+
+
+def measured(context: AnalysisContext, said: Mapping[str, StoredPredictions]) -> Numbers:
+    """Return the row's metrics of an ensemble that says this of the ID set and of each OOD set."""
+    found = measure(
+        said[ID_NAME],
+        context.labels,
+        {name: said[name] for name in context.sets},
+        metrics=needing(context.metrics, Needs.LABELS, Needs.OOD, Needs.MEMBERS),
+        scores=context.ranks,
+        resampling=Resampling(resamples=0),
+    )
+    values = {name: value.value for name, value in found.values.items()}
+    return Numbers(values, means(found.ood, context.ood))

@@ -1,0 +1,236 @@
+"""Whether pruning hurts more on corrupted data, and whether that is for the reasons of Proposition 1 (Hydra Ensembles, A.2 and B.1).
+
+With t the weights of the base, d the step to a member's, L the mean cross-entropy, to second order
+
+    (L_noisy - L_clean)(t + d) - (L_noisy - L_clean)(t) = (g_noisy - g_clean) d + d (H_noisy - H_clean) d / 2,
+
+g the gradients and H the Hessians at t. The proposition assumes that g_clean = 0, g_noisy d >= 0, and that H_noisy - H_clean is
+positive definite; the paper looks at g_noisy d and at the mean of the Hessians' diagonals. Here every term is measured, and both
+sides: all exact but the diagonal, for which see `diagonal_probes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hydractl.data.corruptions.names import Corruption
+from hydractl.errors import DataError, InputError
+from hydractl.families.base import place_of
+from hydractl.families.opening import OpenModel
+from hydractl.families.tower import Model
+from hydractl.fusion.plan import split_members
+from hydractl.fusion.slicing import kept_indices
+from hydractl.inputs import Inputs, inputs_like
+from hydractl.manifest.analyses import Pruned
+from hydractl.manifest.header import Kind
+from hydractl.manifest.heads import Mask
+from hydractl.manifest.scopes import ID_NAME
+from hydractl.research.analyses.load_models import single
+from hydractl.scoring.gradients.weights import losses_of
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+
+PROBES = 8
+
+
+def analyse(context: AnalysisContext) -> tuple[Pruned, ...]:
+    """Return the terms of every member that a base stands beside, under each corruption.
+
+    A step is from the base's weights to the member's, those of removed heads being 0: the removed heads' queries, keys and values with
+    their biases, and their part of the output projection; of members that were trained, all that training changed too. A model with
+    such weights answers as the member does. Logits are not divided by a temperature.
+    """
+    if context.base is None or not context.parts:
+        return ()
+    model = single(context.base, context)
+    found: list[Pruned] = []
+    for part in context.parts:
+        for member, (mask, state) in enumerate(_members(part.opened)):
+            moves = steps(context.base, model, mask, state, name=part.opened.reference)
+            if not moves:
+                continue
+            terms = Terms(model=model, moves=moves, seed=context.seed)
+            clean = terms.on(context, part, ID_NAME)
+            for corruption in context.corruptions:
+                noisy = terms.on(context, part, corruption)
+                found.append(_pruned(part.first + member, corruption, terms, clean, noisy))
+    return tuple(found)
+
+
+def _members(opened: OpenModel) -> Iterator[tuple[Mask, Mapping[str, Tensor]]]:
+    state, header = opened.checkpoint.tensors(), opened.header
+    states = split_members(opened.family, header, state) if header.kind == Kind.HYDRA else [state]
+    yield from zip(header.masks, states, strict=True)
+
+
+def steps(
+    base: OpenModel, model: Model, mask: Mask, state: Mapping[str, Tensor], *, name: str
+) -> list[tuple[nn.Parameter, Tensor]]:
+    """Return the parameters of the base that a member has otherwise, each with the difference.
+
+    Args:
+        base: Where it came from.
+        model: The same, as it runs.
+        mask: The heads that the member keeps.
+        state: Its tensors.
+        name: What errors call it.
+
+    Raises:
+        InputError: If they are of models with other tensors.
+    """
+    found: dict[int, tuple[nn.Parameter, Tensor]] = {}  # one that has several names once
+    for key, weight in model.library_state().items():
+        if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
+            continue
+        whole = _unpruned(base, mask, key, state.get(key), weight.shape)
+        if whole is None:
+            raise InputError(
+                f"{name}: tensor `{key}` is not of the shape that {base.reference} has it in, so there is no step between them",
+                hint="compare with the base that it was pruned from: `--compare base=BASE`",
+            )
+        move = whole.to(weight) - weight.detach()
+        if bool(move.any()):
+            found[id(weight)] = weight, move
+    return [*found.values()]
+
+
+def _unpruned(base: OpenModel, mask: Mask, key: str, own: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """Return a member's tensor with zeros for the heads that it lacks; None if it is not of that shape."""
+    place = place_of(base.family, key)
+    if own is None or place.heads is None or place.layer is None:
+        return own if own is not None and own.shape == shape else None
+    size, axis = base.header.architecture.towers[place.tower], place.heads.axis
+    kept = mask[place.tower].keep[place.layer]
+    index = kept_indices(place.heads, kept, num_heads=size.num_heads, head_dim=size.head_dim)
+    whole = own.new_zeros(shape)
+    if own.shape != whole.index_select(axis, index).shape:
+        return None
+    return whole.index_copy_(axis, index, own)
+
+
+def diagonal_probes(moves: Sequence[Tensor], *, seed: int) -> list[list[Tensor]]:
+    """Return vectors of random signs on the weights that a step changes, 0 elsewhere, as int8 (Hutchinson 1990).
+
+    For such a v, E[v H v] is the trace of H over these weights: the mean of the diagonal, times how many they are. The same vectors
+    serve clean and corrupted data, so what they have in common drops out of the difference.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        [
+            torch.randint(2, move.shape, generator=draw, dtype=torch.int8)
+            .mul_(2)
+            .sub_(1)
+            .mul_((move != 0).to("cpu", torch.int8))
+            for move in moves
+        ]
+        for _ in range(PROBES)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Means over samples, float64: the losses of base and member, slope and curvature, and each probe's v H v."""
+
+    loss: float
+    pruned: float
+    slope: float
+    curvature: float
+    probes: Tensor
+
+
+class Terms:
+    """The terms of one step on any data."""
+
+    def __init__(self, *, model: Model, moves: Sequence[tuple[nn.Parameter, Tensor]], seed: int) -> None:
+        self.model = model
+        self.weights = [weight for weight, _ in moves]
+        self.moves = [move for _, move in moves]
+        self.moved = sum(int(move.count_nonzero()) for move in self.moves)
+        self.probes = diagonal_probes(self.moves, seed=seed)
+
+    def on(self, context: AnalysisContext, part: Part, of: str | Corruption) -> _Found:
+        """Return them for the ID set, perhaps corrupted.
+
+        Raises:
+            DataError: If one is not finite.
+        """
+
+        def own() -> Iterator[list[Tensor]]:
+            for batch in context.batches(part, of):
+                labels = context.labels[batch.indices].to(self.model.device)
+                yield [self.of_batch(batch.inputs, labels).cpu(), torch.tensor(len(labels))]
+
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            _needing_gradients(self.weights),
+        ):  # others have no second derivative
+            sums, count = context.team.added(own())
+        if not bool(sums.isfinite().all()):
+            raise DataError(
+                f"{part.opened.reference}: losses or gradients on `{of}` are not finite; is the model trained?"
+            )
+        loss, pruned, slope, curvature, *probes = (sums / count).tolist()
+        return _Found(loss, pruned, slope, curvature, torch.tensor(probes, dtype=torch.float64))
+
+    def of_batch(self, inputs: Inputs, labels: Tensor) -> Tensor:
+        """Return what `_Found` has of a batch, as sums in one vector."""
+        like = self.weights[0]
+        placed = inputs_like(inputs, like)
+        pruned = self._pruned_loss(placed, labels)  # first: what it changes, a graph would hold
+        loss = losses_of(self.model(placed).unsqueeze(0), labels).sum()
+        gradients = torch.autograd.grad(loss, self.weights, create_graph=True, materialize_grads=True)
+        terms = [loss.detach(), pruned, _product(gradients, self.moves).detach()]
+        for direction in (self.moves, *self.probes):
+            along = [x.to(like) for x in direction]
+            slope = _product(gradients, along)
+            curved = torch.autograd.grad(slope, self.weights, retain_graph=True, materialize_grads=True)
+            terms.append(_product(curved, along))
+        return torch.stack([term.double() for term in terms])
+
+    @torch.no_grad()
+    def _pruned_loss(self, inputs: Inputs, labels: Tensor) -> Tensor:
+        before = [weight.data for weight in self.weights]
+        try:
+            for weight, move in zip(self.weights, self.moves, strict=True):
+                weight.data = weight.data + move
+            return losses_of(self.model(inputs).unsqueeze(0), labels).sum()
+        finally:
+            for weight, data in zip(self.weights, before, strict=True):
+                weight.data = data
+
+
+def _product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(x * y).double().sum() for x, y in zip(a, b, strict=True)]).sum()
+
+
+@contextmanager
+def _needing_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
+    for weight in weights:
+        weight.requires_grad = True
+    try:
+        yield
+    finally:
+        for weight in weights:
+            weight.requires_grad = False
+
+
+def _pruned(member: int, corruption: Corruption, terms: Terms, clean: _Found, noisy: _Found) -> Pruned:
+    each = (noisy.probes - clean.probes) / terms.moved
+    return Pruned(
+        member=member,
+        corruption=f"{corruption.name}:{corruption.severity}",
+        moved=terms.moved,
+        gap=noisy.loss - clean.loss,
+        gap_pruned=noisy.pruned - clean.pruned,
+        slope_clean=clean.slope,
+        slope=noisy.slope,
+        curvature_clean=clean.curvature,
+        curvature=noisy.curvature,
+        diagonal=float(each.mean()),
+        deviation=float(each.std() / len(each) ** 0.5),
+    )

@@ -1,0 +1,366 @@
+"""BayesVLM: how sure are the two projections of a model that compares images with texts? (Baumann et al. 2024).
+
+A projection's weights are normal around the trained ones: of the loss that tells which caption belongs to an image (InfoNCE),
+and which image to a caption, the generalised Gauss-Newton matrix is kept as a product, of A = sum a a' over the activations a
+that are projected, and B, the sum over embeddings, each divided by the square root of how many pairs there are. The precision is
+(sqrt(n) A + sqrt(lambda) I) (x) (sqrt(n) B + sqrt(lambda) I), with n the number of pairs that the data shall count for, and lambda
+the prior's precision. So an embedding is normal too, and the cosine of two embeddings has a mean and a variance in closed
+form; logits are the mean, made less sure by the variance (probit), as of `laplace:`.
+
+Equal to the authors' code, the objective that chooses lambda included, whose maximum is searched here, not climbed to.
+
+Axes: N pairs, C candidates or classes, P activations, F embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+from typing_extensions import override
+
+from hydractl.data.inputs import open_items
+from hydractl.data.items import Items
+from hydractl.errors import DataError, UnsupportedModelError
+from hydractl.families.opening import OpenModel
+from hydractl.families.probe import blank_inputs
+from hydractl.families.tower import Towers
+from hydractl.families.zero_shot import Contrast, unit
+from hydractl.fusion.baseline_model import BaselineModel
+from hydractl.fusion.building import load_any
+from hydractl.fusion.classes import Classes, prompts_of
+from hydractl.inputs import Inputs
+from hydractl.manifest.header import Tokenization
+from hydractl.research.baselines.laplace import HIGHEST, LOWEST, exact
+from hydractl.research.baselines.options import FEWEST, BayesVlmOptions
+from hydractl.runtime import at_least_single
+from hydractl.stages.evaluate.baseline_rows import BaselineInputs
+from hydractl.wording import counted
+
+CHUNK = 256
+"""Embeddings whose candidates are held at once."""
+VISION, TEXT = "vision", "text"
+
+
+class Projected(NamedTuple):
+    """What a tower says of some inputs.
+
+    Attributes:
+        activations: What is projected, (N, P).
+        embeddings: What comes of it, not yet of length one, (N, F).
+    """
+
+    activations: Tensor
+    embeddings: Tensor
+
+    def part(self, begin: int, end: int) -> Projected:
+        """Return some of them."""
+        return Projected(self.activations[begin:end], self.embeddings[begin:end])
+
+
+def curvature(sources: Tensor, candidates: Tensor, scale: float) -> Tensor:
+    """Return B (F, F): the sum over embeddings (N, F) of the Gauss-Newton matrix of telling which candidate (C, F) is theirs.
+
+    With u of length one, y the candidates', p the softmax of scale y u, and M = scale^2 sum_c p_c y_c y_c' - m m' (m = sum_c p_c
+    y_c), it is (I - u u') M (I - u u') / |source|^2, which is summed without a matrix an embedding.
+    """
+    found = sources.new_zeros(sources.shape[1], sources.shape[1])
+    targets = unit(candidates)
+    for begin in range(0, len(sources), CHUNK):
+        own = sources[begin : begin + CHUNK]
+        u, weight = unit(own), own.square().sum(-1, keepdim=True).reciprocal()
+        cosines = u @ targets.T
+        probs = (scale * cosines).softmax(-1)
+        mean = probs @ targets
+        along = (probs * cosines) @ targets - mean * (probs * cosines).sum(-1, keepdim=True)  # M u
+        length = (along * u).sum(-1, keepdim=True)
+        found += targets.T @ ((weight * probs).sum(0)[:, None] * targets) - (weight * mean).T @ mean
+        found += (weight * length * u).T @ u - (weight * u).T @ along - (weight * along).T @ u
+    return scale**2 * found
+
+
+def factors(sources: Projected, candidates: Tensor, *, scale: float, contrast: int) -> tuple[Tensor, Tensor]:
+    """Return A (P, P) and B (F, F) of a projection, each by the square root of the number of pairs.
+
+    Args:
+        sources: Of N pairs.
+        candidates: The other embeddings of the pairs, (N, F).
+        scale: What cosines are multiplied with.
+        contrast: How many pairs are told apart at once; N is a multiple of it.
+    """
+    width, length = sources.activations.shape[1], sources.embeddings.shape[1]
+    outer, inner = exact(candidates).new_zeros(width, width), exact(candidates).new_zeros(length, length)
+    for begin in range(0, len(candidates), contrast):
+        own = sources.part(begin, begin + contrast)
+        activations = exact(own.activations)
+        others = exact(candidates[begin : begin + contrast])
+        outer += activations.T @ activations
+        inner += curvature(exact(own.embeddings), others, scale)
+    root = math.sqrt(len(candidates))
+    return outer / root, inner / root
+
+
+def best_prior(weight: Tensor, outer: Tensor, inner: Tensor, count: float) -> float:
+    """Return the precision of the prior that the authors' objective is highest at.
+
+    Args:
+        weight: The projection, (F, P).
+        outer: A (P, P).
+        inner: B (F, F).
+        count: How many pairs the data count for.
+    """
+    squares, root = float(exact(weight).square().sum()), math.sqrt(count)
+    a, b = (torch.linalg.eigvalsh(one).clamp(min=0) * root for one in (outer, inner))
+
+    def cost(log_prior: float) -> float:
+        prior = math.exp(log_prior)
+        determinants = sum(len(one) * float((one + math.sqrt(prior)).log().sum()) for one in (a, b))
+        return 0.5 * prior * squares - 0.5 * weight.numel() * log_prior + determinants
+
+    bounds = (math.log(LOWEST), math.log(HIGHEST))
+    found = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return math.exp(float(found.x))
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """How unsure a projection is: its inverse factors, (P, P) and the diagonal of (F, F)."""
+
+    outer: Tensor
+    inner: Tensor
+
+    @classmethod
+    def of(cls, outer: Tensor, inner: Tensor, *, count: float, prior: float) -> Doubt:
+        """Invert the precision of weights whose factors are A and B."""
+        found = []
+        for factor in (outer, inner):
+            eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+            found.append(torch.linalg.inv(math.sqrt(count) * factor + math.sqrt(prior) * eye))
+        return cls(found[0], found[1].diagonal().clone())
+
+    def variances(self, activations: Tensor) -> Tensor:
+        """Return the variances (N, F) of embeddings."""
+        return ((activations @ self.outer) * activations).sum(-1, keepdim=True) * self.inner
+
+
+def similarity(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return mean and variance (N, C) of the cosine of embeddings with variances, (N, F) and (C, F) each."""
+    (e1, s1), (e2, s2) = images, texts
+    n1, n2 = e1.square() + s1, e2.square() + s2
+    length1, length2 = n1.sum(-1, keepdim=True), n2.sum(-1, keepdim=True)
+    mean = (e1 * length1.rsqrt()) @ (e2 * length2.rsqrt()).T
+    return mean, (n1 @ s2.T + s1 @ e2.square().T) / (length1 * length2.T)
+
+
+class Watched:
+    """A two-tower model whose projections are seen while it runs."""
+
+    def __init__(self, model: Towers, *, name: str) -> None:
+        """Look at its linear layers.
+
+        Raises:
+            UnsupportedModelError: If it is no CLIP of one member with both towers.
+        """
+        self.model, self.name = model, name
+        answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
+        if len(answers) != 1 or not {VISION, TEXT} <= {*model.towers} or answers[0].logit_bias is not None:
+            raise self.unfit("that is not what this is")
+        self.scale = float(answers[0].scale.detach())
+        self._seen: list[tuple[nn.Linear, Tensor, Tensor]] = []
+        for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
+            layer.register_forward_hook(self._see)
+
+    def unfit(self, why: str) -> UnsupportedModelError:
+        """Return what is said of a model that cannot be doubted."""
+        return UnsupportedModelError(
+            f"{self.name}: `bayesvlm:` doubts the projections of one CLIP that compares images with texts, and {why}",
+            hint="name a base or a member of transformers' CLIP, which holds both towers",
+        )
+
+    def checked(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear]:
+        """Return what a tower projects, and by what.
+
+        Raises:
+            UnsupportedModelError: If its embeddings are made otherwise than of a linear layer's outputs.
+        """
+        found = self.asked(tower, inputs)
+        if found is not None:
+            said, layer, embeddings = found
+            bias = cast("Tensor | None", layer.bias)
+            if bias is None and torch.allclose(unit(said.embeddings), embeddings, rtol=1e-2, atol=1e-3):
+                return said, layer
+        raise self.unfit(
+            f"here the {tower} tower's embeddings are made otherwise than by a linear layer alone"
+        )
+
+    def asked(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear, Tensor] | None:
+        """Return what a tower projects last, by what, and its embeddings; None where no layer gives as many numbers."""
+        self._seen = []
+        (said,) = self.model.run_tower(tower, self.model.adapted(inputs))
+        for layer, activations, found in reversed(self._seen):
+            if found.shape == said.shape:
+                return Projected(activations, found), layer, said
+        return None
+
+    def _see(self, layer: nn.Linear, given: tuple[Tensor, ...], found: Tensor) -> None:
+        self._seen.append((layer, given[0], found))
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Batches of images and of captions, each with the places of its items among the pairs."""
+
+    images: Iterator[tuple[Inputs, Tensor]]
+    captions: Iterator[tuple[Inputs, Tensor]]
+    count: int
+
+
+class BayesVlm(BaselineModel):
+    """A model of images and texts with a distribution over its projections.
+
+    Attributes:
+        priors: The precisions of the priors, of images' projection and of texts'.
+    """
+
+    doubt_outer: Tensor
+    doubt_inner: Tensor
+    classes: Tensor
+    class_variances: Tensor
+
+    def __init__(
+        self, model: Towers, how: BayesVlmOptions, pairs: Pairs, prompts: dict[str, Tensor], *, name: str
+    ) -> None:
+        """Find the distributions in one pass over the pairs.
+
+        Args:
+            model: In evaluation mode, where it shall run.
+            how: What to find.
+            pairs: Images with a caption each.
+            prompts: One of each class, (C, T).
+            name: What errors call the model.
+
+        Raises:
+            UnsupportedModelError: If it is no model of transformers' CLIP.
+        """
+        super().__init__(model)
+        self.watched = Watched(model, name=name)
+        contrast = min(how.contrast, pairs.count)
+        kept = pairs.count // contrast * contrast
+        sides = {VISION: pairs.images, TEXT: pairs.captions}
+        found = {side: self._all(side, batches, pairs.count) for side, batches in sides.items()}
+        made: list[Doubt] = []
+        self.priors: list[float] = []
+        for side, other, given in ((VISION, TEXT, how.prior_image), (TEXT, VISION, how.prior_text)):
+            sources, layer = found[side]
+            candidates = found[other][0].embeddings[:kept]
+            outer, inner = factors(
+                sources.part(0, kept), candidates, scale=self.watched.scale, contrast=contrast
+            )
+            prior = best_prior(layer.weight.detach(), outer, inner, how.count) if given is None else given
+            self.priors.append(prior)
+            made.append(Doubt.of(outer, inner, count=how.count, prior=prior))
+        self.register_buffer("doubt_outer", made[0].outer)
+        self.register_buffer("doubt_inner", made[0].inner)
+        with torch.inference_mode():
+            texts, _ = self.watched.checked(TEXT, {key: x.to(model.device) for key, x in prompts.items()})
+        self.register_buffer("classes", exact(texts.embeddings).clone())
+        self.register_buffer("class_variances", made[1].variances(exact(texts.activations).clone()))
+
+    @override
+    def member_logits(self, inputs: Inputs) -> Tensor:
+        """Return logits (1, B, C) of images that the variance makes less sure."""
+        found = self.watched.asked(VISION, inputs)
+        if found is None:
+            raise ValueError("the model has changed since its projections were doubted")
+        images = found[0]
+        variances = Doubt(self.doubt_outer, self.doubt_inner).variances(exact(images.activations))
+        mean, variance = similarity(
+            (exact(images.embeddings), variances), (self.classes, self.class_variances)
+        )
+        scale = self.watched.scale / self.temperature
+        logits = scale * mean * (1 + math.pi / 8 * scale**2 * variance).rsqrt()
+        return logits.to(at_least_single(images.embeddings.dtype))[None]
+
+    def _all(
+        self, side: str, batches: Iterator[tuple[Inputs, Tensor]], count: int
+    ) -> tuple[Projected, nn.Linear]:
+        """Return what a tower says of all pairs, in their order."""
+        held: list[Tensor] = []
+        layer = None
+        for inputs, places in batches:
+            with torch.inference_mode():
+                said, layer = self.watched.checked(side, inputs)
+            if not held:
+                held = [x.new_empty(count, x.shape[1]) for x in said]
+            for whole, part in zip(held, said, strict=True):
+                whole[places.to(whole.device)] = part
+        if layer is None:
+            raise ValueError("there is no pair")
+        return Projected(*(x.clone() for x in held)), layer
+
+
+def check(_: BayesVlmOptions, files: Sequence[OpenModel], classes: Classes | None) -> None:
+    """Refuse a model that does not compare images with texts by linear projections; its weights are read."""
+    opened = files[0]
+    tokenization, _classes = text_settings(opened, classes)
+    watched = Watched(model := load_any(opened), name=opened.reference)
+    for tower, reads in ((VISION, opened.header.preprocess), (TEXT, tokenization)):
+        watched.checked(tower, blank_inputs(reads, 1, device=model.device))
+
+
+def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
+    """Return the model with distributions over its projections, and their priors' precisions."""
+    opened, progress = inputs.files[0], inputs.progress
+    tokenization, classes = text_settings(opened, inputs.data.classes)
+    images = inputs.data.fitted_on[str(options.reads)].items
+    captions = open_items(options.captions, tokenization, labelled=False, progress=progress)
+    check_pairs(options, images)
+    left = len(images) % min(options.contrast, len(images))
+    if left:
+        progress.warn(
+            f"{options.data}: the last {counted(left, 'pair')} left out, as {options.contrast} are told apart at once"
+        )
+    progress.step(f"Fitting the projections of {opened.reference} on {counted(len(images), 'pair')}")
+    pairs = Pairs(
+        inputs.batches(images, opened.header.preprocess), inputs.batches(captions, tokenization), len(images)
+    )
+    prompts = prompts_of(opened, classes)
+    fitted = BayesVlm(inputs.models[0], options, pairs, prompts, name=opened.reference)
+    return fitted, {"prior_image": fitted.priors[0], "prior_text": fitted.priors[1]}
+
+
+def text_settings(opened: OpenModel, classes: Classes | None) -> tuple[Tokenization, Classes]:
+    """Return how a model that compares images with texts reads these, and which classes it is asked about, for `bayesvlm:`.
+
+    Raises:
+        UnsupportedModelError: If it is none, or is asked in several ways.
+    """
+    prompting = opened.header.prompting
+    if prompting is None or classes is None:
+        raise UnsupportedModelError(
+            f"{opened.reference}: `bayesvlm:` is of models that compare images with texts, which it is not",
+            hint="`laplace:` doubts the last layer of a classifier",
+        )
+    if len(classes.templates) > 1:
+        raise UnsupportedModelError(
+            f"{opened.reference}: `bayesvlm:` asks for a class in one way, and here are {len(classes.templates)} templates",
+            hint="give one `--template`",
+        )
+    return prompting.tokenization, classes
+
+
+def check_pairs(options: BayesVlmOptions, images: Items) -> None:
+    """Refuse pairs of which none can be told from others.
+
+    Raises:
+        DataError: If there is but one.
+    """
+    if len(images) < FEWEST:
+        raise DataError(
+            f"{options.data}: one pair cannot be told from others", hint="name data with thousands of pairs"
+        )

@@ -1,0 +1,351 @@
+"""Last-layer Laplace: how sure are the weights of the last layer?
+
+As in Daxberger et al. (2021, Laplace Redux), after MacKay (1992), and equal to laplace-torch's `LLLaplace` to the last digits. Given features x of N training samples, the negative log posterior of the layer's weights has at the trained weights the
+generalised Gauss-Newton matrix G = sum_n L_n (x) x_n x_n', with L = diag(p) - p p', which needs no labels, and the precision
+of a normal prior on its diagonal. `full` is that, the biases as weights of a constant feature; `kron` keeps of the weights
+(sum_n L_n / N) (x) (sum_n x_n x_n') and of the biases sum_n L_n, the two apart (KFAC; Ritter et al. 2018). The prior's precision
+is the one of the highest marginal likelihood, or on held-out data that of the lowest NLL of the answers, out of the grid of laplace-torch's
+`optimize_prior_precision(method="gridsearch", val_loader=...)`, whose running NLL 0.3 does not reset from one precision to the next.
+
+`probit` divides each logit by sqrt(1 + pi/8 of its variance), and the softmax of that is the answer (MacKay 1992; Kristiadi et
+al. 2020); `samples` draws weights, each of which is a member.
+
+Axes: B batch, C classes, D features, S draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import nn
+from typing_extensions import override
+
+from hydractl.errors import UnsupportedModelError
+from hydractl.families.opening import OpenModel
+from hydractl.families.probe import probe_inputs
+from hydractl.families.tower import Towers
+from hydractl.fusion.baseline_model import BaselineModel
+from hydractl.fusion.building import load_any
+from hydractl.fusion.classes import Classes
+from hydractl.inputs import Inputs
+from hydractl.progress import Progress
+from hydractl.research.baselines.options import FULL, LaplaceOptions
+from hydractl.stages.evaluate.baseline_rows import BaselineInputs
+from hydractl.wording import counted
+
+LOWEST, HIGHEST = 1e-6, 1e9
+"""Between them is the prior's precision looked for."""
+GRID = tuple(10 ** (8 * step / 99 - 4) for step in range(100))
+"""The precisions that held-out data choose from: laplace-torch's `logspace(-4, 4, 100)`."""
+MOST_WEIGHTS = 6000
+"""Of `full`, whose matrix has a row for each."""
+
+
+class Posterior(nn.Module):
+    """A normal distribution around the trained weights, up to the prior's precision."""
+
+    @property
+    def curvatures(self) -> torch.Tensor:
+        """The eigenvalues of the matrix, (P,)."""
+        raise NotImplementedError
+
+    def variances(self, features: torch.Tensor, prior: float) -> torch.Tensor:
+        """Return the variances of the logits (B, C) of features (B, D)."""
+        raise NotImplementedError
+
+    def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
+        """Return by how much drawn weights differ from the trained ones, (S, C, D + 1), biases last."""
+        raise NotImplementedError
+
+
+class Kron(Posterior):
+    """One of weights with a Kronecker product for a matrix, and of biases."""
+
+    outer: torch.Tensor
+    inner: torch.Tensor
+    of_weights: torch.Tensor
+    of_biases: torch.Tensor
+
+    def __init__(self, labels: torch.Tensor, features: torch.Tensor, count: int) -> None:
+        """Take sums over `count` samples: of L (C, C), and of x x' (D, D)."""
+        super().__init__()
+        of_labels, outer = _eigen(labels)
+        of_features, inner = _eigen(features)
+        self.register_buffer("outer", outer)
+        self.register_buffer("inner", inner)
+        self.register_buffer("of_weights", of_labels[:, None] / count * of_features)
+        self.register_buffer("of_biases", of_labels)
+
+    @property
+    @override
+    def curvatures(self) -> torch.Tensor:
+        return torch.cat([self.of_weights.flatten(), self.of_biases])
+
+    @override
+    def variances(self, features: torch.Tensor, prior: float) -> torch.Tensor:
+        along = (features @ self.inner).square() @ (1 / (self.of_weights + prior)).T
+        return (along + 1 / (self.of_biases + prior)) @ self.outer.square().T
+
+    @override
+    def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
+        scales = torch.cat([self.of_weights, self.of_biases[:, None]], 1).add(prior).rsqrt()
+        along = self.outer @ (_normal(count, *scales.shape, generator=generator).to(scales) * scales)
+        return torch.cat([along[..., :-1] @ self.inner.T, along[..., -1:]], -1)
+
+
+class Full(Posterior):
+    """One of weights and biases with the whole matrix (C, D + 1, C, D + 1)."""
+
+    values: torch.Tensor
+    vectors: torch.Tensor
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        super().__init__()
+        size = matrix.shape[0] * matrix.shape[1]
+        values, vectors = _eigen(matrix.reshape(size, size))
+        self.register_buffer("values", values)
+        self.register_buffer("vectors", vectors.view(*matrix.shape[:2], size))
+
+    @property
+    @override
+    def curvatures(self) -> torch.Tensor:
+        return self.values
+
+    @override
+    def variances(self, features: torch.Tensor, prior: float) -> torch.Tensor:
+        along = torch.einsum("bd,cdp->bcp", with_bias(features), self.vectors)
+        return along.square() @ (1 / (self.values + prior))
+
+    @override
+    def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
+        normal = _normal(count, len(self.values), generator=generator).to(self.values)
+        return torch.einsum("cdp,sp->scd", self.vectors, normal * (self.values + prior).rsqrt())
+
+
+class LastLayer(BaselineModel):
+    """A model with a distribution over the weights of its last layer.
+
+    Attributes:
+        prior: The precision of the weights' prior.
+        count: How many samples the distribution was found on.
+    """
+
+    drawn: torch.Tensor | None
+
+    def __init__(
+        self,
+        model: Towers,
+        how: LaplaceOptions,
+        batches: Iterable[Inputs],
+        *,
+        held: Iterable[tuple[Inputs, torch.Tensor]] | None = None,
+        name: str,
+    ) -> None:
+        """Find the distribution in one pass over the training data, and its prior in one over held-out data.
+
+        Args:
+            model: In evaluation mode, where it shall run.
+            how: What to find.
+            batches: The training data.
+            held: Held-out data with labels (B,), in 0..C-1, which choose the prior; None: the marginal likelihood does.
+            name: What errors call the model.
+
+        Raises:
+            UnsupportedModelError: If it is several models, has no linear last layer, or too large a one for `full`.
+        """
+        super().__init__(model)
+        self.how, self.name, self.count = how, name, 0
+        self._seen: list[tuple[nn.Linear, torch.Tensor, torch.Tensor]] = []
+        for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
+            layer.register_forward_hook(self._see)
+        self.posterior, weights = self._fit(batches)
+        self.register_buffer("drawn", None)
+        if how.prior is not None:
+            prior = how.prior
+        elif held is not None:
+            prior = self._best(held, weights)
+        else:
+            prior = likeliest(self.posterior.curvatures, float(weights.square().sum()))
+        self._assume(prior, weights)
+
+    @override
+    def member_logits(self, inputs: Inputs) -> torch.Tensor:
+        """Return logits (1, B, C) that the variance makes less sure, or (S, B, C) of drawn weights."""
+        logits, features, _ = self._asked(inputs)
+        return self._doubted(logits, features)
+
+    def _doubted(self, logits: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Return what `member_logits` does, of the model's logits (B, C) and the features (B, D) that they are made of."""
+        features = exact(features)
+        if self.drawn is not None:
+            return torch.einsum("bd,scd->sbc", with_bias(features), self.drawn).to(logits.dtype)
+        variances = self.posterior.variances(features, self.prior)
+        return (exact(logits) * (1 + math.pi / 8 * variances).rsqrt()).to(logits.dtype)[None]
+
+    def _assume(self, prior: float, weights: torch.Tensor) -> None:
+        """Take a precision of the prior, around the trained weights (C, D + 1)."""
+        self.prior = prior
+        if self.how.samples is not None:
+            generator = torch.Generator().manual_seed(self.how.seed)
+            self.drawn = weights + self.posterior.draws(self.how.samples, prior, generator)
+
+    def _best(self, held: Iterable[tuple[Inputs, torch.Tensor]], weights: torch.Tensor) -> float:
+        """Return the precision of `GRID` that has the lowest NLL, of equal ones the lowest; arguments as above."""
+        with torch.inference_mode():
+            heard = [(*self._asked(inputs)[:2], labels) for inputs, labels in held]
+
+        def cost(prior: float) -> float:
+            self._assume(prior, weights)
+            total = 0.0
+            for logits, features, labels in heard:
+                each = exact(self._doubted(logits, features)).log_softmax(-1)
+                said = each.logsumexp(0) - math.log(len(each))
+                total -= float(said.gather(-1, labels.to(said.device)[:, None]).sum())
+            return total
+
+        return min(GRID, key=cost)
+
+    def _see(self, layer: nn.Linear, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> None:
+        self._seen = [(layer, given[0], found)]  # the last one stays
+
+    def _asked(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
+        """Return the model's logits (B, C), the features (B, D) that they are made of, and the last layer."""
+        self._seen = []
+        logits, *others = super().member_logits(inputs)
+        if others:
+            raise self._unfit("here are several models, each with its own")
+        fits = [seen for seen in self._seen if seen[2].shape == logits.shape]
+        if not fits:
+            raise self._unfit("here is no linear layer that gives the logits")
+        ((layer, features, _),) = fits
+        return logits, features, layer
+
+    def _unfit(self, why: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.name}: `laplace:` doubts one linear last layer, and {why}",
+            hint="name a base or a member whose classifier was trained",
+        )
+
+    def _fit(self, batches: Iterable[Inputs]) -> tuple[Posterior, torch.Tensor]:
+        """Return the distribution, and the weights (C, D + 1), biases last, that give logits divided by the temperature."""
+        sums: list[torch.Tensor] = []
+        layer = None
+        for inputs in batches:
+            with torch.inference_mode():
+                logits, features, layer = self._asked(inputs)
+                alone = layer(features) / self.temperature
+                if not torch.allclose(alone, logits, rtol=1e-2, atol=1e-3):
+                    raise self._unfit("here the logits are made of more")
+                if self.how.hessian == FULL:
+                    self._check_size(logits.shape[1] * (features.shape[1] + 1))
+                probs = exact(logits).softmax(-1)
+                own = self._sums(probs, exact(features))
+            sums = [old + new for old, new in zip(sums, own, strict=True)] if sums else own
+            self.count += len(probs)
+        if layer is None:
+            raise ValueError("there is no batch")
+        sums = [each.clone() for each in sums]  # no longer of the inference
+        posterior: Posterior = (
+            Full(sums[0]) if self.how.hessian == FULL else Kron(sums[0], sums[1], self.count)
+        )
+        weight = exact(layer.weight.detach())
+        bias = cast("torch.Tensor | None", layer.bias)
+        bias = weight.new_zeros(len(weight)) if bias is None else exact(bias.detach())
+        return posterior, torch.cat([weight, bias[:, None]], 1) / self.temperature
+
+    def _sums(self, probs: torch.Tensor, features: torch.Tensor) -> list[torch.Tensor]:
+        if self.how.hessian == FULL:
+            one = with_bias(features)
+            across = torch.einsum("bc,bd,be->cde", probs, one, one)
+            found = -torch.einsum("bc,bd,bk,be->cdke", probs, one, probs, one)
+            found.diagonal(dim1=0, dim2=2).add_(across.permute(1, 2, 0))
+            return [found]
+        return [probs.sum(0).diag() - probs.T @ probs, features.T @ features]
+
+    def _check_size(self, size: int) -> None:
+        if size > MOST_WEIGHTS:
+            raise UnsupportedModelError(
+                f"{self.name}: its last layer has {size} weights, too many for `hessian={FULL}`",
+                hint="leave it out, for `kron`",
+            )
+
+
+def likeliest(curvatures: torch.Tensor, squares: float) -> float:
+    """Return the precision of the prior that has the highest marginal likelihood.
+
+    Args:
+        curvatures: The eigenvalues of the matrix without the prior, (P,).
+        squares: The sum of the squares of the trained weights.
+    """
+
+    def cost(log_prior: float) -> float:
+        prior = math.exp(log_prior)
+        return float((curvatures / prior).log1p().sum()) + prior * squares
+
+    bounds = (math.log(LOWEST), math.log(HIGHEST))
+    found = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return math.exp(float(found.x))
+
+
+def exact(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64, which MPS devices have not: on the CPU then."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def with_bias(features: torch.Tensor) -> torch.Tensor:
+    """Return features (B, D + 1), the last of them constant."""
+    return torch.cat([features, features.new_ones(len(features), 1)], 1)
+
+
+def _eigen(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the eigenvalues, none below zero, and vectors of a sum of squares."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.clamp(min=0), vectors
+
+
+def _normal(*shape: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def check(options: LaplaceOptions, files: Sequence[OpenModel], _: Classes | None) -> None:
+    """Refuse a model whose last layer is not linear; its weights are read."""
+    LastLayer(load_any(files[0]), options, [probe_inputs(files[0].header)], name=files[0].reference)
+
+
+def build(options: LaplaceOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
+    """Return the model with a distribution over its last layer, and the prior's precision."""
+    model, opened, sources, progress = (
+        inputs.models[0],
+        inputs.files[0],
+        inputs.data.fitted_on,
+        inputs.progress,
+    )
+    reads = opened.header.preprocess
+    items = sources[str(options.reads)].items
+    progress.step(f"Fitting the last layer of {inputs.name} on {counted(len(items), 'sample')}")
+    fitting = (batch for batch, _ in inputs.batches(items, reads))
+    if options.val is None:
+        fitted = LastLayer(model, options, fitting, name=inputs.name)
+        return fitted, {"prior": fitted.prior}
+    held, _, labels = sources[str(options.val)]
+    if labels is None:
+        raise ValueError("the labels are read where the data are opened")
+    labelled = ((batch, labels[places]) for batch, places in inputs.batches(held, reads))
+    fitted = LastLayer(model, options, fitting, held=labelled, name=inputs.name)
+    _report_prior(fitted.prior, inputs.name, counted(len(held), "sample"), progress)
+    return fitted, {"prior": fitted.prior}
+
+
+def _report_prior(prior: float, name: str, count: str, progress: Progress) -> None:
+    progress.step(f"{name}: prior precision {prior:.4g}, of the lowest NLL on {count}")
+    lowest, *_, highest = GRID
+    if prior in {lowest, highest}:
+        doubt = "little" if prior == highest else "much"
+        progress.warn(
+            f"{name}: the prior precision ended at {prior:g}, a bound of the search ({lowest:g} to {highest:g}): {count} "
+            f"want the last layer doubted as {doubt} as can be"
+        )

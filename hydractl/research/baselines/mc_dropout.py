@@ -1,0 +1,107 @@
+"""MC dropout: one model, thinned anew in each of some passes (Gal and Ghahramani 2016, Dropout as a Bayesian Approximation).
+
+What a pass drops is drawn once, by seed, pass and layer, for every number of a sample, and is the same for all samples: each
+pass is one draw of the weights, as the Bayesian reading has it (consistent MC dropout; Kirsch et al. 2019, BatchBALD). So
+nothing hangs on batches, their size, or what was asked before.
+
+Axes: M members, B batch, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from hydractl.data.preprocess import sample_seed
+from hydractl.errors import UnsupportedModelError
+from hydractl.families.opening import OpenModel
+from hydractl.families.side import SharedDropout
+from hydractl.families.tower import Towers
+from hydractl.fusion.baseline_model import BaselineModel
+from hydractl.fusion.classes import Classes
+from hydractl.inputs import Inputs
+from hydractl.research.baselines.options import McDropoutOptions
+from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
+from hydractl.training.noise import NOT_DROPPED, dropout_layers
+
+
+class McDropout(BaselineModel):
+    """A model whose dropout stays active, with a member a pass; its dropout layers are changed in place."""
+
+    def __init__(self, model: Towers, how: McDropoutOptions, *, name: str) -> None:
+        """Put seeded masks in the place of the dropout that `finetune --dropout` sets.
+
+        Raises:
+            UnsupportedModelError: If nothing would be dropped.
+        """
+        super().__init__(model)
+        self.passes = how.passes
+        self.drops: list[PassDropout] = []
+        for tower in model.towers:
+            model.tower(tower).stack(on=False)  # copies of members would drop nothing
+        for module, child, layer in dropout_layers(model):
+            own = how.rate is None or child in NOT_DROPPED
+            rate = layer.p if own or how.rate is None else how.rate
+            shared = isinstance(layer, SharedDropout)
+            drop = PassDropout(rate, how.seed, place=len(self.drops), shared=shared)
+            module.add_module(child, drop)
+            self.drops.append(drop)
+        if not any(drop.rate for drop in self.drops):
+            places = "no dropout layer" if not self.drops else "dropout layers, whose rates are all 0"
+            raise UnsupportedModelError(
+                f"{name}: has {places}, so every pass of `mc:` would say the same",
+                hint=f"add `rate=`: `{how.EXAMPLE}`" if self.drops and how.rate is None else None,
+            )
+
+    @override
+    def member_logits(self, inputs: Inputs) -> torch.Tensor:
+        """Return the logits (M, B, C) of each pass, those of a hydra's members side by side."""
+        found = []
+        for number in range(self.passes):
+            for drop in self.drops:
+                drop.number = number
+            found.append(super().member_logits(inputs))
+        return torch.cat(found)
+
+
+class PassDropout(nn.Module):
+    """Dropout with one mask a pass, the same for all samples.
+
+    Attributes:
+        number: Of the pass.
+        shared: Whether its input has no axis of samples.
+    """
+
+    def __init__(self, rate: float, seed: int, *, place: int, shared: bool = False) -> None:
+        super().__init__()
+        self.rate, self.seed, self.place, self.number, self.shared = rate, seed, place, 0, shared
+        self._drawn: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x (B, ...) with a share of each sample's numbers zero, and the others scaled by 1 / (1 - rate)."""
+        if self.rate == 0:
+            return x
+        shape = x.shape if self.shared else x.shape[1:]
+        size = math.prod(shape)
+        keep = self._drawn.get(self.number)
+        if keep is None or len(keep) < size or keep.device != x.device:
+            # a longer text goes on where a shorter one ended
+            generator = torch.Generator().manual_seed(sample_seed(self.seed, self.number, self.place))
+            keep = self._drawn[self.number] = (torch.rand(size, generator=generator) >= self.rate).to(
+                x.device
+            )
+        return x * keep[:size].view(shape) / (1 - self.rate)
+
+
+def check(options: McDropoutOptions, files: Sequence[OpenModel], _: Classes | None) -> None:
+    """Refuse a model of which nothing would be dropped."""
+    McDropout(without_weights(files[0]), options, name=files[0].reference)
+
+
+def build(options: McDropoutOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
+    """Return the model with active dropout."""
+    return McDropout(inputs.models[0], options, name=inputs.name), {}

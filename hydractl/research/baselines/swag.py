@@ -1,0 +1,202 @@
+"""SWAG: weights drawn from a normal distribution that checkpoints of one training lie in (Maddox et al. 2019, algorithm 1).
+
+The mean of the checkpoints; of each weight the variance around it; and the deviations of the last K checkpoints from the mean
+of all up to them, D. A draw is mean + sqrt(scale) (sqrt(variance) z1 + D z2 / sqrt(K - 1)), z1 and z2 standard normal, with z2 the
+same for all weights; `scale` 1/2 is the paper's. Where there are fewer checkpoints than the rank, K is how many there are.
+
+Axes: T checkpoints, K deviations, S draws.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from hydractl.data.inputs import reading_differences
+from hydractl.data.preprocess import sample_seed
+from hydractl.errors import UnsupportedModelError
+from hydractl.families.opening import OpenModel
+from hydractl.families.registry import architecture_differences
+from hydractl.families.tower import Towers
+from hydractl.families.zero_shot import Contrast
+from hydractl.fusion.baseline_model import BaselineModel
+from hydractl.fusion.classes import Classes
+from hydractl.inputs import Inputs
+from hydractl.research.baselines.laplace import exact
+from hydractl.research.baselines.options import SwagOptions
+from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
+from hydractl.wording import counted, quoted
+
+ONE_TRAINING = "the checkpoints of `swag:` are of one training: one architecture, the same heads"
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """What is known of some weights, each tensor of the weights' shape.
+
+    Attributes:
+        mean: Over all checkpoints.
+        deviation: The square root of the variance.
+        last: Of each of the last K checkpoints from the mean of all up to it, in their order.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    last: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[Tensor], rank: int) -> Moments:
+        """Find them for T checkpoints, in their order."""
+        mean = torch.zeros_like(steps[0])
+        last: list[Tensor] = []
+        for count, weights in enumerate(steps, start=1):
+            mean = mean + (weights - mean) / count
+            last = [*last, weights - mean][-rank:]
+        squares = torch.zeros_like(mean)
+        for weights in steps:
+            squares += (weights - mean).square()
+        return cls(mean, (squares / len(steps)).sqrt(), tuple(last))
+
+    def drawn(self, own: Tensor, common: Tensor, scale: float) -> Tensor:
+        """Return a draw of the weights, given z1 of their shape, and z2 (K)."""
+        along = torch.zeros_like(self.mean)
+        for z, one in zip(common, self.last, strict=True):
+            along += z * one
+        spread = self.deviation * own + along / math.sqrt(len(self.last) - 1)
+        return self.mean + math.sqrt(scale) * spread
+
+
+class Swag(BaselineModel):
+    """Models with drawn weights, each a member."""
+
+    def __init__(self, models: Sequence[Towers], how: SwagOptions, *, names: Sequence[str]) -> None:
+        """Draw weights for copies of the first model.
+
+        Args:
+            models: The checkpoints in the order of the training, where they shall run.
+            how: What to draw.
+            names: What errors call them.
+
+        Raises:
+            UnsupportedModelError: If they are not of one architecture and heads, do not differ, or answer zero-shot.
+        """
+        check_one_training(models, names)
+        made = [copy.deepcopy(models[0]) for _ in range(how.samples)]
+        _draw(models, made, how, name=names[0])
+        super().__init__(made[0])
+        self.others = nn.ModuleList(made[1:])
+
+    @override
+    def member_logits(self, inputs: Inputs) -> Tensor:
+        """Return the logits (S, B, C) of each draw, those of a hydra's members side by side."""
+        others = [other.member_logits(inputs) for other in self.others if isinstance(other, Towers)]
+        return torch.cat([super().member_logits(inputs), *others])
+
+
+@torch.no_grad()
+def _draw(models: Sequence[Towers], made: Sequence[Towers], how: SwagOptions, *, name: str) -> None:
+    rank = min(how.rank, len(models))
+    common = [_normal((rank,), sample_seed(how.seed, number)) for number in range(how.samples)]
+    targets = [list(copied.parameters()) for copied in made]
+    changed = False
+    for place, weights in enumerate(zip(*(model.parameters() for model in models), strict=True)):
+        steps = [exact(one) for one in weights]
+        if all(torch.equal(one, steps[0]) for one in steps[1:]):
+            continue  # a frozen tensor is drawn as it is
+        changed = True
+        found = Moments.of(steps, rank)
+        for number, z2 in enumerate(common):
+            z1 = _normal(steps[0].shape, sample_seed(how.seed, number, place)).to(steps[0].device)
+            targets[number][place].copy_(found.drawn(z1, z2.to(z1.device), how.scale))
+    if not changed:
+        raise UnsupportedModelError(
+            f"{name}: the checkpoints of `swag:` are the same, so every draw would be",
+            hint="name checkpoints from different steps of one training",
+        )
+
+
+def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
+    """Refuse models that are no checkpoints of one training, as far as it can be told without their weights.
+
+    Raises:
+        UnsupportedModelError: As `Drawn`.
+    """
+    first, name = models[0], names[0]
+    if any(isinstance(answer, Contrast) for answer in first.answers):
+        raise UnsupportedModelError(
+            f"{name}: `swag:` draws weights anew, and a zero-shot model keeps what its text tower has said",
+            hint="name models with a classifier",
+        )
+    shapes = {n: p.shape for n, p in first.named_parameters()}
+    for model, other in zip(models[1:], names[1:], strict=True):
+        own = {n: p.shape for n, p in model.named_parameters()}
+        odd = next((n for n in (*shapes, *own) if shapes.get(n) != own.get(n)), None)
+        if odd is not None:
+            raise UnsupportedModelError(
+                f"{other}: differs from {name} in the shape of `{odd}`, or has none",
+                hint=ONE_TRAINING,
+            )
+        heads = _kept(first)
+        apart = next((place for place, kept in _kept(model).items() if kept != heads[place]), None)
+        if apart is not None:
+            raise UnsupportedModelError(
+                f"{other}: keeps other heads than {name} in layer {apart[1]} of `{apart[0]}`",
+                hint=ONE_TRAINING,
+            )
+        if model.temperature != first.temperature:
+            raise UnsupportedModelError(
+                f"{other}: stores the temperature {model.temperature:g}, {name} {first.temperature:g}",
+                hint="`eval --temperature` fits one for all draws; name checkpoints without",
+            )
+
+
+def _kept(model: Towers) -> dict[tuple[str, int], list[tuple[int, ...]]]:
+    """Return the heads of each tower's layers, of each member that has its own; as many may be others."""
+    return {
+        (name, layer): [tuple(group.kept) for group in block.attn.groups()]
+        for name in model.towers
+        for layer, block in enumerate(model.tower(name).layers())
+    }
+
+
+def _normal(shape: Sequence[int], seed: int) -> Tensor:
+    return torch.randn(
+        tuple(shape), generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu"
+    )
+
+
+def check(_: SwagOptions, files: Sequence[OpenModel], __: Classes | None) -> None:
+    """Refuse checkpoints that are not of one training, as far as headers tell."""
+    check_one_training([without_weights(one) for one in files], [one.reference for one in files])
+    _check_same_model(files)
+
+
+def build(options: SwagOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
+    """Return models that are drawn around the checkpoints' mean."""
+    inputs.progress.step(
+        f"Drawing {counted(options.samples, 'model')} around {counted(len(inputs.models), 'checkpoint')}"
+    )
+    return Swag(inputs.models, options, names=[one.reference for one in inputs.files]), {}
+
+
+def _check_same_model(files: Sequence[OpenModel]) -> None:
+    """Refuse checkpoints that compute or read items otherwise than the first, which answers with all of their weights.
+
+    Raises:
+        UnsupportedModelError: With what differs.
+    """
+    first = files[0].header
+    for other in files[1:]:
+        header = other.header
+        differences = architecture_differences(header.architecture, first.architecture)
+        if differences := (*differences, *reading_differences(header.preprocess, first.preprocess)):
+            raise UnsupportedModelError(
+                f"{other.reference}: differs from {files[0].reference}: {quoted(differences)}",
+                hint=ONE_TRAINING,
+            )

@@ -1,0 +1,306 @@
+"""ViLU: is the answer of a model that compares images with texts right? A small network learns to say (Lafon et al. 2025).
+
+Of an image's embedding v and the classes' T = (t_1 .. t_C), all of length one, it reads v, softmax(s v T') T, and the t_k of the
+predicted class, side by side; s is the model's own factor of cosines. An MLP makes of them the logit of P(the answer is right).
+The model stays as it is, and so do its answers. The loss is the binary cross-entropy, in which wrong answers weigh
+log(1 + a / (1 - a)), with a the share of right ones in the batch. Rates fall along a cosine, from epoch to epoch, after
+5 epochs of warm-up. Equal to the authors' code (ykrmm/ViLU) but for its mixed precision.
+
+Axes: N images, B batch, C classes, F embedding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR
+from typing_extensions import override
+
+from hydractl.data.batches import epoch_order
+from hydractl.errors import UnsupportedModelError
+from hydractl.families.opening import OpenModel
+from hydractl.families.tower import Towers
+from hydractl.families.zero_shot import Contrast
+from hydractl.fusion.baseline_model import WithConfidence
+from hydractl.fusion.classes import Classes
+from hydractl.inputs import Inputs, inputs_like
+from hydractl.metrics.cost import count_macs, macs_of
+from hydractl.progress import Progress
+from hydractl.research.baselines.options import ViluOptions
+from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
+from hydractl.training.engine import Share
+from hydractl.training.feeding.feed import ItemFeed, Piece
+from hydractl.wording import counted
+
+WIDTHS = (512, 256, 128, 1)
+MOMENTUM, DECAY = 0.9, 5e-4
+WARMUP, COLD = 5, 0.1
+"""Epochs in which the rate rises, and the share of it that they begin with."""
+VISION, TEXT = "vision", "text"
+BACKWARD = 3
+"""Passes that a step of training computes, as `training_macs` counts."""
+
+
+class Judge(nn.Module):
+    """What says how likely an answer is right.
+
+    Attributes:
+        scale: s.
+        steps: How often it has been asked in training.
+        project_images: The attention's projection (F, F) of images, which begins as the identity; None where it never trains.
+        project_texts: Likewise of texts.
+    """
+
+    def __init__(self, width: int, *, scale: float, thaw: int | None) -> None:
+        """Draw weights by torch's own generator.
+
+        Args:
+            width: F.
+            scale: s.
+            thaw: After how many steps the projections train; None for never.
+        """
+        super().__init__()
+        self.scale, self.thaw, self.steps = scale, thaw, 0
+        sizes = (3 * width, *WIDTHS)
+        layers = [nn.Linear(i, o) for i, o in itertools.pairwise(sizes)]
+        self.mlp = nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
+        self.project_images = None if thaw is None else _identity(width)
+        self.project_texts = None if thaw is None else _identity(width)
+
+    @override
+    def forward(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Return logits (B,) of embeddings (B, F) and (C, F)."""
+        if self.training:
+            self.steps += 1
+        predicted = classes[self.probs(images, classes).argmax(-1)]
+        said: Tensor = self.mlp(torch.cat([images, self.attended(images, classes), predicted], -1))
+        return said.squeeze(-1)
+
+    def probs(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Return the zero-shot probabilities (B, C)."""
+        logits: Tensor = self.scale * images @ classes.T
+        return logits.softmax(-1)
+
+    def attended(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Return what images (B, F) attend to among classes (C, F): (B, F)."""
+        if self.thaw is None or self.project_images is None or self.project_texts is None:
+            return self.probs(images, classes) @ classes
+        queries: Tensor = self.project_images(images)
+        keys: Tensor = self.project_texts(classes)
+        if self.steps <= self.thaw:
+            # gradients of zero, not none: weights decay while they wait, as the authors' do
+            queries, keys = images + 0 * queries, classes + 0 * keys
+        return self.probs(queries, keys) @ keys
+
+
+def _identity(width: int) -> nn.Linear:
+    layer = nn.Linear(width, width, bias=False)
+    nn.init.eye_(layer.weight)
+    return layer
+
+
+def loss_of(logits: Tensor, right: Tensor) -> Tensor:
+    """Return the loss of logits (B,), given which answers are right, (B,), boolean.
+
+    Where no answer is right, wrong ones weigh nothing.
+    """
+    share = right.float().mean()
+    weights = torch.where(right, 1.0, (1 + share / (1 - share)).log())
+    return F.binary_cross_entropy_with_logits(logits, right.float(), weights)
+
+
+def train(
+    judge: Judge,
+    how: ViluOptions,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    classes: Tensor,
+    *,
+    per_epoch: int,
+) -> None:
+    """Train a network on batches of embeddings (B, F) and which class (B,) each is of.
+
+    Args:
+        judge: Changed in place.
+        how: Epochs and rate.
+        batches: Those of all epochs.
+        classes: Their embeddings, (C, F).
+        per_epoch: How many batches an epoch has.
+    """
+    optimizer = SGD(judge.parameters(), lr=how.lr, momentum=MOMENTUM, weight_decay=DECAY)
+    rates = ChainedScheduler(
+        [
+            LinearLR(optimizer, start_factor=COLD, end_factor=1.0, total_iters=WARMUP),
+            CosineAnnealingLR(optimizer, T_max=how.epochs),
+        ]
+    )
+    judge.train()
+    for step, (images, labels) in enumerate(batches, start=1):
+        right = judge.probs(images, classes).argmax(-1) == labels
+        optimizer.zero_grad()
+        loss_of(judge(images, classes), right).backward()
+        optimizer.step()
+        if step % per_epoch == 0:
+            rates.step()
+    judge.eval()
+
+
+def contrast_of(model: Towers, *, name: str) -> Contrast:
+    """Return how a model compares images with texts.
+
+    Raises:
+        UnsupportedModelError: If it does not, or is several models.
+    """
+    answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
+    if len(answers) == 1 and {VISION, TEXT} <= {*model.towers}:
+        return answers[0]
+    why = "here are several" if len(answers) > 1 else "this is none"
+    raise UnsupportedModelError(
+        f"{name}: `vilu:` judges the answers of one model that compares images with texts, and {why}",
+        hint="name a zero-shot base or member: a CLIP with both towers",
+    )
+
+
+class ViluBatches(NamedTuple):
+    """What a network learns from: images with labels, and who sees them pass."""
+
+    feed: ItemFeed
+    progress: Progress
+
+
+class Vilu(WithConfidence):
+    """A model beside what says how likely its answers are right.
+
+    Attributes:
+        judge: That.
+        confidence: What it said of the images that were asked about last, (B,), in (0, 1).
+        accuracy: The share of answers on the training data that were right, over all epochs.
+        classes: Embeddings (C, F).
+    """
+
+    classes: Tensor
+
+    def __init__(self, model: Towers, how: ViluOptions, lessons: ViluBatches, *, name: str) -> None:
+        """Train it.
+
+        Args:
+            model: In evaluation mode, where it shall run, with its classes settled.
+            how: What to train.
+            lessons: On what.
+            name: What errors call the model.
+
+        Raises:
+            UnsupportedModelError: If it is not one model that compares images with texts.
+        """
+        answer = contrast_of(model, name=name)
+        if answer.class_embeddings is None:
+            raise ValueError("the classes are settled before answers are judged")
+        super().__init__(model)
+        self.register_buffer("classes", answer.class_embeddings.detach().float().clone())
+        self.confidence = torch.empty(0)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(how.seed)
+            scale = float(answer.scale.detach())
+            self.judge = Judge(self.classes.shape[1], scale=scale, thaw=how.thaw)
+        self.judge.to(model.device)
+        feed, self._right, self._seen = lessons.feed, 0, 0
+        least = min(feed.batch_size, len(feed.labels))
+        per_epoch = len(feed.labels) // least
+        total = per_epoch * how.epochs
+        every = itertools.chain.from_iterable(self._epochs(how, feed, least))
+        batches = lessons.progress.track(self._counted(every), label=f"{name} is judged", total=total)
+        train(self.judge, how, batches, self.classes, per_epoch=per_epoch)
+        self.accuracy = self._right / self._seen
+        self.training_macs = self._macs(how, feed)
+
+    @override
+    def member_logits(self, inputs: Inputs) -> Tensor:
+        """Return the model's own logits (1, B, C); `confidence` says how likely the answers are right."""
+        images = self.run_tower(VISION, self.adapted(inputs))
+        self.confidence = self.judge(images[0].float(), self.classes).sigmoid()
+        return self.answered({VISION: images}) / self.temperature
+
+    def _epochs(
+        self, how: ViluOptions, feed: ItemFeed, least: int
+    ) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
+        """Yield each epoch's batches of embeddings and labels; a last one that is smaller is left out, as the authors do."""
+        steps = feed.steps_per_epoch
+        if how.augments:
+            for epoch in range(how.epochs):
+                pieces = feed.steps(epoch * steps, (epoch + 1) * steps, Share(0, 1, 1))
+                yield (self._embedded(piece) for (piece,) in pieces if piece.total == least)
+            return
+        once = [self._embedded(piece) for (piece,) in feed.steps(0, steps, Share(0, 1, 1))]
+        images, labels = (torch.cat(part) for part in zip(*once, strict=True))
+        back = epoch_order(len(labels), seed=feed.seed, epoch=0).argsort()
+        for epoch in range(how.epochs):
+            order = back[epoch_order(len(labels), seed=feed.seed, epoch=epoch)].to(images.device)
+            yield ((images[own], labels[own]) for own in order.split(least) if len(own) == least)
+
+    @torch.no_grad()
+    def _embedded(self, piece: Piece) -> tuple[Tensor, Tensor]:
+        like = torch.empty(0, device=self.device, dtype=self.dtype)
+        images = self.run_tower(VISION, inputs_like(piece.inputs, like))
+        return images[0].float(), piece.labels.to(images.device)
+
+    def _counted(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in batches:
+            with torch.no_grad():
+                right = self.judge.probs(images, self.classes).argmax(-1) == labels
+            self._right += int(right.sum())
+            self._seen += len(right)
+            yield images, labels
+
+    def _macs(self, how: ViluOptions, feed: ItemFeed) -> int:
+        """Return multiply-accumulates of the training: the network's, and of embedding each image as often as that was done."""
+        ((piece,),) = feed.steps(0, 1, Share(0, 1, 1))
+        like = torch.empty(0, device="meta", dtype=self.dtype)
+        whole = macs_of(self, inputs_like(_first(piece.inputs), like))
+        width = self.classes.shape[1]
+        with torch.device("meta"):
+            judge = Judge(width, scale=1.0, thaw=how.thaw)
+        own = count_macs(judge, torch.empty(1, width, device="meta"), self.classes.to("meta"))
+        return BACKWARD * own * self._seen + (whole - own) * (
+            self._seen if how.augments else len(feed.labels)
+        )
+
+
+def _first(inputs: Inputs) -> Inputs:
+    if not isinstance(inputs, Tensor):
+        raise TypeError("a model that compares images with texts is asked about images")
+    return inputs[:1]
+
+
+def check(_: ViluOptions, files: Sequence[OpenModel], __: Classes | None) -> None:
+    """Refuse a model that does not compare images with texts."""
+    contrast_of(without_weights(files[0]), name=files[0].reference)
+
+
+def build(options: ViluOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
+    """Return the model beside a network that was trained to judge it, and how often it is right on the training data."""
+    model, opened, progress = inputs.models[0], inputs.files[0], inputs.progress
+    contrast_of(model, name=opened.reference)
+    items, _, labels = inputs.data.fitted_on[str(options.reads)]
+    if labels is None:
+        raise ValueError("the labels are read where the data are opened")
+    feed = ItemFeed.open(
+        items,
+        labels.tolist(),
+        opened.header.preprocess,
+        augment=options.augments,
+        batch_size=options.batch,
+        seed=options.seed,
+    )
+    progress.step(f"Learning on {counted(len(items), 'sample')} when {opened.reference} is right")
+    vilu = Vilu(model, options, ViluBatches(feed, progress), name=opened.reference)
+    if vilu.accuracy in {0.0, 1.0}:
+        always = "right" if vilu.accuracy else "wrong"
+        progress.warn(
+            f"{options.data}: {opened.reference} is always {always} there, which does not teach to tell right from wrong"
+        )
+    return vilu, {"accuracy": vilu.accuracy}

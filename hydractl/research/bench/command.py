@@ -1,0 +1,92 @@
+"""`hydractl bench`: every rival of a model, made and measured in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydractl.cli.command import command
+from hydractl.cli.commands.run.command import go, show
+from hydractl.cli.commands.run.pipeline import parsed
+from hydractl.cli.output import Terminal, console, line, table, written_out
+from hydractl.errors import OutputError, OutputExists
+from hydractl.progress import Progress
+from hydractl.publish import publish_text
+from hydractl.research.bench.config import BenchConfig
+from hydractl.research.bench.plan import Pace, Work, in_order, stages, written
+from hydractl.research.bench.rows import PLANS
+from hydractl.wording import lasting
+
+if TYPE_CHECKING:
+    from hydractl.families.opening import OpenModel
+
+PLAN = "bench.toml"
+
+
+@command(BenchConfig)
+def bench(config: BenchConfig, terminal: Terminal) -> None:
+    """Make every rival of a trained model, measure all in one table, and make a page of it.
+
+    Says first how long it will take, from a few steps of training that it times; `--dry-run` says no more. Then runs the
+    cheapest rival first. What was interrupted goes on with the same command, or with `hydractl run DIR/bench.toml`, the plan
+    that it writes. Options of training hold for every rival; those of rivals are their defaults (docs/rivals.md).
+
+    Examples:
+      hydractl bench base.st --data train/ --val val/ --test test/ --far noise --epochs 5 -o bench/
+      hydractl bench base.st --data train/ --val val/ --test test/ --start org/backbone --hydra hydra.st -o bench/
+      hydractl bench base.st --data train/ --val val/ --test test/ --rivals mc,laplace -o bench/ --dry-run
+      hydractl bench clip.st --data train/ --val val/ --test test/ --classes birds.txt --pairs pairs.jsonl::text=caption -o bench/
+    """
+    from hydractl.cli.app import command_tree, main
+    from hydractl.research.bench.measure import base_of, measure
+
+    progress, plan, tree = terminal.progress(), config.out / PLAN, command_tree()
+    base = base_of(config)
+    work, names = _planned(config, base, progress)
+    text = written(tuple(stages(config, names, work)))
+    lines = parsed(plan, text, {}, tree)
+    _check(plan, text, force=config.force or config.dry_run)
+    if not (terminal.as_json or terminal.quiet):
+        _say(config, names, work, measure(config, base, progress))
+    if config.dry_run:
+        show(lines, tree, json=terminal.as_json, quiet=terminal.quiet)
+        return
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{config.out}: cannot be made: {error.strerror}") from error
+    publish_text(plan, text)
+    go(plan, lines, tree, main, json=terminal.as_json, quiet=terminal.quiet)
+
+
+def _planned(config: BenchConfig, base: OpenModel, progress: Progress) -> tuple[Work, tuple[str, ...]]:
+    """Return how much there is to do, and the rivals that can be made, the cheapest first; data are held no longer."""
+    from hydractl.research.bench.fits import fitting
+    from hydractl.research.bench.measure import Sets, work_of
+
+    sets = Sets()
+    work = work_of(config, base, sets)
+    terms = config.terms(blocks=work.blocks, heads=work.heads)
+    return work, in_order(fitting(config, base, terms, sets, progress), work, members=config.members)
+
+
+def _check(plan: Path, text: str, *, force: bool) -> None:
+    if plan.exists() and not force and plan.read_text(encoding="utf-8") != text:
+        raise OutputExists(
+            f"{plan}: is another plan, of other options or another release",
+            hint=f"`hydractl run {plan}` goes on with that one; `--force` replaces it, and makes again what changes",
+        )
+
+
+def _say(config: BenchConfig, names: tuple[str, ...], work: Work, pace: Pace) -> None:
+    """Show what is made, and how long it takes."""
+    seconds = [pace.of(work, PLANS[name], config.members) for name in names]
+    trained = [PLANS[name].trainings(config.members) for name in names]
+    rows = [
+        [name, str(times or ""), lasting(time)]
+        for name, times, time in zip(names, trained, seconds, strict=True)
+    ]
+    with written_out():
+        out = console(stderr=True)
+        out.print(table(["rival", "trainings", "about"], rows))
+        line(out, f"{lasting(sum(seconds))} in all, as {pace.step * 1000:.0f} ms a step of training say")

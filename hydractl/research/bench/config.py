@@ -1,0 +1,205 @@
+"""What `bench` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from hydractl.cli.commands.run.pipeline import text_of
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
+from hydractl.parsing import made_of
+from hydractl.publish import Folder
+from hydractl.research.baselines.options import BayesVlmOptions
+from hydractl.research.bench.rows import PLANS, SAME, Terms
+from hydractl.settings import Option, OptionGroup, Role, Setting, by_default, check, flag, required, setting
+from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels
+from hydractl.stages.finetune.config import RECIPE
+from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
+from hydractl.training.recipes.named import recipe_of
+from hydractl.training.recipes.recipe import Recipe
+from hydractl.wording import did_you_mean, listed
+
+ALL = "all"
+EVERY = tuple(name for name, plan in PLANS.items() if not plan.named)
+TABLE, DATA = "Table", "Data"
+TRAINING = (RECIPE, *Option.of(Recipe))
+
+
+def parse_rivals(text: str) -> tuple[str, ...] | None:
+    """Read `--rivals all|NAME,...`; None for all.
+
+    Raises:
+        UsageError: If there is no such rival, or one is named twice.
+    """
+    if text == ALL:
+        return None
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in PLANS:
+            raise UsageError(
+                f"`--rivals {text}`: there is no rival `{name}`",
+                hint=did_you_mean(name, PLANS) or f"there are {ALL}, or of these: {', '.join(PLANS)}",
+            )
+    if len({*names}) < len(names):
+        raise UsageError(f"`--rivals {text}`: names one twice")
+    return names
+
+
+def parse_pairs(text: str) -> DataRef:
+    """Read `--pairs`.
+
+    Raises:
+        UsageError: If the reference is malformed, or says not which column has the captions.
+    """
+    ref = DataRef.parse(text)
+    try:
+        BayesVlmOptions(data=ref)
+    except UsageError as error:
+        raise UsageError(
+            f"`--pairs {text}`: which column has the captions?",
+            hint="add `text=COLUMN`, for example `--pairs pairs.jsonl::text=caption`",
+        ) from error
+    return ref
+
+
+def _data(what: str) -> Setting:
+    return Setting(
+        what,
+        parse=DataRef.parse,
+        metavar=shared.DATA_METAVAR,
+        panel=DATA,
+        shows=False,
+        role=Role.DATA,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """Which model to find rivals for, on what, and how they train."""
+
+    COMMAND: ClassVar[str] = "bench"
+
+    model: str = required(shared.MODEL)
+    data: DataRef = required(_data("Labelled training data of the rivals."))
+    val: DataRef = required(_data("Labelled validation data: of training, of temperatures and of trunks."))
+    test: DataRef = required(_data("Labelled test data, which the table is of."))
+    near: tuple[NamedData, ...] = by_default((), OOD_SETS)
+    far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="OOD data far from it."))
+    rivals: tuple[str, ...] | None = setting(
+        None,
+        f"Rows of the table: `{ALL}` that MODEL can have (default; without {', '.join(n for n in PLANS if n not in EVERY)}), or some of {', '.join(PLANS)}.",
+        parse=parse_rivals,
+        metavar="NAME,...",
+        panel=TABLE,
+    )
+    hydra: str | None = setting(
+        None,
+        "Your own hydra, the first row; without it MODEL is the first.",
+        metavar="MODEL",
+        panel=TABLE,
+        role=Role.MODEL,
+    )
+    compare: tuple[NamedModels, ...] = by_default((), ROWS)
+    members: int = setting(3, "Members of every ensemble.", low=2, high=64, metavar="M", panel=TABLE)
+    start: str | None = setting(
+        None,
+        f"What {' and '.join(n for n, plan in PLANS.items() if plan.starts)} train from: the model as it was before it knew the "
+        "data, a backbone or `arch:NAME`. Without it they are left out.",
+        metavar="MODEL",
+        panel=TABLE,
+    )
+    start_epochs: int | None = setting(
+        None, f"Epochs from there (default: {SAME}).", low=1, metavar="N", panel=TABLE, only_with="start"
+    )
+    start_lr: float | None = setting(
+        None, f"Peak learning rate from there (default: {SAME}).", above=0.0, panel=TABLE, only_with="start"
+    )
+    pairs: DataRef | None = by_default(
+        None,
+        replace(
+            _data(
+                f"Images with a caption each, of a column `text=`, which {listed([n for n, p in PLANS.items() if p.compares])} is "
+                "fitted on. Without them it is left out."
+            ),
+            parse=parse_pairs,
+        ),
+    )
+    naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
+    recipe: Recipe = by_default(
+        Recipe(),
+        OptionGroup(lambda given: recipe_of(given.pop("recipe", None), given), TRAINING),
+    )
+    out: Path = required(
+        replace(
+            shared.OUT,
+            help="Folder of everything: the plan `bench.toml`, checkpoints, `report.json` and `report.html`.",
+            parse=Folder,
+            metavar="DIR",
+        )
+    )
+    dry_run: bool = flag(Setting("Say what would run and how long it would take, and run nothing else."))
+    force: bool = flag(replace(shared.FORCE, help="Replace a plan that is there, where this one is another."))
+
+    def __post_init__(self) -> None:
+        check(self)
+        if any(sign in str(self.out) for sign in ",{}"):
+            raise UsageError(
+                f"`-o {self.out}`: commands name files of it in lists, which a comma or a brace would break",
+                hint="choose a folder without them in its name",
+            )
+        if self.pairs is not None and not any(PLANS[name].compares for name in self.wanted):
+            raise UsageError(
+                f"`--pairs {self.pairs}` has no effect: none of `--rivals` is fitted on them",
+                hint="leave it out, or name `bayesvlm` too",
+            )
+        names = [*(row.name for row in self.compare), *(data.name for data in (*self.near, *self.far))]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"`{name}` names two", hint="give each row and data set a name of its own")
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The rivals that were asked for; of all, those that the model cannot have are left out."""
+        return EVERY if self.rivals is None else self.rivals
+
+    def terms(self, *, blocks: int, heads: int) -> Terms:
+        """Return what all rivals of a model with so many blocks and heads have in common."""
+        own = {"epochs": self.start_epochs, "lr": self.start_lr}
+        return Terms(
+            out=self.out,
+            model=self.model,
+            blocks=blocks,
+            heads=heads,
+            data=str(self.data),
+            val=str(self.val),
+            test=str(self.test),
+            members=self.members,
+            training=self._training(),
+            start=self.start,
+            from_start={name: f"{value:g}" for name, value in own.items() if value is not None},
+            pairs=None if self.pairs is None else str(self.pairs),
+            naming=self._naming(),
+        )
+
+    def _naming(self) -> dict[str, str | list[str]]:
+        """Return the options that name classes, as they are typed."""
+        names, templates, file = self.naming.names, self.naming.templates, self.naming.file
+        found: dict[str, str | list[str]] = {}
+        if names:
+            found["classes"] = ",".join(names) if file is None else str(file)
+        if templates:
+            found["template"] = list(templates)
+        return found
+
+    def _training(self) -> dict[str, str]:
+        """Return options of `finetune` as they were typed, by name."""
+        typed = made_of(self) or ()
+        names = {option.name for option in TRAINING}
+        return {
+            option.name: text_of(value)
+            for option, value in typed
+            if option.name in names and value != option.default
+        }

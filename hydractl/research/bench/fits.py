@@ -1,0 +1,129 @@
+"""Which rivals a model can have, told before anything is made: by the checks of the very commands that would refuse later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydractl.data.dataset import open_data
+from hydractl.data.items import Content
+from hydractl.errors import HydraError, UsageError
+from hydractl.families.opening import OpenModel
+from hydractl.heads.members import check_enough
+from hydractl.progress import Progress
+from hydractl.research.baselines.bayesvlm import check_pairs, text_settings
+from hydractl.research.baselines.options import BayesVlmOptions
+from hydractl.research.bench.config import BenchConfig
+from hydractl.research.bench.measure import Sets
+from hydractl.research.bench.rows import PLANS, Rival, Stage, Terms
+from hydractl.stages.evaluate.baseline_rows import check_made_of
+from hydractl.stages.evaluate.baselines.base import BaselineOptions
+from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.stages.evaluate.selective_threshold import check_stores
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.work import check_classes, check_trains, open_trained
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.shared.classes import Classes
+from hydractl.wording import listed
+
+
+def fitting(
+    config: BenchConfig, base: OpenModel, terms: Terms, sets: Sets, progress: Progress
+) -> tuple[str, ...]:
+    """Return the rivals that can be made, and say which cannot, and why.
+
+    Raises:
+        UsageError: If one cannot that was named.
+    """
+    look = _Look(config, base, terms, sets)
+    left: dict[str, list[str]] = {}
+    for name in config.wanted:
+        try:
+            look.check(PLANS[name])
+        except HydraError as error:
+            if config.rivals is not None:
+                raise UsageError(
+                    f"`--rivals {name}`: {error.message}", hint=error.hint or "leave it out"
+                ) from error
+            left.setdefault(error.message, []).append(name)
+    for why, names in left.items():
+        progress.warn(f"left out {listed(names)}: {why}")
+    without = {name for names in left.values() for name in names}
+    return tuple(name for name in config.wanted if name not in without)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Looks at what a rival's stages and rows would be made of."""
+
+    config: BenchConfig
+    base: OpenModel
+    terms: Terms
+    sets: Sets
+
+    def check(self, plan: Rival) -> None:
+        """Refuse a rival that cannot be made.
+
+        Raises:
+            HydraError: As the command that would make it.
+        """
+        self._is_given(plan)
+        for stage in plan.stages(self.terms):
+            if stage["command"] == FinetuneConfig.COMMAND:
+                self._trains(stage, starts=plan.starts)
+            elif stage["command"] == PruneConfig.COMMAND:
+                self._prunes(stage)
+            elif "store" in stage:
+                self._stores()
+        for made in self._made(plan):
+            check_made_of(made, [self.base], self._classes())
+            if isinstance(made, BayesVlmOptions):
+                check_pairs(made, self.sets.open(made.reads, self.base, labelled=False))
+                open_data(made.captions, wants=Content.TEXTS, labelled=False)
+
+    def _is_given(self, plan: Rival) -> None:
+        if plan.starts and self.config.start is None:
+            raise _lacking("--start", "train it from", "MODEL")
+        if plan.compares:
+            text_settings(self.base, self._classes())
+            if self.config.pairs is None:
+                raise _lacking("--pairs", "fit it on", "DATA::text=COLUMN")
+
+    def _made(self, plan: Rival) -> Iterator[BaselineOptions]:
+        """Yield what its rows make of the model."""
+        for name, models in plan.rows(self.terms).items():
+            yield from (made for _, made in NamedModels.parse(f"{name}={models}").each() if made is not None)
+
+    def _trains(self, stage: Stage, *, starts: bool) -> None:
+        if not starts:
+            check_classes(self.base)  # of whose folder `finetune` would make a classifier: another model
+        method, out = stage.get("method"), str(stage["out"])
+        config = FinetuneConfig(
+            model=str(stage["model"]) if starts else self.terms.model,
+            data=self.config.data,
+            val=self.config.val,
+            out=Path(out.replace("{i}", "0") if "repeat" in stage else out),  # the first of a repeated stage
+            recipe=self.config.recipe,
+            method=None if method is None else str(method),
+        )
+        opened = open_trained(config)
+        self.sets.open(config.data, opened)
+        check_trains(config, opened)
+
+    def _prunes(self, stage: Stage) -> None:
+        try:
+            check_enough(int(str(stage["pool"])), int(str(stage["remove"])), members=self.terms.members)
+        except ValueError as error:
+            raise UsageError(str(error), hint="give fewer `--members`, or leave it out") from error
+
+    def _stores(self) -> None:
+        check_stores(self.base, self._classes())
+
+    def _classes(self) -> Classes | None:
+        tested = self.sets.open(self.config.test, self.base)
+        return self.config.naming.classes(self.base, data=tested.class_names)
+
+
+def _lacking(option: str, what: str, value: str) -> UsageError:
+    return UsageError(f"without `{option}` there is nothing to {what}", hint=f"add `{option} {value}`")

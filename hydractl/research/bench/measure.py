@@ -1,0 +1,150 @@
+"""How long the plan of `bench` takes: a few steps of training, timed, and how many there will be."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hydractl.data.dataset import open_data
+from hydractl.data.inputs import content_of
+from hydractl.data.items import Content, Items
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
+from hydractl.families.opening import OpenModel, open_model
+from hydractl.manifest.header import Kind
+from hydractl.progress import Progress
+from hydractl.research.bench.config import BenchConfig
+from hydractl.research.bench.plan import FORWARD, Pace, Work
+from hydractl.research.bench.rows import PAIRS, TEST, TRAIN, VAL
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.training.recipes.recipe import Recipe
+
+FEW, MORE = 2, 10
+"""Steps that are timed; their difference leaves out what a command does besides. What only the first command does is not timed."""
+
+
+def base_of(config: BenchConfig) -> OpenModel:
+    """Open what rivals are made of.
+
+    Raises:
+        InputError: If it cannot be read.
+        UsageError: If it is pruned or fused, or classes are named for one that has its own.
+    """
+    opened = open_model(config.model)
+    if opened.header.kind is not Kind.BASE:
+        raise UsageError(
+            f"{config.model}: is a {opened.header.kind.value}, and rivals are made of an unpruned model",
+            hint="name its base, and this one by `--hydra` or `--compare`",
+        )
+    config.naming.classes(opened)
+    return opened
+
+
+class Sets:
+    """Labelled and other data as models read them, each opened once: folders of a million images take long."""
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[DataRef, Content, bool], Items] = {}
+
+    def open(self, ref: DataRef, model: OpenModel, *, labelled: bool = True) -> Items:
+        """Return a data set as a model reads it.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        key = ref, content_of(model.header.preprocess), labelled
+        if key not in self._opened:
+            self._opened[key] = open_data(ref, wants=key[1], labelled=labelled)
+        return self._opened[key]
+
+
+def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> Work:
+    """Count samples and steps.
+
+    Raises:
+        InputError: If a data set cannot be read.
+    """
+    towers = base.header.architecture.towers.values()
+
+    def count(ref: DataRef, *, labelled: bool = True) -> int:
+        return len(sets.open(ref, base, labelled=labelled))
+
+    batch = config.recipe.batch_size
+
+    def training(recipe: Recipe) -> float:
+        batches = ceil(count(config.data) / batch)
+        steps = recipe.total_steps(batches)
+        validated = ceil(steps / batches) * count(config.val) / batch * FORWARD
+        return max(1, len(recipe.lr)) * (steps + validated)
+
+    whole = config.recipe
+    if config.start_epochs is not None:
+        whole = replace(whole, steps=None, epochs=config.start_epochs)
+    counts = {
+        TEST: count(config.test) + sum(count(o.ref, labelled=False) for o in (*config.near, *config.far)),
+        TRAIN: count(config.data),
+        VAL: count(config.val),
+    }
+    if config.pairs is not None:
+        counts[PAIRS] = count(replace(config.pairs, text=None), labelled=False)
+    return Work(
+        training=training(config.recipe),
+        from_start=training(whole),
+        answers={data: samples / batch * FORWARD for data, samples in counts.items()},
+        blocks=max(t.layers for t in towers),
+        heads=sum(t.layers * t.num_heads for t in towers),
+    )
+
+
+def measure(config: BenchConfig, base: OpenModel, progress: Progress) -> Pace:
+    """Train a few steps, which are thrown away; of what compares images with texts, answer a few batches.
+
+    Raises:
+        HydraError: Whatever keeps the model from being trained on these data.
+    """
+    trains = base.header.prompting is None
+    progress.step(f"Timing {MORE} {'steps of training' if trains else 'batches of'} {config.model}")
+    with TemporaryDirectory() as folder:
+        out = Path(folder)
+        _, few, more = (
+            _trained(config, steps, out / f"{steps}.st") if trains else _answered(config, steps) / FORWARD
+            for steps in (1, FEW, MORE)
+        )
+    step = (more - few) / (MORE - FEW) if more > few else more / MORE
+    return Pace(step=step, begin=max(0.0, few - FEW * step))
+
+
+def _answered(config: BenchConfig, batches: int) -> float:
+    size = config.recipe.batch_size
+    begun = time.monotonic()
+    run_eval(
+        EvalConfig(
+            model=config.model,
+            data=replace(config.test, limit=batches * size),
+            metrics=("accuracy",),
+            batch_size=size,
+            naming=config.naming,
+        )
+    )
+    return time.monotonic() - begun
+
+
+def _trained(config: BenchConfig, steps: int, out: Path) -> float:
+    lr = config.recipe.lr[:1]
+    begun = time.monotonic()
+    run_finetune(
+        FinetuneConfig(
+            model=config.model,
+            data=config.data,
+            val=replace(config.val, limit=1),
+            out=out,
+            recipe=replace(config.recipe, steps=steps, epochs=None, warmup=0, swa=None, lr=lr),
+        )
+    )
+    return time.monotonic() - begun

@@ -1,0 +1,128 @@
+"""What each method makes weights of, and which tensors of a model it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from hydractl.families.base import Place, Role
+from hydractl.research.methods.oba import importances, masks_of
+from hydractl.research.methods.options import BatchEnsemble, LoraEnsemble, Oba, SingularValues
+from hydractl.research.methods.parametrizations import LowRank, Masked, Outer, Spectrum
+from hydractl.training.methods.adapter import Adapter
+from hydractl.training.weight_sites import Site, bias_of, make
+
+
+class LoraAdapter(Adapter):
+    """Adds a product of low rank to the projections of attention."""
+
+    def __init__(self, method: LoraEnsemble, members: int) -> None:
+        del members  # it trains one model, no hydra
+        super().__init__(method.KIND)
+        self.method = method
+
+    @override
+    def fits(self, site: Site) -> bool:
+        return site.place.heads is not None and site.place.heads.role in {Role.INPUT, Role.OUTPUT}
+
+    @override
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
+        method = self.method
+        for site in [sites[name] for name in self.own(sites, names)]:
+            low = LowRank(
+                site.layer.weight,
+                rank=method.rank,
+                scale=method.alpha / method.rank,
+                projections=site.place.heads.copies if site.place.heads else 1,
+                generator=generator,
+            )
+            make(site, low)
+
+
+class SingularValueAdapter(Adapter):
+    """Trains singular values and biases of all linear layers of the blocks."""
+
+    def __init__(self, method: SingularValues, members: int) -> None:
+        del members  # it trains one model, no hydra
+        super().__init__(method.KIND)
+        self.method = method
+        self.parts: dict[
+            str, tuple[torch.Tensor, ...]
+        ] = {}  # a decomposition takes long, and is the same each time
+
+    @override
+    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+        return super().changes(own, places) | (set(map(bias_of, own)) & places.keys())
+
+    @override
+    @torch.no_grad()
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
+        def noise(like: torch.Tensor) -> torch.Tensor:
+            return self.method.spread * torch.randn(like.shape, generator=generator)
+
+        for name in self.own(sites, names):
+            layer = sites[name].layer
+            if name not in self.parts:
+                self.parts[name] = torch.linalg.svd(layer.weight, full_matrices=False)
+            u, s, v = self.parts[name]
+            if layer.bias is not None and bias_of(name) in names:
+                layer.bias.add_(noise(layer.bias))
+            make(sites[name], Spectrum(u, s * (1 + noise(s)), v))
+
+
+class ObaAdapter(Adapter):
+    """Sets single weights of the blocks' linear layers to zero for good, and trains everything."""
+
+    def __init__(self, method: Oba, members: int) -> None:
+        del members  # it trains one model, no hydra
+        super().__init__(method.KIND)
+        self.method, self.data = method, method.batches
+        self.masks: dict[str, torch.Tensor] = {}
+
+    @override
+    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+        return set(places)
+
+    @override
+    def look(self, weights: Mapping[str, torch.Tensor], losses: Iterable[Callable[[], torch.Tensor]]) -> None:
+        masks = masks_of(weights, importances(weights, losses), self.method.keep)
+        self.masks = {name: mask.cpu() for name, mask in masks.items()}
+
+    @override
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
+        for name in self.own(sites, names):
+            make(sites[name], Masked(self.masks[name]), trains=True)
+
+
+class BatchEnsembleAdapter(Adapter):
+    """Members that share matrices, and have two vectors and a bias each of every linear layer, the classifier's too."""
+
+    def __init__(self, method: BatchEnsemble, members: int) -> None:
+        del members  # it trains one model, no hydra
+        super().__init__(method.KIND)
+        self.method = method
+
+    @override
+    def fits(self, site: Site) -> bool:
+        return isinstance(site.layer, nn.Linear) and (
+            site.place.layer is not None or site.place.part == "head"
+        )
+
+    @override
+    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+        return set(places)
+
+    @override
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
+        for name in self.own(sites, names):
+            layer = sites[name].layer
+            r, s = (
+                1 + self.method.spread * torch.randn(size, generator=generator)
+                for size in layer.weight.T.shape
+            )
+            if layer.bias is not None and bias_of(name) in names:
+                layer.bias = nn.Parameter(layer.bias.detach().clone())
+            make(sites[name], Outer(r, s), trains=True)

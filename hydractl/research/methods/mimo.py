@@ -1,0 +1,117 @@
+"""Multi-input multi-output (Havasi et al. 2021): one network that sees M images at once, and has a classifier for each.
+
+Images stand side by side on the channel axis, as one convolution sees them; of M times the same image it is the convolution whose
+weight is the sum over slots, which is what a file holds: an ordinary embedding.
+
+Axes: M slots, B batch, D width, C channels, P side of a patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+from typing_extensions import override
+
+from hydractl.errors import UsageError
+from hydractl.families.base import Place
+from hydractl.manifest.header import Fate, Header, Tokenization
+from hydractl.research.methods.mimo_batches import MimoFeed
+from hydractl.research.methods.options import Mimo
+from hydractl.training.feeding.feed import Feed, ItemFeed
+from hydractl.training.methods.adapter import Adapter, SideBySide
+from hydractl.training.weight_sites import Site, make
+
+
+class Slots(SideBySide):
+    """The sum of the weights that a convolution has for each slot.
+
+    Attributes:
+        slot_weight: Those, (M, D, C, P, P).
+    """
+
+    def __init__(self, weight: torch.Tensor, members: int) -> None:
+        """Deal out a weight's filters to the slots in turn: slots differ at once, and their sum is the weight.
+
+        Args:
+            weight: Of a convolution, (D, C, P, P).
+            members: M.
+        """
+        super().__init__()
+        dealt = torch.arange(len(weight)) % members == torch.arange(members)[:, None]
+        self.slot_weight = nn.Parameter(weight.detach() * dealt[..., None, None, None])
+
+    @override
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight (D, C, P, P)."""
+        del weight
+        return self.slot_weight.sum(0)
+
+
+def stack_images(layer: nn.Module, slots: Slots) -> None:
+    """Let a convolution, whose weight `slots` makes, see the images of all slots; what it is called with is the first's."""
+    if isinstance(layer, nn.Conv2d):
+        vars(layer)["forward"] = partial(_stacked, layer, slots)
+
+
+def _stacked(layer: nn.Conv2d, slots: Slots, x: torch.Tensor) -> torch.Tensor:
+    run = partial(
+        F.conv2d, bias=layer.bias, stride=layer.stride, padding=layer.padding, dilation=layer.dilation
+    )
+    if slots.images is None:
+        return run(x, layer.weight)
+    if not torch.equal(x, slots.images[0]):
+        raise UsageError(
+            "`--method mimo`: the model changes images before it embeds them, and takes no more than one"
+        )
+    return run(torch.cat([*slots.images], dim=1), slots.slot_weight.movedim(0, 1).flatten(1, 2))
+
+
+class MimoAdapter(Adapter):
+    """Lets members of a hydra see an image each, side by side."""
+
+    def __init__(self, method: Mimo, members: int) -> None:
+        super().__init__(method.KIND)
+        self.method, self.slots, self.repeat = method, members, method.repeat
+
+    @override
+    def check_base(self, model: str, header: Header) -> None:
+        if isinstance(header.preprocess, Tokenization):
+            raise UsageError(f"`--method mimo`: {model} reads texts, and images are what stands side by side")
+
+    @override
+    def check(self, model: str, header: Header) -> None:
+        self.check_base(model, header)
+        depth = sum(tower.layers for tower in header.architecture.towers.values())
+        if header.plan is None or header.plan.trunk < depth or Fate.GROUPED not in header.plan.fates.values():
+            raise UsageError(
+                f"`--method mimo`: {model} is no hydra whose members share every block and have a classifier each",
+                hint=f"`hydractl fuse base.st base.st base.st --own-from {depth} -o copies.st` makes one of a base",
+            )
+
+    @override
+    def feed(self, feed: ItemFeed) -> Feed:
+        return MimoFeed(feed=feed, slots=self.slots, repeat=self.repeat, rho=self.method.rho)
+
+    @override
+    def fits(self, site: Site) -> bool:
+        # a library's own kind of convolution computes otherwise
+        plain = (
+            type(site.layer) is nn.Conv2d and site.layer.groups == 1 and site.layer.padding_mode == "zeros"
+        )
+        return plain and site.place.part == "embed"
+
+    @override
+    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+        return set(places)
+
+    @override
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
+        for name in self.own(sites, names):
+            layer = sites[name].layer
+            slots = Slots(layer.weight, self.slots)
+            make(sites[name], slots)
+            stack_images(layer, slots)

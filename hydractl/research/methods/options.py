@@ -1,0 +1,148 @@
+"""The options of each method of `finetune --method NAME::OPTIONS`. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from typing_extensions import override
+
+from hydractl.errors import UsageError
+from hydractl.parsing import number, whole
+from hydractl.plugins import load
+from hydractl.settings import Setting, required, setting
+from hydractl.training.methods.base import TrainingMethod
+
+_real = partial(number, "option")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraEnsemble(TrainingMethod):
+    """Each attention projection W trains as W + (alpha / rank) B A, and the classifier; all else stays (Hu et al. 2022).
+
+    Queries, keys and values have an A and a B each, in one matrix or apart. A begins as in peft, B with zeros. A run makes
+    one member: members share nothing that trains, so that those of M seeds, trained one by one, are those that train jointly
+    (Mühlematter et al. 2024; the hydra paper, C.1.4).
+    """
+
+    KIND: ClassVar = "lora-ensemble"
+    EXAMPLE: ClassVar = "lora-ensemble::rank=4,alpha=8"
+    ADAPTER: ClassVar = "hydractl.research.methods.adapters:LoraAdapter"
+
+    rank: int = setting(4, "r.", parse=whole, low=1, spelled=("rank",))
+    alpha: float = setting(8.0, "Scales by alpha / r.", parse=_real, above=0.0, spelled=("alpha",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingularValues(TrainingMethod):
+    """Each matrix of the blocks is U S V, of which S trains, and so do its layer's bias and the classifier.
+
+    S begins as S (1 + e) and biases as b + e, e drawn of N(0, spread²); what falls below zero counts as zero. A run makes one
+    member: as of `LoraEnsemble`, several seeds are an ensemble (Turkoglu et al. 2026).
+    """
+
+    KIND: ClassVar = "singular-values"
+    EXAMPLE: ClassVar = "singular-values::spread=0.01"
+    ADAPTER: ClassVar = "hydractl.research.methods.adapters:SingularValueAdapter"
+
+    spread: float = setting(
+        0.01, "Deviation of what members begin with.", parse=_real, low=0.0, spelled=("spread",)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oba(TrainingMethod):
+    """Weights of the blocks' linear layers that the loss needs least become zero and stay so; the rest trains (Sun et al. 2025).
+
+    What a weight does is told by exact second derivatives of the loss on training batches: see `methods.oba`.
+    """
+
+    KIND: ClassVar = "oba"
+    EXAMPLE: ClassVar = "oba::keep=0.9"
+    ADAPTER: ClassVar = "hydractl.research.methods.adapters:ObaAdapter"
+
+    keep: float = required(
+        Setting("Share of these weights.", parse=_real, above=0.0, below=1.0, spelled=("keep",))
+    )
+    batches: int = setting(
+        200, "So many batches tell, an epoch's at most.", parse=whole, low=1, spelled=("batches",)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEnsemble(TrainingMethod):
+    """Members share every matrix W but for a vector of each side: member m's is W o (s r), and its layer's bias is its own.
+
+    All train together, on the mean of their losses on the same batches; W begins as the model's, r and s are drawn of
+    N(1, spread²) (Wen et al. 2020). A run makes all members.
+    """
+
+    KIND: ClassVar = "batch-ensemble"
+    EXAMPLE: ClassVar = "batch-ensemble::members=3"
+    ADAPTER: ClassVar = "hydractl.research.methods.adapters:BatchEnsembleAdapter"
+    TAKES_TEACHERS: ClassVar = False
+
+    members: int = setting(3, "M.", parse=whole, low=2, high=256, spelled=("members",))
+    spread: float = setting(0.1, "Deviation of r and s.", parse=_real, low=0.0, spelled=("spread",))
+
+    @property
+    @override
+    def models(self) -> int:
+        return self.members
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mimo(TrainingMethod):
+    """One network sees as many images at once as a hydra has members, which have a classifier each and share all before it.
+
+    In training images are others for each, and so are their classes; asked, all see the same one, in one pass (Havasi et al.
+    2021). `fuse base.st base.st base.st --own-from L` of a base with L blocks makes such a hydra.
+    """
+
+    KIND: ClassVar = "mimo"
+    EXAMPLE: ClassVar = "mimo::rho=0.5,repeat=4"
+    ADAPTER: ClassVar = "hydractl.research.methods.mimo:MimoAdapter"
+    TAKES_TEACHERS: ClassVar = False
+    ONE_NETWORK: ClassVar = True
+
+    rho: float = setting(
+        0.5, "Share of rows that all see alike.", parse=_real, low=0.0, high=1.0, spelled=("rho",)
+    )
+    repeat: int = setting(
+        4, "How often a batch holds an image.", parse=whole, low=1, high=256, spelled=("repeat",)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed(TrainingMethod):
+    """An architecture alpha times as wide in `members` groups that share nothing: so many narrow models (Laurent et al. 2023).
+
+    Each has an embedding of the whole input, norms and a classifier of its own, as the first layer is not grouped and norms are.
+    A run makes one from random weights, by its seed: the mean of their losses trains each as its own loss does, but for the
+    scale of gradients, which AdamW does not see.
+    """
+
+    KIND: ClassVar = "packed"
+    EXAMPLE: ClassVar = "packed::members=3,alpha=2"
+
+    members: int = setting(3, "M.", parse=whole, low=2, high=256, spelled=("members",))
+    alpha: float = setting(
+        2.0, "How much wider all are together.", parse=_real, above=0.0, spelled=("alpha",)
+    )
+
+    @override
+    def check_model(self, model: str) -> None:
+        if not model.startswith("arch:"):
+            raise UsageError(
+                f"`--method packed`: {model} has weights, and its members are narrow models that train from none",
+                hint="name an architecture: `arch:NAME[::K=V,...]`",
+            )
+
+    @override
+    def reference(self, model: str) -> str:
+        narrow_reference: str = load("hydractl.research.methods.packed:narrow_reference")(model, self)
+        return narrow_reference
+
+
+METHODS = (LoraEnsemble, SingularValues, Oba, BatchEnsemble, Mimo, Packed)

@@ -1,0 +1,122 @@
+"""Which analyses, and by which scores of heads. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self
+
+from hydractl.errors import UsageError
+from hydractl.plugins import load, plugins
+from hydractl.settings import Option, OptionGroup, Role, check, setting
+from hydractl.stages.evaluate.analyses.spec import Analysis, Needs
+
+ANALYSES: Mapping[str, Analysis] = MappingProxyType(
+    {analysis.name: analysis for plugin in plugins() for analysis in load(plugin.analyses)}
+)
+ALL = "all"
+PANEL = "Analyses"
+GIVEN = (Needs.OOD, Needs.SCORES, Needs.CORRUPTIONS)
+"""What options give."""
+EXAMPLES = {
+    Needs.OOD: "--near NAME=DATA",
+    Needs.SCORES: "--scores scores.json",
+    Needs.CORRUPTIONS: "--corrupt gaussian-noise:3",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedScores:
+    """A file of scores and what tables call it."""
+
+    name: str
+    ref: Path
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `NAME=FILE`, or a bare FILE named after itself.
+
+        Raises:
+            UsageError: If either is empty.
+        """
+        name, equals, rest = text.partition("=")
+        if not equals or "/" in name:
+            name, rest = Path(text).stem, text
+        if not name.strip() or not rest:
+            raise UsageError(f"`--scores {text}`: no file, or no name", hint="`--scores circuit=scores.json`")
+        return cls(name=name, ref=Path(rest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysing:
+    """What is asked."""
+
+    analyse: tuple[str, ...] = setting(
+        (),
+        f"Ask rows why they are as they are: {', '.join(ANALYSES)}, or `{ALL}` for those that can be made.",
+        parse=lambda text: tuple(text.split(",")),
+        choices=(*ANALYSES, ALL),
+        metavar="NAME,...",
+        panel=PANEL,
+        shows=False,
+    )
+    scores: tuple[NamedScores, ...] = setting(
+        (),
+        "What `score` said of the heads, for analyses by importance.",
+        parse=NamedScores.parse,
+        repeated=True,
+        metavar="[NAME=]FILE",
+        panel=PANEL,
+        role=Role.FILE,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        names = [scores.name for scores in self.scores]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(
+                    f"{names.count(name)} files of scores are called `{name}`",
+                    hint="name them apart: `--scores NAME=FILE`",
+                )
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The analyses that must be made."""
+        return tuple(name for name in ANALYSES if name in self.analyse)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Those, and all others that may be made."""
+        return tuple(ANALYSES) if ALL in self.analyse else self.named
+
+    def given(self, *, ood: Collection[object], corrupted: Collection[object]) -> frozenset[Needs]:
+        """Return what options give: OOD sets, corruptions, scores."""
+        there = {Needs.OOD: ood, Needs.CORRUPTIONS: corrupted, Needs.SCORES: self.scores}
+        return frozenset(need for need, found in there.items() if found)
+
+    def check_given(self, *, ood: Collection[object], corrupted: Collection[object]) -> None:
+        """Refuse analyses without the options that they need, and scores that none looks at.
+
+        Raises:
+            UsageError: Naming the first.
+        """
+        given = self.given(ood=ood, corrupted=corrupted)
+        for name in self.named:
+            for need in GIVEN:
+                if need in ANALYSES[name].needs and need not in given:
+                    raise UsageError(
+                        f"`--analyse {name}` has nothing to look at without `{need.value}`",
+                        hint=f"add `{EXAMPLES[need]}`",
+                    )
+        if self.scores and not any(Needs.SCORES in ANALYSES[name].needs for name in self.wanted):
+            users = [name for name, analysis in ANALYSES.items() if Needs.SCORES in analysis.needs]
+            raise UsageError(
+                "`--scores` has no effect: no analysis looks at them", hint=f"add `--analyse {users[0]}`"
+            )
+
+
+NOTHING_ANALYSED = Analysing()
+ANALYSING = OptionGroup(lambda given: Analysing(**given), Option.of(Analysing))

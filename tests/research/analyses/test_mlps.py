@@ -1,0 +1,93 @@
+"""Two ensembles that are compared: scipy's numbers, and no more memory than a part of what they say."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import entropy
+
+from hydractl.data.batches import Batch
+from hydractl.manifest.scopes import ID_NAME
+from hydractl.metrics import samples
+from hydractl.parallel import Team
+from hydractl.progress import SILENT
+from hydractl.research.analyses.mlps import alike
+from hydractl.research.analyses.predictions import ask, measured
+from hydractl.scoring.circuit.memory import Peak
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+from hydractl.stages.shared import spool
+
+MEMBERS, SAMPLES, CLASSES, BATCH = 2, 512, 4000, 16
+SAID = 4 * MEMBERS * SAMPLES * CLASSES
+
+
+class Model:
+    """One whose answers are drawn."""
+
+    device, dtype, temperature = torch.device("cpu"), torch.float32, 1.0
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def member_logits(self, inputs):
+        draw = torch.Generator().manual_seed(int(inputs[0, 0]) + self.seed)
+        return torch.randn(MEMBERS, len(inputs), CLASSES, generator=draw)
+
+
+def batches(_part, _of):
+    for places in torch.arange(SAMPLES).split(BATCH):
+        yield Batch(places[:, None].float(), None, places)
+
+
+def subject():
+    return AnalysisContext(
+        parts=(),
+        base=None,
+        apart=(),
+        batches=batches,
+        counts={ID_NAME: SAMPLES, "others": SAMPLES},
+        labels=torch.arange(SAMPLES) % CLASSES,
+        ood={"all": ("others",)},
+        corruptions=(),
+        scores={},
+        said={},
+        spool=spool.PredictionStore,
+        scaled=lambda said: said,
+        metrics=("accuracy", "nll", "auroc"),
+        ranks=("msp",),
+        classes=None,
+        seed=0,
+        team=Team(),
+        progress=SILENT,
+    )
+
+
+def answers(seed):
+    model = Model(seed)
+    return ask(subject(), Part(SimpleNamespace(reference="m"), model, 0), model)
+
+
+@pytest.mark.parametrize("at_once", [2**20, 2**14])
+def test_how_alike_two_ensembles_are(monkeypatch, at_once):
+    monkeypatch.setattr(samples, "NUMBERS_AT_ONCE", at_once)
+    first, second = (answers(seed)[ID_NAME] for seed in (0, 10_000))
+    ours, theirs = (samples.whole(said).log_probs.double().exp().mean(0).numpy() for said in (first, second))
+
+    agreement, divergence = alike(first, second)
+
+    assert agreement == np.mean(ours.argmax(1) == theirs.argmax(1))
+    assert divergence == pytest.approx(entropy(theirs, ours, axis=1).mean(), abs=1e-6)
+    assert alike(first, first) == (1, 0)
+
+
+def test_memory_holds_a_part_of_what_is_said(monkeypatch):
+    monkeypatch.setattr(spool, "HELD_BYTES", 0)
+    monkeypatch.setattr(samples, "NUMBERS_AT_ONCE", 2**16)
+    with Peak() as peak:
+        first, second = answers(0), answers(10_000)
+        alike(first[ID_NAME], second[ID_NAME])
+        measured(subject(), first)
+    assert peak.highest < SAID / 2
