@@ -27,7 +27,7 @@ def analyse(context: AnalysisContext) -> Centroids | None:
             for member, mask in enumerate(part.opened.header.masks)
             for head in mask[tower].keep[-1]
         ]
-        found = in_every_set(context, part, groups)
+        sums = in_every_set(context, part, groups)
         width = part.opened.header.architecture.towers[tower].head_dim
         if groups and context.counts[ID_NAME] <= width:
             context.progress.warn(
@@ -35,7 +35,7 @@ def analyse(context: AnalysisContext) -> Centroids | None:
                 "singular: what they do not vary in does not count"
             )
         for i, (member, (head,)) in enumerate(groups):
-            far = {name: found[ID_NAME][i].distance(found[name][i]) for name in context.sets}
+            far = {name: sums[ID_NAME][i].distance(sums[name][i]) for name in context.sets}
             heads.append(
                 Apart(
                     member=part.first + member,

@@ -82,17 +82,22 @@ def gather(
     count = context.counts[name]
     places = (torch.arange(min(points, count)) * count).div(min(points, count) or 1, rounding_mode="floor")
 
-    def own() -> Iterator[list[Tensor]]:
+    def batch_sums() -> Iterator[list[Tensor]]:
         for indices, inputs in context.inputs(part, name):
             at, rows = (places[:, None] == indices).nonzero().unbind(1)
-            found: list[Tensor] = []
-            for said in heard(part.model, inputs, groups):
-                picked = said.new_zeros(len(places), said.shape[1])
-                picked[at] = said[rows]
-                found += Moments(torch.tensor(float(len(said))).double(), said.sum(0), said.T @ said, picked)
-            yield found
+            sums: list[Tensor] = []
+            for batch_outputs in heard(part.model, inputs, groups):
+                picked = batch_outputs.new_zeros(len(places), batch_outputs.shape[1])
+                picked[at] = batch_outputs[rows]
+                sums += Moments(
+                    torch.tensor(float(len(batch_outputs))).double(),
+                    batch_outputs.sum(0),
+                    batch_outputs.T @ batch_outputs,
+                    picked,
+                )
+            yield sums
 
-    sums = context.team.added(own())
+    sums = context.team.added(batch_sums())
     width = len(Moments._fields)
     return [Moments(*sums[i : i + width]) for i in range(0, len(sums), width)]
 
@@ -101,10 +106,10 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
     """Return what each group says of a batch, (B, D), float64, on the CPU."""
     name = data_tower(model)
     tower = model.tower(name)
-    asked = model.routed(inputs)[name]
-    size = batch_of(asked)
-    wanted = {head.layer for group in groups for head in group.heads}
-    found: dict[tuple[int, int, int], Tensor] = {}
+    tower_inputs = model.routed(inputs)[name]
+    size = batch_of(tower_inputs)
+    layers = {head.layer for group in groups for head in group.heads}
+    outputs: dict[tuple[int, int, int], Tensor] = {}
     padding: list[Tensor | None] = []
 
     # once for all layers, whose own masks may be those of windows
@@ -123,14 +128,14 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
             elif apart:
                 own = pooled.split(size)[member]
             for place, head in enumerate(kept[member if len(kept) > 1 else 0]):
-                found[member, layer, head] = own[:, begin + place]
+                outputs[member, layer, head] = own[:, begin + place]
 
     def tap(_: str, layer: int, attention: Attention) -> Attention:
-        return Heard(attention, partial(hear, layer, attention)) if layer in wanted else attention
+        return Heard(attention, partial(hear, layer, attention)) if layer in layers else attention
 
     with torch.inference_mode(), tapped(model, [name], tap), tower.embed.register_forward_hook(enter):
-        model.run_tower(name, asked)
-    return [torch.cat([found[g.member, h.layer, h.head] for h in g.heads], 1) for g in groups]
+        model.run_tower(name, tower_inputs)
+    return [torch.cat([outputs[g.member, h.layer, h.head] for h in g.heads], 1) for g in groups]
 
 
 def _mean(z: Tensor, mask: Tensor | None) -> Tensor:

@@ -39,16 +39,16 @@ def _fewer(context: AnalysisContext, part: Part) -> Iterator[Fewer]:
     shape = part.opened.header.architecture.towers
     for label, scores in context.scores.items():
         scored = {name: shape[name] for name in scores.towers}
-        whole = sum(tower.layers * tower.num_heads for tower in scored.values())
+        total = sum(tower.layers * tower.num_heads for tower in scored.values())
         for mask in masks(scores, scored):
             with tapped(model, scored, partial(_gated, mask)):
-                found = measured(context, ask(context, part, model))
+                numbers = measured(context, ask(context, part, model))
             yield Fewer(
                 scores=label,
                 kept=total_kept(mask),
-                heads=whole,
-                values=found.values,
-                means=found.means,
+                heads=total,
+                values=numbers.values,
+                means=numbers.means,
             )
 
 
@@ -65,8 +65,8 @@ def masks(scores: HeadScores, shape: Shape) -> Iterator[Mask]:
     order = removal_order(
         scores.tables, None if scores.removals is None else [removal.id for removal in scores.removals]
     )
-    whole = sum(size.layers * size.num_heads for size in shape.values())
-    seen = {whole}
+    total = sum(size.layers * size.num_heads for size in shape.values())
+    counts = {total}
     for sixth in SIXTHS:
         mask: Mask
         if "keep" in scores.options:  # the method's own budget was that of a layer
@@ -78,10 +78,10 @@ def masks(scores: HeadScores, shape: Shape) -> Iterator[Mask]:
                 )[name]
                 for name, size in shape.items()
             }
-        elif round(whole * sixth / 6) <= len(order):
-            mask = best_mask(order, shape, removals=round(whole * sixth / 6))
+        elif round(total * sixth / 6) <= len(order):
+            mask = best_mask(order, shape, removals=round(total * sixth / 6))
         else:
             return
-        if total_kept(mask) not in seen:
-            seen.add(total_kept(mask))
+        if total_kept(mask) not in counts:
+            counts.add(total_kept(mask))
             yield mask

@@ -19,7 +19,7 @@ from hydractl.scoring.job import Samples
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
 
 
-def asked(model: Model, opened: OpenModel, context: AnalysisContext) -> Model:
+def with_classes(model: Model, opened: OpenModel, context: AnalysisContext) -> Model:
     """Return a model on the row's device, without gradients of weights, with its classes as prompts if it is zero-shot."""
     if isinstance(model.answer, Contrast) and context.classes is not None:
         model.answer.ask(prompts_of(opened, context.classes), templates=len(context.classes.templates))
@@ -30,7 +30,7 @@ def asked(model: Model, opened: OpenModel, context: AnalysisContext) -> Model:
 
 def single(opened: OpenModel, context: AnalysisContext) -> Model:
     """Return a base or a member."""
-    return asked(load_model(opened, dtype=torch.float32), opened, context)
+    return with_classes(load_model(opened, dtype=torch.float32), opened, context)
 
 
 def members_of(part: Part, context: AnalysisContext) -> Iterator[Model]:
@@ -41,7 +41,7 @@ def members_of(part: Part, context: AnalysisContext) -> Iterator[Model]:
         return
     state = opened.checkpoint.tensors()
     for model in members_from_state(opened.header, state, where=opened.reference, dtype=torch.float32):
-        yield asked(model, opened, context)
+        yield with_classes(model, opened, context)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,21 +25,30 @@ def analyse(context: AnalysisContext) -> tuple[Size, ...]:
     """
     if not context.said:
         return ()
-    each = {name: tuple(said.members()) for name, said in context.said.items()}
-    count = len(each[ID_NAME])
-    return tuple(_size(context, each, count, size) for size in range(1, count + 1)) if count > 1 else ()
+    member_predictions = {name: tuple(said.members()) for name, said in context.said.items()}
+    count = len(member_predictions[ID_NAME])
+    return (
+        tuple(_size(context, member_predictions, count, size) for size in range(1, count + 1))
+        if count > 1
+        else ()
+    )
 
 
 def _size(
-    context: AnalysisContext, each: Mapping[str, Sequence[StoredPredictions]], count: int, size: int
+    context: AnalysisContext,
+    member_predictions: Mapping[str, Sequence[StoredPredictions]],
+    count: int,
+    size: int,
 ) -> Size:
     values: list[dict[str, float]] = []
     groups: list[dict[str, dict[str, float]]] = []
     for chosen in subsets(count, size, seed=context.seed):
-        said = {name: Joined(tuple(own[m] for m in chosen)) for name, own in each.items()}
-        found = measured(context, said)
-        values.append(found.values)
-        groups.append(found.means)
+        predictions = {
+            name: Joined(tuple(own[m] for m in chosen)) for name, own in member_predictions.items()
+        }
+        numbers = measured(context, predictions)
+        values.append(numbers.values)
+        groups.append(numbers.means)
     return Size(
         members=size,
         measured=len(values),
@@ -61,8 +70,8 @@ def subsets(count: int, size: int, *, seed: int) -> Iterator[tuple[int, ...]]:
     yield from sorted(chosen)
 
 
-def _spreads(found: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    columns = {name: [own[name] for own in found] for name in found[0]}
+def _spreads(numbers: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    columns = {name: [own[name] for own in numbers] for name in numbers[0]}
     return {
         name: Spread(mean=math.fsum(own) / len(own), low=min(own), high=max(own))
         for name, own in columns.items()

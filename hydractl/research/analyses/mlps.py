@@ -30,8 +30,10 @@ def analyse(context: AnalysisContext) -> Merging | None:
         return None
     (part,) = context.parts
     merged = ask(context, part, part.model)
-    each = [ask(context, part, model) for model in _loaded(context, part)]
-    apart: dict[str, StoredPredictions] = {name: Joined(tuple(own[name] for own in each)) for name in merged}
+    member_predictions = [ask(context, part, model) for model in _loaded(context, part)]
+    apart: dict[str, StoredPredictions] = {
+        name: Joined(tuple(own[name] for own in member_predictions)) for name in merged
+    }
     values, groups = zip(*(measured(context, said) for said in (merged, apart)), strict=True)
     agreement, divergence = alike(merged[ID_NAME], apart[ID_NAME])
     return Merging(
@@ -54,12 +56,12 @@ def _loaded(context: AnalysisContext, part: Part) -> Iterator[Towers]:
 def alike(merged: StoredPredictions, apart: StoredPredictions) -> tuple[float, float]:
     """Return how often two ensembles say the same class of N samples, and the mean KL divergence of the first from the second."""
     _, count, _ = apart.shape
-    size, same, divergence = at_once(apart), 0, 0.0
+    size, agreements, divergence = at_once(apart), 0, 0.0
     for parts in zip(merged.split(size), apart.split(size), strict=True):
         ours, theirs = (ensemble_log_probs(part.log_probs.double()) for part in parts)  # (B, C)
-        same += int((ours.argmax(1) == theirs.argmax(1)).sum())
+        agreements += int((ours.argmax(1) == theirs.argmax(1)).sum())
         divergence += float((theirs.exp() * (theirs - ours)).sum())
-    return same / count, divergence / count
+    return agreements / count, divergence / count
 
 
 def _pairs(merged: Mapping[str, float], apart: Mapping[str, float]) -> dict[str, Pair]:

@@ -36,9 +36,10 @@ def analyse(context: AnalysisContext) -> tuple[Planes, ...]:
         groups = [Group(member, heads) for _, member, ends in wanted for heads in ends]
         if not groups:
             continue
-        said = in_every_set(context, part, groups, points=POINTS)
+        moments = in_every_set(context, part, groups, points=POINTS)
         planes = [
-            plane(group.heads, {name: own[i] for name, own in said.items()}) for i, group in enumerate(groups)
+            plane(group.heads, {name: own[i] for name, own in moments.items()})
+            for i, group in enumerate(groups)
         ]
         for i, (label, member, _) in enumerate(wanted):
             most, least = planes[2 * i : 2 * i + 2]
@@ -53,34 +54,34 @@ def _ends(
     tower = data_tower(part.model)
     order = ranked(context.scores[label], tower)
     for member, mask in enumerate(part.opened.header.masks):
-        kept = [head for head in order if head.head in mask[tower].keep[head.layer]]
-        some = min(HEADS, len(kept) // 2)
-        if some:
-            names = [HeadName(tower=head.tower, layer=head.layer, head=head.head) for head in kept]
-            yield member, (tuple(names[: -some - 1 : -1]), tuple(names[:some]))
+        remaining = [head for head in order if head.head in mask[tower].keep[head.layer]]
+        count = min(HEADS, len(remaining) // 2)
+        if count:
+            names = [HeadName(tower=head.tower, layer=head.layer, head=head.head) for head in remaining]
+            yield member, (tuple(names[: -count - 1 : -1]), tuple(names[:count]))
 
 
 def ranked(scores: HeadScores, tower: str) -> list[HeadId]:
     """Return a tower's heads in the order in which they go, those that scores do not remove last, by score."""
     tables = scores.tables
-    gone = [removal.id for removal in scores.removals or ()]
-    rest = [head for head in removal_order(tables) if head not in {*gone}]
-    return [head for head in (*gone, *rest) if head.tower == tower]
+    removed = [removal.id for removal in scores.removals or ()]
+    ordered = [head for head in removal_order(tables) if head not in {*removed}]
+    return [head for head in (*removed, *ordered) if head.tower == tower]
 
 
-def plane(heads: Sequence[HeadName], said: Mapping[str, Moments]) -> Plane:
+def plane(heads: Sequence[HeadName], moments: Mapping[str, Moments]) -> Plane:
     """Return the two directions of the greatest variance of all data sets together, and what lies in them.
 
     A direction's largest number is positive, the first of equal ones; where there is but one direction, the second is nothing.
     """
-    sums = [torch.stack(each).sum(0) for each in zip(*(own[:3] for own in said.values()), strict=True)]
+    sums = [torch.stack(each).sum(0) for each in zip(*(own[:3] for own in moments.values()), strict=True)]
     every = Moments(sums[0], sums[1], sums[2], torch.empty(0))
     values, vectors = torch.linalg.eigh(every.covariance)
     axes = vectors.flip(1)[:, :2]
     axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
     values = values.flip(0).clamp(min=0)
     share = (values / values.sum().clamp(min=torch.finfo(values.dtype).tiny))[:2]
-    flat = {name: own.on(every.mean, axes) for name, own in said.items()}
+    flat = {name: own.on(every.mean, axes) for name, own in moments.items()}
     return Plane(
         heads=tuple(heads),
         variance=(float(share[0]), float(share[1])),

@@ -32,25 +32,25 @@ def ask(context: AnalysisContext, part: Part, model: Towers) -> dict[str, Stored
         model: On the row's device.
     """
     model.temperature = part.model.temperature
-    found: dict[str, StoredPredictions] = {}
+    predictions: dict[str, StoredPredictions] = {}
     for name in (ID_NAME, *context.sets):
-        own = responses(model, context.batches(part, name), name=part.opened.reference, data=name)
+        batches = responses(model, context.batches(part, name), name=part.opened.reference, data=name)
         spool = context.spool(context.counts[name])
-        for indices, *said in context.team.each(own):
+        for indices, *said in context.team.each(batches):
             spool.put(indices, Responses(*said))
-        found[name] = context.scaled(spool.kept())
-    return found
+        predictions[name] = context.scaled(spool.kept())
+    return predictions
 
 
-def measured(context: AnalysisContext, said: Mapping[str, StoredPredictions]) -> Numbers:
+def measured(context: AnalysisContext, predictions: Mapping[str, StoredPredictions]) -> Numbers:
     """Return the row's metrics of an ensemble that says this of the ID set and of each OOD set."""
-    found = measure(
-        said[ID_NAME],
+    numbers = measure(
+        predictions[ID_NAME],
         context.labels,
-        {name: said[name] for name in context.sets},
+        {name: predictions[name] for name in context.sets},
         metrics=needing(context.metrics, Needs.LABELS, Needs.OOD, Needs.MEMBERS),
         scores=context.ranks,
         resampling=Resampling(resamples=0),
     )
-    values = {name: value.value for name, value in found.values.items()}
-    return Numbers(values, means(found.ood, context.ood))
+    values = {name: value.value for name, value in numbers.values.items()}
+    return Numbers(values, means(numbers.ood, context.ood))

@@ -48,7 +48,7 @@ def analyse(context: AnalysisContext) -> tuple[Pruned, ...]:
     if context.base is None or not context.parts:
         return ()
     model = single(context.base, context)
-    found: list[Pruned] = []
+    pruned: list[Pruned] = []
     for part in context.parts:
         for member, (mask, state) in enumerate(_members(part.opened)):
             moves = steps(context.base, model, mask, state, name=part.opened.reference)
@@ -58,8 +58,8 @@ def analyse(context: AnalysisContext) -> tuple[Pruned, ...]:
             clean = terms.on(context, part, ID_NAME)
             for corruption in context.corruptions:
                 noisy = terms.on(context, part, corruption)
-                found.append(_pruned(part.first + member, corruption, terms, clean, noisy))
-    return tuple(found)
+                pruned.append(_pruned(part.first + member, corruption, terms, clean, noisy))
+    return tuple(pruned)
 
 
 def _members(opened: OpenModel) -> Iterator[tuple[Mask, Mapping[str, Tensor]]]:
@@ -83,34 +83,36 @@ def steps(
     Raises:
         InputError: If they are of models with other tensors.
     """
-    found: dict[int, tuple[nn.Parameter, Tensor]] = {}  # one that has several names once
+    differences: dict[int, tuple[nn.Parameter, Tensor]] = {}  # one that has several names once
     for key, weight in model.library_state().items():
         if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
             continue
-        whole = _unpruned(base, mask, key, state.get(key), weight.shape)
-        if whole is None:
+        unpruned = _unpruned(base, mask, key, state.get(key), weight.shape)
+        if unpruned is None:
             raise InputError(
                 f"{name}: tensor `{key}` is not of the shape that {base.reference} has it in, so there is no step between them",
                 hint="compare with the base that it was pruned from: `--compare base=BASE`",
             )
-        move = whole.to(weight) - weight.detach()
+        move = unpruned.to(weight) - weight.detach()
         if bool(move.any()):
-            found[id(weight)] = weight, move
-    return [*found.values()]
+            differences[id(weight)] = weight, move
+    return [*differences.values()]
 
 
-def _unpruned(base: OpenModel, mask: Mask, key: str, own: Tensor | None, shape: torch.Size) -> Tensor | None:
+def _unpruned(
+    base: OpenModel, mask: Mask, key: str, weight: Tensor | None, shape: torch.Size
+) -> Tensor | None:
     """Return a member's tensor with zeros for the heads that it lacks; None if it is not of that shape."""
     place = place_of(base.family, key)
-    if own is None or place.heads is None or place.layer is None:
-        return own if own is not None and own.shape == shape else None
+    if weight is None or place.heads is None or place.layer is None:
+        return weight if weight is not None and weight.shape == shape else None
     size, axis = base.header.architecture.towers[place.tower], place.heads.axis
     kept = mask[place.tower].keep[place.layer]
     index = kept_indices(place.heads, kept, num_heads=size.num_heads, head_dim=size.head_dim)
-    whole = own.new_zeros(shape)
-    if own.shape != whole.index_select(axis, index).shape:
+    unpruned = weight.new_zeros(shape)
+    if weight.shape != unpruned.index_select(axis, index).shape:
         return None
-    return whole.index_copy_(axis, index, own)
+    return unpruned.index_copy_(axis, index, weight)
 
 
 def diagonal_probes(moves: Sequence[Tensor], *, seed: int) -> list[list[Tensor]]:
@@ -160,7 +162,7 @@ class Terms:
             DataError: If one is not finite.
         """
 
-        def own() -> Iterator[list[Tensor]]:
+        def batch_sums() -> Iterator[list[Tensor]]:
             for batch in context.batches(part, of):
                 labels = context.labels[batch.indices].to(self.model.device)
                 yield [self.of_batch(batch.inputs, labels).cpu(), torch.tensor(len(labels))]
@@ -169,7 +171,7 @@ class Terms:
             sdpa_kernel(SDPBackend.MATH),
             _needing_gradients(self.weights),
         ):  # others have no second derivative
-            sums, count = context.team.added(own())
+            sums, count = context.team.added(batch_sums())
         if not bool(sums.isfinite().all()):
             raise DataError(
                 f"{part.opened.reference}: losses or gradients on `{of}` are not finite; is the model trained?"
@@ -220,7 +222,7 @@ def _needing_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def _pruned(member: int, corruption: Corruption, terms: Terms, clean: _Found, noisy: _Found) -> Pruned:
-    each = (noisy.probes - clean.probes) / terms.moved
+    probes = (noisy.probes - clean.probes) / terms.moved
     return Pruned(
         member=member,
         corruption=f"{corruption.name}:{corruption.severity}",
@@ -231,6 +233,6 @@ def _pruned(member: int, corruption: Corruption, terms: Terms, clean: _Found, no
         slope=noisy.slope,
         curvature_clean=clean.curvature,
         curvature=noisy.curvature,
-        diagonal=float(each.mean()),
-        deviation=float(each.std() / len(each) ** 0.5),
+        diagonal=float(probes.mean()),
+        deviation=float(probes.std() / len(probes) ** 0.5),
     )

@@ -36,8 +36,8 @@ def _tables(context: AnalysisContext) -> Iterator[HeadTable]:
                 team=context.team,
             )
             # it would say that `prune` compares the scores of towers, by an option of `score`
-            found = score_taylor(job, SILENT).scores
-            for tower, rows in found.items():
+            head_scores = score_taylor(job, SILENT).scores
+            for tower, rows in head_scores.items():
                 mask = opened.header.masks[member][tower]
                 placed = [
                     dict(zip(kept, map(float, row), strict=True))

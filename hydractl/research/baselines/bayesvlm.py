@@ -69,19 +69,19 @@ def curvature(sources: Tensor, candidates: Tensor, scale: float) -> Tensor:
     With u of length one, y the candidates', p the softmax of scale y u, and M = scale^2 sum_c p_c y_c y_c' - m m' (m = sum_c p_c
     y_c), it is (I - u u') M (I - u u') / |source|^2, which is summed without a matrix an embedding.
     """
-    found = sources.new_zeros(sources.shape[1], sources.shape[1])
+    hessian = sources.new_zeros(sources.shape[1], sources.shape[1])
     targets = unit(candidates)
     for begin in range(0, len(sources), CHUNK):
-        own = sources[begin : begin + CHUNK]
-        u, weight = unit(own), own.square().sum(-1, keepdim=True).reciprocal()
+        chunk = sources[begin : begin + CHUNK]
+        u, weight = unit(chunk), chunk.square().sum(-1, keepdim=True).reciprocal()
         cosines = u @ targets.T
         probs = (scale * cosines).softmax(-1)
         mean = probs @ targets
         along = (probs * cosines) @ targets - mean * (probs * cosines).sum(-1, keepdim=True)  # M u
         length = (along * u).sum(-1, keepdim=True)
-        found += targets.T @ ((weight * probs).sum(0)[:, None] * targets) - (weight * mean).T @ mean
-        found += (weight * length * u).T @ u - (weight * u).T @ along - (weight * along).T @ u
-    return scale**2 * found
+        hessian += targets.T @ ((weight * probs).sum(0)[:, None] * targets) - (weight * mean).T @ mean
+        hessian += (weight * length * u).T @ u - (weight * u).T @ along - (weight * along).T @ u
+    return scale**2 * hessian
 
 
 def factors(sources: Projected, candidates: Tensor, *, scale: float, contrast: int) -> tuple[Tensor, Tensor]:
@@ -96,11 +96,11 @@ def factors(sources: Projected, candidates: Tensor, *, scale: float, contrast: i
     width, length = sources.activations.shape[1], sources.embeddings.shape[1]
     outer, inner = exact(candidates).new_zeros(width, width), exact(candidates).new_zeros(length, length)
     for begin in range(0, len(candidates), contrast):
-        own = sources.part(begin, begin + contrast)
-        activations = exact(own.activations)
+        part = sources.part(begin, begin + contrast)
+        activations = exact(part.activations)
         others = exact(candidates[begin : begin + contrast])
         outer += activations.T @ activations
-        inner += curvature(exact(own.embeddings), others, scale)
+        inner += curvature(exact(part.embeddings), others, scale)
     root = math.sqrt(len(candidates))
     return outer / root, inner / root
 
@@ -123,8 +123,8 @@ def best_prior(weight: Tensor, outer: Tensor, inner: Tensor, count: float) -> fl
         return 0.5 * prior * squares - 0.5 * weight.numel() * log_prior + determinants
 
     bounds = (math.log(LOWEST), math.log(HIGHEST))
-    found = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
-    return math.exp(float(found.x))
+    minimum = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return math.exp(float(minimum.x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +137,11 @@ class Doubt:
     @classmethod
     def of(cls, outer: Tensor, inner: Tensor, *, count: float, prior: float) -> Doubt:
         """Invert the precision of weights whose factors are A and B."""
-        found = []
+        factors = []
         for factor in (outer, inner):
             eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-            found.append(torch.linalg.inv(math.sqrt(count) * factor + math.sqrt(prior) * eye))
-        return cls(found[0], found[1].diagonal().clone())
+            factors.append(torch.linalg.inv(math.sqrt(count) * factor + math.sqrt(prior) * eye))
+        return cls(factors[0], factors[1].diagonal().clone())
 
     def variances(self, activations: Tensor) -> Tensor:
         """Return the variances (N, F) of embeddings."""
@@ -188,9 +188,9 @@ class Watched:
         Raises:
             UnsupportedModelError: If its embeddings are made otherwise than of a linear layer's outputs.
         """
-        found = self.asked(tower, inputs)
-        if found is not None:
-            said, layer, embeddings = found
+        projection = self.project(tower, inputs)
+        if projection is not None:
+            said, layer, embeddings = projection
             bias = cast("Tensor | None", layer.bias)
             if bias is None and torch.allclose(unit(said.embeddings), embeddings, rtol=1e-2, atol=1e-3):
                 return said, layer
@@ -198,7 +198,7 @@ class Watched:
             f"here the {tower} tower's embeddings are made otherwise than by a linear layer alone"
         )
 
-    def asked(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear, Tensor] | None:
+    def project(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear, Tensor] | None:
         """Return what a tower projects last, by what, and its embeddings; None where no layer gives as many numbers."""
         self._seen = []
         (said,) = self.model.run_tower(tower, self.model.adapted(inputs))
@@ -207,8 +207,8 @@ class Watched:
                 return Projected(activations, found), layer, said
         return None
 
-    def _see(self, layer: nn.Linear, given: tuple[Tensor, ...], found: Tensor) -> None:
-        self._seen.append((layer, given[0], found))
+    def _see(self, layer: nn.Linear, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        self._seen.append((layer, inputs[0], outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,34 +250,34 @@ class BayesVlm(BaselineModel):
         super().__init__(model)
         self.watched = Watched(model, name=name)
         contrast = min(how.contrast, pairs.count)
-        kept = pairs.count // contrast * contrast
+        used = pairs.count // contrast * contrast
         sides = {VISION: pairs.images, TEXT: pairs.captions}
-        found = {side: self._all(side, batches, pairs.count) for side, batches in sides.items()}
-        made: list[Doubt] = []
+        projected = {side: self._all(side, batches, pairs.count) for side, batches in sides.items()}
+        doubts: list[Doubt] = []
         self.priors: list[float] = []
         for side, other, given in ((VISION, TEXT, how.prior_image), (TEXT, VISION, how.prior_text)):
-            sources, layer = found[side]
-            candidates = found[other][0].embeddings[:kept]
+            sources, layer = projected[side]
+            candidates = projected[other][0].embeddings[:used]
             outer, inner = factors(
-                sources.part(0, kept), candidates, scale=self.watched.scale, contrast=contrast
+                sources.part(0, used), candidates, scale=self.watched.scale, contrast=contrast
             )
             prior = best_prior(layer.weight.detach(), outer, inner, how.count) if given is None else given
             self.priors.append(prior)
-            made.append(Doubt.of(outer, inner, count=how.count, prior=prior))
-        self.register_buffer("doubt_outer", made[0].outer)
-        self.register_buffer("doubt_inner", made[0].inner)
+            doubts.append(Doubt.of(outer, inner, count=how.count, prior=prior))
+        self.register_buffer("doubt_outer", doubts[0].outer)
+        self.register_buffer("doubt_inner", doubts[0].inner)
         with torch.inference_mode():
             texts, _ = self.watched.checked(TEXT, {key: x.to(model.device) for key, x in prompts.items()})
         self.register_buffer("classes", exact(texts.embeddings).clone())
-        self.register_buffer("class_variances", made[1].variances(exact(texts.activations).clone()))
+        self.register_buffer("class_variances", doubts[1].variances(exact(texts.activations).clone()))
 
     @override
     def member_logits(self, inputs: Inputs) -> Tensor:
         """Return logits (1, B, C) of images that the variance makes less sure."""
-        found = self.watched.asked(VISION, inputs)
-        if found is None:
+        projection = self.watched.project(VISION, inputs)
+        if projection is None:
             raise ValueError("the model has changed since its projections were doubted")
-        images = found[0]
+        images = projection[0]
         variances = Doubt(self.doubt_outer, self.doubt_inner).variances(exact(images.activations))
         mean, variance = similarity(
             (exact(images.embeddings), variances), (self.classes, self.class_variances)
@@ -290,18 +290,18 @@ class BayesVlm(BaselineModel):
         self, side: str, batches: Iterator[tuple[Inputs, Tensor]], count: int
     ) -> tuple[Projected, nn.Linear]:
         """Return what a tower says of all pairs, in their order."""
-        held: list[Tensor] = []
+        storage: list[Tensor] = []
         layer = None
         for inputs, places in batches:
             with torch.inference_mode():
-                said, layer = self.watched.checked(side, inputs)
-            if not held:
-                held = [x.new_empty(count, x.shape[1]) for x in said]
-            for whole, part in zip(held, said, strict=True):
+                projected, layer = self.watched.checked(side, inputs)
+            if not storage:
+                storage = [x.new_empty(count, x.shape[1]) for x in projected]
+            for whole, part in zip(storage, projected, strict=True):
                 whole[places.to(whole.device)] = part
         if layer is None:
             raise ValueError("there is no pair")
-        return Projected(*(x.clone() for x in held)), layer
+        return Projected(*(x.clone() for x in storage)), layer
 
 
 def check(_: BayesVlmOptions, files: Sequence[OpenModel], classes: Classes | None) -> None:
@@ -320,10 +320,10 @@ def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dic
     images = inputs.data.fitted_on[str(options.reads)].items
     captions = open_items(options.captions, tokenization, labelled=False, progress=progress)
     check_pairs(options, images)
-    left = len(images) % min(options.contrast, len(images))
-    if left:
+    remainder = len(images) % min(options.contrast, len(images))
+    if remainder:
         progress.warn(
-            f"{options.data}: the last {counted(left, 'pair')} left out, as {options.contrast} are told apart at once"
+            f"{options.data}: the last {counted(remainder, 'pair')} left out, as {options.contrast} are told apart at once"
         )
     progress.step(f"Fitting the projections of {opened.reference} on {counted(len(images), 'pair')}")
     pairs = Pairs(

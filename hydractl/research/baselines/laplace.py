@@ -202,15 +202,17 @@ class LastLayer(BaselineModel):
             self._assume(prior, weights)
             total = 0.0
             for logits, features, labels in heard:
-                each = exact(self._doubted(logits, features)).log_softmax(-1)
-                said = each.logsumexp(0) - math.log(len(each))
-                total -= float(said.gather(-1, labels.to(said.device)[:, None]).sum())
+                log_probs = exact(self._doubted(logits, features)).log_softmax(-1)
+                ensemble_log_probs = log_probs.logsumexp(0) - math.log(len(log_probs))
+                total -= float(
+                    ensemble_log_probs.gather(-1, labels.to(ensemble_log_probs.device)[:, None]).sum()
+                )
             return total
 
         return min(GRID, key=cost)
 
-    def _see(self, layer: nn.Linear, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> None:
-        self._seen = [(layer, given[0], found)]  # the last one stays
+    def _see(self, layer: nn.Linear, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> None:
+        self._seen = [(layer, inputs[0], outputs)]  # the last one stays
 
     def _asked(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
         """Return the model's logits (B, C), the features (B, D) that they are made of, and the last layer."""
@@ -261,9 +263,9 @@ class LastLayer(BaselineModel):
         if self.how.hessian == FULL:
             one = with_bias(features)
             across = torch.einsum("bc,bd,be->cde", probs, one, one)
-            found = -torch.einsum("bc,bd,bk,be->cdke", probs, one, probs, one)
-            found.diagonal(dim1=0, dim2=2).add_(across.permute(1, 2, 0))
-            return [found]
+            hessian = -torch.einsum("bc,bd,bk,be->cdke", probs, one, probs, one)
+            hessian.diagonal(dim1=0, dim2=2).add_(across.permute(1, 2, 0))
+            return [hessian]
         return [probs.sum(0).diag() - probs.T @ probs, features.T @ features]
 
     def _check_size(self, size: int) -> None:
@@ -287,8 +289,8 @@ def likeliest(curvatures: torch.Tensor, squares: float) -> float:
         return float((curvatures / prior).log1p().sum()) + prior * squares
 
     bounds = (math.log(LOWEST), math.log(HIGHEST))
-    found = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
-    return math.exp(float(found.x))
+    minimum = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return math.exp(float(minimum.x))
 
 
 def exact(x: torch.Tensor) -> torch.Tensor:

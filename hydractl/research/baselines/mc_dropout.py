@@ -44,8 +44,8 @@ class McDropout(BaselineModel):
         for tower in model.towers:
             model.tower(tower).stack(on=False)  # copies of members would drop nothing
         for module, child, layer in dropout_layers(model):
-            own = how.rate is None or child in NOT_DROPPED
-            rate = layer.p if own or how.rate is None else how.rate
+            keeps_rate = how.rate is None or child in NOT_DROPPED
+            rate = layer.p if keeps_rate or how.rate is None else how.rate
             shared = isinstance(layer, SharedDropout)
             drop = PassDropout(rate, how.seed, place=len(self.drops), shared=shared)
             module.add_module(child, drop)
@@ -60,12 +60,12 @@ class McDropout(BaselineModel):
     @override
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return the logits (M, B, C) of each pass, those of a hydra's members side by side."""
-        found = []
+        logits = []
         for number in range(self.passes):
             for drop in self.drops:
                 drop.number = number
-            found.append(super().member_logits(inputs))
-        return torch.cat(found)
+            logits.append(super().member_logits(inputs))
+        return torch.cat(logits)
 
 
 class PassDropout(nn.Module):

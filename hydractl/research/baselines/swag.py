@@ -63,7 +63,7 @@ class Moments:
             squares += (weights - mean).square()
         return cls(mean, (squares / len(steps)).sqrt(), tuple(last))
 
-    def drawn(self, own: Tensor, common: Tensor, scale: float) -> Tensor:
+    def sample(self, own: Tensor, common: Tensor, scale: float) -> Tensor:
         """Return a draw of the weights, given z1 of their shape, and z2 (K)."""
         along = torch.zeros_like(self.mean)
         for z, one in zip(common, self.last, strict=True):
@@ -87,10 +87,10 @@ class Swag(BaselineModel):
             UnsupportedModelError: If they are not of one architecture and heads, do not differ, or answer zero-shot.
         """
         check_one_training(models, names)
-        made = [copy.deepcopy(models[0]) for _ in range(how.samples)]
-        _draw(models, made, how, name=names[0])
-        super().__init__(made[0])
-        self.others = nn.ModuleList(made[1:])
+        copies = [copy.deepcopy(models[0]) for _ in range(how.samples)]
+        _draw(models, copies, how, name=names[0])
+        super().__init__(copies[0])
+        self.others = nn.ModuleList(copies[1:])
 
     @override
     def member_logits(self, inputs: Inputs) -> Tensor:
@@ -100,20 +100,20 @@ class Swag(BaselineModel):
 
 
 @torch.no_grad()
-def _draw(models: Sequence[Towers], made: Sequence[Towers], how: SwagOptions, *, name: str) -> None:
+def _draw(models: Sequence[Towers], copies: Sequence[Towers], how: SwagOptions, *, name: str) -> None:
     rank = min(how.rank, len(models))
     common = [_normal((rank,), sample_seed(how.seed, number)) for number in range(how.samples)]
-    targets = [list(copied.parameters()) for copied in made]
+    targets = [list(copied.parameters()) for copied in copies]
     changed = False
     for place, weights in enumerate(zip(*(model.parameters() for model in models), strict=True)):
         steps = [exact(one) for one in weights]
         if all(torch.equal(one, steps[0]) for one in steps[1:]):
             continue  # a frozen tensor is drawn as it is
         changed = True
-        found = Moments.of(steps, rank)
+        moments = Moments.of(steps, rank)
         for number, z2 in enumerate(common):
             z1 = _normal(steps[0].shape, sample_seed(how.seed, number, place)).to(steps[0].device)
-            targets[number][place].copy_(found.drawn(z1, z2.to(z1.device), how.scale))
+            targets[number][place].copy_(moments.sample(z1, z2.to(z1.device), how.scale))
     if not changed:
         raise UnsupportedModelError(
             f"{name}: the checkpoints of `swag:` are the same, so every draw would be",
@@ -142,11 +142,11 @@ def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
                 f"{other}: differs from {name} in the shape of `{odd}`, or has none",
                 hint=ONE_TRAINING,
             )
-        heads = _kept(first)
-        apart = next((place for place, kept in _kept(model).items() if kept != heads[place]), None)
-        if apart is not None:
+        heads = _heads_of(first)
+        differing = next((place for place, kept in _heads_of(model).items() if kept != heads[place]), None)
+        if differing is not None:
             raise UnsupportedModelError(
-                f"{other}: keeps other heads than {name} in layer {apart[1]} of `{apart[0]}`",
+                f"{other}: keeps other heads than {name} in layer {differing[1]} of `{differing[0]}`",
                 hint=ONE_TRAINING,
             )
         if model.temperature != first.temperature:
@@ -156,7 +156,7 @@ def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
             )
 
 
-def _kept(model: Towers) -> dict[tuple[str, int], list[tuple[int, ...]]]:
+def _heads_of(model: Towers) -> dict[tuple[str, int], list[tuple[int, ...]]]:
     """Return the heads of each tower's layers, of each member that has its own; as many may be others."""
     return {
         (name, layer): [tuple(group.kept) for group in block.attn.groups()]
@@ -173,7 +173,7 @@ def _normal(shape: Sequence[int], seed: int) -> Tensor:
 
 def check(_: SwagOptions, files: Sequence[OpenModel], __: Classes | None) -> None:
     """Refuse checkpoints that are not of one training, as far as headers tell."""
-    check_one_training([without_weights(one) for one in files], [one.reference for one in files])
+    check_one_training([without_weights(file) for file in files], [one.reference for one in files])
     _check_same_model(files)
 
 
@@ -182,7 +182,7 @@ def build(options: SwagOptions, inputs: BaselineInputs) -> tuple[Towers, dict[st
     inputs.progress.step(
         f"Drawing {counted(options.samples, 'model')} around {counted(len(inputs.models), 'checkpoint')}"
     )
-    return Swag(inputs.models, options, names=[one.reference for one in inputs.files]), {}
+    return Swag(inputs.models, options, names=[file.reference for file in inputs.files]), {}
 
 
 def _check_same_model(files: Sequence[OpenModel]) -> None:

@@ -79,8 +79,8 @@ class Judge(nn.Module):
         if self.training:
             self.steps += 1
         predicted = classes[self.probs(images, classes).argmax(-1)]
-        said: Tensor = self.mlp(torch.cat([images, self.attended(images, classes), predicted], -1))
-        return said.squeeze(-1)
+        logits: Tensor = self.mlp(torch.cat([images, self.attended(images, classes), predicted], -1))
+        return logits.squeeze(-1)
 
     def probs(self, images: Tensor, classes: Tensor) -> Tensor:
         """Return the zero-shot probabilities (B, C)."""
@@ -235,12 +235,12 @@ class Vilu(WithConfidence):
                 pieces = feed.steps(epoch * steps, (epoch + 1) * steps, Share(0, 1, 1))
                 yield (self._embedded(piece) for (piece,) in pieces if piece.total == least)
             return
-        once = [self._embedded(piece) for (piece,) in feed.steps(0, steps, Share(0, 1, 1))]
-        images, labels = (torch.cat(part) for part in zip(*once, strict=True))
+        embedded = [self._embedded(piece) for (piece,) in feed.steps(0, steps, Share(0, 1, 1))]
+        images, labels = (torch.cat(part) for part in zip(*embedded, strict=True))
         back = epoch_order(len(labels), seed=feed.seed, epoch=0).argsort()
         for epoch in range(how.epochs):
             order = back[epoch_order(len(labels), seed=feed.seed, epoch=epoch)].to(images.device)
-            yield ((images[own], labels[own]) for own in order.split(least) if len(own) == least)
+            yield ((images[batch], labels[batch]) for batch in order.split(least) if len(batch) == least)
 
     @torch.no_grad()
     def _embedded(self, piece: Piece) -> tuple[Tensor, Tensor]:
@@ -260,12 +260,12 @@ class Vilu(WithConfidence):
         """Return multiply-accumulates of the training: the network's, and of embedding each image as often as that was done."""
         ((piece,),) = feed.steps(0, 1, Share(0, 1, 1))
         like = torch.empty(0, device="meta", dtype=self.dtype)
-        whole = macs_of(self, inputs_like(_first(piece.inputs), like))
+        macs = macs_of(self, inputs_like(_first(piece.inputs), like))
         width = self.classes.shape[1]
         with torch.device("meta"):
             judge = Judge(width, scale=1.0, thaw=how.thaw)
-        own = count_macs(judge, torch.empty(1, width, device="meta"), self.classes.to("meta"))
-        return BACKWARD * own * self._seen + (whole - own) * (
+        judge_macs = count_macs(judge, torch.empty(1, width, device="meta"), self.classes.to("meta"))
+        return BACKWARD * judge_macs * self._seen + (macs - judge_macs) * (
             self._seen if how.augments else len(feed.labels)
         )
 

@@ -167,7 +167,7 @@ class BenchConfig:
 
     def terms(self, *, blocks: int, heads: int) -> Terms:
         """Return what all rivals of a model with so many blocks and heads have in common."""
-        own = {"epochs": self.start_epochs, "lr": self.start_lr}
+        from_start = {"epochs": self.start_epochs, "lr": self.start_lr}
         return Terms(
             out=self.out,
             model=self.model,
@@ -179,7 +179,7 @@ class BenchConfig:
             members=self.members,
             training=self._training(),
             start=self.start,
-            from_start={name: f"{value:g}" for name, value in own.items() if value is not None},
+            from_start={name: f"{value:g}" for name, value in from_start.items() if value is not None},
             pairs=None if self.pairs is None else str(self.pairs),
             naming=self._naming(),
         )
@@ -187,12 +187,12 @@ class BenchConfig:
     def _naming(self) -> dict[str, str | list[str]]:
         """Return the options that name classes, as they are typed."""
         names, templates, file = self.naming.names, self.naming.templates, self.naming.file
-        found: dict[str, str | list[str]] = {}
+        options: dict[str, str | list[str]] = {}
         if names:
-            found["classes"] = ",".join(names) if file is None else str(file)
+            options["classes"] = ",".join(names) if file is None else str(file)
         if templates:
-            found["template"] = list(templates)
-        return found
+            options["template"] = list(templates)
+        return options
 
     def _training(self) -> dict[str, str]:
         """Return options of `finetune` as they were typed, by name."""

@@ -37,7 +37,7 @@ def fitting(
         UsageError: If one cannot that was named.
     """
     look = _Look(config, base, terms, sets)
-    left: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for name in config.wanted:
         try:
             look.check(PLANS[name])
@@ -46,10 +46,10 @@ def fitting(
                 raise UsageError(
                     f"`--rivals {name}`: {error.message}", hint=error.hint or "leave it out"
                 ) from error
-            left.setdefault(error.message, []).append(name)
-    for why, names in left.items():
+            reasons.setdefault(error.message, []).append(name)
+    for why, names in reasons.items():
         progress.warn(f"left out {listed(names)}: {why}")
-    without = {name for names in left.values() for name in names}
+    without = {name for names in reasons.values() for name in names}
     return tuple(name for name in config.wanted if name not in without)
 
 
@@ -76,11 +76,11 @@ class _Look:
                 self._prunes(stage)
             elif "store" in stage:
                 self._stores()
-        for made in self._made(plan):
-            check_made_of(made, [self.base], self._classes())
-            if isinstance(made, BayesVlmOptions):
-                check_pairs(made, self.sets.open(made.reads, self.base, labelled=False))
-                open_data(made.captions, wants=Content.TEXTS, labelled=False)
+        for options in self._baselines(plan):
+            check_made_of(options, [self.base], self._classes())
+            if isinstance(options, BayesVlmOptions):
+                check_pairs(options, self.sets.open(options.reads, self.base, labelled=False))
+                open_data(options.captions, wants=Content.TEXTS, labelled=False)
 
     def _is_given(self, plan: Rival) -> None:
         if plan.starts and self.config.start is None:
@@ -90,7 +90,7 @@ class _Look:
             if self.config.pairs is None:
                 raise _lacking("--pairs", "fit it on", "DATA::text=COLUMN")
 
-    def _made(self, plan: Rival) -> Iterator[BaselineOptions]:
+    def _baselines(self, plan: Rival) -> Iterator[BaselineOptions]:
         """Yield what its rows make of the model."""
         for name, models in plan.rows(self.terms).items():
             yield from (made for _, made in NamedModels.parse(f"{name}={models}").each() if made is not None)

@@ -83,9 +83,9 @@ def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> Work:
         validated = ceil(steps / batches) * count(config.val) / batch * FORWARD
         return max(1, len(recipe.lr)) * (steps + validated)
 
-    whole = config.recipe
+    from_start = config.recipe
     if config.start_epochs is not None:
-        whole = replace(whole, steps=None, epochs=config.start_epochs)
+        from_start = replace(from_start, steps=None, epochs=config.start_epochs)
     counts = {
         TEST: count(config.test) + sum(count(o.ref, labelled=False) for o in (*config.near, *config.far)),
         TRAIN: count(config.data),
@@ -95,7 +95,7 @@ def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> Work:
         counts[PAIRS] = count(replace(config.pairs, text=None), labelled=False)
     return Work(
         training=training(config.recipe),
-        from_start=training(whole),
+        from_start=training(from_start),
         answers={data: samples / batch * FORWARD for data, samples in counts.items()},
         blocks=max(t.layers for t in towers),
         heads=sum(t.layers * t.num_heads for t in towers),

@@ -83,14 +83,14 @@ def stages(config: BenchConfig, names: Sequence[str], work: Work) -> Iterator[St
     yield {"name": "page", "command": "report", "files": [f"@{TABLE}"], "out": terms.path("report.html")}
 
 
-def written(made: Sequence[Stage]) -> str:
+def written(plan: Sequence[Stage]) -> str:
     """Return a pipeline file."""
-    return "\n".join(_lines(made)) + "\n"
+    return "\n".join(_lines(plan)) + "\n"
 
 
-def _lines(made: Sequence[Stage]) -> Iterator[str]:
+def _lines(plan: Sequence[Stage]) -> Iterator[str]:
     yield "# Written by `hydractl bench`; `hydractl run` on this file goes on where it stopped."
-    for stage in made:
+    for stage in plan:
         yield from ("", "[[stage]]")
         # a string of JSON is one of TOML
         yield from (

@@ -63,6 +63,9 @@ class MimoFeed(Feed):
         """Return which of so many images each slot sees, (M, R P)."""
         every = torch.arange(size).repeat(self.repeat)
         every = every[torch.randperm(len(every), generator=generator)]
-        own = int(len(every) * (1 - self.rho))
-        shuffled = [every[:own][torch.randperm(own, generator=generator)] for _ in range(self.slots)]
-        return torch.stack([torch.cat([one, every[own:]]) for one in shuffled])
+        shuffled_count = int(len(every) * (1 - self.rho))
+        shuffled = [
+            every[:shuffled_count][torch.randperm(shuffled_count, generator=generator)]
+            for _ in range(self.slots)
+        ]
+        return torch.stack([torch.cat([one, every[shuffled_count:]]) for one in shuffled])

@@ -23,7 +23,7 @@ def importances(
         weights: Of layers, by name; they require gradients.
         losses: Each computes one.
     """
-    found = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
+    curvatures = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
     for loss in losses:
         with sdpa_kernel(SDPBackend.MATH):  # the only form of attention that can be differentiated twice
             slopes = torch.autograd.grad(loss(), [*weights.values()], create_graph=True)
@@ -31,12 +31,12 @@ def importances(
             along = torch.stack(terms).sum()
             curved = torch.autograd.grad(along, [*weights.values()])
         for (name, weight), second in zip(weights.items(), curved, strict=True):
-            found[name] += weight.detach() * second
-    return found
+            curvatures[name] += weight.detach() * second
+    return curvatures
 
 
 def masks_of(
-    weights: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], keep: float
+    weights: Mapping[str, torch.Tensor], curvatures: Mapping[str, torch.Tensor], keep: float
 ) -> dict[str, torch.Tensor]:
     """Return which weights stay: of all together, the share with the highest scores.
 
@@ -45,12 +45,12 @@ def masks_of(
 
     Args:
         weights: By name.
-        found: What `importances` returns.
+        curvatures: What `importances` returns.
         keep: The share, of which the number of weights is the whole part.
     """
     largest = max(weight.abs().max() for weight in weights.values())
     scores = {
-        name: (own := found[name].abs()) / (own.max() + _LEAST) + weight.detach().abs() / largest
+        name: (own := curvatures[name].abs()) / (own.max() + _LEAST) + weight.detach().abs() / largest
         for name, weight in weights.items()
     }
     every = torch.cat([score.flatten() for score in scores.values()])

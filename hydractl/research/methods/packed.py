@@ -24,7 +24,7 @@ def narrow_reference(reference: str, method: Packed) -> str:
     name, options = parse_arch(text)
     family = family_for_name(name)
     try:
-        whole = family.describe(name, options).architecture
+        architecture = family.describe(name, options).architecture
     except (
         UnsupportedModelError
     ):  # heads need not share the whole width: 774 of the hydra paper's is for 36 together
@@ -33,32 +33,37 @@ def narrow_reference(reference: str, method: Packed) -> str:
             for key, value in options.items()
             if not any(key in keys for keys in (*SIZES, (EMBED,)))
         }
-        whole = described_as(name, others).architecture
-    if len(whole.towers) > 1:
+        architecture = described_as(name, others).architecture
+    if len(architecture.towers) > 1:
         raise UsageError(f"`--method packed`: {name} has more than one tower, and no classifier to train")
-    (tower,) = whole.towers.values()
+    (tower,) = architecture.towers.values()
     share = Fraction(method.alpha).limit_denominator(1000) / method.members
-    keys = next((keys for keys in SIZES if {*keys} <= whole.config.keys()), (EMBED,))
+    keys = next((keys for keys in SIZES if {*keys} <= architecture.config.keys()), (EMBED,))
     standing = (
-        whole.config | options | ({} if EMBED in options else {EMBED: tower.num_heads * tower.head_dim})
+        architecture.config
+        | options
+        | ({} if EMBED in options else {EMBED: tower.num_heads * tower.head_dim})
     )
     sizes = {key: size for key in keys if isinstance(size := standing[key], int)}
     width = sizes[keys[0]]
     narrow = {key: size * share for key, size in sizes.items()}
-    own = f"{method.alpha:g} x {width} / {method.members}"
+    formula = f"{method.alpha:g} x {width} / {method.members}"
     if any(size.denominator > 1 for size in narrow.values()) or (width * share) % tower.num_heads:
         step = (tower.num_heads / share).numerator
         raise UsageError(
-            f"`--method packed`: a member would be {own} wide, which {tower.num_heads} heads cannot share",
+            f"`--method packed`: a member would be {formula} wide, which {tower.num_heads} heads cannot share",
             hint=f"name a width that is a multiple of {step}: `arch:{name}::{keys[0]}={-(-width // step) * step}`",
         )
-    kept = [
+    others_given = [
         item
         for item in split_options(text.partition("::")[2])
         if item and item.partition("=")[0] not in narrow
     ]
-    member = f"{name}::{','.join([*kept, *(f'{key}={size}' for key, size in narrow.items())])}"
-    (found,) = family.describe(*parse_arch(member)).architecture.towers.values()
-    if found.num_heads != tower.num_heads or found.num_heads * found.head_dim != width * share:
-        raise UsageError(f"`--method packed`: {name} does not come in a width of {own}")
+    member = f"{name}::{','.join([*others_given, *(f'{key}={size}' for key, size in narrow.items())])}"
+    (narrow_tower,) = family.describe(*parse_arch(member)).architecture.towers.values()
+    if (
+        narrow_tower.num_heads != tower.num_heads
+        or narrow_tower.num_heads * narrow_tower.head_dim != width * share
+    ):
+        raise UsageError(f"`--method packed`: {name} does not come in a width of {formula}")
     return f"arch:{member}"

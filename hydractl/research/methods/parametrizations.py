@@ -32,8 +32,8 @@ class LowRank(nn.Module):
         outputs, inputs = weight.shape
         self.scale = scale
         # their names say, as others do, that weight decay applies
-        drawn = torch.rand(projections, rank, inputs, generator=generator)
-        self.a_weight = nn.Parameter((2 * drawn - 1) / math.sqrt(inputs))
+        uniform = torch.rand(projections, rank, inputs, generator=generator)
+        self.a_weight = nn.Parameter((2 * uniform - 1) / math.sqrt(inputs))
         self.b_weight = nn.Parameter(torch.zeros(projections, outputs // projections, rank))
 
     @override
@@ -62,8 +62,8 @@ class Spectrum(nn.Module):
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weight (O, D)."""
         u, v = cast("torch.Tensor", self.u), cast("torch.Tensor", self.v)
-        made: torch.Tensor = (u * self.values.clamp(min=0)) @ v
-        return made.to(weight.dtype)
+        product: torch.Tensor = (u * self.values.clamp(min=0)) @ v
+        return product.to(weight.dtype)
 
 
 class Masked(nn.Module):

@@ -41,7 +41,7 @@ def test_a_draw_is_that_of_the_authors_code():
     for i, name in enumerate(("weight", "bias")):
         found = Moments.of([step(t)[i] for t in range(5)], rank=3)
 
-        drawn = found.drawn(normal[i], z2, 0.5)
+        drawn = found.sample(normal[i], z2, 0.5)
         torch.testing.assert_close(drawn, torch.tensor(GOLDEN[name]).double(), rtol=1e-6, atol=1e-7)
 
 
@@ -57,7 +57,7 @@ def test_draws_vary_as_the_paper_says(rank):
     generator = torch.Generator().manual_seed(0)
     draws = torch.stack(
         [
-            found.drawn(*(torch.randn(n, generator=generator).double() for n in (6, len(last))), 0.5)
+            found.sample(*(torch.randn(n, generator=generator).double() for n in (6, len(last))), 0.5)
             for _ in range(6000)
         ]
     ).numpy()

@@ -74,18 +74,18 @@ class Analyst:
             InputError: If models do not belong together.
             DataError: If numbers are not finite.
         """
-        asked = [ANALYSES[name] for name in self.config.analysing.wanted]
+        analyses = [ANALYSES[name] for name in self.config.analysing.wanted]
         given = self.config.analysing.given(ood=self.config.ood, corrupted=self.config.corrupt)
-        asked = [each for each in asked if not each.needs.intersection(GIVEN) - given]
-        if not asked:
+        analyses = [analysis for analysis in analyses if not analysis.needs.intersection(GIVEN) - given]
+        if not analyses:
             return None
         context = self._context(named, row, models, said, scaling)
-        found: dict[str, object] = {}
-        for each in asked:
+        answers: dict[str, object] = {}
+        for each in analyses:
             self.progress.step(f"Asking {named.name}: {each.name}")
             if answer := each.of(context):
-                found[each.name] = answer
-        return Analyses.model_validate(found) if found else None
+                answers[each.name] = answer
+        return Analyses.model_validate(answers) if answers else None
 
     def _context(
         self,
@@ -142,11 +142,11 @@ def read_scores(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> di
         ManifestError: If a file holds none.
         InputError: If they are of another architecture's heads.
     """
-    found = {given.name: HeadScores.read(given.ref) for given in config.analysing.scores}
+    scores = {given.name: HeadScores.read(given.ref) for given in config.analysing.scores}
     for given in config.analysing.scores:
         for model in (m for row in opened for m in row):
             architecture = model.header.architecture
-            for name, table in found[given.name].towers.items():
+            for name, table in scores[given.name].towers.items():
                 tower = architecture.towers.get(name)
                 if tower is None or (len(table.scores), len(table.scores[0])) != (
                     tower.layers,
@@ -157,7 +157,7 @@ def read_scores(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> di
                         f"`{name}`, which {model.reference} has not",
                         hint="score the base that the models were pruned from",
                     )
-    return found
+    return scores
 
 
 def check_rows(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
