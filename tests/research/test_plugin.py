@@ -1,0 +1,60 @@
+"""What `hydractl.research` adds to the core's tables is there, and its paths lead somewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from hydractl.cli.app import COMMANDS, function_of
+from hydractl.plugins import load, plugins
+from hydractl.stages.evaluate.analyses.settings import ANALYSES
+from hydractl.stages.evaluate.baselines.registry import BASELINES
+from hydractl.training.methods.registry import METHODS
+
+TABLES = """
+import sys
+from hydractl.stages.evaluate.analyses.settings import ANALYSES
+from hydractl.stages.evaluate.baselines.registry import BASELINES
+from hydractl.training.methods.registry import METHODS
+print(len(ANALYSES), len(BASELINES), len(METHODS), "torch" in sys.modules)
+"""
+
+
+def test_tables_have_all_rows_of_research():
+    (research,) = plugins()
+
+    assert [*BASELINES] == [options.KIND for options in load(research.baselines)]
+    assert [*METHODS] == [method.KIND for method in load(research.methods)]
+    assert [*ANALYSES] == [analysis.name for analysis in load(research.analyses)]
+    assert {*research.commands} <= {*COMMANDS}
+
+
+@pytest.mark.parametrize("kind", BASELINES)
+def test_a_baseline_names_a_module_that_checks_and_builds(kind):
+    module = import_module(BASELINES[kind].MODULE)
+
+    assert callable(module.check)
+    assert callable(module.build)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, method in METHODS.items() if method.ADAPTER is not None])
+def test_a_method_names_its_adapter(kind):
+    assert callable(load(METHODS[kind].ADAPTER))
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_an_analysis_names_its_function(name):
+    assert callable(load(ANALYSES[name].path))
+
+
+def test_commands_of_research_are_functions():
+    assert callable(function_of("bench"))
+
+
+def test_tables_load_no_torch():
+    done = subprocess.run([sys.executable, "-c", TABLES], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["7", "5", "6", "False"]
