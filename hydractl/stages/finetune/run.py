@@ -29,10 +29,9 @@ from hydractl.stages.finetune.state import state_folder
 from hydractl.stages.finetune.subject import Jointly, Subject, is_own, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.work import Work, prepare
-from hydractl.stages.shared.finite import check_finite, check_weights
+from hydractl.stages.shared.finite import check_finite, check_weights, stored_tensors
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import claim, resumable, way_on
-from hydractl.stages.shared.trained import stored_tensors
 from hydractl.stages.shared.unchanged import replaces
 from hydractl.training import sharding
 from hydractl.training.candidate import Job

@@ -25,7 +25,7 @@ from hydractl.jsonfile import compact, parse
 from hydractl.progress import Progress
 from hydractl.publish import append
 from hydractl.stages.predict.writers import Line, text
-from hydractl.stages.shared.journals import LONGEST, first_line
+from hydractl.stages.shared.outputs import LONGEST, first_line
 from hydractl.training.run_settings import changes, stored_texts
 from hydractl.training.state import DROPPED, OtherRunError
 

@@ -25,7 +25,7 @@ from hydractl.publish import append, is_stream, publish_text
 from hydractl.runtime import digest_text
 from hydractl.scoring.job import NOTHING_LEARNT, Memory
 from hydractl.stages.score.config import ScoreConfig
-from hydractl.stages.shared.journals import first_line
+from hydractl.stages.shared.outputs import first_line
 from hydractl.training.run_settings import changes, stored_texts
 from hydractl.training.state import DROPPED, FORCED, OTHERS, OtherRunError
 

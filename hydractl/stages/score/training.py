@@ -20,9 +20,9 @@ from hydractl.publish import Digested, is_stream, publish_text, publish_together
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.job import Ranking, Training
 from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.shared.finite import stored_tensors
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
-from hydractl.stages.shared.trained import stored_tensors
 from hydractl.training.feeding.feed import ItemFeed
 from hydractl.training.run_settings import texts_of
 from hydractl.training.state import Snapshot, StateFolder

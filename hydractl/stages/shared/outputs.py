@@ -1,7 +1,8 @@
-"""Where a command's outputs may go, nowhere that it reads from itself; how models get there; what is left of what was interrupted."""
+"""Where the outputs of a command may go, nowhere that it reads from itself; how models get there; what an interrupted run leaves."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.claims import Claim, claimed
 from hydractl.data.reference import DataRef, SourceKind
+from hydractl.errors import OutputExists
+from hydractl.jsonfile import parse
 from hydractl.places import check_folder, check_output, is_folder
 from hydractl.progress import Progress
 from hydractl.publish import is_stream
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel
 
 KEPT = (".journal", ".state")
+LONGEST = 1 << 24
+"""Of a line of a journal, in bytes."""
 
 
 def check_outputs(
@@ -113,3 +118,22 @@ def way_on(out: Path, *, force: bool) -> str | None:
     moved = f"move {out} away, and " if force and out.exists() else ""
     again = "the same command without `--force`" if force else "the same command"
     return f"what was done is kept in {' and '.join(left)}; {moved}{again} goes on from there"
+
+
+def first_line(path: Path, schema: str) -> tuple[dict[str, Any], int]:
+    """Return the first line of the journal that stands at `path`, and its length in bytes.
+
+    Raises:
+        OutputExists: If something stands there whose first line is not of this schema: that is not ours, and never touched.
+    """
+    if path.is_file() and not path.is_symlink():
+        with contextlib.suppress(OSError, ValueError):
+            with path.open("rb") as file:
+                line = file.readline(LONGEST)
+            first = parse(line)
+            if isinstance(first, dict) and first.get("schema") == schema:
+                return first, len(line)
+    raise OutputExists(
+        f"{path}: is where the journal of the run goes, and this version of hydractl did not write what is there",
+        hint="move it away, or choose another name with `-o`",
+    )
