@@ -123,7 +123,7 @@ def measured(world: int, options: argparse.Namespace) -> Run:
 
 def work(options: argparse.Namespace) -> None:
     """Be one of the processes: score, and write down how long it took."""
-    from hydractl.heads.budget import Budget
+    from hydractl.heads.budget import HeadBudget
     from hydractl.parallel import rank
     from hydractl.stages.score.config import ScoreConfig
     from hydractl.stages.score.run import run_score
@@ -133,7 +133,7 @@ def work(options: argparse.Namespace) -> None:
         out=options.worker / "scores.json",
         data=f"digits::limit={options.samples}",
         given={"objective": "acc"},
-        budget=Budget(remove=options.remove),
+        budget=HeadBudget(remove=options.remove),
         batch_size=options.batch_size,
         device="cpu",
     )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from intervals import half_interval
 
 from hydractl.data.reference import DataRef
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -102,7 +102,7 @@ def one_seed(folder: Path, seed: int, options: Options) -> Numbers:
         run_score(
             ScoreConfig(
                 model=str(base), out=path, data=VAL, ood=None if name == "acc" else OOD_VAL,
-                given={"objective": name}, budget=Budget(remove=POOL),
+                given={"objective": name}, budget=HeadBudget(remove=POOL),
             )
         )  # fmt: skip
     several = {"scores": tuple(scores.values()), "strategy": Strategy.OBJECTIVES}
@@ -155,7 +155,7 @@ def hydra(
     config = PruneConfig(
         model=str(base),
         out=folder / f"{stem}-{{i}}.st",
-        budget=Budget(remove=REMOVED),
+        budget=HeadBudget(remove=REMOVED),
         seed=seed,
         verify=False,
         **given,  # type: ignore[arg-type]

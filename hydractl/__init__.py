@@ -44,8 +44,8 @@ def __getattr__(name: str) -> object:
     """Import the public names when they are first asked for, so that `import hydractl` costs nothing."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(_PLACES[name]), name)
-    return found
+    public: object = getattr(import_module(_PLACES[name]), name)
+    return public
 
 
 def __dir__() -> list[str]:

@@ -35,7 +35,7 @@ def main() -> None:
     """Run the command line."""
     launched = os.environ.get("WORLD_SIZE", "1") != "1"
     try:
-        heed_signals(once=launched)
+        heed_signals(only_first=launched)
         code = _run()
         _leave_signals(launched=launched)  # here too, for one may come at this very moment
     except BaseException as error:

@@ -73,20 +73,20 @@ def remove_dead(paths: Iterable[Path]) -> None:
 
 def remove_dead_parts(target: Path) -> None:
     """Remove what commands that were killed left of `target`."""
-    with contextlib.suppress(OSError), os.scandir(target.parent) as found:
-        mine = [e.name for e in found if e.name.startswith(_begin(target)) and _PART.fullmatch(e.name)]
+    with contextlib.suppress(OSError), os.scandir(target.parent) as scanned:
+        mine = [e.name for e in scanned if e.name.startswith(_begin(target)) and _PART.fullmatch(e.name)]
         remove_dead(target.with_name(name) for name in mine)
 
 
-def _same(path: Path) -> list[int] | None:
+def _file_identity(path: Path) -> list[int] | None:
     """Return what tells a file from all that were or will be made; None where there is none."""
     with contextlib.suppress(OSError):
-        found = path.stat()
-        return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+        status = path.stat()
+        return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
     return None
 
 
-class Claim:
+class OutputLock:
     """The right to make some outputs, which one command has at a time.
 
     Before several files get their names, the claim writes down which they are. If a kill comes in between, the next command
@@ -100,9 +100,13 @@ class Claim:
         self._path = path
         self._left: dict[str, list[int]] = {}
         if descriptor is not None:
-            found = _written(descriptor).get("left")
-            left = found if isinstance(found, dict) else {}
-            self._left = {name: own for name, own in left.items() if own == _same(Path(self._within(), name))}
+            recorded = _written(descriptor).get("left")
+            unfinished = recorded if isinstance(recorded, dict) else {}
+            self._left = {
+                name: identity
+                for name, identity in unfinished.items()
+                if identity == _file_identity(Path(self._within(), name))
+            }
             self._write()
 
     def may_replace(self, path: Path) -> bool:
@@ -110,13 +114,13 @@ class Claim:
         return self.force or path in self
 
     def __contains__(self, path: Path) -> bool:
-        return self._left.get(self._name(path), ()) == _same(path)
+        return self._left.get(self._name(path), ()) == _file_identity(path)
 
     def publishing(self, files: Mapping[Path, Path]) -> None:
         """Write down which files are about to get their names, by these."""
         if self._descriptor is not None and len(files) > 1:
-            found = {self._name(target): _same(scratch) for target, scratch in files.items()}
-            self._left |= {name: own for name, own in found.items() if own is not None}
+            identities = {self._name(target): _file_identity(scratch) for target, scratch in files.items()}
+            self._left |= {name: identity for name, identity in identities.items() if identity is not None}
             self._write()
 
     def published(self) -> None:
@@ -139,22 +143,22 @@ class Claim:
     def _write(self) -> None:
         if self._descriptor is None:
             return
-        said = {"host": socket.gethostname(), "pid": os.getpid(), "left": self._left}
-        os.pwrite(self._descriptor, (json.dumps(said) + "\n").encode(), 0)
+        record = {"host": socket.gethostname(), "pid": os.getpid(), "left": self._left}
+        os.pwrite(self._descriptor, (json.dumps(record) + "\n").encode(), 0)
 
 
 def _written(descriptor: int) -> dict[str, object]:
     """Return what a claim's file says: its first line, for a longer one may have stood there."""
     with contextlib.suppress(ValueError):
-        found = json.loads(os.pread(descriptor, 1 << 20, 0).split(b"\n")[0])
-        return found if isinstance(found, dict) else {}
+        record = json.loads(os.pread(descriptor, 1 << 20, 0).split(b"\n")[0])
+        return record if isinstance(record, dict) else {}
     return {}
 
 
 @contextlib.contextmanager
 def claimed(
     out: Path | None, *, force: bool, wait: bool | None = None, progress: Progress = SILENT
-) -> Iterator[Claim]:
+) -> Iterator[OutputLock]:
     """Have an output to oneself as long as the block runs.
 
     Args:
@@ -167,28 +171,28 @@ def claimed(
         OutputExists: If another command makes it now, and this one does not wait.
         OutputError: If its folder cannot be written.
     """
-    claim = Claim(force=force)
+    claim = OutputLock(force=force)
     if out is not None:
         target = Path(os.path.realpath(out))
         path = target.with_name(f"{_begin(target)}hydractl-lock")
-        descriptor = _held(out, path, wait=wait, progress=progress)
-        claim = Claim(descriptor, path, force=force)
+        descriptor = _acquire(out, path, wait=wait, progress=progress)
+        claim = OutputLock(descriptor, path, force=force)
     try:
         yield claim
     finally:
         claim.release()
 
 
-def _held(out: Path, path: Path, *, wait: bool | None, progress: Progress) -> int | None:
+def _acquire(out: Path, path: Path, *, wait: bool | None, progress: Progress) -> int | None:
     """Return the descriptor of a claim's file, which is locked; None where there are no locks."""
-    told = False
+    announced = False
     while True:
         descriptor = _opened(out, path)
         try:
-            if lock(descriptor, path, wait=told):
+            if lock(descriptor, path, wait=announced):
                 return descriptor
-            if not told and os.fstat(descriptor).st_nlink:
-                told = _told(out, _written(descriptor), wait=wait, progress=progress)
+            if not announced and os.fstat(descriptor).st_nlink:
+                announced = _announce_wait(out, _written(descriptor), wait=wait, progress=progress)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -215,11 +219,15 @@ def _opened(out: Path, path: Path) -> int:
         raise OutputError(f"{out}: cannot be written: {os.strerror(error.errno or 0)}") from error
 
 
-def _told(out: Path, holder: Mapping[str, object], *, wait: bool | None, progress: Progress) -> bool:
+def _announce_wait(out: Path, holder: Mapping[str, object], *, wait: bool | None, progress: Progress) -> bool:
     """Say who holds an output, if one is to wait for it."""
-    who = f"process {holder['pid']} on {holder['host']}" if {"pid", "host"} <= holder.keys() else "a process"
+    holder_text = (
+        f"process {holder['pid']} on {holder['host']}" if {"pid", "host"} <= holder.keys() else "a process"
+    )
     if not wait:
         ways = "wait for it with `--wait`" if wait is not None else "wait until it has ended"
-        raise OutputExists(f"{out}: {who} is making it now", hint=f"{ways}, or choose another name with `-o`")
-    progress.step(f"Waiting for {who}, which is making {out}")
+        raise OutputExists(
+            f"{out}: {holder_text} is making it now", hint=f"{ways}, or choose another name with `-o`"
+        )
+    progress.step(f"Waiting for {holder_text}, which is making {out}")
     return True

@@ -77,7 +77,7 @@ def harmless_line(text: str) -> str:
 def in_one_line(text: str) -> str:
     """Return a message without line breaks and what steers a terminal, its values and itself not too long to read."""
     line = re.sub(r"\s*\n\s*", " ", shortened(text.strip(), 10 * MESSAGE))
-    values = re.sub(r"`[^`]*`|\S+", lambda found: shortened(found[0], VALUE), harmless(line))
+    values = re.sub(r"`[^`]*`|\S+", lambda match: shortened(match[0], VALUE), harmless(line))
     return shortened(values, MESSAGE)
 
 

@@ -69,13 +69,13 @@ def asking(reference: str) -> Iterator[None]:
 @contextlib.contextmanager
 def without_bars(*libraries: Any) -> Iterator[None]:  # noqa: ANN401 - modules, which have the same functions
     """Keep libraries' progress bars off a terminal that is not ours to write to."""
-    shown = [library for library in libraries if not library.are_progress_bars_disabled()]
-    for library in shown:
+    bars_shown = [library for library in libraries if not library.are_progress_bars_disabled()]
+    for library in bars_shown:
         library.disable_progress_bars()
     try:
         yield
     finally:
-        for library in shown:
+        for library in bars_shown:
             library.enable_progress_bars()
 
 
@@ -90,18 +90,18 @@ def _prepare(request: httpx2.Request) -> None:
     if request.method in READING:  # what is sent may take its time
         limits = request.extensions.get("timeout", {})
         most = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        own = {
+        timeouts = {
             name: most if limits.get(name) is None else limits[name] for name in ("connect", "read", "write")
         }
-        request.extensions = {**request.extensions, "timeout": {**limits, **own}}
+        request.extensions = {**request.extensions, "timeout": {**limits, **timeouts}}
 
 
 def _is_the_hubs(url: httpx2.URL, endpoint: str) -> bool:
     """Return whether an address is of the Hub that is asked, or of Hugging Face itself."""
-    own = url.join(endpoint)
+    hub_host = url.join(endpoint)
     if url.scheme != "https":
-        return (url.scheme, url.host, url.port) == (own.scheme, own.host, own.port)
-    return url.host == own.host or f".{url.host}".endswith((".huggingface.co", ".hf.co"))
+        return (url.scheme, url.host, url.port) == (hub_host.scheme, hub_host.host, hub_host.port)
+    return url.host == hub_host.host or f".{url.host}".endswith((".huggingface.co", ".hf.co"))
 
 
 def _check(reference: str, response: httpx2.Response) -> None:
@@ -122,19 +122,19 @@ def _bound(reference: str, response: httpx2.Response) -> None:
     """Let no more of an answer be read than it may have: it need not say its length."""
     import httpx2  # noqa: PLC0415 - as above
 
-    whole = response.stream
+    body = response.stream
 
     class Bounded(httpx2.SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
-            left = MAX_BYTES
-            for piece in cast("httpx2.SyncByteStream", whole):
-                left -= len(piece)
-                if left < 0:
+            remaining = MAX_BYTES
+            for piece in cast("httpx2.SyncByteStream", body):
+                remaining -= len(piece)
+                if remaining < 0:
                     raise unusable(reference, TOO_LONG)
                 yield piece
 
         def close(self) -> None:
-            cast("httpx2.SyncByteStream", whole).close()
+            cast("httpx2.SyncByteStream", body).close()
 
     response.stream = Bounded()
 

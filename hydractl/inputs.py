@@ -32,18 +32,22 @@ def checked_inputs(
     Raises:
         TypeError: If it is not what such a model reads.
     """
-    known = (*(TEXTS if "text" in towers else ()), *((PIXELS,) if "vision" in towers else ()))
+    expected = (*(TEXTS if "text" in towers else ()), *((PIXELS,) if "vision" in towers else ()))
     if inputs is None or isinstance(inputs, Mapping):
-        given = {**(inputs or {}), **named}
-        strange = [name for name in given if name not in known]
-        needed = PIXELS if "vision" in towers else TEXTS[0]
-        if strange or needed not in given:
-            what = f"`{strange[0]}`" if strange else f"{', '.join(given) or 'nothing'} without `{needed}`"
-            raise TypeError(f"{_expected(towers)}; found {what}")
-        for name, tensor in given.items():
+        named_inputs = {**(inputs or {}), **named}
+        strange = [name for name in named_inputs if name not in expected]
+        required = PIXELS if "vision" in towers else TEXTS[0]
+        if strange or required not in named_inputs:
+            description = (
+                f"`{strange[0]}`"
+                if strange
+                else f"{', '.join(named_inputs) or 'nothing'} without `{required}`"
+            )
+            raise TypeError(f"{_expected(towers)}; found {description}")
+        for name, tensor in named_inputs.items():
             if not hasattr(tensor, "dtype"):
                 raise TypeError(f"{_expected(towers)}; `{name}` is of type {type(tensor).__name__}")
-        return given[PIXELS] if given.keys() == {PIXELS} else given
+        return named_inputs[PIXELS] if named_inputs.keys() == {PIXELS} else named_inputs
     if named:
         raise TypeError(f"{_expected(towers)}: as one argument or by name, not both")
     if not hasattr(inputs, "dtype"):

@@ -63,9 +63,9 @@ def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401
         text = text if isinstance(text, str) else text.decode()
         if sum(map(text.count, "[{,")) > MAX_VALUES:  # some may stand in texts
             raise NotJSONError(f"has more than {MAX_VALUES} values")
-        found = _shallow(json.loads(text, object_pairs_hook=hook))
+        parsed = _shallow(json.loads(text, object_pairs_hook=hook))
         if HALF.search(text):
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(parsed, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise NotJSONError("half of a surrogate pair, which is no character") from error
     except json.JSONDecodeError as error:
@@ -74,7 +74,7 @@ def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401
         raise NotJSONError(_TOO_DEEP) from error
     except ValueError as error:  # bad UTF-8 and numbers of too many digits are ValueErrors
         raise NotJSONError(str(error)) from error
-    return found
+    return parsed
 
 
 _TOO_DEEP = f"is nested deeper than {DEEPEST} times"
@@ -83,7 +83,7 @@ _TOO_DEEP = f"is nested deeper than {DEEPEST} times"
 def _shallow(value: object) -> object:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(DEEPEST):
-        inner = [found.values() if isinstance(found, dict) else found for found in level]
+        inner = [node.values() if isinstance(node, dict) else node for node in level]
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
         if not level:
             return value
@@ -107,7 +107,7 @@ def canonical(value: object) -> str:
 
 
 def _utf8(text: str) -> str:
-    return NOT_UTF8.sub(lambda found: f"\\\\x{ord(found[0]) - 0xDC00:02x}", text)
+    return NOT_UTF8.sub(lambda match: f"\\\\x{ord(match[0]) - 0xDC00:02x}", text)
 
 
 @contextlib.contextmanager
@@ -128,10 +128,10 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 def read_exactly(file: BinaryIO, size: int) -> bytes:
     """Return the next `size` bytes, fewer at the end only: a pipe hands over pieces however small."""
-    found = bytearray()
-    while len(found) < size and (piece := file.read(size - len(found))):
-        found += piece
-    return bytes(found)
+    buffer = bytearray()
+    while len(buffer) < size and (piece := file.read(size - len(buffer))):
+        buffer += piece
+    return bytes(buffer)
 
 
 def read_limited(file: BinaryIO) -> bytes:
@@ -141,11 +141,11 @@ def read_limited(file: BinaryIO) -> bytes:
         NotJSONError: If that is more than any JSON that is read here.
         UnicodeDecodeError: If it is more, and is no text besides.
     """
-    found = read_exactly(file, MAX_BYTES + 1)
-    if len(found) > MAX_BYTES:
-        codecs.getincrementaldecoder("utf-8")().decode(found)
+    content = read_exactly(file, MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        codecs.getincrementaldecoder("utf-8")().decode(content)
         raise NotJSONError(f"has more than {MAX_BYTES} bytes")
-    return found
+    return content
 
 
 def read_text(path: Path) -> str:
@@ -188,11 +188,11 @@ def _read(path: Path) -> bytes:
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    by_key = dict(pairs)
+    if len(by_key) != len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"key `{next(n for n in names if names.count(n) > 1)}` stands twice")
-    return found
+    return by_key
 
 
 def _words(error: json.JSONDecodeError) -> str:
@@ -200,11 +200,11 @@ def _words(error: json.JSONDecodeError) -> str:
 
     The parser's own words lead astray where a comma too many is what is wrong, the slip that hands make most.
     """
-    before, rest = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
-    if rest.startswith(","):  # Python 3.13 points at the comma, earlier ones behind it
-        before, rest = f"{before},", rest[1:].lstrip()
-    if before.endswith(",") and rest[:1] in {"}", "]"}:
-        return f"a comma stands before the closing `{rest[0]}`"
+    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
+    if after.startswith(","):  # Python 3.13 points at the comma, earlier ones behind it
+        before, after = f"{before},", after[1:].lstrip()
+    if before.endswith(",") and after[:1] in {"}", "]"}:
+        return f"a comma stands before the closing `{after[0]}`"
     if before.endswith(",") and _is_json(before[:-1]):
         return "a comma stands after the end"
     return error.msg

@@ -30,7 +30,7 @@ LINGER_S = 10.0
 that failed."""
 HEAD_START_S = 1.0
 """What went wrong in all processes at about the same time, the first of them says."""
-GONE = "another process of this run has ended"
+PROCESS_ENDED = "another process of this run has ended"
 HINT = "the launcher's report says which; the same command again goes on where a journal was kept"
 
 
@@ -112,13 +112,13 @@ def own_device(name: str) -> torch.device:
                 "`--device mps` has no float64, which scores are computed in", hint="use `--device cpu`"
             )
         device = torch.device("cpu")
-    here = local_world_size()
+    local_processes = local_world_size()
     if world_size() == 1 or device.type != "cuda":
         return device
     refuse_shared_device(name)
-    if here > (count := torch.cuda.device_count()):
+    if local_processes > (count := torch.cuda.device_count()):
         raise UsageError(
-            f"{here} processes share {count} GPU{'' if count == 1 else 's'} on this machine",
+            f"{local_processes} processes share {count} GPU{'' if count == 1 else 's'} on this machine",
             hint=f"start `torchrun --nproc-per-node {count}`, or use `--device cpu`",
         )
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank())))
@@ -146,10 +146,10 @@ def meeting(purpose: str) -> Meeting:
     from torch.distributed.distributed_c10d import PrefixStore  # noqa: PLC0415 - as above
     from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415 - as above
 
-    notes, own, world = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE_S)))
+    notes, rank_here, world = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE_S)))
     # a process may meet the others several times under one launcher, and must not find what was left the last time
-    times = notes.add(f"hydractl/{purpose}/{own}", 1)
-    return Meeting(PrefixStore(f"hydractl/{purpose}/{times}", notes), own, world)
+    times = notes.add(f"hydractl/{purpose}/{rank_here}", 1)
+    return Meeting(PrefixStore(f"hydractl/{purpose}/{times}", notes), rank_here, world)
 
 
 def follow_leader(purpose: str) -> None:
@@ -157,14 +157,14 @@ def follow_leader(purpose: str) -> None:
     if world_size() == 1:
         return
     with signals_that_kill():
-        store, own, _ = meeting(purpose)
-        if own == 0:
+        store, rank_here, _ = meeting(purpose)
+        if rank_here == 0:
             store.set("here", "")
         else:
             store.wait(["here"], timedelta(seconds=PATIENCE_S))
 
 
-class Group(Protocol):
+class TorchGroup(Protocol):
     """What is used of torch's group of processes, whose methods its types leave out."""
 
     def broadcast(self, tensor: torch.Tensor, root: int, /) -> Work:
@@ -172,7 +172,7 @@ class Group(Protocol):
         ...
 
 
-class Team:
+class ProcessGroup:
     """The processes that work together. Each is given its share of the batches and meets the others here.
 
     Attributes:
@@ -182,7 +182,7 @@ class Team:
 
     def __init__(
         self,
-        group: Group | None = None,
+        group: TorchGroup | None = None,
         *,
         rank: int = 0,
         world: int = 1,
@@ -206,45 +206,45 @@ class Team:
         """Whether this process writes and speaks."""
         return self.rank == 0
 
-    def in_order(self, own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def in_order(self, local_results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the results of all batches, in the order of the data, of one result for each of this process's.
 
         Results are on the CPU; all processes call this equally often.
         """
-        here = [result.cpu() for result in own]
-        shares = [self._sent(rank, here) or [] for rank in range(self.world)]
+        on_cpu = [result.cpu() for result in local_results]
+        shares = [self._sent(rank, on_cpu) or [] for rank in range(self.world)]
         count = sum(map(len, shares))
         return [shares[i % self.world][i // self.world] for i in range(count)]
 
-    def added(self, own: Iterable[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    def added(self, local_tensors: Iterable[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """Return the sums over all batches of several tensors a batch, added in the order of the data.
 
         So a sum has the same bits whatever the number of processes. Tensors stay where they are; of all processes' batches
         one is held at a time.
         """
         total: list[torch.Tensor] = []
-        for tensors in self.each(own):
+        for tensors in self.iterate(local_tensors):
             _add(total, tensors)
         return total
 
-    def each(self, own: Iterable[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
+    def iterate(self, local_tensors: Iterable[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
         """Yield the tensors of every batch in the order of the data, given those of this process's.
 
         Tensors stay where they are; of all processes' batches one is held at a time.
         """
-        mine = iter(own)
+        mine = iter(local_tensors)
         while True:
             tensors = next(mine, None)
-            found = False
+            any_sent = False
             for rank in range(self.world):
                 sent = self._sent(rank, tensors)
                 if sent is not None:
-                    found = True
+                    any_sent = True
                     yield sent
-            if not found:
+            if not any_sent:
                 return
 
-    def told(self, text: str) -> str:
+    def broadcast(self, text: str) -> str:
         """Return the leader's text in every process."""
         if self._group is None:
             return text
@@ -254,17 +254,17 @@ class Team:
         sent = self._sent(0, [letters])
         return "" if sent is None else bytes(sent[0].tolist()).decode().rstrip("\0")
 
-    def _sent(self, sender: int, own: Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
+    def _sent(self, sender: int, local_tensors: Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
         """Return the sender's tensors on this process's device of their kind; None if that has none.
 
         Args:
             sender: Its rank.
-            own: What this process would send if it were the sender.
+            local_tensors: What this process would send if it were the sender.
 
         Raises:
             Interrupted: If a process of the group has ended.
         """
-        mine = None if own is None else list(own)
+        mine = None if local_tensors is None else list(local_tensors)
         if self._group is None:
             return mine
         import torch  # noqa: PLC0415 - as above
@@ -283,18 +283,18 @@ class Team:
         _broadcast(self._group, payload, sender)
         if self.rank == sender:
             return mine
-        found = load(payload.numpy().tobytes())
+        received = load(payload.numpy().tobytes())
         return [
             tensor if name.endswith("cpu") else tensor.to(self._device)
-            for name, tensor in sorted(found.items())
+            for name, tensor in sorted(received.items())
         ]
 
 
-def _broadcast(group: Group, tensor: torch.Tensor, sender: int) -> None:
+def _broadcast(group: TorchGroup, tensor: torch.Tensor, sender: int) -> None:
     try:
         group.broadcast(tensor, sender).wait()
     except RuntimeError as error:  # gloo has no class of its own for a connection that was closed
-        raise Interrupted(GONE, hint=HINT) from error
+        raise Interrupted(PROCESS_ENDED, hint=HINT) from error
 
 
 def _add(total: list[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
@@ -320,7 +320,7 @@ class _Voice(NamedTuple):
     store: Store
     rank: int
 
-    def speaks(self) -> bool:
+    def is_speaker(self) -> bool:
         """Return whether this process is the one that speaks."""
         me = str(self.rank)
         try:
@@ -335,7 +335,7 @@ class _Voice(NamedTuple):
             if not isinstance(error, Interrupted):
                 # a bug in ours may be a connection of accelerate's that was closed: then a signal is on its way
                 time.sleep(HEAD_START_S * ((self.rank > 0) + (not ours)))
-            if self.speaks():
+            if self.is_speaker():
                 return error
             time.sleep(LINGER_S)
         except KeyboardInterrupt:
@@ -349,13 +349,13 @@ class _Voice(NamedTuple):
                 time.sleep(HEAD_START_S)
         except KeyboardInterrupt:
             return Interrupted("")
-        if not self.speaks():
+        if not self.is_speaker():
             return Interrupted("")
-        return Interrupted(GONE, hint=HINT) if self.rank else KeyboardInterrupt()
+        return Interrupted(PROCESS_ENDED, hint=HINT) if self.rank else KeyboardInterrupt()
 
 
 @contextmanager
-def start_team(device: torch.device | str = "cpu") -> Iterator[Team]:
+def start_team(device: torch.device | str = "cpu") -> Iterator[ProcessGroup]:
     """Meet the other processes of this run, if there are any; if one ends early, all do, and one says why.
 
     Args:
@@ -365,7 +365,7 @@ def start_team(device: torch.device | str = "cpu") -> Iterator[Team]:
         Interrupted: In a process that ends because another did; without a message where that has said why.
     """
     if world_size() == 1:
-        yield Team()
+        yield ProcessGroup()
         return
     from torch.distributed import ProcessGroupGloo  # noqa: PLC0415 - as above
 
@@ -374,10 +374,10 @@ def start_team(device: torch.device | str = "cpu") -> Iterator[Team]:
     ):  # nothing is to be cleaned up yet, and Python would answer only when all have come
         store, rank, world = meeting("score")
         waiting = timedelta(seconds=PATIENCE_S)
-        group = cast("Group", ProcessGroupGloo(store, rank, world, waiting))
+        group = cast("TorchGroup", ProcessGroupGloo(store, rank, world, waiting))
     voice = _Voice(store, rank)
     try:
-        yield Team(group, rank=rank, world=world, device=device)
+        yield ProcessGroup(group, rank=rank, world=world, device=device)
     except KeyboardInterrupt:
         raise voice.interrupted() from None
     except Exception as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydractl.errors import OutputError, OutputExists, UsageError
-from hydractl.publish import Folder, check_open, growing, is_stream, is_terminal, made, translated
+from hydractl.publish import Folder, check_open, is_stream, is_terminal, temp_file, temp_folder, translated
 
 
 def output(text: str) -> Path:
@@ -20,11 +20,11 @@ def output(text: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class OutputKind:
     """What an output holds, which its name must not contradict.
 
     Attributes:
-        what: In words, for messages.
+        description: In words, for messages.
         suffixes: How the names of such files end; the first is proposed.
         decides: Whether the suffix decides the form, and none will not do.
         streams: Whether it may go to standard output or a FIFO.
@@ -32,7 +32,7 @@ class Content:
         hints: What to type for a name that ends otherwise, told the option, the name and one that fits.
     """
 
-    what: str
+    description: str
     suffixes: tuple[str, ...]
     decides: bool = False
     streams: bool = True
@@ -47,7 +47,7 @@ class Content:
         """
         if self.binary and is_terminal(path):
             raise UsageError(
-                f"`{option} {path}`: {self.what} is a binary file, and standard output is a terminal",
+                f"`{option} {path}`: {self.description} is a binary file, and standard output is a terminal",
                 hint=f"write it to a file: `{option} FILE`, or into a pipe: `{option} - | COMMAND`",
             )
         stream, suffix = is_stream(path), path.suffix.lower()
@@ -57,16 +57,18 @@ class Content:
             stem = path.name.removesuffix(".pth.tar").removesuffix(suffix).strip("-") or "output"
             fits = path.parent / (stem if stem.endswith(self.suffixes) else stem + self.suffixes[0])
             raise UsageError(
-                f"`{option} {path}`: {self.what} is a file that ends in {' or '.join(self.suffixes)}",
+                f"`{option} {path}`: {self.description} is a file that ends in {' or '.join(self.suffixes)}",
                 hint=self.hints.get(suffix, "for example `{option} {fits}`").format(
                     option=option, path=path, fits=fits
                 ),
             )
 
 
-WEIGHTS = Content(what="a model", suffixes=(".st", ".safetensors"), binary=True)
-PREDICTIONS = Content(what="a set of log-probabilities", suffixes=(".safetensors", ".st"), binary=True)
-DOCUMENT = Content(what="a JSON document", suffixes=(".json",))
+WEIGHTS = OutputKind(description="a model", suffixes=(".st", ".safetensors"), binary=True)
+PREDICTIONS = OutputKind(
+    description="a set of log-probabilities", suffixes=(".safetensors", ".st"), binary=True
+)
+DOCUMENT = OutputKind(description="a JSON document", suffixes=(".json",))
 REPORT = replace(
     DOCUMENT,
     hints=dict.fromkeys((".html", ".md"), "`{option} {fits}`, and then `hydractl report {fits} -o {path}`"),
@@ -128,7 +130,7 @@ def check_output(
         )
     _check_parent(path, target)
     # permissions do not tell: root may do all and still makes no file in /proc or on a read-only disk
-    with growing(path):
+    with temp_file(path):
         pass
 
 
@@ -144,7 +146,7 @@ def check_folder(path: Path) -> None:
             f"{path}: is a file, not a folder", hint="leave the slash out, or choose another name with `-o`"
         )
     _check_parent(path, target)
-    with growing(path / "x") if target.is_dir() else made(path):
+    with temp_file(path / "x") if target.is_dir() else temp_folder(path):
         pass
 
 

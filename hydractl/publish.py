@@ -26,7 +26,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from hydractl.claims import Claim, keep, remove_dead_parts, scratch_beside
+from hydractl.claims import OutputLock, keep, remove_dead_parts, scratch_beside
 from hydractl.errors import OutputError, OutputExists
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -98,8 +98,8 @@ def is_stdout(path: Path) -> bool:
     if path in ITS_NAMES:
         return True
     try:
-        found = path.stat()
-        return stat.S_ISFIFO(found.st_mode) and os.path.samestat(found, os.fstat(1))
+        status = path.stat()
+        return stat.S_ISFIFO(status.st_mode) and os.path.samestat(status, os.fstat(1))
     except OSError:
         return False
 
@@ -110,7 +110,7 @@ def is_terminal(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def publish(path: Path, claim: Claim | None = None) -> Iterator[Sink]:
+def publish(path: Path, claim: OutputLock | None = None) -> Iterator[Sink]:
     """Open `path` for writing bytes, and publish them only if the block ends well.
 
     What is replaced hands down its mode and owner; a new file gets the mode that the umask allows. `check_output` is the
@@ -127,12 +127,12 @@ def publish(path: Path, claim: Claim | None = None) -> Iterator[Sink]:
         OutputExists: If another file has got the name meanwhile, and may not be replaced.
         OutputError: If the operating system refuses (disk full, no permission).
     """
-    with publish_together(claim or Claim(force=True)) as begin:
+    with publish_together(claim or OutputLock(force=True)) as begin:
         yield begin(path)
 
 
 @contextlib.contextmanager
-def publish_together(claim: Claim) -> Iterator[Callable[[Path], Sink]]:
+def publish_together(claim: OutputLock) -> Iterator[Callable[[Path], Sink]]:
     """Open several outputs for writing bytes, and publish all of them if the block ends well, or none.
 
     A kill between two of them leaves some; the same command then finishes the others. Those in a folder that is not there yet
@@ -149,37 +149,37 @@ def publish_together(claim: Claim) -> Iterator[Callable[[Path], Sink]]:
         OutputError: If the operating system refuses.
     """
     with contextlib.ExitStack() as stack:
-        grown: list[Growing] = []
-        folders: dict[Path, Made] = {}
+        grown: list[TempFile] = []
+        folders: dict[Path, TempFolder] = {}
 
         def begin(path: Path) -> Sink:
             folder = path.parent
             if isinstance(folder, Folder) and not folder.exists():
                 if folder not in folders:
-                    folders[folder] = stack.enter_context(made(folder))
+                    folders[folder] = stack.enter_context(temp_folder(folder))
                 return stack.enter_context(folders[folder].file(path.name))
-            grown.append(stack.enter_context(growing(path)))
+            grown.append(stack.enter_context(temp_file(path)))
             return grown[-1].file
 
         yield begin
-        left: list[Made | Growing] = [
+        unpublished: list[TempFolder | TempFile] = [
             *folders.values(),
-            *(one for one in grown if claim.force or not one.is_there()),
+            *(output for output in grown if claim.force or not output.is_there()),
         ]
-        claim.publishing({one.target: one.scratch for one in left if one.scratch})
-        for one in left:
+        claim.publishing({output.target: output.scratch for output in unpublished if output.scratch})
+        for one in unpublished:
             one.publish()
         claim.published()
 
 
-def publish_text(path: Path, text: str, claim: Claim | None = None) -> None:
+def publish_text(path: Path, text: str, claim: OutputLock | None = None) -> None:
     """Publish `text` as UTF-8; see `publish`."""
     with publish(path, claim) as file:
         file.write(text.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growing:
+class TempFile:
     """An output that is being written, under a scratch name unless it is a stream."""
 
     path: Path
@@ -211,7 +211,7 @@ class Growing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class TempFolder:
     """A folder that is being filled under a scratch name."""
 
     path: Path
@@ -234,45 +234,45 @@ class Made:
 
 
 @contextlib.contextmanager
-def made(path: Path) -> Iterator[Made]:
+def temp_folder(path: Path) -> Iterator[TempFolder]:
     """Make a folder; it goes at the end of the block unless it was published."""
     target = path.resolve()
     remove_dead_parts(target)
-    kept = False
-    while not kept:
+    locked = False
+    while not locked:
         scratch = scratch_beside(target)
         with translated(path, ours={str(path), str(target), str(scratch)}), contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, scratch, ignore_errors=True)
             scratch.mkdir()
             with contextlib.suppress(FileNotFoundError):  # another command took it for a dead one's
-                held = os.open(scratch, os.O_RDONLY)
-                stack.callback(os.close, held)
-                kept = keep(held, scratch)
-            if kept:
-                yield Made(path=path, target=target, scratch=scratch, files=[])
+                descriptor = os.open(scratch, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                locked = keep(descriptor, scratch)
+            if locked:
+                yield TempFolder(path=path, target=target, scratch=scratch, files=[])
 
 
 @contextlib.contextmanager
-def growing(path: Path) -> Iterator[Growing]:
+def temp_file(path: Path) -> Iterator[TempFile]:
     """Open an output; what is not published by the end of the block goes."""
     target = path.resolve()
     if is_stream(path):
         with translated(path, ours={str(path), str(target)}), _stream(path) as file:
-            yield Growing(path=path, target=target, scratch=None, file=file)
+            yield TempFile(path=path, target=target, scratch=None, file=file)
         return
     remove_dead_parts(target)
-    kept = False
-    while not kept:
+    locked = False
+    while not locked:
         scratch = scratch_beside(target)
         with translated(path, ours={str(path), str(target), str(scratch)}):
             try:
                 with scratch.open("xb") as file:
-                    kept = keep(file.fileno(), scratch)
-                    if not kept:
+                    locked = keep(file.fileno(), scratch)
+                    if not locked:
                         continue  # another command came before the lock, and took it for a dead one's
                     if target.is_file():
                         _take_after(path, target, file.fileno())
-                    yield Growing(path=path, target=target, scratch=scratch, file=file)
+                    yield TempFile(path=path, target=target, scratch=scratch, file=file)
             finally:
                 scratch.unlink(missing_ok=True)
 

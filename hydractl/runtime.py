@@ -53,13 +53,15 @@ def enough_memory(options: Iterable[str]) -> Iterator[None]:
         on_device = torch is not None and isinstance(error, torch.OutOfMemoryError)
         if not (on_device or isinstance(error, MemoryError)):
             raise
-        known = {*options}
-        less = [
-            hint for name, hint in LESS_MEMORY.items() if name in known and (on_device or name != "device")
+        option_names = {*options}
+        advice = [
+            hint
+            for name, hint in LESS_MEMORY.items()
+            if name in option_names and (on_device or name != "device")
         ]
         raise InputError(
             f"{'the device' if on_device else 'this machine'} has not enough memory: {reason_of(error)}",
-            hint=f"try {listed(less, last='or')}" if less else None,
+            hint=f"try {listed(advice, last='or')}" if advice else None,
         ) from error
 
 
@@ -160,7 +162,7 @@ def without_panic() -> Iterator[None]:
         RuntimeError: With what it says.
     """
     with _ONE_AT_A_TIME, Path(os.devnull).open("wb") as nowhere:
-        kept = os.dup(2)
+        stderr_copy = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
         try:
             yield
@@ -169,8 +171,8 @@ def without_panic() -> Iterator[None]:
                 raise RuntimeError(str(error)) from error
             raise
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr_copy, 2)
+            os.close(stderr_copy)
 
 
 @contextlib.contextmanager

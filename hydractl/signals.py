@@ -28,17 +28,17 @@ def told_to_end() -> bool:
     return _told_to_end.is_set()
 
 
-def heed_signals(*, once: bool) -> None:
+def heed_signals(*, only_first: bool) -> None:
     """Answer signals that ask to end as Ctrl-C, so that scratch files go; those that somebody else set are left alone.
 
     One that comes while Python finalizes an object, whose exceptions go nowhere, is answered again once that is over.
 
     Args:
-        once: Whether only the first of several counts: a launcher passes on what all have got from the terminal.
+        only_first: Whether only the first of several counts: a launcher passes on what all have got from the terminal.
     """
     for number in ENDING:
         if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
-            signal.signal(number, _unwind_once if once else _unwind)
+            signal.signal(number, _unwind_once if only_first else _unwind)
     sys.unraisablehook = partial(_heed_soon, sys.unraisablehook)
 
 
@@ -51,9 +51,9 @@ def _heed_soon(otherwise: Callable[[UnraisableHookArgs], object], lost: Unraisab
         # the first of several has been, or a shell's background ignores this one of the three
         signal.signal(signal.SIGINT, _unwind_once)
     main = threading.get_ident()  # only the main thread gets signals
-    again = threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT))
-    again.daemon = True
-    again.start()
+    timer = threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT))
+    timer.daemon = True
+    timer.start()
 
 
 def _unwind(_number: int, _frame: FrameType | None) -> None:
@@ -84,7 +84,7 @@ def signals_that_kill() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def signals_held() -> Iterator[None]:
     """Let the first signal take effect at the end of the block, so that a step half done is finished; a second one at once.
 
     Only signals that a Python function answers are held, and only in the main thread.
@@ -111,11 +111,11 @@ def _answers() -> dict[int, Answer]:
 
 
 @contextlib.contextmanager
-def _replaced(answers: Mapping[int, Answer], other: Answer | signal.Handlers) -> Iterator[None]:
+def _replaced(answers: Mapping[int, Answer], handler: Answer | signal.Handlers) -> Iterator[None]:
     """Answer the same signals otherwise within the block."""
     try:
         for number in answers:
-            signal.signal(number, other)
+            signal.signal(number, handler)
         yield
     finally:
         for number, answer in answers.items():

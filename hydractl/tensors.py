@@ -80,16 +80,16 @@ class Span:
         buffer = memoryview(bytearray(min(self.size, CHUNK_BYTES)))
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.begin)
-            for done in range(0, self.size, CHUNK_BYTES):
-                piece = buffer[: min(self.size - done, CHUNK_BYTES)]
+            for offset in range(0, self.size, CHUNK_BYTES):
+                piece = buffer[: min(self.size - offset, CHUNK_BYTES)]
                 self._fill(piece, file)
                 yield piece
 
     def parts(self, size: int) -> list[Span]:
         """Return the spans of at most `size` bytes that make up this one, in order."""
         return [
-            Span(self.name, self.path, self.begin + done, min(self.size - done, size))
-            for done in range(0, self.size, size)
+            Span(self.name, self.path, self.begin + offset, min(self.size - offset, size))
+            for offset in range(0, self.size, size)
         ]
 
     def read(self) -> bytearray:
@@ -110,19 +110,19 @@ class Span:
         """Copy everything and return True, or nothing and return False: pipes and some file systems cannot."""
         if not hasattr(os, "copy_file_range"):
             return False
-        done = 0
+        copied_bytes = 0
         with self.path.open("rb", buffering=0) as source:
             try:
                 file.flush()
-                while done < self.size:
+                while copied_bytes < self.size:
                     copied = os.copy_file_range(
-                        source.fileno(), file.fileno(), self.size - done, self.begin + done
+                        source.fileno(), file.fileno(), self.size - copied_bytes, self.begin + copied_bytes
                     )
                     if not copied:
                         raise self._ends_early()
-                    done += copied
+                    copied_bytes += copied
             except OSError as error:
-                if done or error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+                if copied_bytes or error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
                     raise
                 return False
         return True
@@ -151,11 +151,11 @@ def tensor_of(spec: TensorSpec, chunks: Chunks) -> torch.Tensor:
     import torch  # noqa: PLC0415 - as above
 
     raw = torch.empty(spec.size_bytes, dtype=torch.uint8)
-    view, done = raw.numpy().data, 0
+    view, offset = raw.numpy().data, 0
     for chunk in chunks:
         for piece in chunk.pieces() if isinstance(chunk, Span) else (chunk,):
-            view[done : done + len(piece)] = piece
-            done += len(piece)
+            view[offset : offset + len(piece)] = piece
+            offset += len(piece)
     return raw.view(spec.torch_dtype).reshape(spec.shape)
 
 

@@ -50,16 +50,16 @@ def quoted(names: Iterable[object], *, most: int | None = None) -> str:
     return ", ".join(every if most is None or len(every) <= most else [*every[:most], "..."])
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the known name that is nearest to `name`: the shortest that begins with it, else one spelled much like it."""
-    names = sorted(known)
-    begun = sorted((found for found in names if name and found.startswith(name)), key=len)
-    return next(iter(begun or difflib.get_close_matches(name, names, n=1)), None)
+    names = sorted(candidates)
+    prefixed = sorted((closest for closest in names if name and closest.startswith(name)), key=len)
+    return next(iter(prefixed or difflib.get_close_matches(name, names, n=1)), None)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
     """Return a hint with the known name nearest to `name`, or None if none is near."""
-    near = nearest(name, known)
+    near = nearest(name, candidates)
     return f"did you mean `{near}`?" if near else None
 
 
@@ -74,11 +74,11 @@ def did_you_mean_path(path: str) -> str | None:
         while missing.parent != missing and not missing.parent.is_dir():
             missing = missing.parent
         with os.scandir(missing.parent) as entries:
-            there = [entry.name for entry in islice(entries, MOST_ENTRIES)]
+            names = [entry.name for entry in islice(entries, MOST_ENTRIES)]
         hidden = missing.name.startswith(".")
-        near = nearest(missing.name, (name for name in there if hidden or not name.startswith(".")))
-        meant = missing.with_name(near) / Path(path).relative_to(missing) if near else missing
+        near = nearest(missing.name, (name for name in names if hidden or not name.startswith(".")))
+        suggestion = missing.with_name(near) / Path(path).relative_to(missing) if near else missing
         ending = "/" if path.endswith("/") else ""
-        return f"did you mean `{meant}{ending}`?" if meant.exists() else None
+        return f"did you mean `{suggestion}{ending}`?" if suggestion.exists() else None
     except OSError:  # there is nothing to be read, or a name is too long for a path
         return None

@@ -8,7 +8,14 @@ from torch.distributed import HashStore
 
 from hydractl import parallel
 from hydractl.errors import DataError, Interrupted, UsageError
-from hydractl.parallel import LINGER_S, Team, _Voice, refuse_shared_device, refuse_shared_input, start_team
+from hydractl.parallel import (
+    LINGER_S,
+    ProcessGroup,
+    _Voice,
+    refuse_shared_device,
+    refuse_shared_input,
+    start_team,
+)
 from support.together import CPU, together
 
 WORLDS = [1, 2, 3]
@@ -40,7 +47,7 @@ def test_sums_have_the_bits_of_one_process(world, count):
     batches = [
         (torch.randn(40, generator=generator) * 1e3 ** (i % 3), torch.tensor(float(i))) for i in range(count)
     ]
-    alone = Team().added(iter(batches))
+    alone = ProcessGroup().added(iter(batches))
 
     found = together(world, lambda team: team.added(iter(batches[team.rank :: team.world])))
 
@@ -50,7 +57,7 @@ def test_sums_have_the_bits_of_one_process(world, count):
 
 
 @pytest.mark.parametrize(
-    "team", [lambda w: Team().added(iter(w)), lambda w: together(2, lambda t: t.added(iter(w)))]
+    "team", [lambda w: ProcessGroup().added(iter(w)), lambda w: together(2, lambda t: t.added(iter(w)))]
 )
 def test_summands_stay_as_they_are(team):
     batches = [(torch.ones(2),), (torch.ones(2),)]
@@ -91,10 +98,10 @@ def test_many_tensors_keep_their_order():
 
 @pytest.mark.parametrize("text", ["", "a\nb\n", "é"])
 def test_the_leaders_text_is_told(text):
-    found = together(2, lambda team: team.told(text if team.leads else "mine"))
+    found = together(2, lambda team: team.broadcast(text if team.leads else "mine"))
 
     assert found == [text, text]
-    assert Team().told(text) == text
+    assert ProcessGroup().broadcast(text) == text
 
 
 def test_a_process_that_ends_is_noticed():
@@ -187,7 +194,7 @@ def test_without_the_leader_another_says_what_happened(sleeps):
 
 def test_a_signal_ends_the_waiting(monkeypatch):
     leader, follower = voices()
-    leader.speaks()
+    leader.is_speaker()
 
     def sleep(_seconds):
         raise KeyboardInterrupt
@@ -202,4 +209,4 @@ def test_nobody_else_speaks_when_the_store_is_gone(sleeps):
         def compare_set(self, *_):
             raise RuntimeError("connection refused")
 
-    assert [_Voice(Gone(), rank).speaks() for rank in (0, 1)] == [True, False]
+    assert [_Voice(Gone(), rank).is_speaker() for rank in (0, 1)] == [True, False]

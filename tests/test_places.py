@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.claims import Claim, claimed
+from hydractl.claims import OutputLock, claimed
 from hydractl.errors import OutputError, UsageError
-from hydractl.places import WEIGHTS, Content, check_folder, is_folder, output
+from hydractl.places import WEIGHTS, OutputKind, check_folder, is_folder, output
 from hydractl.publish import Folder, publish_together
 from support.heard import cut_between_names
 
@@ -40,7 +40,7 @@ def test_a_slash_or_a_folder_that_is_there_says_folder(tmp_path, monkeypatch, te
 
 
 def test_a_new_folder_appears_with_all_its_files(tmp_path):
-    with publish_together(Claim(force=False)) as begin:
+    with publish_together(OutputLock(force=False)) as begin:
         begin(Folder(tmp_path / "m") / "a").write(b"1")
         begin(Folder(tmp_path / "m") / "b").write(b"2")
         assert not (tmp_path / "m").exists()
@@ -59,7 +59,7 @@ def current_umask():
 def test_nothing_appears_where_the_work_fails(tmp_path, there):
     if there:
         (tmp_path / "m").mkdir()
-    with pytest.raises(KeyboardInterrupt), publish_together(Claim(force=False)) as begin:  # noqa: PT012 - the block is what fails
+    with pytest.raises(KeyboardInterrupt), publish_together(OutputLock(force=False)) as begin:  # noqa: PT012 - the block is what fails
         begin(Folder(tmp_path / "m") / "a").write(b"1")
         raise KeyboardInterrupt
     assert names(tmp_path) == ["m"] * there
@@ -70,7 +70,7 @@ def test_what_a_killed_command_left_goes(tmp_path):
     dead.mkdir()
     (dead / "a").write_text("half")
 
-    fill(Folder(tmp_path / "m"), Claim(force=False), a="1")
+    fill(Folder(tmp_path / "m"), OutputLock(force=False), a="1")
 
     assert names(tmp_path) == ["m", "m/a"]
 
@@ -79,7 +79,7 @@ def test_other_files_of_a_folder_stay(tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "notes.txt").write_text("mine")
 
-    fill(Folder(tmp_path / "m"), Claim(force=False), a="1")
+    fill(Folder(tmp_path / "m"), OutputLock(force=False), a="1")
 
     assert names(tmp_path) == ["m", "m/a", "m/notes.txt"]
 
@@ -148,4 +148,6 @@ def test_where_the_suffix_decides_there_is_one(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(UsageError, match=r"a figure is a file that ends in \.png or \.svg"):
-        Content(what="a figure", suffixes=(".png", ".svg"), decides=True, streams=False)("--plot", Path(name))
+        OutputKind(description="a figure", suffixes=(".png", ".svg"), decides=True, streams=False)(
+            "--plot", Path(name)
+        )

@@ -9,14 +9,14 @@ import threading
 
 import pytest
 
-from hydractl.signals import held
+from hydractl.signals import signals_held
 
 FINALIZED = """
 import gc, signal, sys, time
 from hydractl.signals import heed_signals
 
 signal.signal(signal.SIGINT, {before})
-heed_signals(once={once})
+heed_signals(only_first={once})
 
 def numbers():
     try:
@@ -53,7 +53,7 @@ def test_a_signal_takes_effect_at_the_end():
     done = []
 
     def work():
-        with held():
+        with signals_held():
             signal.raise_signal(signal.SIGINT)
             done.append(1)
         done.append(2)
@@ -68,7 +68,7 @@ def test_a_second_one_takes_effect_at_once():
     done = []
 
     def work():
-        with held():
+        with signals_held():
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             done.append(1)
@@ -80,7 +80,7 @@ def test_a_second_one_takes_effect_at_once():
 
 
 def test_without_a_signal_nothing_happens():
-    with held():
+    with signals_held():
         pass
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -88,7 +88,7 @@ def test_without_a_signal_nothing_happens():
 def test_a_signal_that_is_ignored_stays_so():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    with held():
+    with signals_held():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
@@ -97,7 +97,7 @@ def test_other_threads_are_left_alone():
     found = []
 
     def work():
-        with held():
+        with signals_held():
             found.append(1)
 
     thread = threading.Thread(target=work)

@@ -19,31 +19,31 @@ class HydraConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # transfo
     # what has members first cannot be joined batch after batch, and `compute_metrics` wants the logits alone
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["member_logits", "entropy", "mutual_information"]
 
-    def __post_init__(self, **told: Any) -> None:  # noqa: ANN401 - as the library has it
+    def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - as the library has it
         """Settle what follows of the settings.
 
         Raises:
             UsageError: If the dtype is none.
         """
-        self.dtype = floating(self.dtype or told.pop("torch_dtype", None))
-        super().__post_init__(**told)  # type: ignore[no-untyped-call]  # as above
+        self.dtype = floating(self.dtype or kwargs.pop("torch_dtype", None))
+        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]  # as above
 
 
-def floating(given: Any) -> torch.dtype | None:  # noqa: ANN401 - a dtype, or the name of one
+def floating(dtype: Any) -> torch.dtype | None:  # noqa: ANN401 - a dtype, or the name of one
     """Return a dtype of weights, None where the checkpoint's own is meant.
 
     Args:
-        given: A dtype, its name or `bf16`, `fp16`, `fp32`; `auto` or None for the checkpoint's own.
+        dtype: A dtype, its name or `bf16`, `fp16`, `fp32`; `auto` or None for the checkpoint's own.
 
     Raises:
         UsageError: If it is none.
     """
-    if given is None or given == "auto":
+    if dtype is None or dtype == "auto":
         return None
-    found = getattr(torch, DTYPES.get(given, given), None) if isinstance(given, str) else given
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    torch_dtype = getattr(torch, DTYPES.get(dtype, dtype), None) if isinstance(dtype, str) else dtype
+    if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
         raise UsageError(
-            f"`dtype={given!r}`: is no dtype of floating-point weights",
+            f"`dtype={dtype!r}`: is no dtype of floating-point weights",
             hint=f"choose one of {', '.join(DTYPES.values())}, or `auto`",
         )
-    return found
+    return torch_dtype

@@ -24,7 +24,7 @@ HEARD = {
 }
 
 
-class Listener:
+class ImportHook:
     """A finder of modules that has the module after which ours are registered found by the others."""
 
     def find_spec(
@@ -36,10 +36,10 @@ class Listener:
         for finder in sys.meta_path:
             if finder is self:
                 continue
-            found = finder.find_spec(name, path, target)
-            if found is not None and found.loader is not None:
-                found.loader = Loader(found.loader, name)  # type: ignore[assignment]  # what it lacks, the other has
-                return found
+            spec = finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = Loader(spec.loader, name)  # type: ignore[assignment]  # what it lacks, the other has
+                return spec
         return None
 
 
@@ -55,8 +55,8 @@ class Loader:
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Make the module as the other loader does."""
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module, then register ours."""
@@ -76,7 +76,7 @@ def register(name: str) -> None:
 
 def listen() -> None:
     """Register ours with what is loaded, and with the others when they are."""
-    sys.meta_path.insert(0, Listener())
+    sys.meta_path.insert(0, ImportHook())
     for name in HEARD:
         if name in sys.modules:
             register(name)

@@ -22,7 +22,7 @@ class HydraImageProcessor(BaseImageProcessor):
         **_: Any,  # noqa: ANN401 - as above
     ) -> BatchFeature:
         """Return images of Pillow, paths or arrays, one or a list, as `pixel_values` (B, channels, height, width)."""
-        told = {name: getattr(self, name) for name in Preprocess.model_fields if hasattr(self, name)}
-        encoder = Encoder(images=Preprocess.model_validate_json(compact(told)), texts=None)
-        given = list(images) if isinstance(images, list | tuple) else [images]
-        return BatchFeature({"pixel_values": encoder(given)}, tensor_type=return_tensors)
+        settings = {name: getattr(self, name) for name in Preprocess.model_fields if hasattr(self, name)}
+        encoder = Encoder(images=Preprocess.model_validate_json(compact(settings)), texts=None)
+        image_list = list(images) if isinstance(images, list | tuple) else [images]
+        return BatchFeature({"pixel_values": encoder(image_list)}, tensor_type=return_tensors)

@@ -99,36 +99,39 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
     def from_pretrained(  # type: ignore[override]  # the library's has other names for the same
         cls,
         pretrained_model_name_or_path: str | os.PathLike[str],
-        **told: Any,  # noqa: ANN401 - as the library has it
+        **kwargs: Any,  # noqa: ANN401 - as the library has it
     ) -> Self | tuple[Self, dict[str, list[str]]]:
         """Load a folder or a model of the Hub; see `hydractl.load`.
 
         Args:
             pretrained_model_name_or_path: Which.
-            told: `dtype`, `device_map` (one device), `id2label`, `output_loading_info`, and what says where in the Hub or its
+            kwargs: `dtype`, `device_map` (one device), `id2label`, `output_loading_info`, and what says where in the Hub or its
                 cache.
 
         Raises:
             TypeError: If anything else is asked for.
             UsageError: If the model cannot be as it is asked for: of other classes, a dtype that is none, several devices.
         """
-        given = told.pop("config", None)
-        dtype, device = told.pop("dtype", None) or told.pop("torch_dtype", None), told.pop("device_map", None)
-        informs = told.pop("output_loading_info", False)
-        place = {name: told.pop(name) for name in HUB if told.get(name) is not None}
-        strange = sorted(told.keys() - OF_NO_CONCERN - {*HUB, "torch_dtype"})
-        if strange := [name for name in strange if told[name] is not None]:
+        user_config = kwargs.pop("config", None)
+        dtype, device = (
+            kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None),
+            kwargs.pop("device_map", None),
+        )
+        informs = kwargs.pop("output_loading_info", False)
+        place = {name: kwargs.pop(name) for name in HUB if kwargs.get(name) is not None}
+        strange = sorted(kwargs.keys() - OF_NO_CONCERN - {*HUB, "torch_dtype"})
+        if strange := [name for name in strange if kwargs[name] is not None]:
             raise TypeError(f"hydractl's models do not take `{strange[0]}`")
-        kind, device = floating(dtype or getattr(given, "dtype", None)), device_of(device)
+        kind, device = floating(dtype or getattr(user_config, "dtype", None)), device_of(device)
         folder = _folder(pretrained_model_name_or_path, place)
         loaded = load(folder, dtype=kind, device=device)
-        config = HydraConfig.from_dict(parse(files_of(loaded.header)["config.json"]) | _typed(loaded))
+        config = HydraConfig.from_dict(parse(files_of(loaded.header)["config.json"]) | _dtype_setting(loaded))
         config._name_or_path = str(pretrained_model_name_or_path)
-        if given is not None:
-            check_settings(given, folder, config)
-            loaded.header = relabelled(loaded.header, given)
-            config.id2label, config.label2id = given.id2label, given.label2id
-            config.return_dict = given.return_dict
+        if user_config is not None:
+            check_settings(user_config, folder, config)
+            loaded.header = relabelled(loaded.header, user_config)
+            config.id2label, config.label2id = user_config.id2label, user_config.label2id
+            config.return_dict = user_config.return_dict
         model = cls(config, loaded)
         model.train(mode=False)
         info: dict[str, list[str]] = {
@@ -143,7 +146,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         is_main_process: bool = True,
         state_dict: Mapping[str, torch.Tensor] | None = None,
         push_to_hub: bool = False,
-        **told: Any,  # noqa: ANN401 - as above
+        **kwargs: Any,  # noqa: ANN401 - as above
     ) -> None:
         """Write the folder that `-o folder/` writes, of the weights as they are now; a model in it is replaced.
 
@@ -152,7 +155,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             is_main_process: Whether this process is the one that writes.
             state_dict: The weights in place of those that the model holds, of which a process may have but its part.
             push_to_hub: Whether it is pushed.
-            told: What has no effect on members and hydras.
+            kwargs: What has no effect on members and hydras.
 
         Raises:
             UsageError: If tensors are not those of the model, or classes were renamed to others than it has.
@@ -161,7 +164,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         """
         if push_to_hub:
             raise ValueError('`model.loaded.push_to_hub("org/name")` pushes, with a card')
-        if strange := sorted(name for name in told.keys() - NOT_SAVED if told[name] is not None):
+        if strange := sorted(name for name in kwargs.keys() - NOT_SAVED if kwargs[name] is not None):
             raise TypeError(f"hydractl's models are not saved with `{strange[0]}`")
         if not is_main_process:
             return
@@ -199,17 +202,17 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             raise CheckpointError(
                 f"the state dict: {error}", hint="it is one of a hydra with other heads"
             ) from error
-        found = {name: tensor for name, tensor in state.items() if name not in library}
+        tensors = {name: tensor for name, tensor in state.items() if name not in library}
         if self.loaded.scores is not None:  # weights have no part in them, so they are what they were
             for name, tensor in self.loaded.scores.tensors().items():
-                if name in found and torch.equal(found[name].cpu(), tensor.cpu()):
-                    del found[name]
-        return found | {key: parts[m][name] for key, (m, name) in self._places.items() if name in parts[m]}
+                if name in tensors and torch.equal(tensors[name].cpu(), tensor.cpu()):
+                    del tensors[name]
+        return tensors | {key: parts[m][name] for key, (m, name) in self._places.items() if name in parts[m]}
 
     def _stated(self, state: Mapping[str, torch.Tensor]) -> tuple[Stated, ...]:
         """Return stand-ins for the parts, with the weights of a state dict."""
-        found = self._by_own_names(state)
-        if odd := sorted(found.keys() ^ self._places.keys()):
+        tensors = self._by_own_names(state)
+        if odd := sorted(tensors.keys() ^ self._places.keys()):
             lacks = "has none" if odd[0] in self._places else "has one that the model has not"
             raise UsageError(
                 f"`state_dict`: {lacks}, `{odd[0]}`",
@@ -217,24 +220,24 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             )
         parts: list[dict[str, torch.Tensor]] = [{} for _ in self.loaded.parts]
         for key, (m, name) in self._places.items():
-            parts[m][name] = found[key]
-        return tuple(Stated(parts[0] | own) for own in parts)  # what all share is the first's
+            parts[m][name] = tensors[key]
+        return tuple(Stated(parts[0] | part) for part in parts)  # what all share is the first's
 
     def _answer(self, inputs: Inputs, labels: torch.Tensor | None, return_dict: bool | None) -> Any:  # noqa: ANN401 - an output or a tuple
         logits = self.loaded.member_logits(inputs)
-        said = opinions(logits)
+        member_opinions = opinions(logits)
         loss = None
         if labels is not None:
-            loss = F.nll_loss(said.members.flatten(0, 1), labels.repeat(len(logits)))
-        found = HydraClassifierOutput(
+            loss = F.nll_loss(member_opinions.members.flatten(0, 1), labels.repeat(len(logits)))
+        model_output = HydraClassifierOutput(
             loss=loss,
-            logits=said.ensemble,
+            logits=member_opinions.ensemble,
             member_logits=logits,
-            entropy=entropy(said.members),
-            mutual_information=mutual_information(said.members),
+            entropy=entropy(member_opinions.members),
+            mutual_information=mutual_information(member_opinions.members),
         )
         named = self.config.return_dict if return_dict is None else return_dict
-        return found if named else found.to_tuple()
+        return model_output if named else model_output.to_tuple()
 
 
 class HydraForImageClassification(HydraModel):  # type: ignore[no-untyped-call]  # as above
@@ -266,8 +269,8 @@ class HydraForSequenceClassification(HydraModel):  # type: ignore[no-untyped-cal
         return_dict: bool | None = None,
     ) -> Any:  # noqa: ANN401 - an output or a tuple
         """Return the ensemble's log-probabilities and what members say, for tokens (B, T)."""
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        inputs = {name: value for name, value in given.items() if value is not None}
+        by_name = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        inputs = {name: value for name, value in by_name.items() if value is not None}
         return self._answer(inputs, labels, return_dict)
 
 
@@ -289,5 +292,5 @@ def _places(model: HydraModel) -> dict[str, tuple[int, str]]:
     return {key: named[id(tensor)] for key, tensor in state.items() if id(tensor) in named}
 
 
-def _typed(loaded: LoadedModel | LoadedHydra) -> dict[str, object]:
+def _dtype_setting(loaded: LoadedModel | LoadedHydra) -> dict[str, object]:
     return {"dtype": str(loaded.dtype).removeprefix("torch.")}

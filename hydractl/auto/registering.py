@@ -30,8 +30,8 @@ def _transformers(module: str) -> None:
         from hydractl.auto.configuration import HydraConfig  # noqa: PLC0415 - as above
         from hydractl.auto.images import HydraImageProcessor  # noqa: PLC0415 - as above
 
-        both: dict[str, type] = dict.fromkeys(("pil", "torchvision"), HydraImageProcessor)
-        AutoImageProcessor.register(HydraConfig, image_processor_classes=both, exist_ok=True)
+        processor_classes: dict[str, type] = dict.fromkeys(("pil", "torchvision"), HydraImageProcessor)
+        AutoImageProcessor.register(HydraConfig, image_processor_classes=processor_classes, exist_ok=True)
     else:
         from transformers.models.auto import modeling_auto  # noqa: PLC0415 - as above
 

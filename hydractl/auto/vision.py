@@ -26,24 +26,26 @@ class TimmHydra(nn.Module):
         return opinions(self.loaded.member_logits(x)).ensemble
 
 
-def hydractl(*, pretrained: bool = False, **told: Any) -> TimmHydra:  # noqa: ANN401 - as timm calls it
+def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: ANN401 - as timm calls it
     """Load a member or a hydra: `timm.create_model("hf-hub:org/name", pretrained=True)`, or `local-dir:folder`.
 
     Raises:
         RuntimeError: Without `pretrained=True`, or without a place: it is what its weights are.
         TypeError: If timm's constructors' options are given that would make it another model, or have no effect.
     """
-    cfg = dict(told.pop("pretrained_cfg", None) or {})
+    cfg = dict(kwargs.pop("pretrained_cfg", None) or {})
     name = cfg.get("hf_hub_id")
     where = f"hf-hub:{name}" if name else cfg.get("file")
     if not pretrained or where is None:
         raise RuntimeError(
             "a hydra is what its weights are: `timm.create_model('hf-hub:org/name', pretrained=True)`, or `local-dir:folder`"
         )
-    cache = told.pop("cache_dir", None)
-    own = {"num_classes": cfg.get("num_classes"), "in_chans": cfg.get("input_size", (None,))[0]}
-    if strange := sorted(key for key, value in told.items() if value not in (None, own.get(key))):
-        raise TypeError(f"a hydra is not made with `{strange[0]}={told[strange[0]]!r}`")
+    cache = kwargs.pop("cache_dir", None)
+    model_settings = {"num_classes": cfg.get("num_classes"), "in_chans": cfg.get("input_size", (None,))[0]}
+    if strange := sorted(
+        key for key, value in kwargs.items() if value not in (None, model_settings.get(key))
+    ):
+        raise TypeError(f"a hydra is not made with `{strange[0]}={kwargs[strange[0]]!r}`")
     if name and cache:
         where = download(name, cache_dir=cache)
     return TimmHydra(load(where), cfg).eval()

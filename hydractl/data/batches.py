@@ -53,15 +53,15 @@ class Batch(NamedTuple, Generic[T_co]):
     bad: Mapping[int, str] = MappingProxyType({})
 
 
-class Deal(NamedTuple):
-    """Which batches are dealt to one of several processes: numbers `which`, `which + of`, `which + 2 of`, ...
+class BatchShare(NamedTuple):
+    """Which batches are dealt to one of several processes: numbers `rank`, `which + of`, `which + 2 of`, ...
 
     With `as_given` texts stay in the order that they are given in, too, though more is padded then; else they are sorted by length,
     among all or among so many batches that follow each other. Without `ahead` images are decoded when their batch is asked for, and
     none while it is in use: where the model computes on all cores, each would have it wait for one of them.
     """
 
-    which: int = 0
+    rank: int = 0
     of: int = 1
     as_given: bool = False
     ahead: bool = True
@@ -69,11 +69,11 @@ class Deal(NamedTuple):
 
     def positions(self, count: int, batch_size: int) -> list[int]:
         """Return where the items of one's own batches stand among `count` that lie in the order of the batches."""
-        starts = range(self.which * batch_size, count, self.of * batch_size)
+        starts = range(self.rank * batch_size, count, self.of * batch_size)
         return [i for start in starts for i in range(start, min(start + batch_size, count))]
 
 
-EVERY_BATCH = Deal()
+EVERY_BATCH = BatchShare()
 
 
 def batches(
@@ -113,7 +113,7 @@ def tensor_cache(
         batch_size: At least 1.
         indices: As for `batches`.
         limit_bytes: How much memory the inputs may take; 0 decodes anew without a look.
-        ahead: As in `Deal`.
+        ahead: As in `BatchShare`.
 
     Raises:
         DataError: If an image is missing or corrupt.
@@ -122,13 +122,13 @@ def tensor_cache(
     order = checked_order(len(dataset), batch_size, indices)
     if not order:
         return ()
-    again = _Batches(dataset, transform, batch_size, order, ahead)
+    lazy_batches = _Batches(dataset, transform, batch_size, order, ahead)
     if (
         limit_bytes
         and _read(dataset, transform, order[:1], order[:1]).inputs.nbytes * len(order) <= limit_bytes
     ):
-        return tuple(again)
-    return again
+        return tuple(lazy_batches)
+    return lazy_batches
 
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> Tensor:
@@ -157,12 +157,12 @@ class _Batches:
         transform, finish = _parted(self.transform) if crew else (self.transform, None)
         parts = _parts(self.dataset, transform, cut, window, ahead=self.ahead)
         for chosen in _cut(self.order, self.batch_size):
-            found = list(islice(parts, -(-len(chosen) // size)))
+            batch_parts = list(islice(parts, -(-len(chosen) // size)))
             yield Batch(
-                inputs=_joined(found, len(chosen), finish),
+                inputs=_joined(batch_parts, len(chosen), finish),
                 labels=None if labels is None else torch.tensor([labels[i] for i in chosen]),
                 indices=torch.tensor(chosen),
-                bad={index: why for part in found for index, why in part.bad.items()},
+                bad={index: why for part in batch_parts for index, why in part.bad.items()},
             )
 
 
@@ -182,7 +182,7 @@ def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor |
     return order
 
 
-class Part(NamedTuple):
+class DecodedPart(NamedTuple):
     """Some items as they were read: inputs (P, C, H, W), and why images cannot be, by their places in the data set."""
 
     inputs: Tensor
@@ -196,7 +196,7 @@ def _read(
     numbers: Sequence[int],
     *,
     stack: Callable[[list[Tensor]], Tensor] = torch.stack,
-) -> Part:
+) -> DecodedPart:
     """Return the images at `indices`, transformed as those with such `numbers` are.
 
     Raises:
@@ -218,7 +218,7 @@ def _read(
                 raise UnreadableError(f"{where}{error.message}", hint=error.hint) from error
             bad[number] = error.message
             inputs.append(_transformed(transform, Image.new("L", (8, 8)), number))
-    return Part(stack(inputs), bad)
+    return DecodedPart(stack(inputs), bad)
 
 
 def _transformed(transform: Transform, image: Image.Image, number: int) -> Tensor:
@@ -229,7 +229,7 @@ def _least(dataset: ImageSet, transform: Transform) -> int | None:
     return transform.least if dataset.fast and isinstance(transform, EvalTransform | PerItem) else None
 
 
-def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> Part:
+def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> DecodedPart:
     """Do so in a worker process, of which all cores have one."""
     torch.set_num_threads(1)
     return _read(images, _unpickled(transform), range(len(images)), numbers, stack=_shared)
@@ -246,19 +246,19 @@ def _shared(inputs: list[Tensor]) -> Tensor:
         storage = torch.UntypedStorage._new_shared(first.nbytes * len(inputs))  # it has no public name
     except RuntimeError as error:
         raise unshared(error) from error
-    whole = torch.empty(0, dtype=first.dtype).set_(storage, 0, (len(inputs), *first.shape))  # type: ignore[call-overload]
-    return torch.stack(inputs, out=whole)
+    stacked = torch.empty(0, dtype=first.dtype).set_(storage, 0, (len(inputs), *first.shape))  # type: ignore[call-overload]
+    return torch.stack(inputs, out=stacked)
 
 
 @lru_cache(maxsize=8)
 def _unpickled(transform: bytes) -> Transform:
-    found: Transform = pickle.loads(transform)  # noqa: S301 - what this program has sent itself
-    return found
+    unpickled: Transform = pickle.loads(transform)  # noqa: S301 - what this program has sent itself
+    return unpickled
 
 
 def _parts(
     dataset: ImageSet, transform: Transform, cut: Iterator[Sequence[int]], window: int, *, ahead: bool
-) -> Iterator[Part]:
+) -> Iterator[DecodedPart]:
     """Yield one part of the items after the other while up to `window` more are under way: `ahead`, or all begun together."""
     with _reading(dataset, transform) as begin:
         running = deque(map(begin, islice(cut, window)))
@@ -276,16 +276,18 @@ def _parts(
 
 
 @contextmanager
-def _reading(dataset: ImageSet, transform: Transform) -> Iterator[Callable[[Sequence[int]], Future[Part]]]:
+def _reading(
+    dataset: ImageSet, transform: Transform
+) -> Iterator[Callable[[Sequence[int]], Future[DecodedPart]]]:
     """Give what begins to read some items, by their places: in threads, or with a crew in its processes."""
     crew = dataset.crew
     if crew is not None:
         sent = pickle.dumps(transform)
-        yield lambda own: crew.submit(_read_apart, sent, dataset.sent(own), own)
+        yield lambda positions: crew.submit(_read_apart, sent, dataset.sent(positions), positions)
         return
     pool = ThreadPoolExecutor(cores(), thread_name_prefix="decode")
     try:
-        yield lambda own: pool.submit(_read, dataset, transform, own, own)
+        yield lambda positions: pool.submit(_read, dataset, transform, positions, positions)
     finally:
         # nor may Ctrl-C come while one waits here, where an exception cannot leave what the garbage collector closes
         pool.shutdown(wait=False, cancel_futures=True)
@@ -303,13 +305,13 @@ def _parted(transform: Transform) -> tuple[Transform, Normalised | None]:
     return transform, None
 
 
-def _joined(parts: Sequence[Part], count: int, finish: Normalised | None) -> Tensor:
+def _joined(parts: Sequence[DecodedPart], count: int, finish: Normalised | None) -> Tensor:
     """Return the inputs of parts as one tensor, in memory that a GPU reads from at once if one is in use."""
     first = parts[0].inputs
     dtype = first.dtype if finish is None else torch.float32
-    whole = torch.empty((count, *first.shape[1:]), dtype=dtype, pin_memory=torch.cuda.is_initialized())
+    joined = torch.empty((count, *first.shape[1:]), dtype=dtype, pin_memory=torch.cuda.is_initialized())
     if finish is None:
-        return torch.cat([part.inputs for part in parts], out=whole)
-    for part, out in zip(parts, whole.split([len(part.inputs) for part in parts]), strict=True):
+        return torch.cat([part.inputs for part in parts], out=joined)
+    for part, out in zip(parts, joined.split([len(part.inputs) for part in parts]), strict=True):
         finish.into(part.inputs, out)
-    return whole
+    return joined

@@ -53,10 +53,10 @@ def unshared(error: Exception) -> InputError:
     )
 
 
-class Crew:
+class WorkerPool:
     """So many worker processes, which start at once and end when nothing refers to the crew any more, or this process ends."""
 
-    _living: ClassVar[weakref.WeakValueDictionary[int, Crew]] = weakref.WeakValueDictionary()
+    _living: ClassVar[weakref.WeakValueDictionary[int, WorkerPool]] = weakref.WeakValueDictionary()
 
     def __init__(self, workers: int) -> None:
         """Start them.
@@ -67,7 +67,7 @@ class Crew:
         self.workers = workers
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_LOADED)
-        with _apart():
+        with _isolated_start():
             forkserver.ensure_running()  # loads while this process does something else
             try:
                 self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
@@ -77,7 +77,7 @@ class Crew:
         weakref.finalize(self, self._pool.shutdown, wait=True, cancel_futures=True)
 
     @classmethod
-    def of(cls, workers: int | None, *, images: int) -> Crew | None:
+    def of(cls, workers: int | None, *, images: int) -> WorkerPool | None:
         """Return who decodes a set, the same crew for several of them; None for threads of this process.
 
         Args:
@@ -90,10 +90,10 @@ class Crew:
         count = paying(images) if workers is None else workers
         if count == 0:
             return None
-        found = cls._living.get(count)
-        if found is None:
-            cls._living[count] = found = cls(count)
-        return found
+        pool = cls._living.get(count)
+        if pool is None:
+            cls._living[count] = pool = cls(count)
+        return pool
 
     def submit(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
         """Have a worker do it.
@@ -101,7 +101,7 @@ class Crew:
         Raises:
             InputError: If a worker has ended before its time.
         """
-        with self._watched(), _apart():  # which may start one
+        with self._watched(), _isolated_start():  # which may start one
             return self._pool.submit(work, *args, **named)
 
     def result(self, future: Future[T]) -> T:
@@ -130,18 +130,18 @@ def cores() -> int:
 
 def paying(images: int) -> int:
     """Return how many workers pay: none for few images, or where threads can keep all cores busy."""
-    own = cores() // local_world_size()
-    if images < MANY or own <= SPARE or not hasattr(os, "fork"):
+    cores_per_process = cores() // local_world_size()
+    if images < MANY or cores_per_process <= SPARE or not hasattr(os, "fork"):
         return 0
     with contextlib.suppress(OSError):
         shared = os.statvfs(_SHARED)
         if shared.f_flag & os.ST_RDONLY or shared.f_bavail * shared.f_frsize < SHARED_BYTES:
             return 0
-    return min(MOST, own)
+    return min(MOST, cores_per_process)
 
 
 @contextlib.contextmanager
-def _apart() -> Iterator[None]:
+def _isolated_start() -> Iterator[None]:
     """Let what starts know nothing of the running program, which need not be guarded against being run again, nor of Ctrl-C.
 
     That reaches all processes of a terminal, and is this one's to answer; the others inherit that they are deaf to it.

@@ -10,7 +10,7 @@ from hydractl.data.items import Content, ImageSet, Items
 from hydractl.data.labels import apply_class_options, normal_names
 from hydractl.data.reference import BUILT_IN_TEXTS, OF_IMAGES, SHARD_SUFFIX, DataRef, SourceKind
 from hydractl.data.sources import columns, files, folder, saved, shards, tabular
-from hydractl.data.sources.stream import Stream
+from hydractl.data.sources.stream import ItemStream
 from hydractl.data.toys import builtin, intents, prose, shapes
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
@@ -38,7 +38,7 @@ SOURCES: Mapping[Content, str] = MappingProxyType(
 def open_data(
     ref: DataRef | str,
     *,
-    wants: Content = Content.IMAGES,
+    content: Content = Content.IMAGES,
     labelled: bool = True,
     skip_bad: bool = False,
     progress: Progress = SILENT,
@@ -50,7 +50,7 @@ def open_data(
 
     Args:
         ref: A parsed reference, or the text of one.
-        wants: What the items are to be.
+        content: What the items are to be.
         labelled: Whether labels are read where there are some. If not, a folder's files may lie beside its sub-folders,
             unless the reference says something of classes.
         skip_bad: Whether files that a table names may be missing.
@@ -64,25 +64,25 @@ def open_data(
     if isinstance(ref, str):
         ref = DataRef.parse(ref)
     ref.check_ends()
-    _check_columns(ref, wants)
-    asked = labelled or ref.reads_classes
-    items = _opened(ref, wants, progress) if asked else _unlabelled(ref, wants, progress)
+    _check_columns(ref, content)
+    reads_labels = labelled or ref.reads_classes
+    items = _opened(ref, content, progress) if reads_labels else _unlabelled(ref, content, progress)
     items = apply_class_options(items, ref, progress)
     if ref.limit is not None and ref.limit < len(items):
-        items = items.taken(builtin.spread(len(items), ref.limit))
+        items = items.subset(builtin.spread(len(items), ref.limit))
     if len(items) == 0:
-        raise DataError(f"{ref}: no {wants.one} is left")
+        raise DataError(f"{ref}: no {content.singular} is left")
     if isinstance(items, ImageSet) and not skip_bad:
         items.store.check_there(items.places)
     return _named(ref, items)
 
 
-def stream_data(ref: DataRef, *, wants: Content, progress: Progress = SILENT) -> Stream:
+def stream_data(ref: DataRef, *, content: Content, progress: Progress = SILENT) -> ItemStream:
     """Return a stream of images or texts, of which the first is looked at.
 
     Args:
         ref: Of a Hub data set, with `streaming`. `limit` ends it; `classes` are not chosen among.
-        wants: What the items are to be.
+        content: What the items are to be.
         progress: Hears what is read.
 
     Raises:
@@ -90,23 +90,23 @@ def stream_data(ref: DataRef, *, wants: Content, progress: Progress = SILENT) ->
         DataError: If it is of the other kind, or holds no row.
         HubError: If the Hub cannot be reached.
     """
-    _check_columns(ref, wants)
+    _check_columns(ref, content)
     rows = tabular.fetch_rows(ref, progress)
 
-    def made(table: tabular.Table) -> Items:
-        return _named(ref, _made(table, ref, wants, progress, labelled=False))
+    def make_items(table: tabular.DataTable) -> Items:
+        return _named(ref, _items_of(table, ref, content, progress, labelled=False))
 
-    first = rows.begun(1)
-    decoding = made(first).decoding
+    first = rows.first_rows(1)
+    decoding = make_items(first).decoding
     column = columns.label_column(first, ref)
     declared = None if column is None else first.classes(column)
-    return Stream(
-        content=wants,
+    return ItemStream(
+        content=content,
         name=ref.name,
         most=ref.limit,
         decoding=decoding,
         rows=rows,
-        made=made,
+        make_items=make_items,
         column=column,
         place=first.place(column),
         declared=None if declared is None else normal_names(declared, where=first.place(column)),
@@ -123,44 +123,46 @@ def _named(ref: DataRef, items: Items) -> Items:
                 raise UsageError(
                     f"`{key}={value}` is for images, but the model reads texts", hint="leave it out"
                 )
-    return items.taken(range(len(items)), name=ref.name)
+    return items.subset(range(len(items)), name=ref.name)
 
 
-def _check_columns(ref: DataRef, wants: Content) -> None:
+def _check_columns(ref: DataRef, content: Content) -> None:
     """Refuse a reference that asks for the other kind of items."""
-    if wants is Content.TEXTS and ref.image is not None:
+    if content is Content.TEXTS and ref.image is not None:
         raise UsageError(
             f"`image={ref.image}` names a column of images, and the model reads texts",
             hint="name the column with the texts: `::text=COLUMN`",
         )
-    if wants is Content.IMAGES and ref.text is not None:
+    if content is Content.IMAGES and ref.text is not None:
         raise UsageError(
             f"`text={ref.text}` names a column of texts, and images are wanted here",
             hint="name the column with the images: `::image=COLUMN`",
         )
 
 
-def _opened(ref: DataRef, wants: Content, progress: Progress) -> Items:
+def _opened(ref: DataRef, content: Content, progress: Progress) -> Items:
     if ref.kind in TOYS:
-        holds = Content.TEXTS if ref.kind in BUILT_IN_TEXTS else Content.IMAGES
-        if holds is not wants:
-            raise DataError(f"{ref.kind.value} are {holds}, and the model reads {wants}", hint=SOURCES[wants])
+        toy_content = Content.TEXTS if ref.kind in BUILT_IN_TEXTS else Content.IMAGES
+        if toy_content is not content:
+            raise DataError(
+                f"{ref.kind.value} are {toy_content}, and the model reads {content}", hint=SOURCES[content]
+            )
         return TOYS[ref.kind](ref)
-    if _holds_files(ref, wants, labelled=True):
-        return folder.open_folder(ref, wants, progress)
-    return _of_table(ref, wants, progress, labelled=True)
+    if _holds_files(ref, content, labelled=True):
+        return folder.open_folder(ref, content, progress)
+    return _of_table(ref, content, progress, labelled=True)
 
 
-def _unlabelled(ref: DataRef, wants: Content, progress: Progress) -> Items:
+def _unlabelled(ref: DataRef, content: Content, progress: Progress) -> Items:
     if ref.kind in TOYS:
-        return _opened(ref, wants, progress)
+        return _opened(ref, content, progress)
     labelled = ref.label is not None
-    if _holds_files(ref, wants, labelled=labelled):
-        return folder.open_tree(ref, wants, progress)
-    return _of_table(ref, wants, progress, labelled=labelled)
+    if _holds_files(ref, content, labelled=labelled):
+        return folder.open_tree(ref, content, progress)
+    return _of_table(ref, content, progress, labelled=labelled)
 
 
-def _holds_files(ref: DataRef, wants: Content, *, labelled: bool) -> bool:
+def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
     """Return whether the files below a folder are the items; without labels also where metadata name them.
 
     Raises:
@@ -168,7 +170,7 @@ def _holds_files(ref: DataRef, wants: Content, *, labelled: bool) -> bool:
     """
     if ref.kind is not SourceKind.FOLDER or shards.lie_in(ref) or saved.is_saved(ref):
         return False
-    if wants is Content.IMAGES and (labelled or ref.image) and saved.has_metadata(ref):
+    if content is Content.IMAGES and (labelled or ref.image) and saved.has_metadata(ref):
         return False
     for key in ("image", "label", "text"):
         if getattr(ref, key) is not None:
@@ -178,22 +180,24 @@ def _holds_files(ref: DataRef, wants: Content, *, labelled: bool) -> bool:
     return True
 
 
-def _table(ref: DataRef, wants: Content, progress: Progress) -> tabular.Table:
+def _table(ref: DataRef, content: Content, progress: Progress) -> tabular.DataTable:
     if ref.kind is SourceKind.HUB:
         return tabular.fetch_table(ref, progress)
     if ref.source.lower().endswith(SHARD_SUFFIX) or shards.lie_in(ref):
         return shards.open_shards(ref)
     if ref.kind is SourceKind.FOLDER:
         return saved.open_saved(ref, progress) if saved.is_saved(ref) else saved.open_listed(ref, progress)
-    return files.open_table(ref, wants)
+    return files.open_table(ref, content)
 
 
-def _of_table(ref: DataRef, wants: Content, progress: Progress, *, labelled: bool) -> Items:
-    return _made(_table(ref, wants, progress), ref, wants, progress, labelled=labelled)
+def _of_table(ref: DataRef, content: Content, progress: Progress, *, labelled: bool) -> Items:
+    return _items_of(_table(ref, content, progress), ref, content, progress, labelled=labelled)
 
 
-def _made(table: tabular.Table, ref: DataRef, wants: Content, progress: Progress, *, labelled: bool) -> Items:
+def _items_of(
+    table: tabular.DataTable, ref: DataRef, content: Content, progress: Progress, *, labelled: bool
+) -> Items:
     if len(table) == 0:
         raise DataError(f"{table.where}: holds no row")
-    made = columns.texts_of if wants is Content.TEXTS else columns.images_of
-    return made(table, ref, progress, labelled=labelled)
+    read_column = columns.texts_of if content is Content.TEXTS else columns.images_of
+    return read_column(table, ref, progress, labelled=labelled)

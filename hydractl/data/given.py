@@ -35,15 +35,15 @@ def listed(items: Iterable[Any]) -> list[Any]:
     Raises:
         TypeError: If there are none, or `items` is a single one.
     """
-    one = "one text" if isinstance(items, str) else "one path" if isinstance(items, Path) else ""
+    single = "one text" if isinstance(items, str) else "one path" if isinstance(items, Path) else ""
     if isinstance(items, Image.Image):
-        one = "one image"
+        single = "one image"
     if isinstance(items, np.ndarray) and items.ndim != BATCHED:
-        one = f"one array of shape {items.shape}"
-    found = [] if one else list(items)
-    if not found:
-        raise TypeError(f"the model takes a list of items, found {one or 'nothing'}")
-    return found
+        single = f"one array of shape {items.shape}"
+    as_list = [] if single else list(items)
+    if not as_list:
+        raise TypeError(f"the model takes a list of items, found {single or 'nothing'}")
+    return as_list
 
 
 def is_text(item: object) -> TypeGuard[Text]:

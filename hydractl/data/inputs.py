@@ -13,20 +13,20 @@ from hydractl.data.batches import (
     CACHE_BYTES,
     EVERY_BATCH,
     Batch,
-    Deal,
+    BatchShare,
     Transform,
     checked_order,
     tensor_cache,
 )
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.corruptions.texts import corrupted_text
-from hydractl.data.crew import MANY, Crew
+from hydractl.data.crew import MANY, WorkerPool
 from hydractl.data.dataset import open_data, stream_data
 from hydractl.data.items import Content, ImageSet, Items, Text, TextSet
 from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.data.resizing import resizing
-from hydractl.data.sources.stream import Stream
+from hydractl.data.sources.stream import ItemStream
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
 from hydractl.inputs import Inputs
@@ -85,7 +85,7 @@ def open_items(
         ref: As there.
         how: Of the model.
         labelled: As there.
-        workers: How many processes decode images; None for what pays, see `Crew.of`.
+        workers: How many processes decode images; None for what pays, see `WorkerPool.of`.
         skip_bad: Whether images that cannot be read are left out; `progress` hears how many, see `open_readable`.
         progress: As there.
     """
@@ -94,17 +94,17 @@ def open_items(
         if left_out:
             progress.warn(left_out)
         return items
-    return crewed(open_data(ref, wants=content_of(how), labelled=labelled, progress=progress), workers)
+    return crewed(open_data(ref, content=content_of(how), labelled=labelled, progress=progress), workers)
 
 
 def open_stream(
     ref: DataRef, how: Reading, *, workers: int | None = 0, progress: Progress = SILENT
-) -> Stream:
+) -> ItemStream:
     """Return the stream that a reference selects, as the model reads it; as `stream_data`, and `workers` as in `open_items`."""
-    stream = stream_data(ref, wants=content_of(how), progress=progress)
+    stream = stream_data(ref, content=content_of(how), progress=progress)
     if stream.content is Content.TEXTS:
         return stream
-    crew = Crew.of(workers, images=MANY if stream.most is None else stream.most)
+    crew = WorkerPool.of(workers, images=MANY if stream.most is None else stream.most)
     return stream.mended(lambda part: replace(of_kind(part, ImageSet), crew=crew))
 
 
@@ -134,7 +134,7 @@ def open_readable(
     first = f"the first: {unreadable[min(unreadable)]}"
     if len(unreadable) == len(items):
         raise DataError(f"{items.name}: no image can be read; {first}")
-    readable = items.taken([i for i in range(len(items)) if i not in unreadable])
+    readable = items.subset([i for i in range(len(items)) if i not in unreadable])
     left_out = f"left out {len(unreadable)} of {counted(len(items), 'image')}, which cannot be read"
     return readable, f"{items.name}: {left_out}; {first}"
 
@@ -152,22 +152,22 @@ def open_lenient(
     Raises:
         UsageError: If they are texts.
     """
-    items = open_data(ref, wants=content_of(how), labelled=labelled, skip_bad=True, progress=progress)
+    items = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True, progress=progress)
     _check_images(items)
     return _lenient(crewed(items, workers))
 
 
-def lenient(items: Items | Stream) -> Items | Stream:
+def lenient(items: Items | ItemStream) -> Items | ItemStream:
     """Return images that may be unreadable.
 
     Raises:
         UsageError: If they are texts.
     """
     _check_images(items)
-    return items.mended(_lenient) if isinstance(items, Stream) else _lenient(items)
+    return items.mended(_lenient) if isinstance(items, ItemStream) else _lenient(items)
 
 
-def _check_images(items: Items | Stream) -> None:
+def _check_images(items: Items | ItemStream) -> None:
     if items.content is not Content.IMAGES:
         raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
 
@@ -190,7 +190,7 @@ def crewed(items: T, workers: int | None) -> T:
     """Return items of which images are decoded by so many processes; None for what pays."""
     if not isinstance(items, ImageSet):
         return items
-    return replace(items, crew=Crew.of(workers, images=len(items)))
+    return replace(items, crew=WorkerPool.of(workers, images=len(items)))
 
 
 def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
@@ -229,7 +229,7 @@ def encoded(
     batch_size: int,
     indices: Sequence[int] | Tensor | None = None,
     limit_bytes: int = CACHE_BYTES,
-    deal: Deal = EVERY_BATCH,
+    deal: BatchShare = EVERY_BATCH,
 ) -> Iterable[Batch[Inputs]]:
     """Return evaluation batches that can be gone over again and again, in an order that is the same each time.
 
@@ -254,14 +254,14 @@ def encoded(
         order = checked_order(len(texts), batch_size, indices)
         tokens = tokenize(texts.texts, how, where=texts.name)
         among = None if deal.among is None else deal.among * batch_size
-        found = TokenBatches.of(
+        token_batches = TokenBatches.of(
             tokens,
             texts.labels,
             indices=order,
             batch_size=batch_size,
             among=1 if deal.as_given else among,
         )
-        return replace(found, order=found.order[deal.positions(len(order), batch_size)])
+        return replace(token_batches, order=token_batches.order[deal.positions(len(order), batch_size)])
     images = of_kind(items, ImageSet)
     order = checked_order(len(images), batch_size, indices)
     return tensor_cache(
@@ -289,8 +289,8 @@ def with_corruption(items: Items, corruption: Corruption) -> Items:
     if isinstance(items, ImageSet):
         return replace(items, corruption=corruption)
     texts = of_kind(items, TextSet)
-    found = tuple(_corrupted(text, corruption, place) for place, text in enumerate(texts.texts))
-    return replace(texts, texts=found)
+    corrupted_texts = tuple(_corrupted(text, corruption, place) for place, text in enumerate(texts.texts))
+    return replace(texts, texts=corrupted_texts)
 
 
 def _corrupted(text: Text, corruption: Corruption, place: int) -> Text:

@@ -14,7 +14,7 @@ from PIL import Image
 from typing_extensions import override
 
 from hydractl.data.corruptions.names import Corruption
-from hydractl.data.crew import Crew
+from hydractl.data.crew import WorkerPool
 from hydractl.data.decoding import upright
 from hydractl.errors import DataError, UnreadableError
 from hydractl.wording import quoted
@@ -33,7 +33,7 @@ class Content(StrEnum):
     TEXTS = "texts"
 
     @property
-    def one(self) -> str:
+    def singular(self) -> str:
         """One of them."""
         return self.value.removesuffix("s")
 
@@ -105,10 +105,10 @@ class Items(ABC):
         Args:
             digests: `item_digest` of every item, in order; None reads them all.
         """
-        found = map(self.item_digest, range(len(self))) if digests is None else digests
-        return fingerprint_of(len(self), self.class_names, self.labels, found, decoding=self.decoding)
+        item_digests = map(self.item_digest, range(len(self))) if digests is None else digests
+        return fingerprint_of(len(self), self.class_names, self.labels, item_digests, decoding=self.decoding)
 
-    def taken(self, indices: Sequence[int], *, name: str | None = None) -> Self:
+    def subset(self, indices: Sequence[int], *, name: str | None = None) -> Self:
         """Return the items at `indices`, all classes kept, under another name if one is given.
 
         Raises:
@@ -131,11 +131,11 @@ class Items(ABC):
                 hint=LABELS_HINT,
             )
         position = {label: place for place, label in enumerate(classes)}
-        kept = [i for i, label in enumerate(self.labels) if label in position]
+        indices = [i for i, label in enumerate(self.labels) if label in position]
         return replace(
-            self.at(kept),
+            self.at(indices),
             class_names=tuple(self.class_names[label] for label in classes),
-            labels=tuple(position[self.labels[i]] for i in kept),
+            labels=tuple(position[self.labels[i]] for i in indices),
         )
 
 
@@ -186,7 +186,7 @@ class ImageStore(ABC):
 
     def only(self, places: Sequence[int]) -> ImageStore:
         """Return what another process needs to read some images, under the same numbers: here the images themselves."""
-        return Held({place: self.image(place) for place in places})
+        return InMemoryImages({place: self.image(place) for place in places})
 
     def check_there(self, places: Sequence[int]) -> None:  # noqa: B027 - most stores find out when they read
         """Refuse images of which it can be told without reading that they are not there.
@@ -212,7 +212,7 @@ class ImageStore(ABC):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held(ImageStore):
+class InMemoryImages(ImageStore):
     """Some images of a store, in memory."""
 
     images: Mapping[int, Image.Image]
@@ -240,7 +240,7 @@ class ImageSet(Items):
 
     store: ImageStore
     places: Sequence[int]
-    crew: Crew | None = None
+    crew: WorkerPool | None = None
     lenient: bool = False
     fast: bool = False
     oriented: bool = True
@@ -309,8 +309,8 @@ def fingerprint_of(
     decoding: str,
 ) -> str:
     """Return the fingerprint of so many items of such labels and digests; see `Items`."""
-    told = [count, class_names, labels, *([decoding] if decoding else [])]
-    sha = hashlib.sha256(json.dumps(told).encode())
+    description = [count, class_names, labels, *([decoding] if decoding else [])]
+    sha = hashlib.sha256(json.dumps(description).encode())
     for digest in digests:
         sha.update(digest)
     return f"sha256:{sha.hexdigest()}"

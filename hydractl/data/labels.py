@@ -30,7 +30,7 @@ T = TypeVar("T", bound=Items)
 
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
-_SHOWN = 10
+_MAX_SHOWN = 10
 
 
 class Classed(Protocol):
@@ -66,7 +66,7 @@ def are_numerals(names: Iterable[str]) -> bool:
     return all(_NUMERAL.fullmatch(name) for name in names)
 
 
-def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...]:
+def select_classes(class_names: Sequence[str], selectors: Sequence[str]) -> tuple[int, ...]:
     """Return the classes that `classes=` chooses, increasing.
 
     A class's name goes before everything. Otherwise a number is that in a name where all names are no more than numbers
@@ -74,18 +74,18 @@ def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[i
 
     Args:
         class_names: The data set's classes.
-        wanted: Names, numbers, or inclusive ranges of numbers such as `0-6`.
+        selectors: Names, numbers, or inclusive ranges of numbers such as `0-6`.
 
     Raises:
         UsageError: If a range runs backwards.
         DataError: If the data have no such class.
     """
-    wanted = [normal(item) for item in wanted]
+    selectors = [normal(item) for item in selectors]
     by_name = {name: index for index, name in enumerate(class_names)}
     numbers = placeholders(class_names) or range(len(class_names))
     numbered = {str(number): index for index, number in enumerate(numbers)}
     chosen: set[int] = set()
-    for item in wanted:
+    for item in selectors:
         ends = _RANGE.fullmatch(item)
         if item in by_name:
             chosen.add(by_name[item])
@@ -140,13 +140,13 @@ def normal_names(names: Iterable[str], *, where: str) -> tuple[str, ...]:
     Raises:
         DataError: If two become one.
     """
-    known = tuple(map(normal, names))
-    if (twice := first_twice(known)) is not None:
+    normalised = tuple(map(normal, names))
+    if (twice := first_twice(normalised)) is not None:
         raise DataError(
             f"{where}: two classes are called `{twice}`",
             hint="rename one; blanks around a name do not count, nor does how Unicode composes its letters",
         )
-    return known
+    return normalised
 
 
 def apply_class_options(items: T, ref: DataRef, progress: Progress) -> T:
@@ -189,7 +189,7 @@ def _ordered(items: T, by: str, progress: Progress) -> T:
         order = by_number(names)
     if order is None:
         raise DataError(
-            f"{items.name}: `classes-by={by}`: its classes are {some(names)}, which differ in more than a number",
+            f"{items.name}: `classes-by={by}`: its classes are {first_names(names)}, which differ in more than a number",
             hint=f"write `classes-by={POSITION}` or `classes-by={ALPHABET}`",
         )
     if by == POSITION and order != range(len(names)):
@@ -197,14 +197,14 @@ def _ordered(items: T, by: str, progress: Progress) -> T:
     return replace(items.of_classes(order), numbered=False, by_position=True)
 
 
-def some(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first of some names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return quoted(names[:_SHOWN]) + more
+    suffix = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return quoted(names[:_MAX_SHOWN]) + suffix
 
 
 def _number_of(item: str, numbered: dict[str, int], class_names: Sequence[str]) -> int:
     if item not in numbered:
-        shown = quoted(class_names, most=2 * _SHOWN)
-        raise DataError(f"the data have no class `{item}`; their {len(class_names)} classes are {shown}")
+        class_list = quoted(class_names, most=2 * _MAX_SHOWN)
+        raise DataError(f"the data have no class `{item}`; their {len(class_names)} classes are {class_list}")
     return numbered[item]

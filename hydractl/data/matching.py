@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hydractl.data.labels import Classed, are_numerals, some
+from hydractl.data.labels import Classed, are_numerals, first_names
 from hydractl.data.names import (
     MAP,
     POSITION,
@@ -63,19 +63,19 @@ def match_classes(
     if items.by_position:
         return _in_position(items, model_labels, num_classes)
     matches, exactly = _by_name(class_names, model_labels)
-    known = tuple(place for place in matches if place is not None)
-    if len(known) == len(class_names):
+    matched = tuple(place for place in matches if place is not None)
+    if len(matched) == len(class_names):
         if not exactly:
             progress.warn(f"{called}'s class names are the model's but for capitals: taken for the same")
-        return known
+        return matched
     if items.numbered:
         _check_numbers(class_names, model_labels, num_classes)
-    indices = None if known else _indices(items, model_labels, num_classes, by_text=by_text)
+    indices = None if matched else _indices(items, model_labels, num_classes, by_text=by_text)
     if indices is not None:
         _warn_indices(items, model_labels, indices, called=called, progress=progress)
         return indices
     strange = [name for name, place in zip(class_names, matches, strict=True) if place is None]
-    order = None if known or by_text else _order(class_names, model_labels, num_classes)
+    order = None if matched or by_text else _order(class_names, model_labels, num_classes)
     if order is None:
         raise _unlike(items, strange, model_labels, num_classes=num_classes, by_text=by_text)
     first, last = class_names[order[0]], class_names[order[-1]]
@@ -129,16 +129,16 @@ def filled_names(
         number: How many classes the model tells apart.
     """
     theirs = dict(zip(table, class_names, strict=True))
-    own = model_labels or [_unnamed(i) for i in range(number)]
-    return tuple(theirs.get(i, name) if name == _unnamed(i) else name for i, name in enumerate(own))
+    model_names = model_labels or [_unnamed(i) for i in range(number)]
+    return tuple(theirs.get(i, name) if name == _unnamed(i) else name for i, name in enumerate(model_names))
 
 
 def names_all(items: Classed, model_labels: Sequence[str]) -> bool:
     """Return whether the data know every class of the model that has a name, and the model every class of the data."""
     if not model_labels or not names_agree(items, model_labels, len(model_labels)):
         return False
-    known = {*match_classes(items, model_labels, num_classes=len(model_labels))}
-    return all(i in known or name == _unnamed(i) for i, name in enumerate(model_labels))
+    matched = {*match_classes(items, model_labels, num_classes=len(model_labels))}
+    return all(i in matched or name == _unnamed(i) for i, name in enumerate(model_labels))
 
 
 def _unnamed(index: int) -> str:
@@ -155,9 +155,9 @@ def _by_name(class_names: Sequence[str], model_labels: Sequence[str]) -> tuple[l
     for form in (normal, folded):
         names = [form(name) for name in class_names]
         positions = {form(name): i for i, name in enumerate(model_labels)}
-        once = Counter(names) | Counter(form(name) for name in model_labels)
+        counts = Counter(names) | Counter(form(name) for name in model_labels)
         for i, name in enumerate(names):
-            if places[i] is None and once[name] == 1 and name in positions:
+            if places[i] is None and counts[name] == 1 and name in positions:
                 places[i] = positions[name]
                 exactly = exactly and form is normal
     unnamed = {str(i): i for i, name in enumerate(model_labels) if name == _unnamed(i)}
@@ -178,7 +178,7 @@ def _indices(
         return None
     others = [placeholders([model_labels[number]]) for number in numbers] if model_labels else []
     if items.numbered or all(
-        other in {None, (number,)} for other, number in zip(others, numbers, strict=False)
+        model_number in {None, (number,)} for model_number, number in zip(others, numbers, strict=False)
     ):
         return numbers
     return None
@@ -224,12 +224,12 @@ def _warn_indices(
     )  # in its names, which count otherwise where the alphabet has ordered them
     at = next((i for i, index in enumerate(indices) if numbers and numbers[index] != index), 0)
     name, index = items.class_names[at], indices[at]
-    other = _other_order(items)
-    if not model_labels and not other and are_numerals(items.class_names):
+    other_order = _other_order(items)
+    if not model_labels and not other_order and are_numerals(items.class_names):
         return
-    shown = f"`{model_labels[index]}`" if model_labels else f"class {index}"
+    class_text = f"`{model_labels[index]}`" if model_labels else f"class {index}"
     progress.warn(
-        f"{called}'s classes are named by numbers: taken for the model's class indices (`{name}` is {shown}){other}"
+        f"{called}'s classes are named by numbers: taken for the model's class indices (`{name}` is {class_text}){other_order}"
     )
 
 
@@ -247,20 +247,20 @@ def _unlike(
             f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes}",
             hint=f"set `num_classes={count}` in an `arch:` reference, or choose some of the data's classes with `::classes=`",
         )
-    known = {place for place in _by_name(class_names, model_labels)[0] if place is not None}
-    others = [name for i, name in enumerate(model_labels) if i not in known]
+    matched = {place for place in _by_name(class_names, model_labels)[0] if place is not None}
+    others = [name for i, name in enumerate(model_labels) if i not in matched]
     near = next(((old, new) for old in strange if (new := nearest(old, others))), ("OLD", "NEW"))
     pair = ":".join(map(write_name, near))
     hint = f"name them as the model does, for example `::{MAP}={pair}`, or choose classes with `::classes=`"
     if by_text:
         hint += "; or name the model's classes as the data's are, with `--classes`, in any order"
-    elif count == num_classes and (not known or near[0] == near[1]):
+    elif count == num_classes and (not matched or near[0] == near[1]):
         hint += f"; or {_BY_POSITION}"
     return DataError(
-        f"{items.name}: {len(strange)} of {count} class names are not those of the model: {some(strange)}; "
-        f"the model's other classes are {some(others) or 'none'}"
-        if known
-        else f"{items.name}: no class name is the model's: the data have {some(class_names)}, the model {some(model_labels)}",
+        f"{items.name}: {len(strange)} of {count} class names are not those of the model: {first_names(strange)}; "
+        f"the model's other classes are {first_names(others) or 'none'}"
+        if matched
+        else f"{items.name}: no class name is the model's: the data have {first_names(class_names)}, the model {first_names(model_labels)}",
         hint=hint,
     )
 
@@ -269,7 +269,7 @@ def _check_numbers(class_names: Sequence[str], model_labels: Sequence[str], num_
     """Refuse a number that is none of the model's classes."""
     high = next((name for name in class_names if int(name) >= num_classes), None)
     if high is not None:
-        names = f", or give names: the model's are {some(model_labels)}" if model_labels else ""
+        names = f", or give names: the model's are {first_names(model_labels)}" if model_labels else ""
         raise DataError(
             f"label {high} is out of range: the model has {num_classes} classes, 0 to {num_classes - 1}",
             hint=f"count the labels from 0{names}; of an `arch:` reference set the number of classes",

@@ -49,8 +49,8 @@ def counters(names: Sequence[str]) -> tuple[int, ...] | None:
     """Return the numbers of names that differ in their last number alone, as `class0` and `class10`; else None."""
     matches = [match for name in names if (match := _COUNTED.fullmatch(name))]
     stems = {match[1] for match in matches}
-    alike = len(stems) == 1 and len(names) > 1
-    return _distinct([int(match[2]) for match in matches], names) if alike else None
+    one_stem = len(stems) == 1 and len(names) > 1
+    return _distinct([int(match[2]) for match in matches], names) if one_stem else None
 
 
 def _distinct(numbers: Sequence[int], names: Sequence[str]) -> tuple[int, ...] | None:

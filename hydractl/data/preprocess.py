@@ -241,8 +241,8 @@ class _Drawing(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        own = {"generator": self.generator} if func in _DRAWS else {}
-        return func(*args, **(kwargs or {}), **own)
+        generator_argument = {"generator": self.generator} if func in _DRAWS else {}
+        return func(*args, **(kwargs or {}), **generator_argument)
 
 
 def _run(steps: Steps, value: Any) -> Any:  # noqa: ANN401 - images, as libraries take them
@@ -264,7 +264,9 @@ class Normalised:
     @classmethod
     def of(cls, preprocessing: Preprocess) -> Normalised:
         """Return what a model's inputs are normalised by."""
-        return cls(*(np.array(each, np.float32) for each in (preprocessing.mean, preprocessing.std)))
+        return cls(
+            *(np.array(statistic, np.float32) for statistic in (preprocessing.mean, preprocessing.std))
+        )
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the input (C, H, W), float32."""
@@ -277,7 +279,7 @@ class Normalised:
 
     def into(self, pixels: Tensor, out: Tensor) -> None:
         """Do the same to the bit with pixels (B, C, H, W), uint8, into `out`, float32."""
-        mean, std = (torch.from_numpy(each)[:, None, None] for each in (self.mean, self.std))
+        mean, std = (torch.from_numpy(statistic)[:, None, None] for statistic in (self.mean, self.std))
         out.copy_(pixels).div_(255).sub_(mean).div_(std)
 
 
@@ -290,7 +292,7 @@ def _augmentation(name: str, preprocessing: Preprocess) -> Callable[[Any], Any]:
     from timm.data.transforms import str_to_interp_mode  # noqa: PLC0415 - as above
     from torchvision.transforms import v2  # noqa: PLC0415 - as above
 
-    made: dict[str, Callable[[], Callable[[Any], Any]]] = {
+    builders: dict[str, Callable[[], Callable[[Any], Any]]] = {
         "rrc": lambda: v2.RandomResizedCrop(
             preprocessing.input_size[1:],
             scale=(SMALLEST_CROP, 1.0),
@@ -303,4 +305,4 @@ def _augmentation(name: str, preprocessing: Preprocess) -> Callable[[Any], Any]:
         ),
         "randaugment": lambda: v2.RandAugment(num_ops=2, magnitude=12),
     }
-    return made[name]()
+    return builders[name]()

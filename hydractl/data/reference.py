@@ -189,14 +189,14 @@ class DataRef:
         Raises:
             UsageError: If `text` does not follow the grammar, or names several data sets; the message says where.
         """
-        found = cls.parse_all(text, endless=endless, buffered=buffered)
-        if len(found) > 1:
-            one = f"{text.partition('/')[0]}/{found[0][0]}"
+        named_refs = cls.parse_all(text, endless=endless, buffered=buffered)
+        if len(named_refs) > 1:
+            example = f"{text.partition('/')[0]}/{named_refs[0][0]}"
             raise UsageError(
-                f"`{text}`: names {len(found)} data sets, where one is read",
-                hint=f"name one of {', '.join(f'`{name}`' for name, _ in found)}: `{one}`",
+                f"`{text}`: names {len(named_refs)} data sets, where one is read",
+                hint=f"name one of {', '.join(f'`{name}`' for name, _ in named_refs)}: `{example}`",
             )
-        return found[0][1]
+        return named_refs[0][1]
 
     @classmethod
     def parse_all(
@@ -208,12 +208,14 @@ class DataRef:
             UsageError: If `text` does not follow the grammar; the message says where.
         """
         source, options = _parts(text)
-        found: tuple[tuple[str | None, Self], ...]
+        named_refs: tuple[tuple[str | None, Self], ...]
         if source.startswith(PREFIX):
-            found = tuple((one.name, cls._of(one.source, one.options)) for one in find(source, options))
+            named_refs = tuple(
+                (preset.name, cls._of(preset.source, preset.options)) for preset in find(source, options)
+            )
         else:
-            found = ((None, cls._of(source, options)),)
-        for _, ref in found:
+            named_refs = ((None, cls._of(source, options)),)
+        for _, ref in named_refs:
             if ref.buffer is not None and not buffered:
                 raise UsageError(
                     f"`buffer={ref.buffer}`: has no effect here, where rows are not shuffled",
@@ -221,11 +223,11 @@ class DataRef:
                 )
             if not endless:
                 ref.check_ends()
-        return found
+        return named_refs
 
     @classmethod
     def _of(cls, source: str, options: Mapping[str, str]) -> Self:
-        return cls(source=source, **{_field(key): _value(key, given) for key, given in options.items()})
+        return cls(source=source, **{_field(key): _value(key, text) for key, text in options.items()})
 
     def __str__(self) -> str:
         options = self._options()
@@ -241,8 +243,8 @@ class DataRef:
         """The reference with no more of a path than its last part: reports travel."""
         if self.kind not in {SourceKind.FOLDER, SourceKind.FILE}:
             return str(self)
-        told = replace(self, root=None)
-        return Path(self.source).resolve().name + str(told).removeprefix(self.source)
+        without_root = replace(self, root=None)
+        return Path(self.source).resolve().name + str(without_root).removeprefix(self.source)
 
     @property
     def kind(self) -> SourceKind:
@@ -268,9 +270,9 @@ class DataRef:
             return
         if self.source.lower().endswith(SHARD_SUFFIX):
             return
-        what = "file" if self.kind is SourceKind.FILE else "folder or file"
+        file_kind = "file" if self.kind is SourceKind.FILE else "folder or file"
         near = did_you_mean(self.source, BUILT_IN) or did_you_mean_path(self.source)
-        raise DataError(f"{self.source}: no such {what}", hint=near or SOURCES_HINT)
+        raise DataError(f"{self.source}: no such {file_kind}", hint=near or SOURCES_HINT)
 
     @property
     def text_columns(self) -> tuple[str, ...]:
@@ -311,14 +313,14 @@ def _field(key: str) -> str:
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:
     """Return the source and what stands after the last `::`, which may be nothing."""
-    source, separator, rest = split_source(text)
-    known = (*OPTION_KEYS, OPENOOD) if source.startswith(PREFIX) else OPTION_KEYS
+    source, separator, options_text = split_source(text)
+    known_keys = (*OPTION_KEYS, OPENOOD) if source.startswith(PREFIX) else OPTION_KEYS
     options: dict[str, str] = {}
     _, twice, before = source.rpartition("::")
-    if twice and "=" in before and before.partition("=")[0] in known:
+    if twice and "=" in before and before.partition("=")[0] in known_keys:
         raise UsageError(f"`{text}`: `::` stands twice", hint="for example `digits::split=test,classes=0-6`")
-    ends_name = not rest and ("::" in source or source.endswith(":"))
-    for part in split_keys(rest) if separator and not ends_name else ():
+    ends_name = not options_text and ("::" in source or source.endswith(":"))
+    for part in split_keys(options_text) if separator and not ends_name else ():
         key, equals, value = part.partition("=")
         if not equals:
             example = "digits::split=test,classes=0-6"
@@ -328,10 +330,10 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
                 f"`{text}`: expected key=value after `::`, found `{part}`",
                 hint=f"for example `{example}`; a name that holds `::` ends with it: `{text}::`",
             )
-        if key not in known:
+        if key not in known_keys:
             raise UsageError(
-                f"`{text}`: unknown key `{key}`; known keys are {', '.join(sorted(known))}",
-                hint=did_you_mean(key, known),
+                f"`{text}`: unknown key `{key}`; known keys are {', '.join(sorted(known_keys))}",
+                hint=did_you_mean(key, known_keys),
             )
         if key in options:
             raise UsageError(f"`{text}`: the key `{key}` is given twice")
@@ -339,16 +341,16 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
     return source, options
 
 
-def _value(key: str, given: str) -> Any:  # noqa: ANN401 - of the field's type
+def _value(key: str, text: str) -> Any:  # noqa: ANN401 - of the field's type
     if key == "classes":
-        return tuple(given.split("+"))
+        return tuple(text.split("+"))
     if key == MAP:
-        return read_pairs(given)
+        return read_pairs(text)
     if key not in {"limit", "seed", "size", "buffer"}:
-        return given
-    if not _NATURAL.fullmatch(given):
-        raise UsageError(f"`{key}={given}`: expected a whole number, not negative")
-    return int(given)
+        return text
+    if not _NATURAL.fullmatch(text):
+        raise UsageError(f"`{key}={text}`: expected a whole number, not negative")
+    return int(text)
 
 
 def _check_value(key: str, value: Any) -> None:  # noqa: ANN401 - of a program, which may hand over anything

@@ -48,7 +48,9 @@ def resizing(preprocessing: Preprocess) -> Steps:
     squashed = isinstance(first, Resize) and not isinstance(
         first.size, int
     )  # to one size, whose margins are known
-    odd = not squashed or any((whole - kept) % 2 for whole, kept in zip(first.size, size, strict=True))
+    odd = not squashed or any(
+        (resized_side - crop_side) % 2 for resized_side, crop_side in zip(first.size, size, strict=True)
+    )
     before = preprocessing.crop_offset == "before" and odd
     if (
         len(steps) == 2
@@ -66,43 +68,43 @@ def rounded(steps: Steps) -> Steps:
     return tuple(replace(step, exact=False) if isinstance(step, Middle) else step for step in steps)
 
 
-class _Part(NamedTuple):
+class _ResizedSide(NamedTuple):
     """What is kept of one side of a resized image.
 
     Attributes:
-        own: How long the side is.
-        whole: How long it would be.
+        source: How long the side is.
+        resized: How long it would be.
         begin: Where the part begins in that.
-        kept: How long it is.
+        cropped: How long it is.
     """
 
-    own: int
-    whole: int
+    source: int
+    resized: int
     begin: int
-    kept: int
+    cropped: int
 
     @property
     def kept_pixels(self) -> tuple[int, int]:
         """Where the part begins and ends in the whole."""
-        return self.begin, self.begin + self.kept
+        return self.begin, self.begin + self.cropped
 
     @property
     def ends(self) -> tuple[float, float]:
         """Where the part begins and ends in the image."""
         first, last = self.kept_pixels
-        return first * self.own / self.whole, last * self.own / self.whole
+        return first * self.source / self.resized, last * self.source / self.resized
 
     @property
     def is_exact(self) -> bool:
         """Whether Pillow gives this part alone as it gives it of the whole: if no place in it has to be rounded."""
-        parts = Fraction(self.own, self.whole).denominator
-        return parts & (parts - 1) == 0 and self.own * parts < EXACT
+        parts = Fraction(self.source, self.resized).denominator
+        return parts & (parts - 1) == 0 and self.source * parts < EXACT
 
     @property
     def read(self) -> tuple[int, int]:
         """Which pixels of the side the part is made of, and perhaps some more."""
-        (begin, end), reach = self.ends, RADIUS * max(1.0, self.own / self.whole)
-        return max(0, floor(begin - reach)), min(self.own, ceil(end + reach))
+        (begin, end), reach = self.ends, RADIUS * max(1.0, self.source / self.resized)
+        return max(0, floor(begin - reach)), min(self.source, ceil(end + reach))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,32 +134,39 @@ class Middle:
         across, down = self._parts(image)
         if not self.exact:
             (left, right), (above, below) = across.ends, down.ends
-            return image.resize((across.kept, down.kept), self.resample, box=(left, above, right, below))
+            return image.resize(
+                (across.cropped, down.cropped), self.resample, box=(left, above, right, below)
+            )
         if _columns_first(across, down):
-            whole = image.resize((across.whole, down.whole), self.resample)
-            return whole.crop(_box(across.kept_pixels, down.kept_pixels))
-        begin, end = down.read if down.is_exact else (0, down.own)
-        strip = image.crop(_box((0, across.own), (begin, end)))
+            resized_image = image.resize((across.resized, down.resized), self.resample)
+            return resized_image.crop(_box(across.kept_pixels, down.kept_pixels))
+        begin, end = down.read if down.is_exact else (0, down.source)
+        strip = image.crop(_box((0, across.source), (begin, end)))
         rows = (0, end - begin)
         if across.is_exact:
-            columns = strip.resize((across.kept, end - begin), self.resample, box=_box(across.ends, rows))
+            columns = strip.resize((across.cropped, end - begin), self.resample, box=_box(across.ends, rows))
         else:
-            columns = strip.resize((across.whole, end - begin), self.resample)
+            columns = strip.resize((across.resized, end - begin), self.resample)
             columns = columns.crop(_box(across.kept_pixels, rows))
         if down.is_exact:
             above, below = (place - begin for place in down.ends)
-            box = _box((0, across.kept), (above, below))
-            return columns.resize((across.kept, down.kept), self.resample, box=box)
-        resized = columns.resize((across.kept, down.whole), self.resample)
-        return resized.crop(_box((0, across.kept), down.kept_pixels))
+            box = _box((0, across.cropped), (above, below))
+            return columns.resize((across.cropped, down.cropped), self.resample, box=box)
+        resized = columns.resize((across.cropped, down.resized), self.resample)
+        return resized.crop(_box((0, across.cropped), down.kept_pixels))
 
-    def _parts(self, image: Image.Image) -> tuple[_Part, _Part]:
+    def _parts(self, image: Image.Image) -> tuple[_ResizedSide, _ResizedSide]:
         """Return what is kept across and down."""
         short = min(image.size)
         across, down = (
-            _Part(own, whole, (whole - kept) // 2 if self.before else round((whole - kept) / 2), kept)
-            for own, kept in zip(image.size, reversed(self.size), strict=True)
-            for whole in [self.side if own == short else int(self.side * own / short)]
+            _ResizedSide(
+                source,
+                resized,
+                (resized - cropped) // 2 if self.before else round((resized - cropped) / 2),
+                cropped,
+            )
+            for source, cropped in zip(image.size, reversed(self.size), strict=True)
+            for resized in [self.side if source == short else int(self.side * source / short)]
         )
         return across, down
 
@@ -175,9 +184,9 @@ class CropBefore:
         return image.crop((left, above, left + width, above + height))
 
 
-def _columns_first(across: _Part, down: _Part) -> bool:
+def _columns_first(across: _ResizedSide, down: _ResizedSide) -> bool:
     """Return whether Pillow resizes columns before rows: from release 13 on, of images that become lower rather than narrower."""
-    lower, narrower = down.own - down.whole, across.own - across.whole
+    lower, narrower = down.source - down.resized, across.source - across.resized
     return lower > max(0, 2 * narrower)
 
 

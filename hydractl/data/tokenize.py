@@ -74,17 +74,17 @@ class Tokens:
             chosen: Shape (B,), int64, positions in 0..N-1.
             length: T, at least that of the longest; None for that of the longest.
         """
-        own = self.starts.diff()[chosen, None]
+        text_lengths = self.starts.diff()[chosen, None]
         longest = int(self.lengths[chosen].max()) if length is None else length
-        positions = torch.arange(longest) - (longest - own if self.how.padding_side == "left" else 0)
-        kept = (positions >= 0) & (positions < own)
-        places = (self.starts[chosen, None] + positions).where(kept, self.starts[chosen, None])
-        found = {
-            "input_ids": self.ids[places].long().masked_fill_(~kept, self.how.pad_id),
-            "attention_mask": kept.long(),
-            "token_type_ids": self.segments[places].long().masked_fill_(~kept, 0),
+        positions = torch.arange(longest) - (longest - text_lengths if self.how.padding_side == "left" else 0)
+        token_mask = (positions >= 0) & (positions < text_lengths)
+        places = (self.starts[chosen, None] + positions).where(token_mask, self.starts[chosen, None])
+        inputs = {
+            "input_ids": self.ids[places].long().masked_fill_(~token_mask, self.how.pad_id),
+            "attention_mask": token_mask.long(),
+            "token_type_ids": self.segments[places].long().masked_fill_(~token_mask, 0),
         }
-        return {name: found[name] for name in ("input_ids", *self.how.names)}
+        return {name: inputs[name] for name in ("input_ids", *self.how.names)}
 
 
 def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data") -> Tokens:
@@ -113,10 +113,10 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
     for begin in range(0, len(texts), CHUNK):
         with _translated("fails on the texts"):
             chunk = [_shortened(text, tokenizer, how) for text in texts[begin : begin + CHUNK]]
-            found = tokenizer.encode_batch_fast(chunk)
-        lengths += [len(encoding.ids) for encoding in found]
-        ids.append(torch.tensor([*chain.from_iterable(e.ids for e in found)], dtype=torch.int32))
-        marks = torch.tensor([*chain.from_iterable(e.type_ids for e in found)], dtype=torch.int64)
+            encodings = tokenizer.encode_batch_fast(chunk)
+        lengths += [len(encoding.ids) for encoding in encodings]
+        ids.append(torch.tensor([*chain.from_iterable(e.ids for e in encodings)], dtype=torch.int32))
+        marks = torch.tensor([*chain.from_iterable(e.type_ids for e in encodings)], dtype=torch.int64)
         segments.append(marks.clamp(max=SEGMENTS).to(torch.uint8))
     counts = torch.tensor([0, *lengths])
     tokens = Tokens(how=how, ids=torch.cat(ids), segments=torch.cat(segments), starts=counts.cumsum(0))
@@ -156,10 +156,10 @@ def _check(tokens: Tokens, where: str) -> None:
             f"{where}: text {int(lengths.argmin())} holds no token that the model knows",
             hint="write a text into that row, or name another column: `::text=COLUMN`",
         )
-    most, known = int(tokens.ids.max()), tokens.how.vocab_size
-    if most >= known:
+    most, vocab_size = int(tokens.ids.max()), tokens.how.vocab_size
+    if most >= vocab_size:
         raise CheckpointError(
-            f"the tokenizer gave token {most}, but the model knows tokens 0 to {known - 1}",
+            f"the tokenizer gave token {most}, but the model knows tokens 0 to {vocab_size - 1}",
             hint="is it another model's tokenizer? in an `arch:` reference set `vocab_size=` to the tokenizer's",
         )
     if "token_type_ids" in tokens.how.names and int(tokens.segments.max()) >= SEGMENTS:
@@ -191,14 +191,14 @@ def _opened(how: Tokenization) -> Tokenizer | PythonTokenizer:
 
 
 @contextmanager
-def _translated(what: str) -> Iterator[None]:
+def _translated(failure: str) -> Iterator[None]:
     try:
         with without_panic():
             yield
     except HydraError:
         raise
     except Exception as error:  # the library raises nothing more special
-        raise CheckpointError(f"the model's tokenizer {what}: {reason_of(error)}") from error
+        raise CheckpointError(f"the model's tokenizer {failure}: {reason_of(error)}") from error
 
 
 @lru_cache(maxsize=4)
@@ -251,8 +251,8 @@ class TokenBatches:
         order = torch.cat(
             [part[tokens.lengths[part].argsort(descending=True, stable=True)] for part in parts]
         )
-        held = None if labels is None else torch.tensor(labels)
-        return cls(tokens=tokens, labels=held, order=order, batch_size=batch_size)
+        label_tensor = None if labels is None else torch.tensor(labels)
+        return cls(tokens=tokens, labels=label_tensor, order=order, batch_size=batch_size)
 
     def __iter__(self) -> Iterator[Batch[Mapping[str, Tensor]]]:
         for chosen in self.order.split(self.batch_size) if len(self.order) else ():

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 COMPILED = "_orig_mod."
 """What torch.compile puts before the names of a module's tensors."""
-OWN = "own"
-POOLINGS = (OWN, "mean")
+DEFAULT_POOLING = "own"
+POOLINGS = (DEFAULT_POOLING, "mean")
 """What a classifier of texts may read: what its family's does, or the mean over all tokens but padding."""
 
 
-class Role(StrEnum):
+class TensorRole(StrEnum):
     """What a tensor with a head axis does."""
 
     INPUT = "input"  # q, k or v, apart or fused: Taylor scores these weights
@@ -48,7 +48,7 @@ class HeadTensor:
     name: str
     axis: int
     copies: int
-    role: Role
+    role: TensorRole
     one_entry: bool = False
 
     def width(self, head_dim: int) -> int:
@@ -67,7 +67,7 @@ def projections_apart(name: str, parts: Sequence[str], *, copies: int = 1) -> tu
     return tuple(
         HeadTensor(name=f"{name.format(part=part)}.{kind}", axis=0, copies=copies, role=role)
         for part in parts
-        for kind, role in (("weight", Role.INPUT), ("bias", Role.BIAS))
+        for kind, role in (("weight", TensorRole.INPUT), ("bias", TensorRole.BIAS))
     )
 
 
@@ -100,7 +100,7 @@ class TowerLayout:
     def under(self, prefix: str) -> TowerLayout:
         """Return the layout of the same tower in a model whose names for it begin with `prefix`."""
         outside = {
-            name: tuple(prefix + own for own in getattr(self, name))
+            name: tuple(prefix + path for path in getattr(self, name))
             for name in ("readout", "head", "pooler", "embed", "last_norm")
         }
         return replace(self, block=prefix + self.block, **outside)
@@ -160,7 +160,7 @@ class Family:
         evaluation_config: What of an architecture changes the answers of trained weights, in one form: options that act in
             training alone are left out, defaults are filled in.
         matches: Whether a `config.json` is of this family.
-        holds: Whether it is of a model, of whatever class, whose encoder one of the family's classifiers has.
+        matches_encoder: Whether it is of a model, of whatever class, whose encoder one of the family's classifiers has.
         texts: How many tokens of a text, and how many different ones, a model takes; None where none are read.
         scalars: Tensors without an axis, which a hydra holds as a vector of M.
         exact: Tensors that are stored and loaded in float32 at least, whatever the others are: bf16 changes CLIP's scale by 1 %.
@@ -178,7 +178,7 @@ class Family:
     refuses: str
     towers: Mapping[str, TowerLayout]
     matches: Callable[[Mapping[str, object]], bool]
-    holds: Callable[[Mapping[str, object]], bool]
+    matches_encoder: Callable[[Mapping[str, object]], bool]
     claims: Callable[[str], bool]
     read_config: Callable[[Mapping[str, object], Path], Described]
     write_config: Callable[[Described], dict[str, Mapping[str, object]] | None]
@@ -207,7 +207,7 @@ class Place:
 
 def with_pooling(architecture: Architecture, pooling: str) -> Architecture:
     """Return an architecture whose classifier reads what one of `POOLINGS` says."""
-    return architecture.model_copy(update={"pooling": None if pooling == OWN else pooling})
+    return architecture.model_copy(update={"pooling": None if pooling == DEFAULT_POOLING else pooling})
 
 
 def is_replaceable(family: Family, name: str) -> bool:
@@ -240,10 +240,10 @@ def without_wrapper(family: Family, names: Iterable[str], expected: Collection[s
     for end in (0, *(dot.end() for dot in re.finditer(r"\.", first))):
         if not all(name.startswith(first[:end]) for name in plain.values()):
             return None
-        left = {name: short[end:] for name, short in plain.items()}
-        in_memory = [name_in_memory(family, short) for short in left.values()]
+        stripped = {name: short[end:] for name, short in plain.items()}
+        in_memory = [name_in_memory(family, short) for short in stripped.values()]
         if len(in_memory) == len(expected) and {*in_memory} == {*expected}:
-            return left if any(name != short for name, short in left.items()) else None
+            return stripped if any(name != short for name, short in stripped.items()) else None
     return None
 
 
@@ -255,15 +255,15 @@ def place_of(family: Family, name: str) -> Place:
     for tower, layout in family.towers.items():
         prefix, suffix = layout.block.split("{layer}")
         if name.startswith(prefix):
-            number, _, rest = name.removeprefix(prefix).partition(suffix)
+            number, _, parameter = name.removeprefix(prefix).partition(suffix)
             if not number.isdecimal():
                 continue
-            heads = next((h for h in layout.heads if h.name == rest), None)
+            heads = next((h for h in layout.heads if h.name == parameter), None)
             part = (
                 "attention"
-                if rest.startswith(layout.attention)
+                if parameter.startswith(layout.attention)
                 else "mlp"
-                if rest.startswith(layout.mlp)
+                if parameter.startswith(layout.mlp)
                 else "norm"
             )
             return Place(tower=tower, layer=int(number), part=part, heads=heads)
@@ -278,7 +278,7 @@ def place_of(family: Family, name: str) -> Place:
 
 def place_on_disk(family: Family, name: str) -> Place:
     """Return where a tensor of a library's folder stands, be the folder of a classifier or of its encoder alone."""
-    found = name_in_memory(family, name)
+    memory_name = name_in_memory(family, name)
     models = (layout.block.partition(".")[0] for layout in family.towers.values())
-    places = [place_of(family, n) for n in (found, *(f"{model}.{found}" for model in models))]
+    places = [place_of(family, n) for n in (memory_name, *(f"{model}.{memory_name}" for model in models))]
     return next((place for place in places if place.layer is not None or place.part != "embed"), places[0])

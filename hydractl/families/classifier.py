@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.families.base import OWN, Family, place_of, with_pooling
+from hydractl.families.base import DEFAULT_POOLING, Family, place_of, with_pooling
 from hydractl.families.folder import expected_specs
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.header import Architecture
@@ -28,7 +28,7 @@ def with_classifier(
     labels: tuple[str, ...] = (),
     seed: int = 0,
     head_seed: int | None = None,
-    pooling: str = OWN,
+    pooling: str = DEFAULT_POOLING,
 ) -> OpenModel:
     """Return a base or a member with a classifier drawn by its library's own rules, and a pooler where it lacks one.
 
@@ -45,14 +45,16 @@ def with_classifier(
     header = opened.header.model_copy(update={"architecture": architecture, "labels": labels})
     own_seed = seed if head_seed is None else head_seed
     if opened.is_random:
-        drawn = family.initialise(architecture, own_seed)
-        whole = drawn if head_seed is None else family.initialise(architecture, seed)
-        state = {n: drawn[n] if place_of(family, n).part == "head" else t for n, t in whole.items()}
+        initial_state = family.initialise(architecture, own_seed)
+        random_state = initial_state if head_seed is None else family.initialise(architecture, seed)
+        state = {
+            n: initial_state[n] if place_of(family, n).part == "head" else t for n, t in random_state.items()
+        }
         return replace(opened, checkpoint=Checkpoint.of(state, header=header), header=header)
     expected, stored = expected_specs(family, header), opened.checkpoint.specs
-    kept = {n: s for n, s in stored.items() if n in expected and place_of(family, n).part != "head"}
-    fresh = drawn_for(family, architecture, expected, kept, seed=own_seed)
-    checkpoint = replace(opened.checkpoint, specs=kept).joined(Checkpoint.of(fresh))
+    kept_specs = {n: s for n, s in stored.items() if n in expected and place_of(family, n).part != "head"}
+    fresh = drawn_for(family, architecture, expected, kept_specs, seed=own_seed)
+    checkpoint = replace(opened.checkpoint, specs=kept_specs).joined(Checkpoint.of(fresh))
     return replace(opened, checkpoint=checkpoint, header=header, lacks="")
 
 
@@ -60,7 +62,7 @@ def drawn_for(
     family: Family,
     architecture: Architecture,
     expected: Iterable[str],
-    kept: Mapping[str, TensorSpec],
+    kept_specs: Mapping[str, TensorSpec],
     *,
     seed: int,
 ) -> dict[str, torch.Tensor]:
@@ -70,12 +72,12 @@ def drawn_for(
         family: Its family.
         architecture: What it is to be.
         expected: The names of all its tensors.
-        kept: Those that it has, at least one.
+        kept_specs: Those that it has, at least one.
         seed: Of the drawing.
     """
-    drawn = family.initialise(architecture, seed)
-    dtype = max(kept.values(), key=lambda spec: spec.size_bytes).torch_dtype
-    return {name: drawn[name].to(dtype) for name in expected if name not in kept}
+    initial_state = family.initialise(architecture, seed)
+    dtype = max(kept_specs.values(), key=lambda spec: spec.size_bytes).torch_dtype
+    return {name: initial_state[name].to(dtype) for name in expected if name not in kept_specs}
 
 
 def resized(architecture: Architecture, number: int, library: str) -> Architecture:

@@ -30,8 +30,8 @@ def naming_import(
     try:
         yield
     except CheckpointError as error:
-        probe, known = max(expected, key=len), {name_in_memory(family, name) for name in names}
-        if probe not in known and any(name.endswith(f".{probe}") for name in known):
+        probe, memory_names = max(expected, key=len), {name_in_memory(family, name) for name in names}
+        if probe not in memory_names and any(name.endswith(f".{probe}") for name in memory_names):
             error.hint = f"its tensors have a prefix, which `import` takes off: {_import(located)}"
         raise
 
@@ -50,9 +50,11 @@ def trained_head_hint(
     heads = [n for n in expected if n.endswith(".weight") and place_of(family, n).part == "head"]
     if len(heads) != 1 or heads[0] in map(partial(name_in_memory, family), specs):
         return None
-    same = [n for n in specs if n.endswith(".weight") and specs[n].shape == expected[heads[0]].shape]
+    same_shape = [n for n in specs if n.endswith(".weight") and specs[n].shape == expected[heads[0]].shape]
     stems = [
-        n.removesuffix(".weight") for n in same if n not in expected and place_of(family, n).layer is None
+        n.removesuffix(".weight")
+        for n in same_shape
+        if n not in expected and place_of(family, n).layer is None
     ]
     if len(stems) != 1:
         return None
@@ -98,8 +100,8 @@ def _adopted(
     family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor] | None:
     """Return what the library makes of a folder with these weights, unless it leaves some of them out."""
-    made = _read(family, architecture, state)
-    return made if made is not None and _elements(made) == _elements(state) else None
+    adopted = _read(family, architecture, state)
+    return adopted if adopted is not None and _elements(adopted) == _elements(state) else None
 
 
 def _read(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hydractl.manifest.header import Architecture
     from hydractl.manifest.heads import TowerKeep
 
-Kept = Sequence[tuple[int, ...]]
+HeadNumbers = Sequence[tuple[int, ...]]
 """A tower's heads that are kept, layer by layer."""
 
 
@@ -51,7 +51,7 @@ def cut_heads(
                 f"its configuration makes an `{architecture.name}` of other than {heads.layers} layers, its masks are of as many",
                 hint=EDITED,
             )
-        for layer, kept in enumerate(kept_heads):
+        for layer, head_numbers in enumerate(kept_heads):
             for tensor in layout.heads:
                 path, _, name = (layout.block.format(layer=layer) + tensor.name).rpartition(".")
                 module = _submodule(library, path)
@@ -59,7 +59,7 @@ def cut_heads(
                 if module is None or old is None:
                     continue
                 shape = list(old.shape)
-                shape[tensor.axis] = len(kept) * tensor.width(heads.head_dim)
+                shape[tensor.axis] = len(head_numbers) * tensor.width(heads.head_dim)
                 setattr(module, name, nn.Parameter(torch.empty(shape, dtype=old.dtype, device="meta")))
                 if isinstance(module, nn.Linear) and name == "weight":
                     module.out_features, module.in_features = shape
@@ -89,27 +89,28 @@ def part(library: nn.Module, keep: Callable[[str], bool]) -> Any:  # noqa: ANN40
 
 
 def _part(module: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.Module:
-    found = copy.copy(module)
+    copied = copy.copy(module)
     for kind in ("_parameters", "_buffers"):
-        found.__dict__[kind] = {
+        copied.__dict__[kind] = {
             n: v if v is None or keep(path + n) else None for n, v in getattr(module, kind).items()
         }
-    found.__dict__["_modules"] = {
-        n: None if child is None else _kept(child, path + n, keep) for n, child in module._modules.items()
+    copied.__dict__["_modules"] = {
+        n: None if child is None else _kept_child(child, path + n, keep)
+        for n, child in module._modules.items()
     }
-    return found
+    return copied
 
 
-def _kept(child: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.Module | None:
+def _kept_child(child: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.Module | None:
     """Return the child itself where all of it is kept, a copy with what is kept of it, or None."""
     inner = [
         *(n for n, m in child.named_modules() if n and not m._modules),
         *(n for n, _ in (*child.named_parameters(), *child.named_buffers())),
     ]
-    kept = [keep(f"{path}.{n}") for n in inner] or [keep(path)]
-    if all(kept):
+    keep_flags = [keep(f"{path}.{n}") for n in inner] or [keep(path)]
+    if all(keep_flags):
         return child
-    return _part(child, f"{path}.", keep) if any(kept) else None
+    return _part(child, f"{path}.", keep) if any(keep_flags) else None
 
 
 def _submodule(library: nn.Module, path: str) -> nn.Module | None:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.side import NOTHING, HeadBias, Side
-from hydractl.families.stacked import applied, only_rows, product, shallow
+from hydractl.families.side import NOTHING, AttentionExtras, HeadBias
+from hydractl.families.stacked import applied, only_rows, product, shallow_copy
 
 Rotation = Literal["half", "pairs"]
 
@@ -25,7 +25,7 @@ class HeadParts:
     """A library attention's own parts, already cut to the heads that are kept.
 
     Attributes:
-        kept: The heads' numbers before pruning, increasing.
+        head_numbers: The heads' numbers before pruning, increasing.
         head_dim: K.
         scale: Of the scores.
         qkv: The fused projection; or else all three of `q`, `k`, `v`.
@@ -44,7 +44,7 @@ class HeadParts:
         rotation: Which numbers a rotary embedding pairs: the halves of a head, or neighbours.
     """
 
-    kept: tuple[int, ...]
+    head_numbers: tuple[int, ...]
     head_dim: int
     scale: float
     proj: nn.Linear
@@ -71,15 +71,15 @@ class Projection(NamedTuple):
 
     def of(self, x: torch.Tensor, heads: int) -> torch.Tensor:
         """Return (N, H, T, K) of x (N, T, D)."""
-        found = product(x, self.weight, self.bias)
-        return found.view(*x.shape[:-1], heads, found.shape[-1] // heads).transpose(1, 2)
+        projected = product(x, self.weight, self.bias)
+        return projected.view(*x.shape[:-1], heads, projected.shape[-1] // heads).transpose(1, 2)
 
 
 def _by_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return (B, H, T', D) of x (B, H, T', K) and a weight (H, K, D): a product for each head, as one for each sample is small."""
-    found = torch.matmul(x.transpose(0, 1).flatten(1, 2), weight)
-    apart: torch.Tensor = found.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
-    return apart
+    products = torch.matmul(x.transpose(0, 1).flatten(1, 2), weight)
+    by_sample: torch.Tensor = products.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
+    return by_sample
 
 
 class HeadGroup(nn.Module):
@@ -101,7 +101,7 @@ class HeadGroup(nn.Module):
 
     def __init__(self, parts: HeadParts) -> None:
         super().__init__()
-        self.kept = parts.kept
+        self.head_numbers = parts.head_numbers
         self.numbers: nn.Parameter | None = None
         self.head_dim = parts.head_dim
         self.scale = parts.scale
@@ -117,15 +117,15 @@ class HeadGroup(nn.Module):
     @property
     def heads(self) -> int:
         """How many heads are kept, 0 or more."""
-        return len(self.kept)
+        return len(self.head_numbers)
 
-    def attend(self, x: torch.Tensor, queries: slice | None, side: Side = NOTHING) -> torch.Tensor:
+    def attend(self, x: torch.Tensor, queries: slice | None, side: AttentionExtras = NOTHING) -> torch.Tensor:
         """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
-        asked = x if queries is None else x[:, queries]
+        query_tokens = x if queries is None else x[:, queries]
         if self.heads == 0:
-            return x.new_empty(*asked.shape[:2], 0, self.head_dim)
-        if self._can_fold(asked, queries, side):
-            z = self._attend_folded(x, asked, side)
+            return x.new_empty(*query_tokens.shape[:2], 0, self.head_dim)
+        if self._can_fold(query_tokens, queries, side):
+            z = self._attend_folded(x, query_tokens, side)
         else:
             q, k, v = self._project_in(x, queries)
             z = self._attention(
@@ -133,10 +133,10 @@ class HeadGroup(nn.Module):
             )
             z = z.transpose(1, 2)
         if self.gate is not None:
-            z = z * self.gate(asked).sigmoid().unflatten(-1, (self.heads, self.head_dim))
+            z = z * self.gate(query_tokens).sigmoid().unflatten(-1, (self.heads, self.head_dim))
         return z
 
-    def weights(self, x: torch.Tensor, side: Side = NOTHING) -> torch.Tensor:
+    def weights(self, x: torch.Tensor, side: AttentionExtras = NOTHING) -> torch.Tensor:
         """Return every head's attention weights (B, H, T, T) of x (B, T, D), without dropout; a row sums to 1.
 
         They are what attention answers where token t's value is the t-th unit vector, so a family's own way to score
@@ -155,7 +155,7 @@ class HeadGroup(nn.Module):
         )
 
     def positioned(
-        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries (B, H, T', K) and keys (B, H, T, K) normed and rotated."""
         q, k = applied(self.q_norm, q), applied(self.k_norm, k)
@@ -172,26 +172,26 @@ class HeadGroup(nn.Module):
     def kept_of(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         """Return x (G, ..., H, ...), with the heads before pruning on an axis, of the heads that are kept; of several members (M, ...)."""
         if self.numbers is not None:
-            own = self.numbers.view(*self.numbers.shape, *(1,) * (x.ndim - 2))
-            return x.movedim(axis, 1).take_along_dim(own, 1).movedim(1, axis)
-        if len(self.kept) == x.shape[axis]:
+            index = self.numbers.view(*self.numbers.shape, *(1,) * (x.ndim - 2))
+            return x.movedim(axis, 1).take_along_dim(index, 1).movedim(1, axis)
+        if len(self.head_numbers) == x.shape[axis]:
             return x
         heads = x.unbind(axis)  # to index with a list copies it to the device, which the processor waits for
-        return torch.stack([heads[h] for h in self.kept], axis)
+        return torch.stack([heads[h] for h in self.head_numbers], axis)
 
     def scores_bias(
-        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> torch.Tensor | None:
         """Return what scaled_dot_product_attention takes as its mask: boolean, or added to the scaled scores."""
         del k
         at = slice(None) if queries is None else queries
         mask = side.mask if side.mask is None or side.mask.shape[-2] == 1 else side.mask[..., at, :]
-        own = None if self.bias is None else self.bias()
+        head_bias = None if self.bias is None else self.bias()
         shared = None if side.bias is None else self.kept_of(side.bias, 1)
-        found = own if shared is None else shared if own is None else own + shared
-        return mask if found is None else _of_samples(found[..., at, :].to(q.dtype), q.shape[0], mask)
+        bias = head_bias if shared is None else shared if head_bias is None else head_bias + shared
+        return mask if bias is None else _of_samples(bias[..., at, :].to(q.dtype), q.shape[0], mask)
 
-    def _can_fold(self, asked: torch.Tensor, queries: slice | None, side: Side) -> bool:
+    def _can_fold(self, query_tokens: torch.Tensor, queries: slice | None, side: AttentionExtras) -> bool:
         """Return whether keys and values can be left out: few ask, and nothing happens to a key on its own.
 
         In training a key bias of its own would be left without a gradient, and weights that dropout thins out no longer
@@ -200,12 +200,12 @@ class HeadGroup(nn.Module):
         return (
             queries is not None
             and not (self.training and self.dropout)
-            and asked.shape[1] <= self.head_dim // 4
+            and query_tokens.shape[1] <= self.head_dim // 4
             and isinstance(self.k_norm, nn.Identity)
             and self.members == 1
             and self.bias is None
             and not (self.k is not None and torch.is_grad_enabled())
-            and side.rope is None  # these by name, as in `Side.split`
+            and side.rope is None  # these by name, as in `AttentionExtras.split`
             and side.bias is None
             and side.table is None
             and (side.mask is None or side.mask.shape[-2] == 1)
@@ -237,23 +237,25 @@ class HeadGroup(nn.Module):
             bias = cast("torch.Tensor | None", self.qkv.bias)
             k, v = self._parted(F.linear(x, weight[width:], bias if bias is None else bias[width:])).unbind(2)
             return self.projections()[0].of(x[:, queries], self.heads), k, v
-        asked = x if queries is None else x[:, queries]
+        query_tokens = x if queries is None else x[:, queries]
         of_q, of_k, of_v = self.projections()
-        return of_q.of(asked, self.heads), of_k.of(x, self.heads), of_v.of(x, self.heads)
+        return of_q.of(query_tokens, self.heads), of_k.of(x, self.heads), of_v.of(x, self.heads)
 
     def _parted(self, x: torch.Tensor) -> torch.Tensor:
         """Return (N, H, P, T, K) of P projections of each token, (N, T, P H K)."""
         count = x.shape[-1] // (self.heads * self.head_dim)  # no -1, which an empty batch leaves open
         return x.reshape(*x.shape[:2], count, self.heads, self.head_dim).transpose(1, 3)
 
-    def _attend_folded(self, x: torch.Tensor, asked: torch.Tensor, side: Side) -> torch.Tensor:
-        """Attend from the tokens `asked` (B, T', D) to all of x (B, T, D) without computing keys or values.
+    def _attend_folded(
+        self, x: torch.Tensor, query_tokens: torch.Tensor, side: AttentionExtras
+    ) -> torch.Tensor:
+        """Attend from the tokens `query_tokens` (B, T', D) to all of x (B, T, D) without computing keys or values.
 
         q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k, of which the second term is the same for all tokens and drops out of the
         softmax; and as attention weights sum to 1, Σ a (W_v x + b_v) = W_v (Σ a x) + b_v.
         """
         of_q, of_k, of_v = self.projections()
-        q = self.q_norm(of_q.of(asked, self.heads))
+        q = self.q_norm(of_q.of(query_tokens, self.heads))
         w_k, w_v = (w.unflatten(0, (self.heads, self.head_dim)) for w in (of_k.weight, of_v.weight))
         folded = _by_heads(q, w_k)  # (B, H, T', D): what each query looks for in x itself
         mixed = self._attention(folded.flatten(1, 2).unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1), side.mask)
@@ -281,21 +283,21 @@ class HeadGroup(nn.Module):
         rows = torch.tensor([h * self.head_dim + k for h in positions for k in range(self.head_dim)]).long()
         rows = rows.to(self.proj.weight.device)
         width = self.heads * self.head_dim
-        other = shallow(self)
-        other.kept = tuple(self.kept[h] for h in positions)
+        selected = shallow_copy(self)
+        selected.head_numbers = tuple(self.head_numbers[h] for h in positions)
         if self.qkv is not None:
-            other.qkv = only_rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
+            selected.qkv = only_rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
         for name in self.along_heads:
             if (layer := getattr(self, name)) is not None:
-                setattr(other, name, only_rows(layer, rows))
+                setattr(selected, name, only_rows(layer, rows))
         for name in ("q_bias", "v_bias"):
             if (bias := getattr(self, name)) is not None:
-                setattr(other, name, nn.Parameter(bias.detach()[rows]))
-        other.bias = None if self.bias is None else self.bias.select(positions)
-        other.proj = shallow(self.proj)
-        other.proj.in_features = len(rows)
-        other.proj.weight = nn.Parameter(self.proj.weight.detach()[:, rows])
-        return other
+                setattr(selected, name, nn.Parameter(bias.detach()[rows]))
+        selected.bias = None if self.bias is None else self.bias.select(positions)
+        selected.proj = shallow_copy(self.proj)
+        selected.proj.in_features = len(rows)
+        selected.proj.weight = nn.Parameter(self.proj.weight.detach()[:, rows])
+        return selected
 
     def head_term(self, z: torch.Tensor, head: int) -> torch.Tensor:
         """Return head `head`'s own term of `project`, (B, T', D): the sum over heads, plus the bias, is `project`."""
@@ -315,12 +317,12 @@ def _of_samples(bias: torch.Tensor, samples: int, mask: torch.Tensor | None) -> 
     none. With a fifth axis torch would go without it, which is slower; members side by side on the axis of heads would be three
     copies, of queries, keys and values, together as large as this one where T is 3 K.
     """
-    found = bias.unsqueeze(1)
+    by_sample = bias.unsqueeze(1)
     if mask is not None:
-        found = found.masked_fill(~mask.unflatten(0, (len(bias), -1)), torch.finfo(bias.dtype).min)
+        by_sample = by_sample.masked_fill(~mask.unflatten(0, (len(bias), -1)), torch.finfo(bias.dtype).min)
     elif len(bias) > 1:
-        found = found.expand(-1, samples // len(bias), -1, -1, -1)
-    return found.flatten(0, 1)
+        by_sample = by_sample.expand(-1, samples // len(bias), -1, -1, -1)
+    return by_sample.flatten(0, 1)
 
 
 def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:

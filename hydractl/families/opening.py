@@ -87,8 +87,8 @@ class OpenModel:
     @property
     def base(self) -> str | None:
         """The digest of the base that it was made of; a base that a file holds is its own."""
-        own = self.header.kind == Kind.BASE and not self.is_random
-        return self.header.base or (self.checkpoint.digest if own else None)
+        is_base_file = self.header.kind == Kind.BASE and not self.is_random
+        return self.header.base or (self.checkpoint.digest if is_base_file else None)
 
     @property
     def name(self) -> str:
@@ -206,13 +206,13 @@ def _without_classifier(
 
     A pooler stays where it is there; whatever is called as one that the model has not goes.
     """
-    kept = {
+    kept_specs = {
         name: spec
         for name, spec in checkpoint.specs.items()
         if place_of(family, name).part != "head" and (name in expected or not is_replaceable(family, name))
     }
-    wanted = {n: s for n, s in expected.items() if n in kept or not is_replaceable(family, n)}
-    return replace(checkpoint, specs=kept), wanted
+    required = {n: s for n, s in expected.items() if n in kept_specs or not is_replaceable(family, n)}
+    return replace(checkpoint, specs=kept_specs), required
 
 
 def load_model(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model:
@@ -249,20 +249,20 @@ def in_one_dtype(
     The family's `exact` tensors have float32 at least.
     """
     floating = {k: v for k, v in state.items() if v.is_floating_point()}
-    wanted = dtype or common_dtype(v for k, v in floating.items() if k not in family.exact)
-    exact = at_least_single(wanted)
-    return {**state, **{k: v.to(exact if k in family.exact else wanted) for k, v in floating.items()}}
+    target = dtype or common_dtype(v for k, v in floating.items() if k not in family.exact)
+    exact = at_least_single(target)
+    return {**state, **{k: v.to(exact if k in family.exact else target) for k, v in floating.items()}}
 
 
 def _check_inputs(family: Family, header: Header, where: str) -> None:
     """Refuse inputs that a header makes up: memory is taken for them before the model is asked."""
     texts = header.prompting.tokenization if header.prompting else header.preprocess
     if isinstance(texts, Tokenization) and family.texts is not None:
-        length, known = family.texts(header.architecture)
-        if texts.max_length > length or texts.vocab_size > known or texts.pad_id >= known:
+        length, vocab_size = family.texts(header.architecture)
+        if texts.max_length > length or texts.vocab_size > vocab_size or texts.pad_id >= vocab_size:
             raise CheckpointError(
                 f"{where}: reads texts of {texts.max_length} tokens out of {texts.vocab_size} and pads with {texts.pad_id}, its "
-                f"architecture takes {length} out of {known}",
+                f"architecture takes {length} out of {vocab_size}",
                 hint=EDITED,
             )
     if isinstance(header.preprocess, Preprocess) and not takes_images(header):
@@ -281,7 +281,7 @@ def takes_images(header: Header) -> bool:
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     if any(_declared(part) == how.input_size for part in parts):
         return True
-    return _takes(header.architecture.model_dump_json(), how.input_size)
+    return _accepts_images(header.architecture.model_dump_json(), how.input_size)
 
 
 def _declared(config: Mapping[str, Any]) -> tuple[object, ...]:
@@ -292,11 +292,11 @@ def _declared(config: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 @lru_cache
-def _takes(architecture: str, size: tuple[int, int, int]) -> bool:
+def _accepts_images(architecture: str, size: tuple[int, int, int]) -> bool:
     import torch
 
-    found = Architecture.model_validate_json(architecture)
-    model = family_of(found).build(found, full_mask(found.towers), None).to("meta")
+    parsed = Architecture.model_validate_json(architecture)
+    model = family_of(parsed).build(parsed, full_mask(parsed.towers), None).to("meta")
     images = torch.zeros(1, *size, dtype=model.dtype, device="meta")
     try:
         with torch.inference_mode():
@@ -306,32 +306,32 @@ def _takes(architecture: str, size: tuple[int, int, int]) -> bool:
     return True
 
 
-def check_tensors(where: str, found: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
+def check_tensors(where: str, actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
     """Compare names, shapes, and whether numbers are floating-point ones (of how many bits, may differ).
 
     Raises:
         CheckpointError: Naming the first tensor that is missing, unexpected or otherwise.
     """
     hint = "is it another architecture, or another number of classes?"
-    if missing := sorted(expected.keys() - found.keys()):
+    if missing := sorted(expected.keys() - actual.keys()):
         raise CheckpointError(
             f"{where}: lacks {counted(len(missing), 'tensor')} of its architecture, for example `{missing[0]}`",
             hint=hint,
         )
-    if extra := sorted(found.keys() - expected.keys()):
+    if extra := sorted(actual.keys() - expected.keys()):
         raise CheckpointError(
             f"{where}: has {counted(len(extra), 'tensor')} that its architecture does not, for example `{extra[0]}`",
             hint=hint,
         )
     for name, spec in sorted(expected.items()):
-        if found[name].shape != spec.shape:
+        if actual[name].shape != spec.shape:
             raise CheckpointError(
-                f"{where}: tensor `{name}` has shape {found[name].shape}, its architecture needs {spec.shape}",
+                f"{where}: tensor `{name}` has shape {actual[name].shape}, its architecture needs {spec.shape}",
                 hint=hint,
             )
-        if found[name].is_floating != spec.is_floating:
+        if actual[name].is_floating != spec.is_floating:
             raise CheckpointError(
-                f"{where}: tensor `{name}` holds {found[name].dtype}, its architecture needs {spec.dtype}, or "
+                f"{where}: tensor `{name}` holds {actual[name].dtype}, its architecture needs {spec.dtype}, or "
                 f"{'floating-point numbers' if spec.is_floating else 'integers'} of another size",
                 hint="was the file edited, or quantised? hydractl reads weights as they were trained",
             )
@@ -339,9 +339,9 @@ def check_tensors(where: str, found: Mapping[str, TensorSpec], expected: Mapping
 
 def _read_besides(options: Mapping[str, object]) -> tuple[Path, ...]:
     """Return the files that an architecture's options name: those of its tokenizer."""
-    given = options.get("tokenizer")
-    path = Path(str(given))
-    return () if given is None else folder_files(path) if path.is_dir() else (path,)
+    tokenizer = options.get("tokenizer")
+    path = Path(str(tokenizer))
+    return () if tokenizer is None else folder_files(path) if path.is_dir() else (path,)
 
 
 def _shards(located: Located) -> tuple[Path, ...]:

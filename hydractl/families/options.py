@@ -25,7 +25,7 @@ NAME = re.compile(r"[\w.+ -]*", re.ASCII)
 LARGEST = 2**20
 """No whole number of an architecture is as large: vocabularies end below a million."""
 MOST_MODULES = 10_000
-SHOWN = 60
+MAX_SHOWN_CHARACTERS = 60
 
 
 class OptionsError(UnsupportedModelError):
@@ -33,22 +33,22 @@ class OptionsError(UnsupportedModelError):
 
 
 def check_options(
-    name: str, options: Mapping[str, object], known: Collection[str], *, prefix: str = ""
+    name: str, options: Mapping[str, object], known_names: Collection[str], *, prefix: str = ""
 ) -> None:
     """Refuse what is not to be said of an architecture.
 
     Args:
         name: The architecture.
         options: What it is told.
-        known: What it may be told.
+        known_names: What it may be told.
         prefix: What a reference writes before each.
 
     Raises:
         OptionsError: Naming an option that there is not, or whose value is refused.
     """
     for key, value in options.items():
-        if key not in known:
-            hint = did_you_mean(key, known)
+        if key not in known_names:
+            hint = did_you_mean(key, known_names)
             raise OptionsError(
                 f"`{name}` has no option `{prefix}{key}`", hint=hint and hint.replace("`", f"`{prefix}", 1)
             )
@@ -61,19 +61,19 @@ def check_values(name: str, key: str, value: object) -> None:
     Raises:
         OptionsError: Naming the option.
     """
-    left = [value]
-    while left:
-        found = left.pop()
-        if isinstance(found, Mapping):
-            left += [*found.keys(), *found.values()]
-        elif isinstance(found, list | tuple):
-            left += found
-        elif isinstance(found, str) and not NAME.fullmatch(found):
+    pending = [value]
+    while pending:
+        nested = pending.pop()
+        if isinstance(nested, Mapping):
+            pending += [*nested.keys(), *nested.values()]
+        elif isinstance(nested, list | tuple):
+            pending += nested
+        elif isinstance(nested, str) and not NAME.fullmatch(nested):
             raise OptionsError(
-                f"`{name}`: option `{key}` is {found[:SHOWN]!r}; an architecture is told names and numbers, "
+                f"`{name}`: option `{key}` is {nested[:MAX_SHOWN_CHARACTERS]!r}; an architecture is told names and numbers, "
                 "no paths, addresses or code"
             )
-        elif isinstance(found, int) and abs(found) > LARGEST:
+        elif isinstance(nested, int) and abs(nested) > LARGEST:
             raise OptionsError(f"`{name}`: option `{key}` is beyond {LARGEST}, which no model has")
 
 
@@ -119,12 +119,12 @@ def building(library: str, name: str) -> Iterator[None]:
     """
     from torch.nn.modules.module import register_module_module_registration_hook
 
-    made = 0
+    module_count = 0
 
     def count(*_: object) -> None:
-        nonlocal made
-        made += 1
-        if made > MOST_MODULES:
+        nonlocal module_count
+        module_count += 1
+        if module_count > MOST_MODULES:
             raise ValueError(f"it has more than {MOST_MODULES} modules")
 
     hook = register_module_module_registration_hook(count)

@@ -36,11 +36,11 @@ def _texts(how: Tokenization, batch: int, generator: torch.Generator) -> dict[st
     lengths = torch.randint(1, length + 1, (batch,), generator=generator)
     lengths[:1] = length
     positions = torch.arange(length)
-    kept = positions < lengths[:, None]
+    token_mask = positions < lengths[:, None]
     if how.padding_side == "left":
-        kept = kept.flip(1)
-    segments = (kept & (positions >= length // 2)).long()
-    return _named(how, ids.masked_fill(~kept, how.pad_id), kept.long(), segments)
+        token_mask = token_mask.flip(1)
+    segments = (token_mask & (positions >= length // 2)).long()
+    return _named(how, ids.masked_fill(~token_mask, how.pad_id), token_mask.long(), segments)
 
 
 def blank_inputs(how: Preprocess | Tokenization, batch: int, *, device: torch.device | str) -> Inputs:
@@ -52,17 +52,17 @@ def blank_inputs(how: Preprocess | Tokenization, batch: int, *, device: torch.de
 
 
 def _named(
-    how: Tokenization, ids: torch.Tensor, kept: torch.Tensor, segments: torch.Tensor
+    how: Tokenization, ids: torch.Tensor, token_mask: torch.Tensor, segments: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    named = {"attention_mask": kept, "token_type_ids": segments}
+    named = {"attention_mask": token_mask, "token_type_ids": segments}
     return {"input_ids": ids} | {name: named[name] for name in how.names}
 
 
-def largest_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+def largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return max |found - expected| in units of max(1, max |expected|); infinite where either is not finite.
 
     Logits of size ten carry ten times the rounding error of logits of size one, so the scale is theirs.
     """
-    if not (found.isfinite().all() and expected.isfinite().all()):
+    if not (actual.isfinite().all() and expected.isfinite().all()):
         return float("inf")
-    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1.0)).item()
+    return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1.0)).item()

@@ -70,26 +70,28 @@ def architecture_differences(ours: Architecture, theirs: Architecture) -> tuple[
         Options with their values, or `of another shape`; empty where there is no difference.
     """
     parts = ("library", "family", "towers", "num_classes", "pooling")
-    apart = tuple(
+    differing_parts = tuple(
         f"{part}={getattr(ours, part)}" for part in parts if getattr(ours, part) != getattr(theirs, part)
     )
-    if ours == theirs or apart:
-        return apart
+    if ours == theirs or differing_parts:
+        return differing_parts
     config = family_of(ours).evaluation_config
     if config(ours) == config(theirs):
         return ()
     keys = sorted(
         k for k in ours.config.keys() | theirs.config.keys() if ours.config.get(k) != theirs.config.get(k)
     )
-    alone = {k: theirs.model_copy(update={"config": theirs.config | {k: ours.config.get(k)}}) for k in keys}
-    named = tuple(f"{k}={ours.config.get(k)}" for k in keys if _differ(alone[k], theirs))
+    with_one_option = {
+        k: theirs.model_copy(update={"config": theirs.config | {k: ours.config.get(k)}}) for k in keys
+    }
+    named = tuple(f"{k}={ours.config.get(k)}" for k in keys if _differ(with_one_option[k], theirs))
     return named or ("another shape",)
 
 
-def _differ(one: Architecture, other: Architecture) -> bool:
-    config = family_of(one).evaluation_config
+def _differ(first: Architecture, second: Architecture) -> bool:
+    config = family_of(first).evaluation_config
     try:
-        return config(one) != config(other)
+        return config(first) != config(second)
     except UnsupportedModelError:  # one option of several that go together
         return True
 
@@ -102,10 +104,10 @@ def family_for_name(name: str) -> Family:
     """
     _refuse(name, where=name)
     _refuse_path(name)
-    found = next(family for family in FAMILIES.values() if family.claims(name))
-    if found.library == TIMM:
+    claiming = next(family for family in FAMILIES.values() if family.claims(name))
+    if claiming.library == TIMM:
         check_known(name, others=(n for family in FAMILIES.values() for n in family.names))
-    return found
+    return claiming
 
 
 def described_as(name: str, options: Mapping[str, object]) -> Described:
@@ -163,10 +165,10 @@ def family_for_config(config: Mapping[str, object], *, where: str, backbone: boo
     Raises:
         UnsupportedModelError: If none did.
     """
-    own = [family for family in FAMILIES.values() if family.matches(config)]
-    same = [family for family in FAMILIES.values() if family.holds(config)]
-    if found := [*same, *own] if backbone else [*own, *same]:
-        return found[0]
+    matching = [family for family in FAMILIES.values() if family.matches(config)]
+    encoder_matches = [family for family in FAMILIES.values() if family.matches_encoder(config)]
+    if candidates := [*encoder_matches, *matching] if backbone else [*matching, *encoder_matches]:
+        return candidates[0]
     _refuse(config.get("model_type"), where=where)
     if "model_type" not in config:
         raise UnsupportedModelError(

@@ -16,7 +16,7 @@ from hydractl.families.stacked import fixed
 from hydractl.inputs import split_batch
 
 
-class Side(NamedTuple):
+class AttentionExtras(NamedTuple):
     """What attention needs beside the tokens. `mask` is a sample's own; the others are a member's own: G is 1 or M.
 
     Attributes:
@@ -33,17 +33,18 @@ class Side(NamedTuple):
     table: torch.Tensor | None = None
     rows: torch.Tensor | None = None
 
-    def split(self, members: int) -> list[Side]:
+    def split(self, members: int) -> list[AttentionExtras]:
         """Return each member's share."""
         masks = [None] * members if self.mask is None else split_batch(self.mask, members)
         # by name: dynamo of torch 2.7 and 2.8 slices no NamedTuple
-        own = (self.rope, self.bias, self.table, self.rows)
+        shared_fields = (self.rope, self.bias, self.table, self.rows)
         return [
-            Side(mask, *(None if x is None else share(x, m) for x in own)) for m, mask in enumerate(masks)
+            AttentionExtras(mask, *(None if x is None else share(x, m) for x in shared_fields))
+            for m, mask in enumerate(masks)
         ]
 
 
-NOTHING = Side()
+NOTHING = AttentionExtras()
 
 
 def share(x: torch.Tensor, member: int) -> torch.Tensor:

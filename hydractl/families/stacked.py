@@ -39,11 +39,13 @@ class Sources:
     def __init__(self, modules: Iterable[nn.Module], *, within: Iterable[nn.Module] = ()) -> None:
         """Take what modules hold, as it is now; and of some that they are within which parts there are, of which none may train."""
         around = [*within]
-        self._within = [part for one in around for part in one.children()]
+        self._within = [part for parent in around for part in parent.children()]
         parts = [part for module in modules for part in module.modules()]
-        held = [holder.values() for part in parts for holder in (part._parameters, part._buffers) if holder]
+        tensor_views = [
+            holder.values() for part in parts for holder in (part._parameters, part._buffers) if holder
+        ]
         # itself at the end, so that none can come or go there
-        self._places = (*held, *(one._modules.values() for one in around), (self,))
+        self._places = (*tensor_views, *(parent._modules.values() for parent in around), (self,))
         self._tensors = (*chain.from_iterable(self._places),)
         # what is written to tensors of inference mode is not counted
         self._counted = [x for x in self._tensors if isinstance(x, torch.Tensor) and not x.is_inference()]
@@ -55,11 +57,11 @@ class Sources:
     @property
     def changed(self) -> bool:
         """Whether something else is in the place of a tensor or a part, a tensor was written to, or a module trains."""
-        same = all(map(operator.is_, chain.from_iterable(self._places), self._tensors))
-        return not same or self._writes() != self._written or any(map(_TRAINING, self._within))
+        unchanged = all(map(operator.is_, chain.from_iterable(self._places), self._tensors))
+        return not unchanged or self._writes() != self._written or any(map(_TRAINING, self._within))
 
 
-class Abreast(nn.Module):
+class MemberParallel(nn.Module):
     """The same part of M members.
 
     They run in turn; or stacked, where that is possible, asked for, and neither trained nor in need of gradients, which only
@@ -82,10 +84,10 @@ class Abreast(nn.Module):
         self._stack = ()
         if on and not self.training:
             with torch.inference_mode(mode=False), torch.no_grad():
-                found = self.at_once()
-            self._stack = (None if found is None else found.eval(),)
+                stacked_copy = self.at_once()
+            self._stack = (None if stacked_copy is None else stacked_copy.eval(),)
 
-    def fold_into(self, reader: Abreast) -> bool:
+    def fold_into(self, reader: MemberParallel) -> bool:
         """Have what is stacked and alone reads these norms multiply with their weights, if it reads them by linear layers alone.
 
         W (x g + b) + c = (W g) x + (W b + c): a call less for each norm. Returns whether it does.
@@ -140,8 +142,8 @@ def applied(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return what a module makes of x; one that never changes it is not called, which takes as long as a small operator."""
     if type(module) is nn.Identity:
         return x
-    made: torch.Tensor = module(x)
-    return made
+    output_tensor: torch.Tensor = module(x)
+    return output_tensor
 
 
 def fixed(tensor: torch.Tensor) -> nn.Parameter:
@@ -159,8 +161,8 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 def _products(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return (N, ..., O) of x (N, ..., D), weights (M, D, O) and biases (M, 1, O)."""
     rows = x.reshape(weight.shape[0], -1, x.shape[-1])
-    found = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias, rows, weight)
-    return found.view(*x.shape[:-1], weight.shape[-1])
+    products = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias, rows, weight)
+    return products.view(*x.shape[:-1], weight.shape[-1])
 
 
 class StackedLinear(nn.Module):
@@ -204,7 +206,7 @@ class StackedNorm(nn.Module):
 
     def __init__(self, norm: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.norm = shallow(norm)
+        self.norm = shallow_copy(norm)
         self.norm._parameters.update(dict.fromkeys(norm._parameters))
         self._own = fixed(weight.unsqueeze(1)), None if bias is None else fixed(bias.unsqueeze(1))
 
@@ -228,7 +230,7 @@ class StackedScale(nn.Module):
     def __init__(self, first: nn.Module, name: str, scale: torch.Tensor) -> None:
         super().__init__()
         self.members = len(scale)
-        self.first = shallow(first)
+        self.first = shallow_copy(first)
         del self.first._parameters[name]
         self.first.register_parameter(name, fixed(scale.unsqueeze(1)))
 
@@ -261,9 +263,11 @@ def readers(module: nn.Module, norm: StackedNorm) -> list[StackedLinear]:
     """
     weight, _ = norm.affine()
     x = torch.zeros_like(weight)
-    found: list[StackedLinear] = []
+    layers: list[StackedLinear] = []
     hooks = [
-        layer.register_forward_pre_hook(lambda own, given: found.append(own) if given[0] is x else None)
+        layer.register_forward_pre_hook(
+            lambda called, inputs: layers.append(called) if inputs[0] is x else None
+        )
         for layer in module.modules()
         if isinstance(layer, StackedLinear)
     ]
@@ -271,7 +275,7 @@ def readers(module: nn.Module, norm: StackedNorm) -> list[StackedLinear]:
         module(x)
     for hook in hooks:
         hook.remove()
-    return found if reads.count == len({*found}) == len(found) else []
+    return layers if reads.count == len({*layers}) == len(layers) else []
 
 
 def stacked(members: Sequence[nn.Module]) -> nn.Module | None:
@@ -285,16 +289,18 @@ def stacked(members: Sequence[nn.Module]) -> nn.Module | None:
         return first
     if (leaf := _leaf(members)) is not None:
         return leaf
-    own = [{**m._parameters, **m._buffers} for m in members]
-    if not members[0]._modules or any(t is not own[0][n] for other in own for n, t in other.items()):
+    member_tensors = [{**m._parameters, **m._buffers} for m in members]
+    if not members[0]._modules or any(
+        t is not member_tensors[0][n] for tensors in member_tensors for n, t in tensors.items()
+    ):
         return None
-    found = shallow(first)
+    copied = shallow_copy(first)
     for name, child in first._modules.items():
         part = None if child is None else stacked([m.get_submodule(name) for m in members])
         if part is None and child is not None:
             return None
-        found._modules[name] = part
-    return found
+        copied._modules[name] = part
+    return copied
 
 
 def _leaf(members: Sequence[nn.Module]) -> nn.Module | None:
@@ -314,7 +320,10 @@ def _leaf(members: Sequence[nn.Module]) -> nn.Module | None:
 def all_same(modules: Sequence[nn.Module]) -> bool:
     """Return whether the modules hold the very same tensors under the same names; see `set_aside` for what is not read."""
     first, *others = (_read(module) for module in modules)
-    return all(own.keys() == first.keys() and all(t is first[n] for n, t in own.items()) for own in others)
+    return all(
+        tensors.keys() == first.keys() and all(t is first[n] for n, t in tensors.items())
+        for tensors in others
+    )
 
 
 def _read(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -327,17 +336,17 @@ def _read(module: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def shallow(module: AnyModule) -> AnyModule:
+def shallow_copy(module: AnyModule) -> AnyModule:
     """Return a copy that has the same parts, each of which may be replaced without touching the original."""
-    other = copy.copy(module)
+    copied = copy.copy(module)
     for parts in ("_modules", "_parameters"):
-        other.__dict__[parts] = dict(getattr(module, parts))
-    return other
+        copied.__dict__[parts] = dict(getattr(module, parts))
+    return copied
 
 
 def only_rows(layer: nn.Linear, rows: torch.Tensor) -> nn.Linear:
     """Return a linear layer with only some output features."""
-    sliced = shallow(layer)
+    sliced = shallow_copy(layer)
     sliced.out_features = len(rows)
     sliced.weight = nn.Parameter(layer.weight.detach()[rows])
     if layer.bias is not None:

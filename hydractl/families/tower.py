@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from hydractl.families.attention import Attention
 from hydractl.families.side import QuietDropout, share
-from hydractl.families.stacked import Abreast, Sources, all_same
+from hydractl.families.stacked import MemberParallel, Sources, all_same
 from hydractl.inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
 
 
@@ -44,8 +44,8 @@ class Stream:
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         """Return the mean (N, F) of x (N, T, F) over the tokens that are no padding, of texts."""
-        kept = self.context["mask"][:, 0, 0, :, None].to(x.dtype)
-        return (x * kept).sum(dim=1) / kept.sum(dim=1)
+        token_mask = self.context["mask"][:, 0, 0, :, None].to(x.dtype)
+        return (x * token_mask).sum(dim=1) / token_mask.sum(dim=1)
 
     def tile(self, times: int) -> Stream:
         """Return the stream `times` times over on the batch axis: as that of as many members, one after another."""
@@ -109,19 +109,19 @@ class Block(nn.Module):
         return self.join(stream if queries is None else stream.with_tokens(stream.tokens[:, queries]), y)
 
     def fold(self) -> bool:
-        """Have stacked norms multiplied into what alone reads them, and return whether any were: see `Abreast.fold_into`."""
+        """Have stacked norms multiplied into what alone reads them, and return whether any were: see `MemberParallel.fold_into`."""
         folded = False
         for norm, reader in self.feeds.items():
-            own, other = getattr(self, norm), getattr(self, reader)
-            if isinstance(own, Abreast) and isinstance(other, Abreast):
-                folded |= own.fold_into(other)
+            norm_part, reader_part = getattr(self, norm), getattr(self, reader)
+            if isinstance(norm_part, MemberParallel) and isinstance(reader_part, MemberParallel):
+                folded |= norm_part.fold_into(reader_part)
         return folded
 
     def with_parts(self, parts: Mapping[str, nn.Module]) -> Block:
         """Return a copy of this block that has `parts` in place of its own children and shares all others."""
-        other = copy.copy(self)
-        other.__dict__["_modules"] = {**self._modules, **parts}
-        return other
+        copied = copy.copy(self)
+        copied.__dict__["_modules"] = {**self._modules, **parts}
+        return copied
 
 
 PRE_NORM = MappingProxyType({"norm1": "attn", "norm2": "mlp"})
@@ -136,7 +136,7 @@ class Hosted(nn.Module):
         self.host = host
 
 
-class Run(Hosted):
+class FunctionModule(Hosted):
     """One that a function runs: inputs to a stream, or a stream to the tower's output."""
 
     def __init__(self, host: nn.Module, run: Callable[[Any, Any], Any]) -> None:
@@ -206,7 +206,7 @@ class Tower(nn.Module):
         self._asked = on
         if on and not self.training and self._copied is not None and not self._copied.changed:
             return
-        parts = self._abreast()
+        parts = self._member_parallel_parts()
         on = on and not any(part.training for part in (self, *parts))  # one may hold its neighbour's weights
         for part in parts:
             part.stack(on)
@@ -216,17 +216,17 @@ class Tower(nn.Module):
     @contextmanager
     def in_turn(self) -> Iterator[None]:
         """Run members in turn meanwhile, whatever is stacked: where some part is exchanged, which may hold its neighbour's weights."""
-        asked, self._asked = self._asked, False
+        was_stacked, self._asked = self._asked, False
         with ExitStack() as contexts:
-            for part in self._abreast() if asked else ():
+            for part in self._member_parallel_parts() if was_stacked else ():
                 contexts.enter_context(part.in_turn())
             try:
                 yield
             finally:
-                self._asked = asked
+                self._asked = was_stacked
 
-    def _abreast(self) -> list[Abreast]:
-        return [module for module in self.modules() if isinstance(module, Abreast)]
+    def _member_parallel_parts(self) -> list[MemberParallel]:
+        return [module for module in self.modules() if isinstance(module, MemberParallel)]
 
     def _keep_up(self) -> None:
         """Stack anew what has changed since it was stacked; all is looked at together, as each look takes time."""
@@ -236,7 +236,7 @@ class Tower(nn.Module):
 
     @override
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_copied": None}  # as in `Abreast`
+        return self.__dict__ | {"_copied": None}  # as in `MemberParallel`
 
     def layers(self) -> list[Block]:
         """Return the blocks in order."""
@@ -253,7 +253,7 @@ class Tower(nn.Module):
         stream = self.embed(inputs)
         return self.resume(stream, 0)
 
-    def apart(self, inputs: Inputs) -> torch.Tensor:
+    def forward_member_inputs(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (M B, C) for inputs (M B, ...) that are each member's own; `fork` is 0 or 1."""
         self._keep_up()
         stream: Stream = self.embed(inputs)
@@ -287,16 +287,16 @@ class Tower(nn.Module):
     def library_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield parameters and persistent buffers under the library's state-dict names, for a single member."""
         for key, tensor in self.state_dict(keep_vars=True).items():
-            part, _, rest = key.partition(".")
+            part, _, local_name = key.partition(".")
             if part != "blocks":
-                yield rest.removeprefix("host."), tensor
+                yield local_name.removeprefix("host."), tensor
                 continue
-            layer, _, name = rest.partition(".")
+            layer, _, name = local_name.partition(".")
             ours = next(prefix for prefix in self.names if name.startswith(prefix))
             yield self.names[ours].format(layer=layer) + name.removeprefix(ours), tensor
 
 
-class Answer(nn.Module):
+class OutputHead(nn.Module):
     """How towers' outputs become logits. This one: there is one tower, and its readout gives them.
 
     State-dict names are the library's. `fixed` names the towers that are always asked the same.
@@ -320,7 +320,7 @@ class Answer(nn.Module):
 class Towers(nn.Module):
     """Named towers with one dtype and one place: what a member and a hydra have in common."""
 
-    def __init__(self, towers: Mapping[str, Tower], answers: Sequence[Answer]) -> None:
+    def __init__(self, towers: Mapping[str, Tower], answers: Sequence[OutputHead]) -> None:
         super().__init__()
         self.towers = nn.ModuleDict(towers)
         self.answers = nn.ModuleList(answers)
@@ -361,28 +361,35 @@ class Towers(nn.Module):
     def run_tower(self, name: str, inputs: Inputs) -> torch.Tensor:
         """Return the members' outputs (G, B, F) of a tower for inputs (B, ...); G is 1 where they are the same."""
         tower = self.tower(name)
-        found: torch.Tensor = tower(inputs)
+        outputs: torch.Tensor = tower(inputs)
         members = 1 if tower.fork is None else tower.members
-        return found.view(members, batch_of(inputs), found.shape[-1])
+        return outputs.view(members, batch_of(inputs), outputs.shape[-1])
 
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return each member's logits (M, B, C) for inputs (B, ...), which are cast to the dtype of the weights."""
-        asked = self.routed(inputs)
-        logits = self.answered({name: self.run_tower(name, own) for name, own in asked.items()})
+        tower_inputs = self.routed(inputs)
+        logits = self.answered(
+            {name: self.run_tower(name, inputs_of_tower) for name, inputs_of_tower in tower_inputs.items()}
+        )
         return logits if self.temperature == 1 else logits / self.temperature
 
     def routed(self, inputs: Inputs) -> dict[str, Inputs]:
         """Return what each tower is asked, in the dtype of the weights; a tower that is not needed is left out."""
-        return cast("Answer", self.answers[0]).route(self.adapted(inputs), list(self.towers.keys()))
+        return cast("OutputHead", self.answers[0]).route(self.adapted(inputs), list(self.towers.keys()))
 
     def answered(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return each member's logits (M, B, C) of towers' outputs (G, B, F)."""
-        answers = [cast("Answer", answer) for answer in self.answers]
-        if type(answers[0]) is Answer or all_same(answers):  # the plain one has nothing that could differ
+        answers = [cast("OutputHead", answer) for answer in self.answers]
+        if type(answers[0]) is OutputHead or all_same(answers):  # the plain one has nothing that could differ
             logits: torch.Tensor = answers[0](outputs)
             return logits if logits.shape[0] == len(answers) else logits.repeat(len(answers), 1, 1)
-        each = [{name: share(x, m) for name, x in outputs.items()} for m in range(len(answers))]
-        return torch.cat([answer(own) for answer, own in zip(answers, each, strict=True)])
+        member_outputs = [{name: share(x, m) for name, x in outputs.items()} for m in range(len(answers))]
+        return torch.cat(
+            [
+                answer(outputs_of_member)
+                for answer, outputs_of_member in zip(answers, member_outputs, strict=True)
+            ]
+        )
 
     def adapted(self, inputs: Inputs) -> Inputs:
         """Return inputs in the dtype of the weights; ids stay whole numbers."""
@@ -400,20 +407,20 @@ def _first_floating(module: nn.Module) -> torch.Tensor | None:
     for tensor in module._parameters.values():
         if tensor is not None and tensor.is_floating_point():
             return tensor
-    found = (_first_floating(child) for child in module._modules.values() if child is not None)
-    return next((tensor for tensor in found if tensor is not None), None)
+    first_of_children = (_first_floating(child) for child in module._modules.values() if child is not None)
+    return next((tensor for tensor in first_of_children if tensor is not None), None)
 
 
 class Model(Towers):
     """A base or a member, whose forward pass equals the library's own."""
 
-    def __init__(self, towers: Mapping[str, Tower], answer: Answer | None = None) -> None:
-        super().__init__(towers, [Answer() if answer is None else answer])
+    def __init__(self, towers: Mapping[str, Tower], answer: OutputHead | None = None) -> None:
+        super().__init__(towers, [OutputHead() if answer is None else answer])
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> OutputHead:
         """How towers' outputs become logits."""
-        return cast("Answer", self.answers[0])
+        return cast("OutputHead", self.answers[0])
 
     def forward(self, inputs: Inputs | None = None, **named: torch.Tensor) -> torch.Tensor:
         """Return logits (B, C); inputs, as one argument or by keyword, are cast to the dtype of the weights.

@@ -16,14 +16,14 @@ from typing_extensions import override
 
 from hydractl.errors import CheckpointError
 from hydractl.families.side import share
-from hydractl.families.tower import Answer, Towers
+from hydractl.families.tower import OutputHead, Towers
 from hydractl.inputs import TEXTS, Inputs
 from hydractl.runtime import at_least_single
 
 CLASS_EMBEDDINGS = "class_embeddings"
 
 
-class Contrast(Answer):
+class Contrast(OutputHead):
     """Scaled cosines of images' and classes' embeddings.
 
     Towers answer with embeddings of length one. Logits are float32 at least, whatever the weights are, under autocast too: near
@@ -143,7 +143,7 @@ def settle_classes(model: Towers, prompts: Mapping[str, torch.Tensor], *, templa
     answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
     if len(answers) != len(model.answers):
         raise CheckpointError("only a model with a text tower can be told its classes")
-    found = model.run_tower("text", placed)
+    text_features = model.run_tower("text", placed)
     for m, answer in enumerate(answers):
         answer.templates = templates
-        answer.settle(answer.classes(share(found, m)).squeeze(0).clone())
+        answer.settle(answer.classes(share(text_features, m)).squeeze(0).clone())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hydractl.families.tower import Answer, Towers
+from hydractl.families.tower import OutputHead, Towers
 from hydractl.inputs import Inputs
 
 
@@ -21,7 +21,7 @@ class BaselineModel(Towers):
 
     def __init__(self, model: Towers) -> None:
         towers = {name: model.tower(name) for name in model.towers}
-        super().__init__(towers, [answer for answer in model.answers if isinstance(answer, Answer)])
+        super().__init__(towers, [answer for answer in model.answers if isinstance(answer, OutputHead)])
         self.temperature = model.temperature
         self.eval()
 

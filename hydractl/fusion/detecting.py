@@ -22,7 +22,7 @@ from hydractl.manifest.header import Header
 from hydractl.metrics.fitted import FITS, KEPT, Fitted, Training
 from hydractl.metrics.samples import Responses, Scored
 from hydractl.metrics.scores import KNN
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,7 +136,7 @@ class WithOodScores:
         training: tuple[Iterable[Batch[Inputs]], Tensor],
         *,
         name: str,
-        team: Team,
+        team: ProcessGroup,
         neighbours: int,
     ) -> Self:
         """Run the model on training data, once, and fit scores, in every process alike.
@@ -155,7 +155,7 @@ class WithOodScores:
         """
         batches, labels = training
         own = extractor.responses(batches, name=name, data="fit")
-        found = team.each(
+        found = team.iterate(
             (indices, said.logits().float().amax(-1), features) for indices, said, features in own
         )
         largest, features = collected(found, count=len(labels), data="fit")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hydractl.data.batches import Batch
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Family
-from hydractl.families.stacked import Abreast
+from hydractl.families.stacked import MemberParallel
 from hydractl.families.tower import Stream, Towers
 from hydractl.families.zero_shot import Contrast
 from hydractl.fusion.responding import respond
@@ -114,7 +114,7 @@ class FeatureExtractor:
         if not self.readouts:
             hooks = [tower.register_forward_hook(lambda _, __, out: see(0, out))]
         try:
-            with readout.in_turn() if isinstance(readout, Abreast) else nullcontext():
+            with readout.in_turn() if isinstance(readout, MemberParallel) else nullcontext():
                 yield seen
         finally:
             for hook in hooks:
@@ -123,7 +123,7 @@ class FeatureExtractor:
 
 def _parts(readout: nn.Module) -> list[nn.Module]:
     """Return each member's readout, or the one that all share."""
-    return [*readout.members] if isinstance(readout, Abreast) else [readout]
+    return [*readout.members] if isinstance(readout, MemberParallel) else [readout]
 
 
 def _contrast(model: Towers) -> bool:

@@ -11,7 +11,7 @@ from torch.utils._pytree import _register_namedtuple
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.stacked import Abreast, all_same, stacked
+from hydractl.families.stacked import MemberParallel, all_same, stacked
 from hydractl.families.tower import Block, Model, Stream, Tower, Towers, joined
 from hydractl.inputs import Inputs, checked_inputs, split_inputs
 from hydractl.metrics.samples import opinions
@@ -19,7 +19,7 @@ from hydractl.metrics.samples import opinions
 Layout = Literal["auto", "in turn", "stacked"]
 
 
-class Grouped(Abreast):
+class Grouped(MemberParallel):
     """One part of each member; member m's part sees member m's share of the batch axis.
 
     In turn they are equal to the members' parts, to the last bit: nothing is computed in another way.

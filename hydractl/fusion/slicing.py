@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.families.base import Family, HeadTensor, Role, place_of
+from hydractl.families.base import Family, HeadTensor, TensorRole, place_of
 from hydractl.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def zero_dropped(
     zeroed = dict(state)
     for name, tensor in state.items():
         place = place_of(family, name)
-        if place.heads is None or place.layer is None or place.heads.role != Role.OUTPUT:
+        if place.heads is None or place.layer is None or place.heads.role != TensorRole.OUTPUT:
             continue
         tower = architecture.towers[place.tower]
         gone = mask[place.tower].drop[place.layer]

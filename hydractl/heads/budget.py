@@ -14,7 +14,7 @@ COMMON_KEEP_FRACTION = 2 / 3  # the paper's ImageNet members keep 8 of 12 heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class HeadBudget:
     """How many heads go. Exactly one of the three numbers is given.
 
     Attributes:
@@ -33,15 +33,15 @@ class Budget:
     per_layer: bool = False
 
     def __post_init__(self) -> None:
-        given = [
+        stated = [
             name for name in ("keep_per_layer", "remove", "keep_fraction") if getattr(self, name) is not None
         ]
-        if len(given) != 1:
+        if len(stated) != 1:
             raise ValueError(
-                f"a budget is one of keep_per_layer, remove, keep_fraction, got {given or 'none'}"
+                f"a budget is one of keep_per_layer, remove, keep_fraction, got {stated or 'none'}"
             )
         if self.per_layer and self.keep_per_layer is None:
-            raise ValueError(f"per_layer goes with keep_per_layer, not with {given[0]}")
+            raise ValueError(f"per_layer goes with keep_per_layer, not with {stated[0]}")
         if self.keep_per_layer is not None and self.keep_per_layer < 0:
             raise ValueError(f"keep_per_layer must be at least 0, got {self.keep_per_layer}")
         if self.remove is not None and self.remove < 0:
@@ -50,7 +50,7 @@ class Budget:
             raise ValueError(f"keep_fraction must lie in (0, 1], got {self.keep_fraction}")
 
     @property
-    def typed(self) -> str:
+    def option_text(self) -> str:
         """The option that gives this budget, for messages."""
         if self.keep_per_layer is not None:
             return f"--keep {self.keep_per_layer}{' --per-layer' if self.per_layer else ''}"

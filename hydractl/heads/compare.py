@@ -24,9 +24,9 @@ def overlap(first: Mask, second: Mask) -> float:
     Raises:
         ValueError: If the masks belong to models of different shapes.
     """
-    mine, other = _dropped_sets(first, second)
-    fewer = min(len(mine), len(other))
-    return len(mine & other) / fewer if fewer else float(mine == other)
+    first_dropped, second_dropped = _dropped_sets(first, second)
+    fewer = min(len(first_dropped), len(second_dropped))
+    return len(first_dropped & second_dropped) / fewer if fewer else float(first_dropped == second_dropped)
 
 
 def chance_overlap(first: Mask, second: Mask) -> float:
@@ -38,10 +38,10 @@ def chance_overlap(first: Mask, second: Mask) -> float:
     Raises:
         ValueError: If the masks belong to models of different shapes.
     """
-    mine, other = _dropped_sets(first, second)
-    if not mine or not other:
-        return float(mine == other)
-    return max(len(mine), len(other)) / total_heads(first)
+    first_dropped, second_dropped = _dropped_sets(first, second)
+    if not first_dropped or not second_dropped:
+        return float(first_dropped == second_dropped)
+    return max(len(first_dropped), len(second_dropped)) / total_heads(first)
 
 
 def jaccard(first: Mask, second: Mask) -> float:
@@ -52,9 +52,9 @@ def jaccard(first: Mask, second: Mask) -> float:
     Raises:
         ValueError: If the masks belong to models of different shapes.
     """
-    mine, other = _dropped_sets(first, second)
-    either = len(mine | other)
-    return len(mine & other) / either if either else 1.0
+    first_dropped, second_dropped = _dropped_sets(first, second)
+    either = len(first_dropped | second_dropped)
+    return len(first_dropped & second_dropped) / either if either else 1.0
 
 
 def jensen_shannon(first: Mask, second: Mask) -> float | None:
@@ -70,13 +70,13 @@ def jensen_shannon(first: Mask, second: Mask) -> float | None:
     Raises:
         ValueError: If the masks belong to models of different shapes.
     """
-    mine, other = _dropped_sets(first, second)
-    if not mine or not other:
+    first_dropped, second_dropped = _dropped_sets(first, second)
+    if not first_dropped or not second_dropped:
         return None
     terms = []
     for tower, part in first.items():
         for ours, theirs in zip(part.drop, second[tower].drop, strict=True):
-            p, q = len(ours) / len(mine), len(theirs) / len(other)
+            p, q = len(ours) / len(first_dropped), len(theirs) / len(second_dropped)
             terms += [_half_term(p, q), _half_term(q, p)]
     return max(0.0, math.fsum(terms))
 
@@ -138,20 +138,22 @@ def _correlated(
     first: Tables, second: Tables, test: Callable[[list[float], list[float]], Any]
 ) -> float | None:
     """Return the statistic of one of scipy's tests on both tables' scores, None where one of them ranks nothing."""
-    mine, other = _flat(first, second)
-    if len(set(mine)) < 2 or len(set(other)) < 2:
+    first_scores, second_scores = _flat(first, second)
+    if len(set(first_scores)) < 2 or len(set(second_scores)) < 2:
         return None
-    return _bounded(float(test(mine, other).statistic))
+    return _bounded(float(test(first_scores, second_scores).statistic))
 
 
 def _flat(first: Tables, second: Tables) -> tuple[list[float], list[float]]:
     """Return both tables' scores, head by head in the first one's order."""
-    shape, other = shape_of_scores(first), shape_of_scores(second)
-    if shape != other:
-        raise ValueError(f"scores belong to different models: {shape} and {other}")
+    shape, second_shape = shape_of_scores(first), shape_of_scores(second)
+    if shape != second_shape:
+        raise ValueError(f"scores belong to different models: {shape} and {second_shape}")
     heads = all_heads(shape)
-    mine, theirs = ([float(table[h.tower][h.layer][h.head]) for h in heads] for table in (first, second))
-    return mine, theirs
+    first_scores, second_scores = (
+        [float(table[h.tower][h.layer][h.head]) for h in heads] for table in (first, second)
+    )
+    return first_scores, second_scores
 
 
 def _half_term(p: float, q: float) -> float:

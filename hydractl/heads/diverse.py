@@ -46,9 +46,9 @@ def choose_diverse(
     Raises:
         ValueError: If `members` is out of range.
     """
-    left = list(eligible(values, members))
+    candidates = list(eligible(values, members))
     chosen: tuple[int, ...] = ()
     while len(chosen) < members:
-        gains = [diversity((*chosen, i)) if chosen else values[i] for i in left]
-        chosen = (*chosen, left.pop(max(range(len(left)), key=lambda i: (gains[i], -i))))
+        gains = [diversity((*chosen, i)) if chosen else values[i] for i in candidates]
+        chosen = (*chosen, candidates.pop(max(range(len(candidates)), key=lambda i: (gains[i], -i))))
     return chosen

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 
-class Fall(NamedTuple):
+class KneeResult(NamedTuple):
     """Where a curve of objectives falls off.
 
     Attributes:
@@ -22,7 +22,7 @@ class Fall(NamedTuple):
     knee: int | None
 
 
-def fall_off(curve: Sequence[float]) -> Fall:
+def fall_off(curve: Sequence[float]) -> KneeResult:
     """Find the knee of the objective over the number of removed heads.
 
     A greedy search removes harmful heads first, so the curve rises, stays, and falls at last. If it rises at all, it is
@@ -48,9 +48,9 @@ def fall_off(curve: Sequence[float]) -> Fall:
     best = max(range(len(curve)), key=lambda i: (curve[i], i))
     fell = curve[-1] < curve[0]
     rose = curve[best] > curve[0]
-    stays = max(i for i, value in enumerate(curve) if value >= curve[0]) if rose else len(curve)
-    lifted = [curve[best]] * best + list(curve[best : stays + 2])
-    return Fall(best, fell, _knee(concave_majorant(lifted)) if fell else None)
+    last_above = max(i for i, value in enumerate(curve) if value >= curve[0]) if rose else len(curve)
+    lifted = [curve[best]] * best + list(curve[best : last_above + 2])
+    return KneeResult(best, fell, _knee(concave_majorant(lifted)) if fell else None)
 
 
 def concave_majorant(values: Sequence[float]) -> list[float]:
@@ -64,11 +64,11 @@ def concave_majorant(values: Sequence[float]) -> list[float]:
         while len(corners) > 1 and not _turns_down(corners[-2], corners[-1], point):
             corners.pop()
         corners.append(point)
-    found = [float(values[0])]
+    majorant = [float(values[0])]
     for (left, low), (right, high) in pairwise(corners):
         steps = right - left
-        found += [low + (high - low) * (i / steps) for i in range(1, steps)] + [float(high)]
-    return found
+        majorant += [low + (high - low) * (i / steps) for i in range(1, steps)] + [float(high)]
+    return majorant
 
 
 def _turns_down(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
@@ -81,5 +81,5 @@ def _knee(values: Sequence[float]) -> int | None:
     from kneed import KneeLocator  # noqa: PLC0415 - loads matplotlib
 
     places = range(len(values))
-    found = KneeLocator(places, values, S=1.0, curve="concave", direction="decreasing").knee
-    return None if found is None else int(found)
+    knee = KneeLocator(places, values, S=1.0, curve="concave", direction="decreasing").knee
+    return None if knee is None else int(knee)

@@ -27,7 +27,7 @@ def shape_of(towers: Shape) -> dict[str, TowerShape]:
 
 def total_kept(mask: Mask) -> int:
     """Return how many heads stay, over all towers."""
-    return sum(part.kept for part in mask.values())
+    return sum(part.num_kept for part in mask.values())
 
 
 def all_heads(shape: Shape) -> tuple[HeadId, ...]:
@@ -61,15 +61,18 @@ def drop_heads(mask: Mask, heads: Iterable[HeadId]) -> dict[str, TowerKeep]:
         ValueError: If a head is not in the model, is already removed or comes twice.
     """
     shape = shape_of(mask)
-    left = {tower: [set(kept) for kept in part.keep] for tower, part in mask.items()}
+    kept_by_tower = {tower: [set(kept_heads) for kept_heads in part.keep] for tower, part in mask.items()}
     for head in heads:
         check_head(head, shape)
-        kept = left[head.tower][head.layer]
-        if head.head not in kept:
+        kept_heads = kept_by_tower[head.tower][head.layer]
+        if head.head not in kept_heads:
             raise ValueError(f"{head} cannot be removed twice")
-        kept.remove(head.head)
+        kept_heads.remove(head.head)
     return {
-        tower: TowerKeep(num_heads=part.num_heads, keep=tuple(tuple(sorted(kept)) for kept in left[tower]))
+        tower: TowerKeep(
+            num_heads=part.num_heads,
+            keep=tuple(tuple(sorted(kept_heads)) for kept_heads in kept_by_tower[tower]),
+        )
         for tower, part in mask.items()
     }
 
@@ -81,8 +84,8 @@ def check_head(head: HeadId, shape: Shape) -> None:
         ValueError: If tower, layer or head is out of range.
     """
     if head.tower not in shape:
-        known = ", ".join(f"`{tower}`" for tower in shape)
-        raise ValueError(f"there is no tower `{head.tower}`, only {known}")
+        tower_names = ", ".join(f"`{tower}`" for tower in shape)
+        raise ValueError(f"there is no tower `{head.tower}`, only {tower_names}")
     size = shape[head.tower]
     if not (0 <= head.layer < size.layers and 0 <= head.head < size.num_heads):
         raise ValueError(

@@ -137,8 +137,8 @@ def random_masks_per_layer(
         source = random.Random(f"layers-{sampling.seed}-{member}")  # noqa: S311 - as above
         while len(masks) == member:
             order = _shuffled(sorted(all_heads(shape)), source=source)
-            drawn = best_mask_per_layer(order, shape, keep=keep)
-            mask = share_before([masks[0] if masks else drawn, drawn], start)[1]
+            random_mask = best_mask_per_layer(order, shape, keep=keep)
+            mask = share_before([masks[0] if masks else random_mask, random_mask], start)[1]
             if mask not in masks:
                 masks.append(mask)
     return tuple(masks)
@@ -266,8 +266,8 @@ def keep_every_layer(mask: Mask, scores: Tables) -> dict[str, TowerKeep]:
         tower: TowerKeep(
             num_heads=part.num_heads,
             keep=tuple(
-                kept or (max(range(part.num_heads), key=lambda h, row=row: (row[h], -h)),)  # type: ignore[misc]
-                for kept, row in zip(part.keep, scores[tower], strict=True)
+                kept_heads or (max(range(part.num_heads), key=lambda h, row=row: (row[h], -h)),)  # type: ignore[misc]
+                for kept_heads, row in zip(part.keep, scores[tower], strict=True)
             ),
         )
         for tower, part in mask.items()

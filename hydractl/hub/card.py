@@ -208,7 +208,7 @@ def _heads(header: Header) -> Iterator[str]:
     total = sum(tower.layers * tower.num_heads for tower in towers.values())
     for i, mask in enumerate(header.masks):
         who = f"member {i} " if len(header.masks) > 1 else ""
-        yield f"{who}keeps {sum(tower.kept for tower in mask.values())} of {total}"
+        yield f"{who}keeps {sum(tower.num_kept for tower in mask.values())} of {total}"
 
 
 def _results(facts: Facts) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.errors import OutputExists
 from hydractl.places import is_folder
 from hydractl.publish import Sink, publish_together
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hydractl.manifest.header import Header
 
 
-def check_replaces(path: Path, claim: Claim) -> None:
+def check_replaces(path: Path, claim: OutputLock) -> None:
     """Refuse a folder that holds a model which may not be replaced.
 
     Raises:
@@ -33,7 +33,7 @@ def check_replaces(path: Path, claim: Claim) -> None:
 
 
 @contextmanager
-def publish_models(claim: Claim) -> Iterator[Callable[[Path, Header | None], Sink]]:
+def publish_models(claim: OutputLock) -> Iterator[Callable[[Path, Header | None], Sink]]:
     """Open models for writing, and publish all of them if the block ends well, or none.
 
     One that is a folder comes with what libraries read besides weights; what a former model had there, and this one has not,

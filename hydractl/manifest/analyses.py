@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hydractl.manifest.document import Strict
+from hydractl.manifest.document import StrictModel
 from hydractl.manifest.heads import HeadName
 
 Member = Annotated[int, Field(ge=0)]
@@ -17,7 +17,7 @@ MOST_DRAWN = 400
 """Points of a data set in a plane."""
 
 
-class Apart(Strict):
+class CentroidDistances(StrictModel):
     """How far a head's centroid of each OOD set is from that of the ID set."""
 
     member: Member
@@ -26,15 +26,15 @@ class Apart(Strict):
     mahalanobis: dict[str, float]
 
 
-class Centroids(Strict):
+class Centroids(StrictModel):
     """Distances between centroids in the last layer, of every head and means over heads."""
 
-    heads: tuple[Apart, ...] = Field(min_length=1)
+    heads: tuple[CentroidDistances, ...] = Field(min_length=1)
     euclidean: dict[str, float]
     mahalanobis: dict[str, float]
 
 
-class Plane(Strict):
+class Plane(StrictModel):
     """The two principal components of what some heads say of all data together.
 
     Attributes:
@@ -50,7 +50,7 @@ class Plane(Strict):
     mahalanobis: dict[str, float]
 
 
-class Planes(Strict):
+class Planes(StrictModel):
     """Those of a member's most and least important heads, by scores of some name."""
 
     member: Member
@@ -59,7 +59,7 @@ class Planes(Strict):
     least: Plane
 
 
-class Spread(Strict):
+class Spread(StrictModel):
     """A number's mean, least and greatest value over several ensembles."""
 
     mean: float
@@ -67,7 +67,7 @@ class Spread(Strict):
     high: float
 
 
-class Size(Strict):
+class EnsembleSize(StrictModel):
     """Ensembles of some of a row's members: how many members each has, how many ensembles were measured and how many there are."""
 
     members: int = Field(ge=1)
@@ -77,7 +77,7 @@ class Size(Strict):
     means: dict[str, dict[str, Spread]] = Field(default={})
 
 
-class Pruned(Strict):
+class Pruned(StrictModel):
     """What Proposition 1 says of one member under a corruption, beside what is so.
 
     Losses are mean cross-entropies in nats; `clean` is of the ID set, `noisy` of the corrupted one.
@@ -119,7 +119,7 @@ class Pruned(Strict):
         return self.slope - self.slope_clean + (self.curvature - self.curvature_clean) / 2
 
 
-class HeadTable(Strict):
+class HeadTable(StrictModel):
     """A number for each head of a tower of a member, layers by heads of the base; None for heads that are gone."""
 
     member: Member
@@ -127,12 +127,12 @@ class HeadTable(Strict):
     scores: tuple[tuple[float | None, ...], ...] = Field(min_length=1)
 
     @property
-    def known(self) -> tuple[float, ...]:
+    def defined_scores(self) -> tuple[float, ...]:
         """The numbers."""
         return tuple(score for row in self.scores for score in row if score is not None)
 
 
-class Fewer(Strict):
+class BaseWithFewerHeads(StrictModel):
     """Numbers of a base that keeps some of its heads, by scores of some name, of the heads that these are of."""
 
     scores: str
@@ -142,14 +142,14 @@ class Fewer(Strict):
     means: dict[str, dict[str, float]] = Field(default={})
 
 
-class Pair(Strict):
+class MergedAndSeparate(StrictModel):
     """A number of the hydra, and of its members apart."""
 
     merged: float
     apart: float
 
 
-class Merging(Strict):
+class Merging(StrictModel):
     """What merging weights changed in a hydra, beside its members as they were.
 
     Attributes:
@@ -161,20 +161,20 @@ class Merging(Strict):
             the mean squared length of the differences, as a share of the mean's length.
     """
 
-    values: dict[str, Pair]
-    means: dict[str, dict[str, Pair]] = Field(default={})
+    values: dict[str, MergedAndSeparate]
+    means: dict[str, dict[str, MergedAndSeparate]] = Field(default={})
     agreement: float = Field(ge=0, le=1)
     divergence: float
     distances: dict[str, float]
 
 
-class Analyses(Strict):
+class Analyses(StrictModel):
     """What was found; what was not asked for, or cannot be asked of a row, is absent."""
 
     proposition: tuple[Pruned, ...] = Field(default=(), exclude_if=lambda value: not value)
     centroids: Centroids | None = Field(default=None, exclude_if=lambda value: value is None)
     pca: tuple[Planes, ...] = Field(default=(), exclude_if=lambda value: not value)
-    members: tuple[Size, ...] = Field(default=(), exclude_if=lambda value: not value)
+    members: tuple[EnsembleSize, ...] = Field(default=(), exclude_if=lambda value: not value)
     mlps: Merging | None = Field(default=None, exclude_if=lambda value: value is None)
-    heads: tuple[Fewer, ...] = Field(default=(), exclude_if=lambda value: not value)
+    heads: tuple[BaseWithFewerHeads, ...] = Field(default=(), exclude_if=lambda value: not value)
     taylor: tuple[HeadTable, ...] = Field(default=(), exclude_if=lambda value: not value)

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Strict
+from hydractl.manifest.document import StrictModel
 from hydractl.manifest.header import Step
 from hydractl.manifest.heads import TowerKeep
 from hydractl.manifest.scopes import ID_NAME
@@ -18,7 +18,7 @@ MOST_POINTS = 101
 """Of one line."""
 
 
-class Bins(Strict):
+class Bins(StrictModel):
     """Samples by the confidence in the predicted class, as ECE has them: of each bin how many, and means (0 of none)."""
 
     count: tuple[Count, ...] = Field(min_length=1, max_length=MOST_POINTS)
@@ -26,26 +26,26 @@ class Bins(Strict):
     accuracy: tuple[Share, ...]
 
     @model_validator(mode="after")
-    def _alike(self) -> Self:
+    def _check_lengths(self) -> Self:
         if len({len(self.count), len(self.confidence), len(self.accuracy)}) > 1:
             raise ValueError("count, confidence, accuracy: one number a bin each")
         return self
 
 
-class Line(Strict):
+class Line(StrictModel):
     """Points of a curve from left to right, each one exact."""
 
     x: tuple[Share, ...] = Field(min_length=1, max_length=MOST_POINTS)
     y: tuple[Share, ...]
 
     @model_validator(mode="after")
-    def _alike(self) -> Self:
+    def _check_points(self) -> Self:
         if len(self.x) != len(self.y) or list(self.x) != sorted(self.x):
             raise ValueError("x, y: as many of each, x in order")
         return self
 
 
-class Curves(Strict):
+class Curves(StrictModel):
     """The curves of one row.
 
     Attributes:
@@ -66,7 +66,7 @@ class Curves(Strict):
         return self.confidence.keys() == {ID_NAME, *ood} and self.roc.keys() == {*ood}
 
 
-class Origin(Strict):
+class Origin(StrictModel):
     """What one model of a row is: its name, the heads that each member keeps, and what made it."""
 
     name: str

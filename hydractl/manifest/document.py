@@ -23,13 +23,13 @@ Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!-]{0,63}$")]
 OptionValue = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """A frozen, strict piece of a document."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Document(Strict):
+class Document(StrictModel):
     """A whole JSON file of ours; `schema` says which."""
 
     kind_of_file: ClassVar[str]
@@ -86,7 +86,7 @@ class Document(Strict):
         return str(cls.model_fields["schema_"].default)
 
 
-class Fingerprint(Strict):
+class Fingerprint(StrictModel):
     """A data set or model that was used: how it was named and what it held."""
 
     reference: str

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_va
 
 from hydractl.inputs import LARGEST_SIDE
 from hydractl.jsonfile import compact
-from hydractl.manifest.document import Digest, Document, Key, OptionValue, Strict, Version
+from hydractl.manifest.document import Digest, Document, Key, OptionValue, StrictModel, Version
 from hydractl.manifest.heads import WIDEST, Mask, TowerHeads, TowerKeep
 from hydractl.manifest.threshold import FittedScores, Threshold
 
@@ -33,7 +33,7 @@ class Fate(StrEnum):
     GROUPED = "grouped"
 
 
-class Architecture(Strict):
+class Architecture(StrictModel):
     """Which model class this is: everything that is needed to build it again, without weights.
 
     Attributes:
@@ -75,7 +75,7 @@ def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> No
 Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
 
 
-class Preprocess(Strict):
+class Preprocess(StrictModel):
     """How an image becomes a model's input.
 
     Attributes:
@@ -109,7 +109,7 @@ class Preprocess(Strict):
 InputName: TypeAlias = Literal["attention_mask", "token_type_ids"]
 
 
-class Tokenization(Strict):
+class Tokenization(StrictModel):
     """How a text becomes a model's input.
 
     Attributes:
@@ -142,7 +142,7 @@ class Tokenization(Strict):
         return value if info.data.get("padding") == "max_length" else "right"
 
 
-class Prompting(Strict):
+class Prompting(StrictModel):
     """How the names of classes become texts, for a model that compares images with texts.
 
     Attributes:
@@ -161,7 +161,7 @@ class Prompting(Strict):
         return self
 
 
-class InputFile(Strict):
+class InputFile(StrictModel):
     """A file that a step read: its base name, its digest, and the step that made it."""
 
     name: str
@@ -169,7 +169,7 @@ class InputFile(Strict):
     made_by: Step | None = None
 
 
-class Step(Strict):
+class Step(StrictModel):
     """One stage that led here. No clock, no host, no path: equal work gives equal steps.
 
     `asked` is the digest of everything that was typed and shapes the output, as it was typed; `typed` are the words themselves, but
@@ -188,20 +188,20 @@ class Step(Strict):
 
 def steps_to(step: Step | None) -> tuple[Step, ...]:
     """Return the steps that led to one and it, each once, those before others first; of none nothing."""
-    seen: list[Step] = []
+    steps: list[Step] = []
 
     def visit(step: Step | None) -> None:
-        if step is None or step in seen:
+        if step is None or step in steps:
             return
         for source in step.inputs:
             visit(source.made_by)
-        seen.append(step)
+        steps.append(step)
 
     visit(step)
-    return tuple(seen)
+    return tuple(steps)
 
 
-class FusePlan(Strict):
+class FusePlan(StrictModel):
     """How members were fused.
 
     Attributes:

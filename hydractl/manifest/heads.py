@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, Strict, Version
+from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, StrictModel, Version
 
 Heads = tuple[Annotated[int, Field(ge=0)], ...]
 MOST_HEADS = 2**16
@@ -40,7 +40,7 @@ class TowerShape(NamedTuple):
     num_heads: int
 
 
-class TowerHeads(Strict):
+class TowerHeads(StrictModel):
     """How many heads each layer of a tower has before pruning, and their width."""
 
     layers: int = Field(ge=1, le=MOST_HEADS)
@@ -53,7 +53,7 @@ class TowerHeads(Strict):
         return self
 
 
-class TowerKeep(Strict):
+class TowerKeep(StrictModel):
     """The heads that stay in one tower: one increasing list a layer, an empty one where no head is left."""
 
     num_heads: int = Field(ge=1, le=MOST_HEADS)
@@ -62,12 +62,12 @@ class TowerKeep(Strict):
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         _check_size(self.layers, self.num_heads)
-        for layer, kept in enumerate(self.keep):
-            if list(kept) != sorted(set(kept)):
-                raise ValueError(f"keep[{layer}] must be strictly increasing, got {list(kept)}")
-            if kept and kept[-1] >= self.num_heads:
+        for layer, kept_heads in enumerate(self.keep):
+            if list(kept_heads) != sorted(set(kept_heads)):
+                raise ValueError(f"keep[{layer}] must be strictly increasing, got {list(kept_heads)}")
+            if kept_heads and kept_heads[-1] >= self.num_heads:
                 raise ValueError(
-                    f"keep[{layer}] has head {kept[-1]}, but there are {self.num_heads} heads (0..{self.num_heads - 1})"
+                    f"keep[{layer}] has head {kept_heads[-1]}, but there are {self.num_heads} heads (0..{self.num_heads - 1})"
                 )
         return self
 
@@ -77,14 +77,14 @@ class TowerKeep(Strict):
         return len(self.keep)
 
     @property
-    def kept(self) -> int:
+    def num_kept(self) -> int:
         """How many heads stay."""
         return sum(map(len, self.keep))
 
     @property
     def removed(self) -> int:
         """How many heads go."""
-        return self.layers * self.num_heads - self.kept
+        return self.layers * self.num_heads - self.num_kept
 
     @property
     def drop(self) -> tuple[Heads, ...]:
@@ -100,7 +100,7 @@ Tables: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 """For each tower L x H scores."""
 
 
-class HeadName(Strict):
+class HeadName(StrictModel):
     """A head of the base, by its original number."""
 
     tower: str
@@ -119,7 +119,7 @@ class Removal(HeadName):
     objective: float
 
 
-class TowerScores(Strict):
+class TowerScores(StrictModel):
     """Scores of one tower; row `l`, column `h` is head `(l, h)`. Higher means more important."""
 
     scores: tuple[tuple[float, ...], ...]
@@ -174,7 +174,7 @@ class HeadScores(Document):
         return self
 
     def _check_heads(self, heads: list[tuple[str, HeadName]]) -> None:
-        seen: set[HeadId] = set()
+        visited: set[HeadId] = set()
         for where, named in heads:
             tower, layer, head = named.id
             table = self.towers.get(tower)
@@ -182,12 +182,12 @@ class HeadScores(Document):
                 raise ValueError(
                     f"{where} names head ({tower}, {layer}, {head}), which the scores do not have"
                 )
-            if named.id in seen:
+            if named.id in visited:
                 raise ValueError(f"{where} names head {tuple(named.id)} a second time")
-            seen.add(named.id)
+            visited.add(named.id)
 
 
-class MaskOrigin(Strict):
+class MaskOrigin(StrictModel):
     """Where a mask came from. A mask written by hand has none."""
 
     strategy: str

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.curves import Curves, Origin
-from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, Strict, Version
+from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, StrictModel, Version
 from hydractl.manifest.heads import HeadMask, HeadScores
 from hydractl.manifest.scopes import scopes
 from hydractl.manifest.threshold import Threshold
@@ -19,7 +19,7 @@ USUAL = "msp"
 """The OOD score that a report has used if it says nothing."""
 
 
-class Value(Strict):
+class Value(StrictModel):
     """One measured number: its 95 % interval, and how many samples (of a time: how many runs) it rests on."""
 
     value: float
@@ -28,7 +28,7 @@ class Value(Strict):
     count: int | None = None
 
 
-class Difference(Strict):
+class Difference(StrictModel):
     """By how much the first row's numbers are more than another row's, on the ID set and on each OOD set.
 
     Both are measured on the same resamples, so that the intervals are those of paired differences. `means` are over OOD sets;
@@ -41,7 +41,7 @@ class Difference(Strict):
     shift: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
 
 
-class Derived(Strict):
+class Derived(StrictModel):
     """What was made of a model before it answered, by what, on which data if there are any, and by which it was chosen."""
 
     kind: str
@@ -50,7 +50,7 @@ class Derived(Strict):
     val: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
-class StoredScores(Strict):
+class StoredScores(StrictModel):
     """What the OOD scores of features were fitted on that a checkpoint holds; `knn_k` is the neighbour that `knn` looks at."""
 
     data: Fingerprint
@@ -61,7 +61,7 @@ ALL_SEVERITIES = "all"
 Severity = Annotated[str, Field(pattern="^([1-5]|all)$")]
 
 
-class Shift(Strict):
+class Shift(StrictModel):
     """Numbers on the ID set under corruptions: by corruption, severity (`1` to `5`) and metric.
 
     `means` are over corruptions, for each severity and, under `all`, over all that was measured. `intervals` has 95 % intervals
@@ -77,20 +77,20 @@ class Shift(Strict):
     @property
     def cells(self) -> Mapping[tuple[str, str], Mapping[str, float]]:
         """The numbers of each corruption at each severity."""
-        return {(name, each): own for name, by in self.values.items() for each, own in by.items()}
+        return {(name, severity): cell for name, by in self.values.items() for severity, cell in by.items()}
 
     def at(self, scope: str) -> dict[str, float]:
         """Return the numbers of a name that a condition has, nothing where nothing was measured there."""
         cells = self.cells
         over = [cells[cell] for cell in scopes(cells).get(scope, ())]
-        shared = [name for name in over[0] if all(name in own for own in over)] if over else []
-        return {name: math.fsum(own[name] for own in over) / len(over) for name in shared}
+        shared = [name for name in over[0] if all(name in cell for cell in over)] if over else []
+        return {name: math.fsum(numbers[name] for numbers in over) / len(over) for name in shared}
 
     @model_validator(mode="after")
     def _placed(self) -> Self:
-        for scope, own in self.intervals.items():
-            if not own.keys() <= self.at(scope).keys():
-                raise ValueError(f"intervals: `{scope}` has {sorted(own)}, which it has no numbers of")
+        for scope, intervals in self.intervals.items():
+            if not intervals.keys() <= self.at(scope).keys():
+                raise ValueError(f"intervals: `{scope}` has {sorted(intervals)}, which it has no numbers of")
         return self
 
 
@@ -99,7 +99,7 @@ def scaled_alike(*rows: Sequence[float]) -> bool:
     return len({temperature != 1 for stored in rows for temperature in stored or (1.0,)}) < 2
 
 
-class Row(Strict):
+class Row(StrictModel):
     """What was measured of one model or ensemble.
 
     What ranks samples is the report's first OOD score; by another one a metric is called `metric@score`.
@@ -159,13 +159,17 @@ class Row(Strict):
 
 def _names(row: Row) -> Iterator[str]:
     """Yield the name of every number of a row, some of them again and again."""
-    less = row.difference
-    compared = () if less is None else (less.values, *less.ood.values(), *less.shift.values())
+    difference = row.difference
+    compared = (
+        ()
+        if difference is None
+        else (difference.values, *difference.ood.values(), *difference.shift.values())
+    )
     for values in (row.values, *row.ood.values(), *row.ood_val.values(), *compared):
         yield from values
 
 
-class Check(Strict):
+class Check(StrictModel):
     """A `--fail-if` condition and what came of it."""
 
     condition: str
@@ -201,8 +205,10 @@ class Report(Document):
 
     def row_of(self, digest: str) -> Row | None:
         """Return the row that is of one model alone as it is, by the digest of its weights."""
-        alone = [row for row in self.rows if not row.derived]
-        return next((row for row in alone if [model.sha256 for model in row.models] == [digest]), None)
+        single_models = [row for row in self.rows if not row.derived]
+        return next(
+            (row for row in single_models if [model.sha256 for model in row.models] == [digest]), None
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -221,8 +227,8 @@ class Report(Document):
                 raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
             if row.difference is not None and row.difference.ood.keys() != {*sets}:
                 raise ValueError(f"rows[{i}].difference.ood: must name the data sets that near and far name")
-            known = scopes(row.shift.cells) if row.shift else {}
-            if row.difference is not None and not row.difference.shift.keys() <= known.keys():
+            shift_groups = scopes(row.shift.cells) if row.shift else {}
+            if row.difference is not None and not row.difference.shift.keys() <= shift_groups.keys():
                 raise ValueError(f"rows[{i}].difference.shift: must name what `shift` has numbers of")
         return self
 
@@ -244,13 +250,13 @@ class Report(Document):
         for i, row in enumerate(self.rows):
             if row.ood_val.keys() != {*self.ood_val}:
                 raise ValueError(f"rows[{i}].ood_val: has {sorted(row.ood_val)}, not {sorted(self.ood_val)}")
-            known = self.ood_scores if self.ood_val else (None,)
-            if row.best_score not in known:
+            scores = self.ood_scores if self.ood_val else (None,)
+            if row.best_score not in scores:
                 raise ValueError(
-                    f"rows[{i}].best_score: is {row.best_score}, must be one of {', '.join(map(str, known))}"
+                    f"rows[{i}].best_score: is {row.best_score}, must be one of {', '.join(map(str, scores))}"
                 )
             cells = row.shift.cells.values() if row.shift else ()
-            for name in {name for own in cells for name in own} - self.definitions.keys():
+            for name in {name for cell in cells for name in cell} - self.definitions.keys():
                 raise ValueError(f"rows[{i}].shift: `{name}` has no definition")
         return self
 

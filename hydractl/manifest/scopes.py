@@ -17,9 +17,11 @@ def scopes(measured: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str
     """
     cells = [*dict.fromkeys(measured)]
     severities = sorted({severity for _, severity in cells})
-    found = {SHIFT: cells} if cells else {}
-    found |= {f"{SHIFT}:{each}": [cell for cell in cells if cell[1] == each] for each in severities}
+    groups = {SHIFT: cells} if cells else {}
+    groups |= {f"{SHIFT}:{level}": [cell for cell in cells if cell[1] == level] for level in severities}
     for name in dict.fromkeys(name for name, _ in cells):
-        own = [cell for cell in cells if cell[0] == name]
-        found |= {name: own} | {f"{name}:{severity}": [(name, severity)] for _, severity in own}
-    return found
+        of_corruption = [cell for cell in cells if cell[0] == name]
+        groups |= {name: of_corruption} | {
+            f"{name}:{severity}": [(name, severity)] for _, severity in of_corruption
+        }
+    return groups

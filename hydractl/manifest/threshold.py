@@ -6,12 +6,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Fingerprint, Strict
+from hydractl.manifest.document import Fingerprint, StrictModel
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class Threshold(Strict):
+class Threshold(StrictModel):
     """Inputs are accepted whose OOD score is below a bound, and what is known of the answers to them.
 
     With probability 1 - `delta` over the draw of the samples that it was found on, at most `risk` of the answers to accepted
@@ -47,7 +47,7 @@ class Threshold(Strict):
         return self
 
 
-class FittedScores(Strict):
+class FittedScores(StrictModel):
     """OOD scores of features that a checkpoint holds as they were fitted, in tensors beside the weights.
 
     Attributes:
@@ -61,7 +61,7 @@ class FittedScores(Strict):
     temperature: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
-    def _once(self) -> Self:
+    def _check_names_once(self) -> Self:
         if len({*self.scores}) < len(self.scores):
             raise ValueError("scores: names one twice")
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.data.corruptions.names import KNOWN
+from hydractl.data.corruptions.names import ALL_CORRUPTIONS
 from hydractl.manifest.scopes import SHIFT
 from hydractl.metrics.metric import Metric
 from hydractl.reporting.chart import SEVERAL, Axis, Chart, Series, look
@@ -44,7 +44,7 @@ def shift_tables(quantities: Sequence[Quantity], rows: Numbers, differences: Num
     }
     tabled = [name for name in TABLED if under.get(name)]
     measured = {q.scope for q in under[tabled[0]]} if tabled else {}
-    names = [name for name in KNOWN if name in measured]
+    names = [name for name in ALL_CORRUPTIONS if name in measured]
     scopes = (
         {"clean": None}
         | {severity: f"{SHIFT}:{severity}" for severity in severities(quantities)}

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from hydractl.families.base import Role, place_of
+from hydractl.families.base import TensorRole, place_of
 from hydractl.progress import Progress
 from hydractl.scoring.gradients.settings import MagnitudeSettings
 from hydractl.scoring.job import Ranking, ScoreJob
@@ -36,7 +36,11 @@ def score_magnitude(job: ScoreJob, progress: Progress) -> Ranking:
     weight = {name: torch.zeros(t.layers, 1, dtype=torch.float64) for name, t in job.scored.items()}
     for name, tensor in job.model.library_state().items():
         place = place_of(job.family, name)
-        if place.heads is None or place.layer is None or place.heads.role not in {Role.INPUT, Role.OUTPUT}:
+        if (
+            place.heads is None
+            or place.layer is None
+            or place.heads.role not in {TensorRole.INPUT, TensorRole.OUTPUT}
+        ):
             continue
         if place.tower not in scores:
             continue

@@ -13,8 +13,8 @@ import torch
 from hydractl.families.tower import Stream, Tower
 from hydractl.inputs import map_inputs
 from hydractl.progress import Progress
-from hydractl.scoring.circuit.memory import Room
-from hydractl.scoring.circuit.tower import Entered, without
+from hydractl.scoring.circuit.memory import MemoryBudget
+from hydractl.scoring.circuit.tower import LayerInput, without
 from hydractl.scoring.gradients.settings import HeadmapSettings
 from hydractl.scoring.gradients.weights import losses_of, not_finite, sample_losses
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
@@ -55,8 +55,8 @@ def easiest(job: ScoreJob, count: int) -> list[Samples | None]:
     A batch is cut, not mixed with others, so the number of processes changes nothing. None where no sample was chosen; all
     samples if there are no more than `count`. Of equal losses the first in the order of the data.
     """
-    own = [sample_losses(job.model, samples).double() for samples in job.id_data]
-    losses = job.team.in_order(own)
+    batch_losses = [sample_losses(job.model, samples).double() for samples in job.id_data]
+    losses = job.team.in_order(batch_losses)
     every = torch.cat(losses)
     if not every.isfinite().all():
         raise not_finite("losses")
@@ -73,7 +73,7 @@ def _cut(samples: Samples, mask: torch.Tensor) -> Samples | None:
     return Samples(map_inputs(lambda x: x[rows], samples.inputs), samples.labels[rows])
 
 
-class _Held(NamedTuple):
+class _BatchInTower(NamedTuple):
     """A batch on its way through a tower: its labels (B,), and the other towers' outputs (1, N, F)."""
 
     labels: torch.Tensor
@@ -83,19 +83,19 @@ class _Held(NamedTuple):
 def _located(job: ScoreJob, name: str, chosen: Sequence[Samples | None]) -> Iterator[list[float]]:
     """Yield the scores of each layer of a tower, and leave the tower without the heads located."""
     tower, heads = job.model.tower(name), job.scored[name].num_heads
-    room = Room(job.model.device, job.max_memory, keeps=False)
-    held, streams = _entering(job, name, chosen)
+    room = MemoryBudget(job.model.device, job.max_memory, keeps_streams=False)
+    batches, streams = _entering(job, name, chosen)
     for layer in range(job.scored[name].layers):
         outputs: dict[int, torch.Tensor] = {}
         losses = []
-        for found, stream in zip(held, streams, strict=True):
-            if found is None or stream is None:
+        for located, stream in zip(batches, streams, strict=True):
+            if located is None or stream is None:
                 losses.append(torch.zeros(1 + heads, 0, dtype=torch.float64))
                 continue
             if id(stream) not in outputs:  # of a tower that is always asked the same there is one stream
                 outputs = {id(stream): _without_each(tower, layer, stream, room)}
-            logits = job.model.answer(found.others | {name: outputs[id(stream)]})
-            losses.append(losses_of(logits, found.labels).double())
+            logits = job.model.answer(located.others | {name: outputs[id(stream)]})
+            losses.append(losses_of(logits, located.labels).double())
         means = torch.cat(job.team.in_order(losses), dim=1).mean(dim=1)
         if not means.isfinite().all():
             raise not_finite("losses")
@@ -108,48 +108,52 @@ def _located(job: ScoreJob, name: str, chosen: Sequence[Samples | None]) -> Iter
 
 def _entering(
     job: ScoreJob, name: str, chosen: Sequence[Samples | None]
-) -> tuple[list[_Held | None], list[Stream | None]]:
+) -> tuple[list[_BatchInTower | None], list[Stream | None]]:
     """Return each batch's other towers' outputs and the stream that enters the tower's first block."""
     fixed: dict[str, torch.Tensor] = {}
     shared: Stream | None = None
-    held: list[_Held | None] = []
+    batches: list[_BatchInTower | None] = []
     streams: list[Stream | None] = []
     for samples in chosen:
         if samples is None or samples.labels is None:
-            held.append(None)
+            batches.append(None)
             streams.append(None)
             continue
         routed = job.model.routed(samples.inputs)
         others = {}
-        for other, asked in routed.items():
-            if other == name:
+        for other_tower, tower_inputs in routed.items():
+            if other_tower == name:
                 continue
-            others[other] = fixed[other] if other in fixed else job.model.tower(other)(asked).unsqueeze(0)
-            if other in job.model.answer.fixed:
-                fixed[other] = others[other]
+            others[other_tower] = (
+                fixed[other_tower]
+                if other_tower in fixed
+                else job.model.tower(other_tower)(tower_inputs).unsqueeze(0)
+            )
+            if other_tower in job.model.answer.fixed:
+                fixed[other_tower] = others[other_tower]
         if shared is None or name not in job.model.answer.fixed:
             shared = job.model.tower(name).embed(routed[name])
-        held.append(_Held(samples.labels, others))
+        batches.append(_BatchInTower(samples.labels, others))
         streams.append(shared)
-    return held, streams
+    return batches, streams
 
 
-def _without_each(tower: Tower, layer: int, stream: Stream, room: Room) -> torch.Tensor:
+def _without_each(tower: Tower, layer: int, stream: Stream, room: MemoryBudget) -> torch.Tensor:
     """Return the tower's outputs (1 + K, N, F): as it is, and without each head of a layer."""
     block, queries = tower.layers()[layer], tower.queries(layer)
     z = block.heads(stream, queries)
     y = block.project(z)
     if queries is not None:
         stream = stream.with_tokens(stream.tokens[:, queries])
-    whole = tower.resume(block.join(stream, y), layer + 1).unsqueeze(0)
+    full_outputs = tower.resume(block.join(stream, y), layer + 1).unsqueeze(0)
     heads = range(block.attn.groups()[0].heads)
-    return torch.cat([whole, *without(tower, layer, Entered(block, stream, z, y), heads, room)])
+    return torch.cat([full_outputs, *without(tower, layer, LayerInput(block, stream, z, y), heads, room)])
 
 
 def _advanced(tower: Tower, layer: int, streams: Sequence[Stream | None]) -> list[Stream | None]:
     """Return the streams that leave a layer; equal ones stay one."""
-    block, done = tower.layers()[layer], {}
+    block, advanced_by_id = tower.layers()[layer], {}
     for stream in streams:
-        if stream is not None and id(stream) not in done:
-            done[id(stream)] = block(stream, tower.queries(layer))
-    return [None if stream is None else done[id(stream)] for stream in streams]
+        if stream is not None and id(stream) not in advanced_by_id:
+            advanced_by_id[id(stream)] = block(stream, tower.queries(layer))
+    return [None if stream is None else advanced_by_id[id(stream)] for stream in streams]

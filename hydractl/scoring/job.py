@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 from hydractl.errors import DataError
 from hydractl.families.base import Family
 from hydractl.inputs import Inputs
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.scoring.settings import Settings
 
@@ -37,14 +37,14 @@ class Samples(NamedTuple):
     inputs: Inputs
     labels: torch.Tensor | None
 
-    def labelled(self, what: str) -> tuple[Inputs, torch.Tensor]:
+    def labelled(self, purpose: str) -> tuple[Inputs, torch.Tensor]:
         """Return inputs and labels.
 
         Raises:
-            DataError: If there are no labels, which `what` needs.
+            DataError: If there are no labels, which `purpose` needs.
         """
         if self.labels is None:
-            raise DataError(f"{what} needs labelled data")
+            raise DataError(f"{purpose} needs labelled data")
         return self.inputs, self.labels
 
 
@@ -75,7 +75,7 @@ class Log(Protocol):
         ...
 
 
-class Forgetful:
+class NullLog:
     """A `Log` that keeps nothing."""
 
     done: tuple[Removal, ...] = ()
@@ -90,7 +90,7 @@ class Forgetful:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class GateTraining:
     """What a method is offered that trains.
 
     Attributes:
@@ -142,9 +142,9 @@ class ScoreJob:
     seed: int = 0
     max_memory: int | None = None
     compiles: str | None = None
-    log: Log = field(default_factory=Forgetful)
-    team: Team = field(default_factory=Team)
-    training: Training | None = None
+    log: Log = field(default_factory=NullLog)
+    team: ProcessGroup = field(default_factory=ProcessGroup)
+    training: GateTraining | None = None
 
     @property
     def scored(self) -> Mapping[str, TowerHeads]:

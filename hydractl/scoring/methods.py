@@ -126,21 +126,21 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 
 def _of_all() -> tuple[Option, ...]:
     """Return the settings of all methods by panel, those of one name once."""
-    found = {d.name: d for method in METHODS.values() for d in Option.of(method.settings)}
-    places = dict.fromkeys((*PANELS, *(d.setting.panel for d in found.values())))
-    return tuple(sorted(found.values(), key=lambda d: [*places].index(d.setting.panel)))
+    by_name = {d.name: d for method in METHODS.values() for d in Option.of(method.settings)}
+    places = dict.fromkeys((*PANELS, *(d.setting.panel for d in by_name.values())))
+    return tuple(sorted(by_name.values(), key=lambda d: [*places].index(d.setting.panel)))
 
 
 SETTINGS = _of_all()
 """Every setting of every method, as an option."""
 
 
-def settings_for(method: str, given: Mapping[str, OptionValue]) -> Settings:
+def settings_for(method: str, options: Mapping[str, OptionValue]) -> Settings:
     """Return a method's settings.
 
     Args:
         method: A name of `METHODS`.
-        given: What was set, by name; the rest is the method's default.
+        options: What was set, by name; the rest is the method's default.
 
     Raises:
         UsageError: If the method is unknown or has no such setting, or a value is not allowed.
@@ -150,12 +150,12 @@ def settings_for(method: str, given: Mapping[str, OptionValue]) -> Settings:
             f"unknown method `{method}`",
             hint=did_you_mean(method, METHODS) or f"methods: {', '.join(METHODS)}",
         )
-    known = declared(METHODS[method].settings)
-    for name in given:
-        if name not in known:
+    known_settings = declared(METHODS[method].settings)
+    for name in options:
+        if name not in known_settings:
             takers = [m.name for m in METHODS.values() if name in declared(m.settings)]
             raise UsageError(
                 f"`{spelled(name)}` has no effect with `--method {method}`",
                 hint=f"it is for {', '.join(f'`--method {m}`' for m in takers)}",
             )
-    return METHODS[method].settings(**given)
+    return METHODS[method].settings(**options)

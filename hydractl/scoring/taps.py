@@ -15,7 +15,7 @@ import torch
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.side import NOTHING, Side
+from hydractl.families.side import NOTHING, AttentionExtras
 from hydractl.families.tower import Model, Tower, Towers
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Gated(Attention):
         return super().project(z * self.gate.unsqueeze(-1).to(z.dtype))
 
 
-class Watched(Attention):
+class AttentionTap(Attention):
     """Attention of one member that shows its weights of all tokens, (B, H, T, T), each time it runs."""
 
     def __init__(
@@ -54,7 +54,9 @@ class Watched(Attention):
         self._see = see
 
     @override
-    def heads(self, x: torch.Tensor, queries: slice | None = None, side: Side = NOTHING) -> torch.Tensor:
+    def heads(
+        self, x: torch.Tensor, queries: slice | None = None, side: AttentionExtras = NOTHING
+    ) -> torch.Tensor:
         self._see(self.groups()[0].weights(x, side), side.mask)
         return super().heads(x, queries, side)
 
@@ -73,7 +75,9 @@ class Heard(Attention):
         self._hear = hear
 
     @override
-    def heads(self, x: torch.Tensor, queries: slice | None = None, side: Side = NOTHING) -> torch.Tensor:
+    def heads(
+        self, x: torch.Tensor, queries: slice | None = None, side: AttentionExtras = NOTHING
+    ) -> torch.Tensor:
         z = super().heads(x, queries, side)
         self._hear(z)
         return z
@@ -87,14 +91,14 @@ def tapped(
 
     Members run in turn meanwhile.
     """
-    each = {name: model.tower(name) for name in towers}
+    tapped_towers = {name: model.tower(name) for name in towers}
     before = [
         (block, block.attn, name, layer)
-        for name, tower in each.items()
+        for name, tower in tapped_towers.items()
         for layer, block in enumerate(tower.layers())
     ]
     with contextlib.ExitStack() as contexts:
-        for tower in each.values():
+        for tower in tapped_towers.values():
             contexts.enter_context(tower.in_turn())
         try:
             for block, attention, name, layer in before:
@@ -107,14 +111,16 @@ def tapped(
 
 def heads_left(tower: Tower, layer: int) -> tuple[int, ...]:
     """Return a layer's heads that are still there, increasing."""
-    return tower.layers()[layer].attn.groups()[0].kept
+    return tower.layers()[layer].attn.groups()[0].head_numbers
 
 
-def keep_heads(tower: Tower, layer: int, kept: Collection[int]) -> None:
+def keep_heads(tower: Tower, layer: int, head_numbers: Collection[int]) -> None:
     """Cut out all of a layer's heads but these; weights are really sliced, and the tensors cut are new ones."""
     attention = tower.layers()[layer].attn
     group = attention.groups()[0]
-    attention.members[0] = group.select([i for i, head in enumerate(group.kept) if head in kept])
+    attention.members[0] = group.select(
+        [i for i, head in enumerate(group.head_numbers) if head in head_numbers]
+    )
 
 
 def remove_head(model: Model, head: HeadId) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from hydractl.signals import held
+from hydractl.signals import signals_held
 from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.sharding import like
 
@@ -59,28 +59,28 @@ class Average:
 
     def add(self, share: float) -> None:
         """Let the weights as they are now count a share of the mean, which begins with a share of 1."""
-        now = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        current = {name: parameter.detach() for name, parameter in self.parameters.items()}
         if share == 1:
-            self.tensors = {name: tensor.clone() for name, tensor in now.items()}
+            self.tensors = {name: tensor.clone() for name, tensor in current.items()}
         elif share:
-            get_ema_multi_avg_fn(1 - share)(list(self.tensors.values()), list(now.values()), None)
+            get_ema_multi_avg_fn(1 - share)(list(self.tensors.values()), list(current.values()), None)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Give the model the mean for weights within the block; an interruption finds its own back."""
         try:
-            with held():
+            with signals_held():
                 self._swap()
             yield
         finally:
-            with held():
+            with signals_held():
                 if self._swapped:
                     self._swap()
 
     def _swap(self) -> None:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                own = parameter.clone()
+                trained = parameter.clone()
                 parameter.copy_(self.tensors[name])
-                self.tensors[name].copy_(own)
+                self.tensors[name].copy_(trained)
         self._swapped = not self._swapped

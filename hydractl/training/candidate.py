@@ -30,7 +30,7 @@ from hydractl.training.sharding import like, made_whole, part_again
 if TYPE_CHECKING:
     from hydractl.training.feeding.feed import Feed, Piece
     from hydractl.training.state import Metrics, Snapshot
-    from hydractl.training.teaching import Lesson
+    from hydractl.training.teaching import DistillationLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Job:
     begin_step: Callable[[nn.Module, int], None] | None = None
     penalty: Callable[[nn.Module], torch.Tensor] | None = None
     pieces: int | None = None
-    lesson: Lesson | None = None
+    lesson: DistillationLoss | None = None
     measured_on: str = "validation"
     recomputes: bool = False
     compiles: str | None = None
@@ -89,7 +89,7 @@ class Job:
         return self.recipe.eval_every or self.feed.steps_per_epoch
 
 
-class Run:
+class TrainingRun:
     """One candidate in training."""
 
     def __init__(self, job: Job, engine: Engine, snapshot: Snapshot) -> None:
@@ -124,11 +124,11 @@ class Run:
 
     def step(self, pieces: Sequence[Piece]) -> None:
         """Take one optimiser step on this process's pieces of the batch."""
-        job, recipe, done = self.job, self.job.recipe, self.position.step
+        job, recipe, step = self.job, self.job.recipe, self.position.step
         self.whole = False
         total, per_epoch = job.total, job.feed.steps_per_epoch
         factor = lr_factor(
-            done if recipe.swa is None else min(done, recipe.swa_start(total, per_epoch)),
+            step if recipe.swa is None else min(step, recipe.swa_start(total, per_epoch)),
             total=total,
             warmup=recipe.warmup_steps(total),
             schedule=recipe.schedule,
@@ -137,13 +137,13 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = group.get(PEAK, self.lr) * group[SCALE] * factor
         if job.begin_step is not None:
-            job.begin_step(self.model, done)
+            job.begin_step(self.model, step)
         begin_training(self.prepared)
         self.loss = torch.zeros_like(self.loss)
         device = self.engine.device
         ordered = None if job.pieces is None else OrderedGradients(self.engine, self.parameters, job.pieces)
         for i, piece in enumerate(pieces):
-            with self.noise.at(seed=job.seed, step=done, rows=piece.rows, total=piece.total, device=device):
+            with self.noise.at(seed=job.seed, step=step, rows=piece.rows, total=piece.total, device=device):
                 loss = self._loss(piece)
                 if ordered is not None:
                     ordered.add(loss)
@@ -158,8 +158,8 @@ class Run:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.average is not None:
-            self.average.add(share_of(recipe, done + 1, total=total, steps_per_epoch=per_epoch))
-        self.position = self.position.model_copy(update={"step": done + 1})
+            self.average.add(share_of(recipe, step + 1, total=total, steps_per_epoch=per_epoch))
+        self.position = self.position.model_copy(update={"step": step + 1})
         self.whole = True
 
     def _loss(self, piece: Piece) -> torch.Tensor:
@@ -178,9 +178,9 @@ class Run:
     @property
     def evaluation_due(self) -> bool:
         """Whether the weights as they are now are to be measured, and have not been."""
-        done = self.position.step
-        due = done % self.job.eval_every == 0 or done == self.job.total
-        return due and done > self.position.evaluated
+        step = self.position.step
+        due = step % self.job.eval_every == 0 or step == self.job.total
+        return due and step > self.position.evaluated
 
     def evaluate(self) -> None:
         """Measure, remember the best, and decide whether to go on; weights before their mean begins are measured only."""
@@ -188,24 +188,24 @@ class Run:
         update: dict[str, object]
         self.model.eval()
         with average.in_place() if average is not None and average.tensors else contextlib.nullcontext():
-            found = self.job.evaluate(self.model)
+            metrics = self.job.evaluate(self.model)
             if self.engine.shards:
                 part_again(self.model)
-        if found is None:
+        if metrics is None:
             update = {"ended": True, "diverged": True, "evaluated": position.step}
             self.position = position.model_copy(update=update)
             return
-        update = {"last": found, "evaluated": position.step}
+        update = {"last": metrics, "evaluated": position.step}
         if average is not None and not average.tensors:
             self.position = position.model_copy(update=update)
             return
-        if found.beats(position.best):
-            update |= {"best": found, "best_step": position.step}
+        if metrics.beats(position.best):
+            update |= {"best": metrics, "best_step": position.step}
             if recipe.keep_best:
                 measured = self.parameters if average is None else average.tensors
                 self.best = {n: t.detach().clone() for n, t in measured.items()}
-        if found.beats(position.mark, delta=recipe.patience_delta):
-            update |= {"mark": found, "stale": 0}
+        if metrics.beats(position.mark, delta=recipe.patience_delta):
+            update |= {"mark": metrics, "stale": 0}
         else:
             stale = position.stale + 1
             update |= {"stale": stale, "ended": recipe.early_stop is not None and stale >= recipe.early_stop}
@@ -213,14 +213,14 @@ class Run:
 
     def saved(self) -> Snapshot:
         """Return the run as it is now; its tensors go on changing, or lay in parts: then all processes call this."""
-        whole = made_whole if self.engine.shards else dict
+        gather = made_whole if self.engine.shards else dict
         return replace(
             self.snapshot,
             position=self.position,
-            weights=whole({n: p.detach() for n, p in self.parameters.items()}),
-            optimizer=whole(optimizer_tensors(self.optimizer, self.parameters)),
-            average={} if self.average is None else whole(self.average.tensors),
-            best=whole(self.best),
+            weights=gather({n: p.detach() for n, p in self.parameters.items()}),
+            optimizer=gather(optimizer_tensors(self.optimizer, self.parameters)),
+            average={} if self.average is None else gather(self.average.tensors),
+            best=gather(self.best),
         )
 
 

@@ -117,8 +117,10 @@ def _words(text: str) -> list[str]:
 def _encoded(tokenizer: Any, captions: Sequence[Sequence[str]]) -> dict[str, torch.Tensor]:  # noqa: ANN401 - as above
     """Return captions as inputs (C, P, T)."""
     flat = [text for texts in captions for text in texts]
-    found = tokenizer(flat, padding=True, return_tensors="pt")
-    return {name: found[name].unflatten(0, (len(captions), -1)) for name in ("input_ids", "attention_mask")}
+    encoding = tokenizer(flat, padding=True, return_tensors="pt")
+    return {
+        name: encoding[name].unflatten(0, (len(captions), -1)) for name in ("input_ids", "attention_mask")
+    }
 
 
 def _pixels(images: ImageSet) -> torch.Tensor:
@@ -159,8 +161,8 @@ def _learn(
         total = 0.0
         for chosen in torch.randperm(len(labels))[: batches * config.batch_size].chunk(batches):
             written = torch.randint(len(config.templates), (len(chosen),))
-            own = {name: x[labels[chosen], written] for name, x in texts.items()}
-            loss = model(pixel_values=_mirrored(pixels[chosen]), return_loss=True, **own).loss
+            captions = {name: x[labels[chosen], written] for name, x in texts.items()}
+            loss = model(pixel_values=_mirrored(pixels[chosen]), return_loss=True, **captions).loss
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -172,9 +174,11 @@ def _learn(
 
 
 def _rate(step: int, steps: int) -> float:
-    done = (step + 1) / steps
+    progress = (step + 1) / steps
     return (
-        done / WARM_UP if done < WARM_UP else (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))) / 2
+        progress / WARM_UP
+        if progress < WARM_UP
+        else (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP))) / 2
     )
 
 

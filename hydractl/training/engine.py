@@ -114,7 +114,7 @@ class Engine:
     def backward(self, loss: torch.Tensor, model: nn.Module, *, sync: bool) -> None:
         """Add the gradients of `loss`, exchanging them between processes only with `sync`."""
         if self.shards:
-            sharding.exchange(model, now=sync)
+            sharding.exchange(model, sync=sync)
         with contextlib.nullcontext() if sync or self.shards else self._accelerator.no_sync(model):
             self._accelerator.backward(loss)
         if not self.shards:  # those of parts lie side by side in one storage
@@ -160,14 +160,14 @@ def part_gradients(parameters: Iterable[nn.Parameter]) -> None:
     torch takes over what a backward pass returns: views of one tensor, as of a token's and its position's gradient where a
     compiled step has one sample, would then be added to and clipped twice.
     """
-    seen = set()
+    storages = set()
     for parameter in parameters:
         if parameter.grad is None:
             continue
         storage = parameter.grad.untyped_storage()._cdata  # an address its bytes need not have
-        if storage in seen:
+        if storage in storages:
             parameter.grad = parameter.grad.clone()
-        seen.add(storage)
+        storages.add(storage)
 
 
 class OrderedGradients:
@@ -202,14 +202,14 @@ class OrderedGradients:
         """Give every parameter the sum over all pieces of all processes, in every process."""
         if self._engine.world == 1:
             return
-        own = iter(self._held)
+        local_gradients = iter(self._held)
         for piece in range(self._pieces):
             source = self._engine.owner(piece, self._pieces)
-            mine = next(own) if source == self._engine.rank else None
+            mine = next(local_gradients) if source == self._engine.rank else None
             for i, parameter in enumerate(self._parameters):
-                given = torch.empty_like(parameter) if mine is None else mine[i]
-                found = self._engine.sent(given.contiguous(), source)
-                parameter.grad = found.clone() if parameter.grad is None else parameter.grad + found
+                buffer = torch.empty_like(parameter) if mine is None else mine[i]
+                received = self._engine.sent(buffer.contiguous(), source)
+                parameter.grad = received.clone() if parameter.grad is None else parameter.grad + received
 
 
 @contextlib.contextmanager
@@ -245,12 +245,12 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
     refuse_shared_device(device)
     if world_size() > 1 and chosen.type in {"cpu", "cuda"}:
         # accelerate would start the group at a place where an earlier stage of this process may have left its notes
-        own = own_device(device)
-        if own.type == "cuda":
-            torch.cuda.set_device(own)
+        device_of_process = own_device(device)
+        if device_of_process.type == "cuda":
+            torch.cuda.set_device(device_of_process)
         store, rank, world = meeting("train")
         dist.init_process_group(
-            "gloo" if own.type == "cpu" else "nccl",
+            "gloo" if device_of_process.type == "cpu" else "nccl",
             store=store,
             rank=rank,
             world_size=world,

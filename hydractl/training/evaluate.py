@@ -38,8 +38,8 @@ def classifier_metrics(
                 if (i - 1) % engine.world != engine.rank:
                     continue
                 inputs = map_inputs(lambda x: x.to(engine.device), batch.inputs)
-                found = tally(model(inputs), labels[batch.indices])
-                sums = [total + one for total, one in zip(sums, found, strict=True)]
+                batch_sums = tally(model(inputs), labels[batch.indices])
+                sums = [total + batch_sum for total, batch_sum in zip(sums, batch_sums, strict=True)]
             if engine.shards and last is not None and engine.rank >= i % engine.world > 0:
                 model(map_inputs(lambda x: x.to(engine.device), last))  # the others need this process's parts
         return metrics_of(engine.sum(sums))
@@ -57,8 +57,8 @@ def tally(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, ...]:
     log_probs, size = logits.float().log_softmax(-1).cpu(), len(labels)
     if not log_probs.isfinite().all():
         return 0.0, 0.0, 0.0, 1.0
-    found = answers(log_probs.exp(), labels, log_probs=log_probs)
-    return float(mean(found["hits"])) * size, float(mean(found["nll"])) * size, float(size), 0.0
+    per_sample = answers(log_probs.exp(), labels, log_probs=log_probs)
+    return float(mean(per_sample["hits"])) * size, float(mean(per_sample["nll"])) * size, float(size), 0.0
 
 
 def metrics_of(sums: Sequence[float]) -> Metrics | None:

@@ -13,8 +13,8 @@ import torch
 
 from hydractl.errors import CheckFailed
 from hydractl.progress import Progress
-from hydractl.signals import held
-from hydractl.training.candidate import Job, Run
+from hydractl.signals import signals_held
+from hydractl.training.candidate import Job, TrainingRun
 from hydractl.training.engine import Engine
 from hydractl.training.state import Metrics, Position, Snapshot, StateFolder, Winner
 
@@ -63,7 +63,7 @@ def train(
                 winner=snapshot.winner,
                 winner_weights=snapshot.winner_weights,
             )
-        run = Run(job, engine, snapshot)
+        run = TrainingRun(job, engine, snapshot)
         snapshot = _fit(run, _Saver(job, engine, folder), progress)
         snapshot = _compared(snapshot, progress, job)
         engine.forget()
@@ -117,7 +117,7 @@ class _Saver:
         self.at = time.monotonic()
         self.position: Position | None = None
 
-    def after_step(self, run: Run) -> None:
+    def after_step(self, run: TrainingRun) -> None:
         """Save if it is time; the last step's result is as good as saved once it is published."""
         if self.folder is None:
             return
@@ -130,7 +130,7 @@ class _Saver:
         if self.engine.agree(due=due):
             self.save(run)
 
-    def save(self, run: Run) -> None:
+    def save(self, run: TrainingRun) -> None:
         """Save what has changed since the last time."""
         if self.folder is None or not run.whole or run.position in (self.position, run.snapshot.position):
             return
@@ -144,7 +144,7 @@ class _Saver:
             self.folder.save(snapshot)
 
 
-def _fit(run: Run, saver: _Saver, progress: Progress) -> Snapshot:
+def _fit(run: TrainingRun, saver: _Saver, progress: Progress) -> Snapshot:
     """Train one candidate to its end; what interrupts it finds the state saved."""
     if run.position.step == 0 and run.position.candidate > 0:
         saver.write(replace(run.snapshot, position=run.position))
@@ -157,45 +157,45 @@ def _fit(run: Run, saver: _Saver, progress: Progress) -> Snapshot:
     return run.saved()
 
 
-def _steps(run: Run, saver: _Saver, progress: Progress) -> None:
+def _steps(run: TrainingRun, saver: _Saver, progress: Progress) -> None:
     """Take the steps that are left, evaluating, saving and speaking in between."""
     job, first = run.job, run.position.step
-    begun = spoken = time.monotonic()
+    start_time = spoken = time.monotonic()
     if run.evaluation_due:  # it was interrupted
         run.evaluate()
         progress.step(_line(run, loss=None, left_s=0.0))
     # of several processes one cannot finish a step that another has left
-    guard = held if run.engine.world == 1 else contextlib.nullcontext
-    begins = first < job.total and not run.position.ended
-    for pieces in job.feed.steps(first, job.total, run.share) if begins else ():
+    guard = signals_held if run.engine.world == 1 else contextlib.nullcontext
+    has_steps = first < job.total and not run.position.ended
+    for pieces in job.feed.steps(first, job.total, run.share) if has_steps else ():
         with guard():
             run.step(pieces)
-        done = run.position.step
+        step = run.position.step
         loss = None
         if evaluates := run.evaluation_due:
             (loss,) = run.engine.sum([run.loss.item()])
             run.evaluate()
-        now = time.monotonic()
-        left_s = (now - begun) / (done - first) * (job.total - done)
+        time_now = time.monotonic()
+        left_s = (time_now - start_time) / (step - first) * (job.total - step)
         if evaluates:
-            spoken = now
+            spoken = time_now
             progress.step(_line(run, loss=loss, left_s=left_s))
-        elif now - spoken > SPEAK_EVERY_S:
-            spoken = now
-            progress.step(f"step {done}/{job.total} · {left_s:.0f} s left")
+        elif time_now - spoken > SPEAK_EVERY_S:
+            spoken = time_now
+            progress.step(f"step {step}/{job.total} · {left_s:.0f} s left")
         saver.after_step(run)
         if run.position.ended:
             break
 
 
-def _line(run: Run, *, loss: float | None, left_s: float) -> str:
+def _line(run: TrainingRun, *, loss: float | None, left_s: float) -> str:
     """Return what is said after an evaluation."""
     position, per_epoch = run.position, run.job.feed.steps_per_epoch
-    found = position.last
+    metrics = position.last
     grid = f"lr {run.lr:g}: " if len(run.job.recipe.lr) > 1 else ""
     where = f"step {position.step}/{run.job.total} (epoch {position.step / per_epoch:.3g})"
-    if position.diverged or found is None:
+    if position.diverged or metrics is None:
         return f"{grid}{where}: outputs are not finite"
     ahead = " · stopping early" if position.ended else f" · {left_s:.0f} s left" if left_s else ""
     trained = "" if loss is None else f"loss {loss:.4f} · "
-    return f"{grid}{where}: {trained}{run.job.measured_on} accuracy {found.accuracy:.4f}, nll {found.nll:.4f}{ahead}"
+    return f"{grid}{where}: {trained}{run.job.measured_on} accuracy {metrics.accuracy:.4f}, nll {metrics.nll:.4f}{ahead}"

@@ -64,11 +64,11 @@ class BatchDropout(nn.Module):
         shared: Whether its input has no axis of samples.
     """
 
-    def __init__(self, p: float, noise: StepNoise, *, whole: bool = False, shared: bool = False) -> None:
+    def __init__(self, p: float, noise: StepNoise, *, per_sample: bool = False, shared: bool = False) -> None:
         super().__init__()
         self.p = p
         self.noise = noise
-        self.whole, self.shared = whole, shared
+        self.whole, self.shared = per_sample, shared
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x (M B, ...) with a share `p` of its elements or samples zero and the others scaled by 1 / (1 - p)."""
@@ -105,12 +105,12 @@ class BatchPatchDropout(nn.Module):
         prefix, patches = x[:, : self.prefix], x[:, self.prefix :]
         count = patches.shape[1]
         members = max(len(x) // len(self.noise.rows), 1)
-        drawn = torch.randn(members, len(self.noise.batch), count, device=x.device)
-        kept = drawn.argsort(dim=-1)[..., : max(1, int(count * (1.0 - self.p)))]
+        noise = torch.randn(members, len(self.noise.batch), count, device=x.device)
+        kept_patches = noise.argsort(dim=-1)[..., : max(1, int(count * (1.0 - self.p)))]
         if self.ordered:
-            kept = kept.sort(dim=-1)[0]
-        own = kept.index_select(1, self.noise.rows).flatten(0, 1).unsqueeze(-1)
-        return torch.cat((prefix, patches.gather(1, own.expand(-1, -1, x.shape[-1]))), dim=1)
+            kept_patches = kept_patches.sort(dim=-1)[0]
+        patch_index = kept_patches.index_select(1, self.noise.rows).flatten(0, 1).unsqueeze(-1)
+        return torch.cat((prefix, patches.gather(1, patch_index.expand(-1, -1, x.shape[-1]))), dim=1)
 
 
 def dropout_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Dropout]]:
@@ -142,7 +142,7 @@ def _takes_path(model: nn.Module) -> bool:
     return any(share > 0 for *_, share in _path_layers(model))
 
 
-TAKES: Mapping[str, Callable[[nn.Module], bool]] = MappingProxyType(
+HAS_LAYERS_FOR: Mapping[str, Callable[[nn.Module], bool]] = MappingProxyType(
     {"dropout": _takes_dropout, "drop_path": _takes_path}
 )
 """Of a recipe's shares to drop, whether a model has a layer that one changes; of a model before `set_dropout`."""
@@ -162,13 +162,13 @@ def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None)
     """
     noise = StepNoise()
     for module, name, layer in dropout_layers(model):
-        own = p is None or name in NOT_DROPPED
-        share = layer.p if own or p is None else p
+        keeps_rate = p is None or name in NOT_DROPPED
+        share = layer.p if keeps_rate or p is None else p
         module.add_module(name, BatchDropout(share, noise, shared=isinstance(layer, SharedDropout)))
     for block, name, child, part in _path_layers(model):
         # the libraries' own layers call it so
         theirs = float(vars(child).get("drop_prob") or 0.0)
-        block.add_module(name, BatchDropout(theirs if path is None else path * part, noise, whole=True))
+        block.add_module(name, BatchDropout(theirs if path is None else path * part, noise, per_sample=True))
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if name == "patch_drop" and "num_prefix_tokens" in vars(child):  # timm's; else an identity

@@ -22,14 +22,14 @@ def stored_texts(value: object) -> dict[str, str]:
     return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
     """Return which settings differ, from which value to which; None where nothing is known of the run before."""
     if not before:
         return None
-    names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
-    texts = [f"`{name}` was {before.get(name, 'not set')}, is {now.get(name, 'not set')}" for name in names]
-    more = [f"{len(texts) - MOST} more"] if len(texts) > MOST else []
-    return "; ".join((*texts[:MOST], *more)) or None
+    names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
+    texts = [f"`{name}` was {before.get(name, 'not set')}, is {after.get(name, 'not set')}" for name in names]
+    remainder = [f"{len(texts) - MOST} more"] if len(texts) > MOST else []
+    return "; ".join((*texts[:MOST], *remainder)) or None
 
 
 def _text(value: object) -> str:

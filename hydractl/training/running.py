@@ -24,7 +24,7 @@ def recompute_blocks(model: nn.Module) -> None:
     """
     for tower in model.modules():
         for block in tower.layers() if isinstance(tower, Tower) else ():
-            _run_instead(block, _again)
+            _run_instead(block, _checkpointed)
 
 
 def compile_step(model: nn.Module, *, name: str) -> None:
@@ -41,13 +41,13 @@ def compile_step(model: nn.Module, *, name: str) -> None:
     _run_instead(model, lambda _, *args: run(*args))
 
 
-def _again(forward: Callable[..., Stream], stream: Stream, *args: Any) -> Stream:  # noqa: ANN401 - as the block's
+def _checkpointed(forward: Callable[..., Stream], stream: Stream, *args: Any) -> Stream:  # noqa: ANN401 - as the block's
     # the tokens by themselves tell on which device the state of random numbers is to be kept
     def run(tokens: torch.Tensor) -> Stream:
         return forward(stream.with_tokens(tokens), *args)
 
-    found: Stream = checkpoint(run, stream.tokens, use_reentrant=False)
-    return found
+    recomputed: Stream = checkpoint(run, stream.tokens, use_reentrant=False)
+    return recomputed
 
 
 def _run_instead(module: nn.Module, run: Callable[..., Any]) -> None:

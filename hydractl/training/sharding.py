@@ -17,16 +17,16 @@ from hydractl.errors import UsageError
 from hydractl.families.tower import Tower
 from hydractl.parallel import world_size
 
-ASKED, OFFLOAD = "ACCELERATE_USE_FSDP", "FSDP_OFFLOAD_PARAMS"
+USE_FSDP, OFFLOAD = "ACCELERATE_USE_FSDP", "FSDP_OFFLOAD_PARAMS"
 
 
-def asked() -> bool:
+def launcher_uses_fsdp() -> bool:
     """Return whether a launcher asks several processes for it.
 
     Raises:
         UsageError: If it asks for what there is not.
     """
-    if os.environ.get(ASKED, "").lower() != "true" or world_size() == 1:
+    if os.environ.get(USE_FSDP, "").lower() != "true" or world_size() == 1:
         return False
     if os.environ.get(OFFLOAD, "").lower() == "true":
         raise UsageError("weights are not offloaded here", hint="leave out `--fsdp_offload_params`")
@@ -62,12 +62,12 @@ def shard(model: nn.Module, device: torch.device, world: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def exchange(model: nn.Module, *, now: bool) -> None:
+def exchange(model: nn.Module, *, sync: bool) -> None:
     """Say whether the next backward pass exchanges gradients, or keeps them for one that does."""
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - as above
 
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(now)
+        model.set_requires_gradient_sync(sync)
 
 
 def part_again(model: nn.Module) -> None:
@@ -94,5 +94,5 @@ def like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - as above
 
-    own, there = cast("Any", parameter), tensor.to(parameter.device)
-    return distribute_tensor(there, own.device_mesh, own.placements, src_data_rank=None)
+    sharded, on_device = cast("Any", parameter), tensor.to(parameter.device)
+    return distribute_tensor(on_device, sharded.device_mesh, sharded.placements, src_data_rank=None)

@@ -28,7 +28,7 @@ from hydractl.errors import (
     OutputExists,
 )
 from hydractl.jsonfile import MAX_BYTES
-from hydractl.manifest.document import Digest, Document, Strict
+from hydractl.manifest.document import Digest, Document, StrictModel
 from hydractl.progress import Progress
 from hydractl.publish import Digested, publish, publish_text
 from hydractl.training.run_settings import changes
@@ -60,20 +60,20 @@ class OtherRunError(OutputExists):
         )
 
 
-class Metrics(Strict):
+class Metrics(StrictModel):
     """How good a model is on the validation data: accuracy in [0, 1], mean negative log-likelihood in nats."""
 
     accuracy: float
     nll: float
 
-    def beats(self, other: Metrics | None, *, delta: float = 0.0) -> bool:
+    def beats(self, reference: Metrics | None, *, delta: float = 0.0) -> bool:
         """Return whether this is better: more accurate by more than `delta`, or as accurate and likelier by so much."""
-        if other is None or self.accuracy > other.accuracy + delta:
+        if reference is None or self.accuracy > reference.accuracy + delta:
             return True
-        return self.accuracy >= other.accuracy and self.nll < other.nll - delta
+        return self.accuracy >= reference.accuracy and self.nll < reference.nll - delta
 
 
-class Position(Strict):
+class Position(StrictModel):
     """How far one candidate of the learning-rate grid has come.
 
     Attributes:
@@ -100,7 +100,7 @@ class Position(Strict):
     evaluated: int = Field(default=0, ge=0)
 
 
-class Winner(Strict):
+class Winner(StrictModel):
     """The best candidate that is done: its place in the grid, its metrics, and the steps its weights took."""
 
     candidate: int = Field(ge=0)
@@ -196,10 +196,10 @@ class StateFolder:
             ManifestError: If there is one that cannot be read.
             CheckpointError: If a file of it is missing or damaged.
         """
-        other = others and self._is_of_another()
-        if not self.check(force=force or other):
+        is_of_another_run = others and self._is_of_another()
+        if not self.check(force=force or is_of_another_run):
             if self.path.exists():
-                progress.warn(DROPPED.format(why=OTHERS if other else FORCED, where=self.path))
+                progress.warn(DROPPED.format(why=OTHERS if is_of_another_run else FORCED, where=self.path))
             return Snapshot()
         start = self.load()
         progress.step(f"Going on at step {start.position.step}, from {self.path}")
@@ -224,7 +224,7 @@ class StateFolder:
                 f"{self.path}: is where the state of the run goes, and {strange}",
                 hint="move it away, or choose another name with `-o`",
             )
-        return not force and bool(self._found())
+        return not force and bool(self._read_state_file())
 
     def _strange(self) -> str | None:
         """Return why what stands there is not ours, None if it is."""
@@ -235,9 +235,9 @@ class StateFolder:
         names = sorted(path.name for path in self.path.iterdir())
         if others := [name for name in names if not _OURS.fullmatch(name)]:
             return f"holds `{others[0]}`, which hydractl did not write"
-        told = self.path / NAME
+        state_file = self.path / NAME
         try:
-            with told.open("rb") as file:
+            with state_file.open("rb") as file:
                 marked = _MARK in file.read(MAX_BYTES)
         except OSError:
             marked = False
@@ -249,16 +249,16 @@ class StateFolder:
         except ManifestError:
             return False
 
-    def _found(self) -> StateFile:
+    def _read_state_file(self) -> StateFile:
         try:
-            found = StateFile.read(self.path / NAME)
+            state = StateFile.read(self.path / NAME)
         except ManifestError as error:
             raise ManifestError(error.message, hint=f"it is not a state of this version; {_ANEW}") from error
-        if found != found.sealed() or set(found.files.values()) != found.digests.keys():
+        if state != state.sealed() or set(state.files.values()) != state.digests.keys():
             raise ManifestError(f"{self.path / NAME}: is damaged: its digest is another", hint=_ANEW)
-        if found.fingerprint != self.fingerprint:
-            raise OtherRunError(self.path, changes(found.settings, self._settings))
-        return found
+        if state.fingerprint != self.fingerprint:
+            raise OtherRunError(self.path, changes(state.settings, self._settings))
+        return state
 
     def load(self) -> Snapshot:
         """Read the state.
@@ -266,17 +266,17 @@ class StateFolder:
         Raises:
             CheckpointError: If a file of it is missing or damaged.
         """
-        found = self._found()
+        state = self._read_state_file()
         try:
-            files = {key: Checkpoint.open(self.path / name) for key, name in found.files.items()}
+            files = {key: Checkpoint.open(self.path / name) for key, name in state.files.items()}
             for key, file in files.items():
-                if file.digest != found.digests[found.files[key]]:
+                if file.digest != state.digests[state.files[key]]:
                     raise CheckpointError(f"{file.name}: is damaged: its digest is another")
             groups = {key: file.tensors() for key, file in files.items()}
         except (InputError, OSError) as error:
             raise CheckpointError(str(error), hint=f"the state is damaged; {_ANEW}") from error
-        self._digests = dict(found.digests)
-        return Snapshot(position=found.position, winner=found.winner, **groups)
+        self._digests = dict(state.digests)
+        return Snapshot(position=state.position, winner=state.winner, **groups)
 
     def save(self, snapshot: Snapshot) -> None:
         """Replace the state; a file that has not changed stays as it is.
@@ -290,7 +290,7 @@ class StateFolder:
         self.clear()  # what another run left
         grown = scratch_beside(self.path)
         try:
-            with _held(grown, make=True):
+            with _locked(grown, make=True):
                 digests = self._write(grown, snapshot, {})
                 grown.rename(self.path)
                 self._digests = digests
@@ -299,30 +299,30 @@ class StateFolder:
         finally:
             shutil.rmtree(grown, ignore_errors=True)
 
-    def _write(self, folder: Path, snapshot: Snapshot, known: dict[str, str]) -> dict[str, str]:
-        """Write a snapshot; `known` are the digests of files that are there, and then those of its own."""
+    def _write(self, folder: Path, snapshot: Snapshot, digests: dict[str, str]) -> dict[str, str]:
+        """Write a snapshot; `digests` are the digests of files that are there, and then those of its own."""
         groups = snapshot.named()
         for name, tensors in groups.values():
-            if name not in known:
+            if name not in digests:
                 with publish(folder / name) as file:
                     digested = Digested(file)
                     write_tensors(digested, tensors, header=None)
-                known[name] = digested.digest
-        kept = {name for name, _ in groups.values()}
+                digests[name] = digested.digest
+        kept_names = {name for name, _ in groups.values()}
         document = StateFile(
             fingerprint=self.fingerprint,
             position=snapshot.position,
             winner=snapshot.winner,
             files={key: name for key, (name, _) in groups.items()},
-            digests={name: known[name] for name in kept},
+            digests={name: digests[name] for name in kept_names},
             settings=self._settings,
         )
         publish_text(folder / NAME, document.sealed().to_json())
-        for other in [path for path in folder.iterdir() if _OURS.fullmatch(path.name)]:
-            if other.name not in {NAME, *kept}:
-                known.pop(other.name, None)
-                other.unlink()
-        return known
+        for state_path in [path for path in folder.iterdir() if _OURS.fullmatch(path.name)]:
+            if state_path.name not in {NAME, *kept_names}:
+                digests.pop(state_path.name, None)
+                state_path.unlink()
+        return digests
 
     def clear(self) -> None:
         """Remove the folder, if it is there, but nothing that is not ours."""
@@ -333,17 +333,17 @@ class StateFolder:
             for path in [path for path in self.path.iterdir() if mine and _OURS.fullmatch(path.name)]:
                 path.unlink()
             return
-        gone = scratch_beside(self.path)  # from one moment to the next, as it came
-        with _held(self.path):
+        scratch = scratch_beside(self.path)  # from one moment to the next, as it came
+        with _locked(self.path):
             try:
-                self.path.rename(gone)
-                shutil.rmtree(gone)
+                self.path.rename(scratch)
+                shutil.rmtree(scratch)
             finally:
-                shutil.rmtree(gone, ignore_errors=True)  # a signal may have come in between
+                shutil.rmtree(scratch, ignore_errors=True)  # a signal may have come in between
 
 
 @contextlib.contextmanager
-def _held(folder: Path, *, make: bool = False) -> Iterator[None]:
+def _locked(folder: Path, *, make: bool = False) -> Iterator[None]:
     """Hold a folder, so that nobody takes it for one that a killed command left."""
     if make:
         folder.mkdir()

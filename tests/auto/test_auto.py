@@ -15,7 +15,7 @@ from PIL import ExifTags, Image
 
 import hydractl
 from hydractl.checkpoint import write_tensors
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, OutputExists, UsageError
 from hydractl.hub.folders import publish_models
@@ -117,7 +117,7 @@ def test_a_member_and_a_temperature(tmp_path):
 
     header = IMAGES.pruned(*KEEP).header.model_copy(update={"temperature": 2.0})
     member = Sample(header, IMAGES.pruned(*KEEP).state)
-    with publish_models(Claim(force=False)) as begin:
+    with publish_models(OutputLock(force=False)) as begin:
         write_tensors(begin(Folder(tmp_path / "m"), header), member.state, header=header)
     inputs = IMAGES.inputs(batch=3)
     with torch.inference_mode():
@@ -229,7 +229,7 @@ def test_a_state_dict_of_either_names_is_saved_and_loaded(images, tmp_path, kind
 
     if kind == "member":
         member = IMAGES.pruned(*KEEP)
-        with publish_models(Claim(force=False)) as begin:
+        with publish_models(OutputLock(force=False)) as begin:
             write_tensors(begin(Folder(tmp_path / "m"), member.header), member.state, header=member.header)
         images = tmp_path / "m"
     if kind == "hydra with a trunk":

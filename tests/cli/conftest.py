@@ -75,7 +75,7 @@ def made(tmp_path_factory):
     from safetensors.numpy import load_file, save_file
 
     from hydractl.families.opening import open_model
-    from hydractl.heads.budget import Budget
+    from hydractl.heads.budget import HeadBudget
     from hydractl.manifest.document import Fingerprint
     from hydractl.manifest.heads import HeadScores, Removal, TowerScores
     from hydractl.stages.fuse.config import FuseConfig
@@ -113,7 +113,7 @@ def made(tmp_path_factory):
             model=str(base),
             out=folder / "m-{i}.st",
             scores=(folder / "scores.json",),
-            budget=Budget(keep_per_layer=2),
+            budget=HeadBudget(keep_per_layer=2),
             members=3,
             pool=7,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.stages.fuse import run as fuse
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.inspect import compare as inspect_compare
@@ -43,14 +43,14 @@ def config(monkeypatch, call):
 
 
 S, M = (Path("s.json"),), (Path("m.json"),)
-EIGHT = Budget(keep_per_layer=8)
+EIGHT = HeadBudget(keep_per_layer=8)
 TABLE = [
     ("prune base.st --scores s.json --keep 8 -o a.st",
      PruneConfig(model="base.st", out=Path("a.st"), scores=S, budget=EIGHT)),
     ("prune org/name@v1 --scores s.json --remove 5 --out a.st",
-     PruneConfig(model="org/name@v1", out=Path("a.st"), scores=S, budget=Budget(remove=5))),
+     PruneConfig(model="org/name@v1", out=Path("a.st"), scores=S, budget=HeadBudget(remove=5))),
     ("prune base.st --scores s.json --keep-fraction 0.5 -o a.st",
-     PruneConfig(model="base.st", out=Path("a.st"), scores=S, budget=Budget(keep_fraction=0.5))),
+     PruneConfig(model="base.st", out=Path("a.st"), scores=S, budget=HeadBudget(keep_fraction=0.5))),
     ("prune base.st --scores s.json --keep 8 --per-layer -o a.st",
      PruneConfig(model="base.st", out=Path("a.st"), scores=S, budget=EIGHT, per_layer=True)),
     ("prune base.st --scores - --keep 8 -o -",
@@ -78,7 +78,7 @@ TABLE = [
     ("inspect a.json b.json", InspectConfig(files=("a.json", "b.json"))),
     ("inspect - b.st --keep 8 --json", InspectConfig(files=("-", "b.st"), budget=EIGHT)),
     ("inspect a.json --remove 3 --plot p.SVG --force -q",
-     InspectConfig(files=("a.json",), budget=Budget(remove=3), plot=Path("p.SVG"), force=True)),
+     InspectConfig(files=("a.json",), budget=HeadBudget(remove=3), plot=Path("p.SVG"), force=True)),
 ]  # fmt: skip
 
 

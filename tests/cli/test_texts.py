@@ -124,12 +124,12 @@ def test_the_datas_order_changes_no_prediction(call, here):
 
 
 def test_a_run_goes_on_where_it_was_and_gives_the_same_bytes(call, here, monkeypatch):
-    from hydractl.training.candidate import Run
+    from hydractl.training.candidate import TrainingRun
 
     argv = ("finetune", "base.st", "--data", "train.jsonl", "--val", "val.jsonl", "--steps", 12, "--save-every", 5,
             "--dropout", 0.1, "-o")  # fmt: skip
     assert call(*argv, "whole.st").code == 0
-    step, taken = Run.step, []
+    step, taken = TrainingRun.step, []
 
     def stop(self, pieces):
         if len(taken) == 7:
@@ -137,9 +137,9 @@ def test_a_run_goes_on_where_it_was_and_gives_the_same_bytes(call, here, monkeyp
         taken.append(0)
         step(self, pieces)
 
-    monkeypatch.setattr(Run, "step", stop)
+    monkeypatch.setattr(TrainingRun, "step", stop)
     assert call(*argv, "parts.st").code == 130
-    monkeypatch.setattr(Run, "step", step)
+    monkeypatch.setattr(TrainingRun, "step", step)
     seen = call(*argv, "parts.st")
 
     assert "Going on at step 7" in seen.err

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydractl.families.base import Role
+from hydractl.families.base import TensorRole
 from hydractl.families.probe import largest_difference
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
@@ -153,4 +153,4 @@ def test_a_gate_is_cut_with_its_heads():
 
 def test_the_layout_names_every_role():
     layout = base(PLAIN).family.towers["vision"]
-    assert {h.role for h in layout.heads} == set(Role)
+    assert {h.role for h in layout.heads} == set(TensorRole)

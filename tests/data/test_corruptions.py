@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hydractl.data.batches import Deal
+from hydractl.data.batches import BatchShare
 from hydractl.data.corruptions.images import ICE_MEAN, ICE_SPREAD, _ice, corrupted
 from hydractl.data.corruptions.names import ALL, IMAGES, TEXTS, Corruption, Corruptions, chosen
 from hydractl.data.corruptions.strengths import CIFAR, IMAGENET, TINY, strengths
@@ -199,12 +199,12 @@ def inputs(items, **how):
 def test_draws_hang_on_the_sample_alone():
     corruption = Corruption("gaussian-noise", 5, seed=3)
     items = with_corruption(
-        open_data("digits::limit=9").taken([4] * 9), corruption
+        open_data("digits::limit=9").subset([4] * 9), corruption
     )  # one image at nine places
 
     once = inputs(items, batch_size=4)
     again = inputs(items, batch_size=1, indices=range(8, -1, -1))
-    own = inputs(items, batch_size=2, deal=Deal(1, 2))
+    own = inputs(items, batch_size=2, deal=BatchShare(1, 2))
 
     assert len({tuple(x.flatten().tolist()) for x in once.values()}) == 9
     for place, found in own.items():

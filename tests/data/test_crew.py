@@ -18,7 +18,7 @@ import torch
 
 from hydractl.data import crew
 from hydractl.data.batches import _shared, batches
-from hydractl.data.crew import MANY, Crew
+from hydractl.data.crew import MANY, WorkerPool
 from hydractl.data.dataset import open_data
 from hydractl.data.given import given_items
 from hydractl.data.inputs import crewed
@@ -42,7 +42,7 @@ TRANSFORMS = {"evaluation": eval_transform(HOW)} | {
 @pytest.fixture(scope="module")
 def crews():
     """Both kept, since what nobody refers to ends."""
-    return [Crew.of(count, images=0) for count in (1, 2)]
+    return [WorkerPool.of(count, images=0) for count in (1, 2)]
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def test_files_hang_not_on_who_decodes(crews, folder, tmp_path):
 
 
 def test_a_worker_that_dies_is_told_of_and_replaced(folder):
-    own = Crew(3)
-    Crew._living[3] = own
+    own = WorkerPool(3)
+    WorkerPool._living[3] = own
     items = crewed(open_data(f"{folder}/"), 3)
     assert items.crew is own
     for future in [own.submit(time.sleep, 0.05) for _ in range(6)]:  # all are there
@@ -131,12 +131,12 @@ def test_a_worker_that_dies_is_told_of_and_replaced(folder):
     with pytest.raises(InputError, match="was ended"):
         list(batches(items, TRANSFORMS["evaluation"], batch_size=4))
 
-    assert Crew.of(3, images=0) is not own
+    assert WorkerPool.of(3, images=0) is not own
 
 
 def test_a_crew_that_nobody_refers_to_has_ended(folder):
     before = {*threading.enumerate()}
-    own = Crew(2)
+    own = WorkerPool(2)
     workers = {own.submit(os.getpid).result() for _ in range(8)}
     assert {*threading.enumerate()} - before
     del own
@@ -180,7 +180,7 @@ def test_memory_that_cannot_be_shared_is_said(monkeypatch):
     with pytest.raises(
         InputError, match=r"cannot share memory in `/dev/shm`: .*Read-only file system"
     ) as refused:
-        Crew.of(7, images=1)
+        WorkerPool.of(7, images=1)
     assert "`--num-workers 0`" in refused.value.hint
 
     def full(_size):
@@ -196,11 +196,11 @@ def test_memory_that_cannot_be_shared_is_said(monkeypatch):
 WORKING = """
 import sys
 from hydractl.data import crew
-from hydractl.data.crew import Crew
+from hydractl.data.crew import WorkerPool
 import time, os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit that it is ignored
 crew._LOADED[:] = []
-own = Crew(2)
+own = WorkerPool(2)
 print(*{f.result() for f in [own.submit(os.getpid) for _ in range(8)]}, flush=True)
 own.submit(time.sleep, float(sys.argv[1]))
 for _ in range(600):

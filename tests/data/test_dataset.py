@@ -37,17 +37,17 @@ def test_a_folder_with_a_built_in_name_keeps_it(folder, monkeypatch):
 
 def test_subset_of_a_subset():
     digits = open_data("digits")
-    inner = digits.taken((5, 9, 2)).taken((2, 0))
+    inner = digits.subset((5, 9, 2)).subset((2, 0))
 
     assert inner.labels == (digits.labels[2], digits.labels[5])
     assert inner.image(0).tobytes() == digits.image(2).tobytes()
-    assert inner.fingerprint() == digits.taken((2, 5)).fingerprint()
-    assert inner.fingerprint() != digits.taken((5, 2)).fingerprint()
+    assert inner.fingerprint() == digits.subset((2, 5)).fingerprint()
+    assert inner.fingerprint() != digits.subset((5, 2)).fingerprint()
 
 
 def test_subset_refuses_what_is_not_there():
     with pytest.raises(ValueError, match=r"outside 0\.\.1796"):
-        open_data("digits").taken((1797,))
+        open_data("digits").subset((1797,))
     with pytest.raises(DataError, match="photos: has no labels, so `classes=` cannot choose among them"):
         open_data("photos").of_classes((0,))
 

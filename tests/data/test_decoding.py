@@ -123,7 +123,7 @@ def test_the_exif_orientation_may_be_ignored(corpus, tmp_path):
     assert ignored.fingerprint() != applied.fingerprint()
     digests = [[items.item_digest(i) for i in range(len(items))] for items in (ignored, applied)]
     assert digests[0] == digests[1]  # the same images, for who looks whether two sets share some
-    pixels = next(iter(undecoded(ignored.taken([paths_of(corpus).index("jpeg-6.jpg")]), 3))).inputs
+    pixels = next(iter(undecoded(ignored.subset([paths_of(corpus).index("jpeg-6.jpg")]), 3))).inputs
     assert pixels.shape == (1, 20, 30, 3)
 
 

@@ -54,7 +54,7 @@ def test_a_cached_data_set_needs_no_network(cached, picture, heard, capfd):
 
 
 def test_a_column_of_texts(cached, heard):
-    texts = open_data("hf:org/name::config=small,split=test,text=note", wants=Content.TEXTS, progress=heard)
+    texts = open_data("hf:org/name::config=small,split=test,text=note", content=Content.TEXTS, progress=heard)
 
     assert (texts.texts, texts.class_names, texts.labels) == (("x", "y"), ("r", "b"), (0, 1))
     assert texts.name == "hf:org/name::config=small,split=test,text=note"

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from hydractl.data.batches import Deal
+from hydractl.data.batches import BatchShare
 from hydractl.data.inputs import (
     check_augment,
     check_reads,
@@ -66,8 +66,8 @@ def test_texts_come_as_given_where_that_is_wanted(tmp_path):
     texts = open_items(str(reviews(tmp_path / "t.jsonl", 20, seed=0)), tokenization())
     chosen = [7, 2, 9, 2, 11, 0, 4]
 
-    whole = encoded(texts, tokenization(), batch_size=3, deal=Deal(as_given=True))
-    some = encoded(texts, tokenization(), batch_size=3, indices=chosen, deal=Deal(1, 2, as_given=True))
+    whole = encoded(texts, tokenization(), batch_size=3, deal=BatchShare(as_given=True))
+    some = encoded(texts, tokenization(), batch_size=3, indices=chosen, deal=BatchShare(1, 2, as_given=True))
 
     assert torch.equal(torch.cat([b.indices for b in whole]), torch.arange(20))
     assert [b.indices.tolist() for b in some] == [[2, 11, 0]]
@@ -92,7 +92,7 @@ def test_what_is_dealt_out_is_each_batch_once_as_it_was(tmp_path, world, chosen,
     whole = list(encoded(items, how, batch_size=3, indices=chosen))
 
     dealt = [
-        list(encoded(items, how, batch_size=3, indices=chosen, deal=Deal(rank, world)))
+        list(encoded(items, how, batch_size=3, indices=chosen, deal=BatchShare(rank, world)))
         for rank in range(world)
     ]
 

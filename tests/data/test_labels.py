@@ -49,17 +49,19 @@ def test_a_huge_range_is_not_walked():
 def test_labels_of_a_table_are_numbers_or_names_however_it_is_cut(tmp_path, name, content, numbered):
     path = tmp_path / name
     path.write_text(content)
-    whole = open_data(str(path), wants=Content.TEXTS)
+    whole = open_data(str(path), content=Content.TEXTS)
     assert whole.numbered is numbered
     if whole.labels is not None:
-        assert open_data(f"{path}::classes={whole.class_names[1]}", wants=Content.TEXTS).numbered is numbered
+        assert (
+            open_data(f"{path}::classes={whole.class_names[1]}", content=Content.TEXTS).numbered is numbered
+        )
 
 
 def test_classes_that_a_folder_or_a_data_set_calls_by_a_number_have_names(tmp_path):
     for name in ("0", "7"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text("a")
-    assert not open_data(str(tmp_path), wants=Content.TEXTS).numbered
+    assert not open_data(str(tmp_path), content=Content.TEXTS).numbered
     assert not open_data("digits::classes=7-9,limit=3").numbered
 
 
@@ -80,14 +82,14 @@ def test_classes_are_chosen_and_renamed_and_counted_in_an_order(tmp_path, heard)
     names = [f"class{i}" for i in range(12)]
     root = folder(tmp_path / "data", names)
     for by, order in (("position", names), ("number", names), ("alphabet", sorted(names))):
-        items = open_data(f"{root}::classes-by={by}", wants=Content.TEXTS, progress=heard)
+        items = open_data(f"{root}::classes-by={by}", content=Content.TEXTS, progress=heard)
         assert items.by_position
         assert items.class_names == tuple(order)
         assert all(text == name for text, name in pairs(items))
     (warning,) = heard.warnings  # the position alone leaves it open
     assert "`::classes-by=alphabet` takes that" in warning
 
-    chosen = open_data(f"{root}::classes=class3+class10,map=class10:ten,class11:x", wants=Content.TEXTS)
+    chosen = open_data(f"{root}::classes=class3+class10,map=class10:ten,class11:x", content=Content.TEXTS)
     assert pairs(chosen) == [("class10", "ten"), ("class3", "class3")]
     assert not chosen.by_position
 
@@ -103,33 +105,33 @@ def test_classes_are_chosen_and_renamed_and_counted_in_an_order(tmp_path, heard)
 def test_options_of_classes_that_do_not_fit(tmp_path, options, message):
     folder(tmp_path, ["cat", "dog"])
     with pytest.raises(DataError, match=message):
-        open_data(f"{tmp_path}::{options}", wants=Content.TEXTS)
+        open_data(f"{tmp_path}::{options}", content=Content.TEXTS)
 
 
 def test_numbers_that_are_renamed_are_names(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n')
-    items = open_data(f"{path}::map=0:cat,1:dog", wants=Content.TEXTS)
+    items = open_data(f"{path}::map=0:cat,1:dog", content=Content.TEXTS)
     assert items.class_names == ("cat", "dog")
     assert not items.numbered
-    assert open_data(f"{path}::map=0:1,1:0", wants=Content.TEXTS).numbered
+    assert open_data(f"{path}::map=0:1,1:0", content=Content.TEXTS).numbered
     unlabelled = tmp_path / "u.jsonl"
     unlabelled.write_text('{"text": "a"}\n')
     with pytest.raises(DataError, match="has no labels"):
-        open_data(f"{unlabelled}::map=a:b", wants=Content.TEXTS, labelled=False)
+        open_data(f"{unlabelled}::map=a:b", content=Content.TEXTS, labelled=False)
 
 
 def test_two_classes_of_one_name_are_refused(tmp_path):
     folder(tmp_path, ["caf\u00e9", "cafe\u0301", "tea"])
     with pytest.raises(DataError, match="two classes are called `caf\u00e9`"):
-        open_data(str(tmp_path), wants=Content.TEXTS)
+        open_data(str(tmp_path), content=Content.TEXTS)
 
 
 def test_a_classifier_is_trained_on_two_classes_at_least(tmp_path):
     folder(tmp_path, ["cat", "dog"])
-    assert training_labels(open_data(str(tmp_path), wants=Content.TEXTS), "--data") == (0, 1)
+    assert training_labels(open_data(str(tmp_path), content=Content.TEXTS), "--data") == (0, 1)
     with pytest.raises(DataError, match="every label is `dog`, and training needs two classes"):
-        training_labels(open_data(f"{tmp_path}::classes=dog", wants=Content.TEXTS), "--data")
+        training_labels(open_data(f"{tmp_path}::classes=dog", content=Content.TEXTS), "--data")
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
@@ -138,7 +140,7 @@ def test_a_table_that_withholds_every_label_trains_nothing(tmp_path, name):
     csv, rows = "text,label\na,-1\nb,-1\n", '{"text": "a", "label": -1}\n{"text": "b", "label": -1}\n'
     path.write_text(csv if name.endswith("csv") else rows)
     with pytest.raises(DataError, match="has no labels, which `--data` needs"):
-        training_labels(open_data(str(path), wants=Content.TEXTS), "--data")
+        training_labels(open_data(str(path), content=Content.TEXTS), "--data")
 
 
 @pytest.mark.parametrize("options", ["classes=a", "map=a:b", "classes-by=position"])

@@ -29,8 +29,8 @@ def test_what_is_said_of_a_data_set_is_sound(preset):
     for ref in refs:
         assert ref.kind is SourceKind.HUB
         assert bool(ref.label) == bool(preset.classes)
-        assert bool(ref.text) == (preset.holds == "texts")
-        assert bool(ref.image) == (preset.holds == "images")
+        assert bool(ref.text) == (preset.content == "texts")
+        assert bool(ref.image) == (preset.content == "images")
     assert bool(preset.benchmark) == bool(preset.listed)
 
 
@@ -44,7 +44,7 @@ def test_what_is_out_of_distribution_is_somewhere(preset):
         assert one.listed or one.preset
         if one.preset is not None:
             other = PRESETS[one.preset]
-            assert other.holds == preset.holds
+            assert other.content == preset.content
             # what stands for a list has as many samples
             assert one.listed is None or one.listed.samples == other.parts[one.part].samples
         folder = "::openood=d" if preset.benchmark else ""
@@ -137,12 +137,12 @@ def test_the_validation_data_of_sst2_are_the_first_of_the_training_data(hub):
         hub, "nyu-mll/glue", {"train": 3005, "validation": 4}, config="sst2",
         sentence=(STRING, "sentence {}".format), label=(CLASSES, lambda i: i % 2), idx=(datasets.Value("int32"), int),
     )  # fmt: skip
-    val, train = (open_data(f"preset:sst2::split={part}", wants=Content.TEXTS) for part in ("val", "train"))
+    val, train = (open_data(f"preset:sst2::split={part}", content=Content.TEXTS) for part in ("val", "train"))
 
     assert (len(val), val.texts[0], val.texts[-1]) == (3000, "sentence 0", "sentence 2999")
     assert train.texts == tuple(f"sentence {i}" for i in range(3000, 3005))
     assert (train.labels, train.class_names) == ((0, 1, 0, 1, 0), ("a", "b"))
-    assert len(open_data("preset:sst2", wants=Content.TEXTS)) == 4
+    assert len(open_data("preset:sst2", content=Content.TEXTS)) == 4
 
 
 def test_of_a_translation_the_english_side_is_read(hub):
@@ -151,7 +151,7 @@ def test_of_a_translation_the_english_side_is_read(hub):
         hub, "wmt/wmt16", {"test": 2}, config="ro-en", translation=(kind, lambda i: {"ro": f"da {i}", "en": f"yes {i}"})
     )  # fmt: skip
 
-    assert open_data("preset:sst2/wmt16", wants=Content.TEXTS).texts == ("yes 0", "yes 1")
+    assert open_data("preset:sst2/wmt16", content=Content.TEXTS).texts == ("yes 0", "yes 1")
 
 
 def test_pairs_are_pairs(hub):
@@ -160,7 +160,7 @@ def test_pairs_are_pairs(hub):
         premise=(STRING, "p{}".format), hypothesis=(STRING, "h{}".format), label=(CLASSES, int),
     )  # fmt: skip
 
-    assert open_data("preset:sst2/mnli", wants=Content.TEXTS).texts == (("p0", "h0"), ("p1", "h1"))
+    assert open_data("preset:sst2/mnli", content=Content.TEXTS).texts == (("p0", "h0"), ("p1", "h1"))
 
 
 def test_all_of_mnist_and_the_fine_labels_of_cifar(hub, picture):

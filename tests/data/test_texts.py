@@ -19,7 +19,7 @@ ROWS = (
 
 
 def texts_of(reference, **options):
-    return open_data(str(reference), wants=Content.TEXTS, **options)
+    return open_data(str(reference), content=Content.TEXTS, **options)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])

@@ -11,7 +11,7 @@ from torch import nn
 from hydractl.families.attention import Attention
 from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.probe import largest_difference
-from hydractl.families.side import PositionBias, Side
+from hydractl.families.side import AttentionExtras, PositionBias
 from hydractl.families.timm.modules import head_group
 
 ALL = (0, 1, 2, 3)
@@ -102,7 +102,12 @@ def biased(*, tokens=5, positions=7, seed=0):
     table = nn.Parameter(torch.randn(positions, 4, dtype=torch.float64))
     index = torch.randint(positions, (tokens, tokens))
     parts = HeadParts(
-        kept=ALL, head_dim=6, scale=6**-0.5, qkv=made.qkv, proj=made.proj, bias=PositionBias(table, index)
+        head_numbers=ALL,
+        head_dim=6,
+        scale=6**-0.5,
+        qkv=made.qkv,
+        proj=made.proj,
+        bias=PositionBias(table, index),
     )
     return HeadGroup(parts), torch.stack([table[index, h] for h in ALL])
 
@@ -130,7 +135,7 @@ def test_a_table_of_positions_is_added_to_the_scores_and_cut_with_its_heads(kept
     selected = group.select(sorted(kept))
     for queries in (None, slice(begin, begin + count)):
         asked = expected if queries is None else expected[:, queries]
-        found = selected.attend(x, queries, Side(bias=beside))
+        found = selected.attend(x, queries, AttentionExtras(bias=beside))
         assert found.shape == (2, asked.shape[1], len(kept), 6)
         if kept:
             assert largest_difference(found, asked[:, :, sorted(kept)]) <= 1e-12
@@ -152,8 +157,8 @@ def test_sides_are_never_sliced(monkeypatch):
     def refuse(side, index):
         raise TypeError(f"side[{index}]")
 
-    monkeypatch.setattr(Side, "__getitem__", refuse, raising=False)
+    monkeypatch.setattr(AttentionExtras, "__getitem__", refuse, raising=False)
     group = head_group(library(), ALL)
     x, rope = torch.randn(2, 5, 24, dtype=torch.float64), torch.randn(2, 2, 1, 5, 6, dtype=torch.float64)
-    for side in Side(rope=rope).split(2):
+    for side in AttentionExtras(rope=rope).split(2):
         assert group.attend(x, slice(0, 1), side).shape == (2, 1, 4, 6)

@@ -62,12 +62,12 @@ def test_inputs_that_an_architecture_does_not_take(tmp_path, name, update, messa
 
 def test_a_size_that_an_architecture_takes_is_asked_of_the_library_once_and_without_memory():
     """On the meta device: attention to a million patches would take terabytes."""
-    opening._takes.cache_clear()
+    opening._accepts_images.cache_clear()
     found = sample("transformers-dinov2-plain")
     how = found.header.preprocess.model_copy(update={"input_size": (1, 4096, 4096)})
     for header in (found.header, *[found.header.model_copy(update={"preprocess": how})] * 2):
         assert takes_images(header)
-    assert opening._takes.cache_info().misses == 1
+    assert opening._accepts_images.cache_info().misses == 1
 
 
 def edited(found, **config):

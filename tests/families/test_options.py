@@ -26,7 +26,7 @@ from hydractl.families.opening import open_model
 from hydractl.families.options import LARGEST, check_values
 from hydractl.families.registry import FAMILIES, described_as, family_for_name
 from hydractl.families.timm.models import _known_options as known_options
-from hydractl.families.transformers.library import _known, _within, class_named, configured
+from hydractl.families.transformers.library import _known_keys, _within, class_named, configured
 from hydractl.heads.masks import full_mask
 from hydractl.source import parse_arch
 from support import trunks  # noqa: F401 - it registers what variants are made of
@@ -157,7 +157,8 @@ def kinds_of(library):
         }
         own = {class_named(name).config_class for name in named}
         return [
-            (kind, _known(kind)) for kind in own | {part for kind in own for part in _within(kind).values()}
+            (kind, _known_keys(kind))
+            for kind in own | {part for kind in own for part in _within(kind).values()}
         ]
     towers = (open_clip.CLIPVisionCfg, open_clip.CLIPTextCfg)
     return [(kind, inspect.signature(kind).parameters.keys() - LOADS - BESIDE) for kind in towers]
@@ -182,9 +183,9 @@ def parts_of(family, architecture):
         kind = class_named(family.covers.split("`")[1]).config_class
         kinds = {(): kind, **{(k,): part for k, part in _within(kind).items() if k in config}}
         if not whole:
-            return {place: texts(kind, _known(kind)) for place, kind in kinds.items()}
+            return {place: texts(kind, _known_keys(kind)) for place, kind in kinds.items()}
         own = {(k,): {*config[k], "attn_implementation"} for k in config if k.endswith("_config")}
-        return {(): {*config, *LIBRARY_OPTIONS["transformers"], *_known(kind)}, **own}
+        return {(): {*config, *LIBRARY_OPTIONS["transformers"], *_known_keys(kind)}, **own}
     towers = {"vision_cfg": open_clip.CLIPVisionCfg, "text_cfg": open_clip.CLIPTextCfg}
     tried = {(k,): {*inspect.signature(kind).parameters, "no_such"} for k, kind in towers.items()}
     if not whole:

@@ -9,7 +9,7 @@ import torch
 from hydractl.fusion.detecting import WithOodScores
 from hydractl.metrics.fitted import FITS, Classifier
 from hydractl.metrics.samples import Responses
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.scoring.circuit.memory import Peak
 
 MEMBERS, SAMPLES, CLASSES, WIDTH, BATCH = 2, 1024, 2000, 8, 32
@@ -45,5 +45,5 @@ def test_fitting_holds_no_logits_of_the_whole_data():
     labels = torch.arange(SAMPLES) % 5
     batches = torch.arange(SAMPLES).split(BATCH)
     with Peak() as peak:
-        WithOodScores.fit(Watching(), [*FITS], (batches, labels), name="m", team=Team(), neighbours=3)
+        WithOodScores.fit(Watching(), [*FITS], (batches, labels), name="m", team=ProcessGroup(), neighbours=3)
     assert peak.highest < LOGITS / 4

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call
 
 from hydractl.families.probe import largest_difference
-from hydractl.families.stacked import Abreast
+from hydractl.families.stacked import MemberParallel
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.loaded import load
 from hydractl.stages.fuse.config import FuseConfig
@@ -168,10 +168,10 @@ def test_weights_that_are_called_with_are_those_that_answer(files, hydra, images
 def test_nothing_is_stacked_anew_that_has_not_changed(hydra, images):
     """A captured graph goes on with what is stacked."""
     hydra(images)
-    before = [module._stack for module in hydra.modules() if isinstance(module, Abreast)]
+    before = [module._stack for module in hydra.modules() if isinstance(module, MemberParallel)]
     assert not kernels(hydra.eval)
     hydra.predict([Image.new("L", (8, 8))])
-    after = [module._stack for module in hydra.modules() if isinstance(module, Abreast)]
+    after = [module._stack for module in hydra.modules() if isinstance(module, MemberParallel)]
     assert all(
         a is b for each, other in zip(before, after, strict=True) for a, b in zip(each, other, strict=True)
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hydractl.heads.knee import Fall, concave_majorant, fall_off
+from hydractl.heads.knee import KneeResult, concave_majorant, fall_off
 
 VALUES = st.lists(st.floats(-3, 3).map(lambda x: round(x, 3)), min_size=1, max_size=40)
 
@@ -99,12 +99,12 @@ def test_the_majorant_is_the_least_concave_one(values):
 @pytest.mark.parametrize(
     ("curve", "expected"),
     [
-        ([0.9], Fall(best=0, fell=False, knee=None)),
-        ([1.0, 0.5], Fall(best=0, fell=True, knee=None)),
-        ([0.5, 0.5, 0.5], Fall(best=2, fell=False, knee=None)),
-        ([0.5, 0.7, 0.9, 0.8], Fall(best=2, fell=False, knee=None)),
-        ([1 - i / 20 for i in range(21)], Fall(best=0, fell=True, knee=None)),
-        ([1 - math.sqrt(i / 20) for i in range(21)], Fall(best=0, fell=True, knee=None)),
+        ([0.9], KneeResult(best=0, fell=False, knee=None)),
+        ([1.0, 0.5], KneeResult(best=0, fell=True, knee=None)),
+        ([0.5, 0.5, 0.5], KneeResult(best=2, fell=False, knee=None)),
+        ([0.5, 0.7, 0.9, 0.8], KneeResult(best=2, fell=False, knee=None)),
+        ([1 - i / 20 for i in range(21)], KneeResult(best=0, fell=True, knee=None)),
+        ([1 - math.sqrt(i / 20) for i in range(21)], KneeResult(best=0, fell=True, knee=None)),
     ],
     ids=["one", "two", "flat", "not-yet", "straight", "slows-down"],
 )

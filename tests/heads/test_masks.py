@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hydractl.heads.budget import Budget, total_heads
+from hydractl.heads.budget import HeadBudget, total_heads
 from hydractl.heads.masks import (
     all_heads,
     best_mask,
@@ -37,8 +37,8 @@ def tower_masks(draw) -> TowerKeep:
 
 @given(tower_masks())
 def test_kept_and_removed_add_up(mask):
-    assert mask.kept + mask.removed == total_heads({"t": mask}) == total_heads(shape_of({"t": mask}))
-    assert mask.kept == sum(map(len, mask.keep))
+    assert mask.num_kept + mask.removed == total_heads({"t": mask}) == total_heads(shape_of({"t": mask}))
+    assert mask.num_kept == sum(map(len, mask.keep))
     assert mask.removed == sum(map(len, mask.drop))
     assert mask.layers == shape_of({"t": mask})["t"].layers == len(mask.drop)
 
@@ -62,7 +62,7 @@ def test_a_full_mask_keeps_every_head_of_every_tower():
 
     assert shape_of(mask) == SHAPE
     assert dropped(mask) == ()
-    assert sum(part.kept for part in mask.values()) == total_heads(SHAPE) == len(all_heads(SHAPE)) == 16
+    assert sum(part.num_kept for part in mask.values()) == total_heads(SHAPE) == len(all_heads(SHAPE)) == 16
 
 
 def test_heads_are_listed_in_the_order_of_towers():
@@ -141,21 +141,21 @@ def score_tables(draw) -> dict[str, list[list[float]]]:
 @pytest.mark.parametrize(
     ("budget", "shape", "removed"),
     [
-        (Budget(keep_per_layer=8), VIT, 48),
-        (Budget(keep_per_layer=10), VIT, 24),
-        (Budget(keep_per_layer=6), VIT, 72),
-        (Budget(keep_per_layer=0), VIT, 144),
-        (Budget(keep_per_layer=9), CLIP, 24),
-        (Budget(keep_per_layer=10), CLIP, 0),
-        (Budget(keep_per_layer=8, per_layer=True), CLIP, 48),
-        (Budget(remove=24), CLIP, 24),
-        (Budget(remove=0), VIT, 0),
-        (Budget(remove=144), VIT, 144),
-        (Budget(keep_fraction=1.0), VIT, 0),
-        (Budget(keep_fraction=0.5), VIT, 72),
-        (Budget(keep_fraction=0.9), {"t": TowerShape(1, 5)}, 1),
-        (Budget(keep_fraction=0.1), {"t": TowerShape(1, 5)}, 5),
-        (Budget(keep_fraction=0.91), {"t": TowerShape(1, 5)}, 0),
+        (HeadBudget(keep_per_layer=8), VIT, 48),
+        (HeadBudget(keep_per_layer=10), VIT, 24),
+        (HeadBudget(keep_per_layer=6), VIT, 72),
+        (HeadBudget(keep_per_layer=0), VIT, 144),
+        (HeadBudget(keep_per_layer=9), CLIP, 24),
+        (HeadBudget(keep_per_layer=10), CLIP, 0),
+        (HeadBudget(keep_per_layer=8, per_layer=True), CLIP, 48),
+        (HeadBudget(remove=24), CLIP, 24),
+        (HeadBudget(remove=0), VIT, 0),
+        (HeadBudget(remove=144), VIT, 144),
+        (HeadBudget(keep_fraction=1.0), VIT, 0),
+        (HeadBudget(keep_fraction=0.5), VIT, 72),
+        (HeadBudget(keep_fraction=0.9), {"t": TowerShape(1, 5)}, 1),
+        (HeadBudget(keep_fraction=0.1), {"t": TowerShape(1, 5)}, 5),
+        (HeadBudget(keep_fraction=0.91), {"t": TowerShape(1, 5)}, 0),
     ],
 )
 def test_budgets_of_the_paper_and_the_edges(budget, shape, removed):
@@ -166,7 +166,7 @@ def test_budgets_of_the_paper_and_the_edges(budget, shape, removed):
 def test_a_fraction_is_met_to_half_a_head(layers, num_heads, thousandths):
     total = layers * num_heads
 
-    removed = Budget(keep_fraction=thousandths / 1000).removals({"t": TowerShape(layers, num_heads)})
+    removed = HeadBudget(keep_fraction=thousandths / 1000).removals({"t": TowerShape(layers, num_heads)})
 
     assert -500 < 1000 * removed - total * (1000 - thousandths) <= 500
 
@@ -176,7 +176,7 @@ def test_a_fraction_is_met_to_half_a_head(layers, num_heads, thousandths):
 )
 def test_layers_that_keep_equally_many_are_as_near_the_budget_as_that_goes(sizes, thousandths):
     shape = {str(i): TowerShape(*size) for i, size in enumerate(sizes)}
-    layers, budget = sum(layers for layers, _ in sizes), Budget(keep_fraction=thousandths / 1000)
+    layers, budget = sum(layers for layers, _ in sizes), HeadBudget(keep_fraction=thousandths / 1000)
     stay = sum(layers * heads for layers, heads in sizes) - budget.removals(shape)
 
     keep = budget.kept_a_layer(shape)
@@ -189,12 +189,12 @@ def test_layers_that_keep_equally_many_are_as_near_the_budget_as_that_goes(sizes
     ("remove", "kept"), [(0, 4), (1, 4), (2, 4), (3, 3), (5, 3), (6, 2), (10, 2), (11, 1), (14, 0), (16, 0)]
 )
 def test_removals_are_shared_among_layers_up_to_rounding(remove, kept):
-    assert Budget(remove=remove).kept_a_layer({"t": TowerShape(4, 4)}) == kept
+    assert HeadBudget(remove=remove).kept_a_layer({"t": TowerShape(4, 4)}) == kept
 
 
 @given(st.integers(0, 8), st.integers(1, 5))
 def test_what_a_layer_keeps_on_average_is_what_layers_alike_keep(keep, layers):
-    budget, shape = Budget(keep_per_layer=keep), {"t": TowerShape(layers, 8), "u": TowerShape(1, 8)}
+    budget, shape = HeadBudget(keep_per_layer=keep), {"t": TowerShape(layers, 8), "u": TowerShape(1, 8)}
 
     assert budget.kept_a_layer(shape) == keep
     assert budget.removals(shape) == (8 - keep) * (layers + 1)
@@ -215,19 +215,19 @@ def test_what_a_layer_keeps_on_average_is_what_layers_alike_keep(keep, layers):
 )
 def test_refuses_budgets_that_mean_nothing(options, message):
     with pytest.raises(ValueError, match=message):
-        Budget(**options)
+        HeadBudget(**options)
 
 
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (Budget(remove=241), "cannot remove 241 heads: the model has 240"),
+        (HeadBudget(remove=241), "cannot remove 241 heads: the model has 240"),
         (
-            Budget(keep_per_layer=11),
+            HeadBudget(keep_per_layer=11),
             "cannot keep 11 heads a layer on average: 24 layers have 240 heads, not 264",
         ),
         (
-            Budget(keep_per_layer=10, per_layer=True),
+            HeadBudget(keep_per_layer=10, per_layer=True),
             "cannot keep 10 heads a layer: layers of tower `text` have 8",
         ),
     ],
@@ -275,7 +275,7 @@ def test_the_ends_are_everything_and_nothing(scores):
     order, shape = removal_order(scores), shape_of_scores(scores)
 
     assert best_mask(order, shape, removals=0) == full_mask(shape)
-    assert all(part.kept == 0 for part in best_mask(order, shape, removals=len(order)).values())
+    assert all(part.num_kept == 0 for part in best_mask(order, shape, removals=len(order)).values())
 
 
 @given(score_tables(), st.integers(0, 5))
@@ -349,10 +349,10 @@ def test_refuses_recorded_orders_that_do_not_fit(recorded, message):
 @pytest.mark.parametrize(
     ("budget", "typed"),
     [
-        (Budget(keep_per_layer=0), "--keep 0"),
-        (Budget(remove=0), "--remove 0"),
-        (Budget(keep_fraction=2 / 3), "--keep-fraction 0.666667"),
+        (HeadBudget(keep_per_layer=0), "--keep 0"),
+        (HeadBudget(remove=0), "--remove 0"),
+        (HeadBudget(keep_fraction=2 / 3), "--keep-fraction 0.666667"),
     ],
 )
 def test_a_budget_says_how_it_is_typed(budget, typed):
-    assert budget.typed == typed
+    assert budget.option_text == typed

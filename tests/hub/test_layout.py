@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hydractl.checkpoint import write_tensors
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.families.opening import open_model
 from hydractl.families.probe import largest_difference
 from hydractl.fusion.loaded import load
@@ -32,7 +32,7 @@ every_variant = pytest.mark.parametrize(
 
 
 def written(sample, folder):
-    with publish_models(Claim(force=False)) as begin:
+    with publish_models(OutputLock(force=False)) as begin:
         write_tensors(begin(Folder(folder), sample.header), sample.state, header=sample.header)
     return folder
 

@@ -73,7 +73,7 @@ def test_prune_keeps_what_was_located_and_the_model_has_lost_it(keep):
 
     found = score_headmap(job, SILENT)
 
-    left = [list(block.attn.groups()[0].kept) for block in job.model.tower("vision").layers()]
+    left = [list(block.attn.groups()[0].head_numbers) for block in job.model.tower("vision").layers()]
     rest = [[h for h in range(4) if h not in kept] for kept in of_prune(found.scores, keep)]
     assert left == rest
 
@@ -85,7 +85,7 @@ def test_one_tower_leaves_the_other_whole():
     found = score_headmap(job, SILENT)
 
     assert found.scores.keys() == {"vision"}
-    assert all(len(block.attn.groups()[0].kept) == 4 for block in job.model.tower("text").layers())
+    assert all(len(block.attn.groups()[0].head_numbers) == 4 for block in job.model.tower("text").layers())
 
 
 def test_the_easiest_samples_are_chosen_and_the_first_of_equal_ones():

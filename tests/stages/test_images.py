@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.stages.evaluate.config import EvalConfig
@@ -85,17 +85,19 @@ def test_what_was_trained_with_is_assumed_no_more(tmp_path, folder, member):
 def test_what_is_said_of_images_holds(tmp_path, folder):
     heard = Told()
     images = Images(mean=(0.25,), std=(0.125,))
-    work = prepare(tuning(tmp_path / "out.st", folder, images=images), heard, Claim(force=False))
+    work = prepare(tuning(tmp_path / "out.st", folder, images=images), heard, OutputLock(force=False))
     assert (work.how.mean, work.how.std, work.header.assumed, heard.told) == ((0.25,), (0.125,), False, 0)
     assert work.config.options()["mean"] == (0.25,)
 
     with pytest.raises(UsageError, match=r"`--img-size`: .* does not take images of 12x16 pixels"):
         prepare(
-            tuning(tmp_path / "out.st", folder, images=Images(img_size=(12, 16))), heard, Claim(force=False)
+            tuning(tmp_path / "out.st", folder, images=Images(img_size=(12, 16))),
+            heard,
+            OutputLock(force=False),
         )
     dino = base(variant("transformers-dinov2-plain")).save(tmp_path / "dino.st")
     found = prepare(
-        tuning(tmp_path / "out.st", dino, images=Images(img_size=(12, 16))), heard, Claim(force=False)
+        tuning(tmp_path / "out.st", dino, images=Images(img_size=(12, 16))), heard, OutputLock(force=False)
     )
     assert found.how.input_size == (1, 12, 16)
 
@@ -104,7 +106,9 @@ def test_texts_have_no_means(tmp_path):
     bert = base(variant("transformers-bert-plain")).save(tmp_path / "bert.st")
     for images, option in ((Images(mean=(0.5,)), "--mean"), (Images(img_size=(8, 8)), "--img-size")):
         with pytest.raises(UsageError, match=f"`{option}` is for images"):
-            prepare(replace(tuning(tmp_path / "out.st", bert), images=images), Told(), Claim(force=False))
+            prepare(
+                replace(tuning(tmp_path / "out.st", bert), images=images), Told(), OutputLock(force=False)
+            )
 
 
 @pytest.mark.parametrize("text", ["", "0", "8x", "8x0", "8x8x8", "eight"])

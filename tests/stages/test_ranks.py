@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
@@ -106,7 +106,7 @@ def jobs(tmp_path_factory):
             model=models["images"],
             method="magnitude",
             out=models["scores"],
-            budget=Budget(remove=3),
+            budget=HeadBudget(remove=3),
             data=None,
         )
     )

@@ -18,7 +18,7 @@ from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.opening import load_model, open_model
 from hydractl.fusion.loaded import load
 from hydractl.fusion.slicing import zero_dropped
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate, Kind, Prompting
 from hydractl.manifest.heads import TowerKeep
 from hydractl.scoring.circuit import streams as circuit_streams
@@ -67,12 +67,12 @@ def work(request, tmp_path_factory):
 
 
 def score(base, out, **changes):
-    given = {"data": DATA, "ood": OTHERS, "budget": Budget(remove=6), "batch_size": 16} | changes
+    given = {"data": DATA, "ood": OTHERS, "budget": HeadBudget(remove=6), "batch_size": 16} | changes
     return run_score(ScoreConfig(model=str(base), out=out, **given)).scores
 
 
 def prune(base, scores, out, **changes):
-    given = {"budget": Budget(remove=4), "members": 3, "pool": 6, "seed": 1} | changes
+    given = {"budget": HeadBudget(remove=4), "members": 3, "pool": 6, "seed": 1} | changes
     return run_prune(PruneConfig(model=str(base), scores=(scores,), out=out, **given))
 
 
@@ -287,7 +287,7 @@ def test_circuits_are_those_of_whole_passes(work, tmp_path, number):
     objective, towers = SEARCHES[work.name.rstrip("0123456789")][number]
     ood = OTHERS if objective == "avg" else None
     found = score(work / "base.st", tmp_path / "s.json", given={"objective": objective}, ood=ood, towers=towers, naming=NAMED,
-                  budget=Budget(remove=2))  # fmt: skip
+                  budget=HeadBudget(remove=2))  # fmt: skip
     gone, values = naive(work / "base.st", towers or ("text", "vision"), 2, objective)
 
     assert [(r.tower, r.layer, r.head) for r in found.removals] == gone
@@ -300,14 +300,14 @@ def test_circuits_are_those_of_whole_passes(work, tmp_path, number):
 @pytest.mark.parametrize("towers", [(), ("vision",)])
 def test_other_methods_score_the_same_towers(work, tmp_path, method, towers):
     found = score(work / "base.st", tmp_path / "s.json", method=method, ood=None, towers=towers,
-                  budget=Budget(keep_per_layer=2))  # fmt: skip
+                  budget=HeadBudget(keep_per_layer=2))  # fmt: skip
 
     assert set(found.towers) == set(towers or ("text", "vision"))
     assert all(len({*row}) > 1 for table in found.towers.values() for row in table.scores)
 
 
 def test_classes_are_the_datas_where_nothing_else_names_them(work, tmp_path):
-    found = score(work / "base.st", tmp_path / "s.json", budget=Budget(remove=1))
+    found = score(work / "base.st", tmp_path / "s.json", budget=HeadBudget(remove=1))
 
     assert (found.options["classes"], found.options["templates"]) == (NAMES, (DEFAULT_TEMPLATE,))
 
@@ -326,7 +326,7 @@ def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(work,
         score(
             work / "base.st",
             tmp_path / "s.json",
-            budget=Budget(remove=2),
+            budget=HeadBudget(remove=2),
             naming=NAMED,
             towers=towers,
             force=True,
@@ -505,7 +505,7 @@ def test_names_that_are_not_the_datas_are_said(work, tmp_path):
     heard = Heard()
     naming = Naming(names=("a", "an", "of", "big", "the"))
     config = ScoreConfig(model=str(work / "base.st"), out=tmp_path / "s.json", data=DATA, given={"objective": "acc"},
-                         budget=Budget(remove=1), naming=naming)  # fmt: skip
+                         budget=HeadBudget(remove=1), naming=naming)  # fmt: skip
     run_score(config, heard)
 
     assert any("class" in warning for warning in heard.warnings)

@@ -6,16 +6,16 @@ from random import Random
 
 from hydractl.manifest.analyses import (
     Analyses,
-    Apart,
+    BaseWithFewerHeads,
+    CentroidDistances,
     Centroids,
-    Fewer,
+    EnsembleSize,
     HeadTable,
+    MergedAndSeparate,
     Merging,
-    Pair,
     Plane,
     Planes,
     Pruned,
-    Size,
     Spread,
 )
 from hydractl.manifest.heads import HeadName
@@ -48,7 +48,7 @@ def _row(row: Row, sets: tuple[str, ...], scores: str, draw: Random) -> Row:
     found = Analyses(
         proposition=tuple(pruned(member) for member in range(row.members)),
         centroids=Centroids(
-            heads=(Apart(member=0, head=head, euclidean=far, mahalanobis=far),),
+            heads=(CentroidDistances(member=0, head=head, euclidean=far, mahalanobis=far),),
             euclidean=far,
             mahalanobis=far,
         ),
@@ -56,7 +56,7 @@ def _row(row: Row, sets: tuple[str, ...], scores: str, draw: Random) -> Row:
             Planes(member=member, scores=scores, most=plane(), least=plane()) for member in range(row.members)
         ),
         members=tuple(
-            Size(
+            EnsembleSize(
                 members=size,
                 measured=1,
                 possible=1,
@@ -66,12 +66,14 @@ def _row(row: Row, sets: tuple[str, ...], scores: str, draw: Random) -> Row:
             for size in range(1, row.members + 1)
         ),
         mlps=Merging(
-            values={name: Pair(merged=x, apart=x / 2) for name, x in values.items()},
+            values={name: MergedAndSeparate(merged=x, apart=x / 2) for name, x in values.items()},
             agreement=0.875,
             divergence=0.125,
             distances={"vision.1": 0.375},
         ),
-        heads=tuple(Fewer(scores=scores, kept=k, heads=8, values=values, means=means) for k in (6, 3)),
+        heads=tuple(
+            BaseWithFewerHeads(scores=scores, kept=k, heads=8, values=values, means=means) for k in (6, 3)
+        ),
         taylor=tuple(
             HeadTable(member=0, tower=tower, scores=((0.25, None), (scale, 0.125)))
             for tower, scale in (("text", 0.0625), ("vision", 0.5))

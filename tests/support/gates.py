@@ -7,9 +7,9 @@ from functools import cache
 
 import torch
 
-from hydractl.families.base import Role, place_of
+from hydractl.families.base import TensorRole, place_of
 from hydractl.inputs import map_inputs
-from hydractl.scoring.job import Samples, ScoreJob, Training
+from hydractl.scoring.job import GateTraining, Samples, ScoreJob
 from hydractl.training.feeding.feed import Piece
 from support.builders import base
 from support.variants import variant
@@ -54,7 +54,7 @@ def planted():
     state = dict(sample.state)
     for name, tensor in state.items():
         place = place_of(sample.family, name)
-        if place.heads is not None and place.heads.role == Role.OUTPUT:
+        if place.heads is not None and place.heads.role == TensorRole.OUTPUT:
             by_head = 3 * tensor.unflatten(1, (4, -1))
             by_head[:, list(IDLE[place.layer])] = 0
             state[name] = by_head.flatten(1)
@@ -78,7 +78,7 @@ def training_job(sample, *, keeps_weights=False, labels=None, seed=0, **changes)
         for at in range(0, COUNT, BATCH)
     ]
     settings = {
-        "training": Training(feed=lambda: Rows(inputs, labels, seed=seed), keeps_weights=keeps_weights),
+        "training": GateTraining(feed=lambda: Rows(inputs, labels, seed=seed), keeps_weights=keeps_weights),
         "id_data": data,
         "seed": seed,
     }

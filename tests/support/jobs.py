@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydractl.inputs import cut_batch
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.scoring.job import Samples, ScoreJob
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def job_for(
     """Return a job on `count` labelled samples, or on the given inputs and labels."""
     inputs, labels = data or labelled(sample, count)
     batches = [Samples(x, y) for x, y in zip(cut_batch(inputs, batch), labels.split(batch), strict=True)]
-    team = changes.get("team", Team())
+    team = changes.get("team", ProcessGroup())
     return ScoreJob(
         model=model_for(sample),
         family=sample.family,
@@ -118,7 +118,7 @@ def together(world: int, score: Callable[[Any], Ranking]) -> list[Ranking]:
 
 
 class _Thread:
-    """One process's `Team`, a thread here."""
+    """One process's `ProcessGroup`, a thread here."""
 
     leads = True
 
@@ -139,7 +139,7 @@ class _Thread:
         shares = list(self._table)
         self._meeting.wait(60)
         count = sum(map(len, shares))
-        return Team().added([shares[i % self.world][i // self.world] for i in range(count)])
+        return ProcessGroup().added([shares[i % self.world][i // self.world] for i in range(count)])
 
     def told(self, text: str) -> str:
         return text

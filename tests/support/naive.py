@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.base import Role
+from hydractl.families.base import TensorRole
 from hydractl.families.registry import FAMILIES
 from hydractl.inputs import cut_batch
 
@@ -35,7 +35,7 @@ def output_weights(library: nn.Module) -> list[torch.Tensor]:
     for family in FAMILIES.values():
         found = []
         for layout in family.towers.values():
-            name = layout.block + next(h.name for h in layout.heads if h.role == Role.OUTPUT)
+            name = layout.block + next(h.name for h in layout.heads if h.role == TensorRole.OUTPUT)
             names = takewhile(tensors.__contains__, (name.format(layer=i) for i in count()))
             found += [tensors[n] for n in names]
         known.append(found)

@@ -54,7 +54,7 @@ def main(jobs: str, out: str) -> None:
 
     from hydractl.cli.app import main as run_command
     from hydractl.errors import UsageError
-    from hydractl.heads.budget import Budget
+    from hydractl.heads.budget import HeadBudget
     from hydractl.stages.score.config import ScoreConfig
     from hydractl.stages.score.run import run_score
 
@@ -64,7 +64,7 @@ def main(jobs: str, out: str) -> None:
             words = [word.replace("{out}", f"{out}/{name}") for word in settings["argv"]]
             assert run_command([*words, "-q"]) == 0, name
             continue
-        budget = Budget(**settings.pop("budget"))
+        budget = HeadBudget(**settings.pop("budget"))
         try:
             run_score(ScoreConfig(**settings, budget=budget, out=Path(out) / f"{name}.json"))
         except UsageError as error:

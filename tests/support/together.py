@@ -13,7 +13,7 @@ from torch.distributed import HashStore, ProcessGroupGloo
 
 from hydractl.families.opening import open_model
 from hydractl.fusion.responding import responses
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def together(world, work):
         gate.wait()
         group = ProcessGroupGloo(store, rank, world, timedelta(seconds=20))
         gate.wait()  # for all to be connected: else one that ends at once is gone while another still connects
-        return work(Team(group, rank=rank, world=world, device=CPU))
+        return work(ProcessGroup(group, rank=rank, world=world, device=CPU))
 
     with ThreadPoolExecutor(world) as pool:
         return [future.result() for future in [pool.submit(process, rank) for rank in range(world)]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.training.teaching import Lesson
+from hydractl.training.teaching import DistillationLoss
 
 generator = torch.Generator().manual_seed(0)
 LABELLED = torch.rand(5, generator=generator)
@@ -26,8 +26,8 @@ def divergence(probs, logits, temperature):
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
 def test_a_model_learns_the_mean_of_its_teachers_and_a_hydra_counts_as_one(temperature):
-    lesson = Lesson(
-        teachers=(says(LOGITS[0]), says(LOGITS[1, :1])), temperature=temperature, weight=0.25, apart=False
+    lesson = DistillationLoss(
+        teachers=(says(LOGITS[0]), says(LOGITS[1, :1])), temperature=temperature, weight=0.25, by_member=False
     )
 
     found = lesson(LABELLED, STUDENT[0], INPUTS)
@@ -43,7 +43,7 @@ def test_a_model_learns_the_mean_of_its_teachers_and_a_hydra_counts_as_one(tempe
 def test_each_member_learns_from_its_own_teacher(split):
     """From three models, or from the three members of a hydra."""
     teachers = (says(LOGITS[0]),) if split else tuple(says(z[None]) for z in LOGITS[0])
-    lesson = Lesson(teachers=teachers, temperature=2.0, weight=1.0, apart=True, split=split)
+    lesson = DistillationLoss(teachers=teachers, temperature=2.0, weight=1.0, by_member=True, split=split)
 
     found = lesson(LABELLED, STUDENT, INPUTS)
 
@@ -54,7 +54,7 @@ def test_each_member_learns_from_its_own_teacher(split):
 
 def test_who_says_what_the_teacher_says_has_nothing_to_learn():
     student = LOGITS[0, :1].clone().requires_grad_()
-    lesson = Lesson(teachers=(says(student),), temperature=2.0, weight=1.0, apart=True)
+    lesson = DistillationLoss(teachers=(says(student),), temperature=2.0, weight=1.0, by_member=True)
 
     loss = lesson(LABELLED, student, INPUTS).sum()
     loss.backward()
@@ -66,6 +66,6 @@ def test_who_says_what_the_teacher_says_has_nothing_to_learn():
 def test_probabilities_of_zero_are_no_trouble():
     sure = torch.full((1, 5, 7), -1e4)
     sure[..., 0] = 1e4
-    lesson = Lesson(teachers=(says(sure),), temperature=1.0, weight=1.0, apart=False)
+    lesson = DistillationLoss(teachers=(says(sure),), temperature=1.0, weight=1.0, by_member=False)
 
     assert lesson(LABELLED, STUDENT[0], INPUTS).isfinite().all()

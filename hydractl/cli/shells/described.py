@@ -9,7 +9,7 @@ import typer.core
 
 from hydractl.cli.helptext import unescaped
 from hydractl.cli.shells.scripts import Command, Completes, ShellOption
-from hydractl.data.corruptions.names import ALL, KNOWN
+from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS
 from hydractl.data.presets.table import PRESETS
 from hydractl.data.reference import BUILT_IN
 from hydractl.metrics.scores import EVERY
@@ -29,7 +29,7 @@ VALUES = {
     "ACTION [NAME...]": Completes(words=(LIST, SHOW, *PRESETS)),
     "OBJECTIVE": Completes(words=("acc", "ood", "avg")),
     "SCORE,...": Completes(words=EVERY),
-    "NAME[:1-5]": Completes(words=(ALL, *KNOWN)),
+    "NAME[:1-5]": Completes(words=(ALL, *ALL_CORRUPTIONS)),
     "DEVICE": Completes(words=("auto", "cpu", "cuda", "mps")),
     "DTYPE": Completes(words=tuple(sorted(DTYPES))),
 }

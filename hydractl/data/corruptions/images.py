@@ -47,11 +47,11 @@ def corrupted(image: Image.Image, corruption: Corruption, random: Random) -> Ima
         return _ON_FILES[corruption.name](image, strength)
     pixels = np.atleast_3d(np.asarray(image)) / 255.0
     if corruption.photographs is None:
-        found = _ON_PIXELS[corruption.name](pixels, strength, random)
+        pixels_after = _ON_PIXELS[corruption.name](pixels, strength, random)
     else:
-        found = _frost(pixels, strength, random, corruption.photographs)
-    found = np.clip(found, 0, 1) * 255
-    levels = (found + ROUNDING).astype(np.uint8)
+        pixels_after = _frost(pixels, strength, random, corruption.photographs)
+    pixels_after = np.clip(pixels_after, 0, 1) * 255
+    levels = (pixels_after + ROUNDING).astype(np.uint8)
     return Image.fromarray(levels.squeeze(2) if image.mode == "L" else levels)
 
 
@@ -85,14 +85,14 @@ def _glass_blur(x: Pixels, glass: tuple[float, int, int], random: Random) -> Pix
     height, width, channels = x.shape
     flat = np.floor(_smooth(x, sigma) * 255).reshape(-1, channels) / 255
     rows, columns = range(height - reach, reach, -1), range(width - reach, reach, -1)
-    own = np.array([h * width + w for h in rows for w in columns], dtype=np.int64)
+    targets = np.array([h * width + w for h in rows for w in columns], dtype=np.int64)
     source = list(range(height * width))
     for _ in range(times):
-        moves = random.integers(-reach, reach, size=(len(own), 2))
-        for place, taken in zip(
-            own.tolist(), (own + moves[:, 0] + width * moves[:, 1]).tolist(), strict=True
+        moves = random.integers(-reach, reach, size=(len(targets), 2))
+        for place, neighbour in zip(
+            targets.tolist(), (targets + moves[:, 0] + width * moves[:, 1]).tolist(), strict=True
         ):
-            source[place] = source[taken]
+            source[place] = source[neighbour]
     return _smooth(flat[source].reshape(x.shape), sigma)
 
 
@@ -107,22 +107,22 @@ def _zoom_blur(x: Pixels, zoom: tuple[float, float], _: Random) -> Pixels:
 
 
 def _snow(x: Pixels, snow: tuple[float, ...], random: Random) -> Pixels:
-    mean, spread, size, least, radius, sigma, kept = snow
+    mean, spread, size, least, radius, sigma, image_weight = snow
     flakes = _enlarged(random.normal(size=(*x.shape[:2], 1), loc=mean, scale=spread), size)
     flakes = np.where(flakes < least, 0, flakes)
     flakes = np.floor(np.clip(flakes, 0, 1) * 255) / 255
     flakes = _moved(flakes, radius, sigma, random.uniform(-135, -45))
     pale = np.maximum(x, _grey(x) * 1.5 + 0.5)
-    return kept * x + (1 - kept) * pale + flakes + np.rot90(flakes, k=2)
+    return image_weight * x + (1 - image_weight) * pale + flakes + np.rot90(flakes, k=2)
 
 
 def _frost(
     x: Pixels, frost: tuple[float, float], random: Random, photographs: Photographs | None = None
 ) -> Pixels:
-    kept, added = frost
+    image_weight, added = frost
     draw = _ice if photographs is None else partial(_crop, photographs)
     ice = draw(x.shape[0], x.shape[1], random)
-    return kept * x + added * (ice if x.shape[2] > 1 else _grey(ice))
+    return image_weight * x + added * (ice if x.shape[2] > 1 else _grey(ice))
 
 
 def _fog(x: Pixels, fog: tuple[float, float], random: Random) -> Pixels:
@@ -140,9 +140,9 @@ def _brightness(x: Pixels, added: float, _: Random) -> Pixels:
     return np.asarray(np.where(value > 0, x * raised / np.where(value > 0, value, 1), raised))
 
 
-def _contrast(x: Pixels, kept: float, _: Random) -> Pixels:
+def _contrast(x: Pixels, contrast: float, _: Random) -> Pixels:
     means = x.mean(axis=(0, 1), keepdims=True)
-    return np.asarray((x - means) * kept + means)
+    return np.asarray((x - means) * contrast + means)
 
 
 def _elastic(x: Pixels, elastic: tuple[float, float, float], random: Random) -> Pixels:
@@ -234,14 +234,14 @@ def _moved(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
     bell = np.exp(-(np.arange(width) ** 2) / (2 * sigma**2))
     down, right = width * sin(radians(angle)), width * cos(radians(angle))
     rows, columns = np.arange(x.shape[0]), np.arange(x.shape[1])
-    found = np.zeros_like(x)
+    blurred = np.zeros_like(x)
     for i, weight in enumerate(bell / bell.sum()):
         dy = ceil(i * down / hypot(down, right) - 0.5)
         dx = ceil(i * right / hypot(down, right) - 0.5)
-        found += (
+        blurred += (
             weight * x[np.clip(rows + dy, 0, len(rows) - 1)][:, np.clip(columns + dx, 0, len(columns) - 1)]
         )
-    levels = np.floor(found * 65535 + 0.5)
+    levels = np.floor(blurred * 65535 + 0.5)
     return np.floor(levels / 257) / 255
 
 
@@ -288,9 +288,9 @@ def _plasma(size: int, decay: float, random: Random) -> Pixels:
 def _crop(photographs: Photographs, height: int, width: int, random: Random) -> Pixels:
     """Return a part (H, W, 3) in [0, 1] of one of the photographs, both by chance."""
     index = int(random.integers(len(photographs.files)))
-    whole = photograph(photographs, index, frost_scale(min(height, width)))
-    top, left = random.integers(0, whole.shape[0] - height), random.integers(0, whole.shape[1] - width)
-    return np.asarray(whole[top : top + height, left : left + width] / 255.0)
+    picture = photograph(photographs, index, frost_scale(min(height, width)))
+    top, left = random.integers(0, picture.shape[0] - height), random.integers(0, picture.shape[1] - width)
+    return np.asarray(picture[top : top + height, left : left + width] / 255.0)
 
 
 @lru_cache(maxsize=PHOTOGRAPHS)
@@ -301,14 +301,14 @@ def photograph(photographs: Photographs, index: int, scale: float) -> NDArray[np
         DataError: If it cannot be read.
     """
     file = photographs.files[index]
-    whole = np.asarray(upright(decode(read_bytes(file), where=str(file))).convert("RGB"))
-    sides = [round(side * scale) for side in whole.shape[:2]]
+    picture = np.asarray(upright(decode(read_bytes(file), where=str(file))).convert("RGB"))
+    sides = [round(side * scale) for side in picture.shape[:2]]
     places = [
         np.clip((np.arange(new) + 0.5) / scale - 0.5, 0, old - 1)
-        for new, old in zip(sides, whole.shape[:2], strict=True)
+        for new, old in zip(sides, picture.shape[:2], strict=True)
     ]
     grid = np.meshgrid(*places, indexing="ij")
-    levels = [ndimage.map_coordinates(whole[..., c].astype(float), grid, order=1) for c in range(3)]
+    levels = [ndimage.map_coordinates(picture[..., c].astype(float), grid, order=1) for c in range(3)]
     return np.floor(np.stack(levels, -1) + 0.5).astype(np.uint8)
 
 

@@ -42,7 +42,7 @@ TEXTS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Ours."""
-KNOWN = (*IMAGES, *TEXTS)
+ALL_CORRUPTIONS = (*IMAGES, *TEXTS)
 ALL = "all"
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -71,18 +71,18 @@ class Photographs:
         Raises:
             UsageError: If there is no such folder, or no image in it.
         """
-        found = (
+        paths = (
             sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
             if folder.is_dir()
             else []
         )
-        if not found:
-            what = "holds no image" if folder.is_dir() else "is no folder"
+        if not paths:
+            problem = "holds no image" if folder.is_dir() else "is no folder"
             raise UsageError(
-                f"`--corrupt {FROST}={folder}`: {what}",
+                f"`--corrupt {FROST}={folder}`: {problem}",
                 hint="name the folder of ImageNet-C's frost1.png to frost6.jpg, or leave it out, for drawn ice",
             )
-        files = tuple(found[:PHOTOGRAPHS])
+        files = tuple(paths[:PHOTOGRAPHS])
         return cls(files=files, sha256=digest_files(files))
 
 
@@ -100,7 +100,7 @@ class Corruption:
 
     def seeded(self, place: int) -> tuple[int, ...]:
         """Return what an item's draws hang on."""
-        return self.seed, KNOWN.index(self.name), self.severity, place
+        return self.seed, ALL_CORRUPTIONS.index(self.name), self.severity, place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,17 +124,18 @@ class Corruptions:
         Raises:
             UsageError: If it is anything else, or there are none.
         """
-        asked, equals, folder = text.partition("=")
-        if "," in asked:
+        request, equals, folder = text.partition("=")
+        if "," in request:
             raise UsageError(
                 f"`--corrupt {text}`: is about one corruption",
                 hint=f"give each an option: `--corrupt {' --corrupt '.join(text.split(','))}`",
             )
-        name, colon, rest = asked.partition(":")
-        if name not in {*KNOWN, ALL}:
+        name, colon, severity_range = request.partition(":")
+        if name not in {*ALL_CORRUPTIONS, ALL}:
             raise UsageError(
                 f"`--corrupt {text}`: unknown corruption `{name}`",
-                hint=did_you_mean(name, KNOWN) or f"choose `{ALL}`, or from {', '.join(KNOWN)}",
+                hint=did_you_mean(name, ALL_CORRUPTIONS)
+                or f"choose `{ALL}`, or from {', '.join(ALL_CORRUPTIONS)}",
             )
         if equals and name != FROST:
             raise UsageError(
@@ -142,7 +143,7 @@ class Corruptions:
                 hint=f"for example `--corrupt {ALL} --corrupt {FROST}={folder or 'photographs/'}`",
             )
         photographs = Photographs.of(Path(folder)) if equals else None
-        first, dash, last = rest.partition("-")
+        first, dash, last = severity_range.partition("-")
         ends = [first, last] if dash else [first, first]
         if not colon:
             return cls(name=name, photographs=photographs)
@@ -162,34 +163,38 @@ class Corruptions:
         return (f"{self.name}:{first}" if first == last else f"{self.name}:{first}-{last}") + with_
 
 
-def chosen(asked: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tuple[Corruption, ...]:
+def chosen(requests: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tuple[Corruption, ...]:
     """Return what is asked for, each once, in the order of `KNOWN` and then of severity; all frost with the photographs that one has.
 
     Args:
-        asked: As the options say.
+        requests: As the options say.
         texts: Whether the model reads texts; else it reads images.
         seed: Of what is random.
 
     Raises:
         UsageError: If one is not for what the model reads, or photographs are of several folders.
     """
-    own = TEXTS if texts else IMAGES
-    asked = tuple(asked)
-    photographs = tuple(dict.fromkeys(each.photographs for each in asked if each.photographs is not None))
+    applicable = TEXTS if texts else IMAGES
+    requests = tuple(requests)
+    photographs = tuple(
+        dict.fromkeys(request.photographs for request in requests if request.photographs is not None)
+    )
     if len(photographs) > 1:
         raise UsageError(
             f"`--corrupt {FROST}` names {len(photographs)} folders", hint="one folder is for all severities"
         )
     adds = {FROST: next(iter(photographs), None)}
-    found: set[Corruption] = set()
-    for each in asked:
-        if each.name not in {*own, ALL}:
+    corruptions: set[Corruption] = set()
+    for request in requests:
+        if request.name not in {*applicable, ALL}:
             raise UsageError(
-                f"`--corrupt {each}` is for {'images' if texts else 'texts'}, but the model reads {'texts' if texts else 'images'}",
-                hint=f"choose `{ALL}`, or from {', '.join(own)}",
+                f"`--corrupt {request}` is for {'images' if texts else 'texts'}, but the model reads {'texts' if texts else 'images'}",
+                hint=f"choose `{ALL}`, or from {', '.join(applicable)}",
             )
-        names = own if each.name == ALL else (each.name,)
-        found |= {
-            Corruption(name, severity, seed, adds.get(name)) for name in names for severity in each.severities
+        names = applicable if request.name == ALL else (request.name,)
+        corruptions |= {
+            Corruption(name, severity, seed, adds.get(name))
+            for name in names
+            for severity in request.severities
         }
-    return tuple(sorted(found, key=lambda c: (KNOWN.index(c.name), c.severity)))
+    return tuple(sorted(corruptions, key=lambda c: (ALL_CORRUPTIONS.index(c.name), c.severity)))

@@ -17,7 +17,7 @@ def strengths(side: int) -> Strengths:
 
     CIFAR-10-C's were made for 32 pixels, Tiny ImageNet-C's for 64, ImageNet-C's for 224; between them the geometric mean decides.
     """
-    return next((found for end, found in ((46, CIFAR), (120, TINY)) if side < end), IMAGENET)
+    return next((benchmark for end, benchmark in ((46, CIFAR), (120, TINY)) if side < end), IMAGENET)
 
 
 def frost_scale(side: int) -> float:
@@ -27,7 +27,7 @@ def frost_scale(side: int) -> float:
 
 def _elastic(size: int, *shares: tuple[float, float, float]) -> tuple[tuple[float, ...], ...]:
     """Return strength, smoothness and the corners' moves, given as shares of a side."""
-    return tuple(tuple(size * share for share in each) for each in shares)
+    return tuple(tuple(size * share for share in severity) for severity in shares)
 
 
 IMAGENET: Strengths = MappingProxyType(

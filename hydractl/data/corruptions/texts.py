@@ -35,38 +35,38 @@ def corrupted_text(text: str, corruption: Corruption, random: Random) -> str:
 
 def _typos(text: str, rate: float, random: Random) -> str:
     """Let each letter suffer one of four slips with this chance; of a pair that is swapped the second suffers no other."""
-    found: list[str] = []
+    pieces: list[str] = []
     place = 0
     while place < len(text):
         letter, after = text[place], text[place + 1 : place + 2]
         place += 1
         if not letter.isalpha() or random.random() >= rate:
-            found.append(letter)
+            pieces.append(letter)
             continue
         slip = random.integers(4)
         if slip == 0 and after.isalpha():
-            found.append(after + letter)
+            pieces.append(after + letter)
             place += 1
         elif slip == 1:
             pass
         elif slip == 2 and letter.lower() in NEIGHBOURS:
             near = NEIGHBOURS[letter.lower()]
             mistaken = near[random.integers(len(near))]
-            found.append(mistaken.upper() if letter.isupper() else mistaken)
+            pieces.append(mistaken.upper() if letter.isupper() else mistaken)
         else:
-            found.append(letter * 2)
-    return "".join(found)
+            pieces.append(letter * 2)
+    return "".join(pieces)
 
 
 def _drop(text: str, rate: float, random: Random) -> str:
     """Leave each word out with this chance, with the blanks behind it, but never all."""
     words = re.findall(r"\s*\S+", text)
-    kept = random.random(len(words)) >= rate
-    if not len(words) or kept.all():
+    keep_mask = random.random(len(words)) >= rate
+    if not len(words) or keep_mask.all():
         return text
-    if not kept.any():
-        kept[random.integers(len(words))] = True
-    return "".join(word for word, stays in zip(words, kept, strict=True) if stays).lstrip()
+    if not keep_mask.any():
+        keep_mask[random.integers(len(words))] = True
+    return "".join(word for word, keeps_word in zip(words, keep_mask, strict=True) if keeps_word).lstrip()
 
 
 def _swap(text: str, rate: float, random: Random) -> str:
@@ -76,8 +76,8 @@ def _swap(text: str, rate: float, random: Random) -> str:
     rank = 0
     while rank + 1 < len(words):
         if random.random() < rate:
-            one, other = words[rank], words[rank + 1]
-            parts[one], parts[other] = parts[other], parts[one]
+            first, second = words[rank], words[rank + 1]
+            parts[first], parts[second] = parts[second], parts[first]
             rank += 1
         rank += 1
     return "".join(parts)
@@ -91,14 +91,14 @@ def _case(text: str, rate: float, random: Random) -> str:
 
 def _neighbours() -> dict[str, str]:
     """Return each letter's neighbours on a QWERTY keyboard, whose rows are offset by half a key."""
-    found = {}
+    neighbours = {}
     for r, row in enumerate(_ROWS):
         for c, key in enumerate(row):
             near = [row[i] for i in (c - 1, c + 1) if 0 <= i < len(row)]
             near += [_ROWS[r - 1][i] for i in (c, c + 1) if r and i < len(_ROWS[r - 1])]
             near += [_ROWS[r + 1][i] for i in (c - 1, c) if r + 1 < len(_ROWS) and 0 <= i < len(_ROWS[r + 1])]
-            found[key] = "".join(near)
-    return found
+            neighbours[key] = "".join(near)
+    return neighbours
 
 
 NEIGHBOURS: Mapping[str, str] = MappingProxyType(_neighbours())

@@ -14,7 +14,7 @@ NOT_STATED, UNKNOWN = "not stated", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PresetPart:
     """A part of a data set on the Hub: its `split=` there, and how many samples it has."""
 
     split: str
@@ -61,7 +61,7 @@ class Preset:
 
     Attributes:
         name: As it is typed.
-        holds: `images` or `texts`.
+        content: `images` or `texts`.
         about: What it is, in a few words.
         source: Where it lies on the Hub.
         options: Its configuration and columns there.
@@ -77,11 +77,11 @@ class Preset:
     """
 
     name: str
-    holds: str
+    content: str
     about: str
     source: str
     options: Mapping[str, str]
-    parts: Mapping[str, Part]
+    parts: Mapping[str, PresetPart]
     licence: str
     home: str
     classes: int | None = None

@@ -17,11 +17,11 @@ OPENOOD, SPLIT = "openood", "split"
 LISTS = "benchmark_imglist"
 """OpenOOD's folder of lists."""
 FETCH = "https://github.com/Jingkang50/OpenOOD/blob/main/scripts/download/download.py"
-PRESETS: Mapping[str, Preset] = MappingProxyType({one.name: one for one in (*IMAGES, *TEXTS)})
+PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in (*IMAGES, *TEXTS)})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedPreset:
     """One data set of those that a reference names.
 
     Attributes:
@@ -35,34 +35,37 @@ class Found:
     options: Mapping[str, str]
 
 
-def find(source: str, given: Mapping[str, str]) -> tuple[Found, ...]:
+def find(source: str, user_options: Mapping[str, str]) -> tuple[ResolvedPreset, ...]:
     """Return the data sets that a reference names.
 
     Args:
         source: `preset:NAME`, or `preset:NAME/SETS` for sets that are out-of-distribution to it: a role, or one's name.
-        given: What the reference says after `::`.
+        user_options: What the reference says after `::`.
 
     Raises:
         UsageError: If there is no such data set, split or list.
     """
     name, slash, sets = source.removeprefix(PREFIX).partition("/")
-    preset = of_name(name, typed=source)
-    chosen = dict(given)
+    preset = of_name(name, reference=source)
+    chosen = dict(user_options)
     folder = chosen.pop(OPENOOD, None)
     if folder is not None and preset.benchmark is None:
         raise UsageError(f"`{source}::{OPENOOD}={folder}`: OpenOOD has no lists for it", hint="leave it out")
     if not slash:
         split = chosen.pop(SPLIT, TEST)
-        return (Found(name, *_own(preset, split, folder, chosen)),)
+        return (ResolvedPreset(name, *_source_of_split(preset, split, folder, chosen)),)
     if SPLIT in chosen:
         raise UsageError(
             f"`{source}::{SPLIT}={chosen[SPLIT]}`: what is out-of-distribution has one part",
             hint="leave it out, or name the set by itself",
         )
-    return tuple(Found(one.name, *_outside(preset, one, folder, chosen)) for one in _named(preset, sets))
+    return tuple(
+        ResolvedPreset(ood_set.name, *_outside(preset, ood_set, folder, chosen))
+        for ood_set in _named(preset, sets)
+    )
 
 
-def of_name(name: str, *, typed: str) -> Preset:
+def of_name(name: str, *, reference: str) -> Preset:
     """Return the data set of that name.
 
     Raises:
@@ -70,30 +73,30 @@ def of_name(name: str, *, typed: str) -> Preset:
     """
     if name not in PRESETS:
         raise UsageError(
-            f"`{typed}`: there is no data set of that name",
+            f"`{reference}`: there is no data set of that name",
             hint=did_you_mean(name, PRESETS) or "`hydractl data list` names all",
         )
     return PRESETS[name]
 
 
 def _named(preset: Preset, sets: str) -> tuple[Outside, ...]:
-    found = tuple(one for one in preset.outside if sets in {one.role, one.name})
-    if found:
-        return found
+    ood_sets = tuple(ood_set for ood_set in preset.outside if sets in {ood_set.role, ood_set.name})
+    if ood_sets:
+        return ood_sets
     if not preset.outside:
         raise UsageError(
             f"`{PREFIX}{preset.name}/{sets}`: names no sets that are out-of-distribution to it",
-            hint=f"those that have some are {quoted(one.name for one in PRESETS.values() if one.outside)}",
+            hint=f"those that have some are {quoted(preset.name for preset in PRESETS.values() if preset.outside)}",
         )
-    known = [role for role in ROLES if any(one.role == role for one in preset.outside)]
-    known += [one.name for one in preset.outside]
+    choices = [role for role in ROLES if any(one.role == role for one in preset.outside)]
+    choices += [one.name for one in preset.outside]
     raise UsageError(
         f"`{PREFIX}{preset.name}/{sets}`: is neither a role nor one of its sets",
-        hint=did_you_mean(sets, known) or f"there are {quoted(known)}",
+        hint=did_you_mean(sets, choices) or f"there are {quoted(choices)}",
     )
 
 
-def _own(
+def _source_of_split(
     preset: Preset, split: str, folder: str | None, chosen: Mapping[str, str]
 ) -> tuple[str, dict[str, str]]:
     parts = preset.listed if folder is not None else preset.parts
@@ -109,16 +112,16 @@ def _own(
 
 
 def _outside(
-    preset: Preset, one: Outside, folder: str | None, chosen: Mapping[str, str]
+    preset: Preset, ood_set: Outside, folder: str | None, chosen: Mapping[str, str]
 ) -> tuple[str, dict[str, str]]:
-    if folder is not None and one.listed is not None:
-        return _of_list(preset, one.listed, folder, chosen)
-    if one.preset is None:
+    if folder is not None and ood_set.listed is not None:
+        return _of_list(preset, ood_set.listed, folder, chosen)
+    if ood_set.preset is None:
         raise UsageError(
-            f"`{PREFIX}{preset.name}/{one.name}`: is a list of OpenOOD's, and on the Hub is no data set known to hold just its images",
+            f"`{PREFIX}{preset.name}/{ood_set.name}`: is a list of OpenOOD's, and on the Hub is no data set known to hold just its images",
             hint=_how(preset),
         )
-    return _own(PRESETS[one.preset], one.part, None, chosen)
+    return _source_of_split(PRESETS[ood_set.preset], ood_set.part, None, chosen)
 
 
 def _how(preset: Preset) -> str:

@@ -17,7 +17,7 @@ from hydractl.data.decoding import decode, read_bytes
 from hydractl.data.items import ImageSet, ImageStore, Labels, Text, TextSet
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.tabular import Cell, ImageFiles, Read, Span, Table
+from hydractl.data.sources.tabular import Cell, DataTable, FileSpan, ImageFiles, Read
 from hydractl.errors import DataError
 from hydractl.progress import Progress
 from hydractl.wording import did_you_mean, quoted
@@ -59,7 +59,7 @@ class CellStore(ImageStore):
 
     @override
     def only(self, places: Sequence[int]) -> CellStore:
-        return CellStore(HeldCells({place: self._held(place) for place in places}), self.where)
+        return CellStore(HeldCells({place: self._cell_or_error(place) for place in places}), self.where)
 
     @override
     def check_there(self, places: Sequence[int]) -> None:
@@ -67,7 +67,7 @@ class CellStore(ImageStore):
             for place in places:
                 self.read(place)
 
-    def _held(self, place: int) -> Cell | DataError:
+    def _cell_or_error(self, place: int) -> Cell | DataError:
         """Return what is held of an image, or why there is none: who decodes it says so."""
         try:
             return self.read(place)
@@ -84,19 +84,19 @@ class CellStore(ImageStore):
         return hashlib.sha256(self._encoded(index)).digest()
 
     def _encoded(self, index: int) -> bytes:
-        held = self.read(index)
-        if isinstance(held, Span):
-            return held.read()
-        return held if isinstance(held, bytes) else read_bytes(held)
+        cell = self.read(index)
+        if isinstance(cell, FileSpan):
+            return cell.read()
+        return cell if isinstance(cell, bytes) else read_bytes(cell)
 
 
-def images_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool = True) -> ImageSet:
+def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True) -> ImageSet:
     """Return the images that a table lists or holds.
 
     Raises:
         DataError: If a column is missing or holds something else.
     """
-    image = _found(table, wanted=ref.image, usual=IMAGE_COLUMNS, role="image")
+    image = _find_column(table, column=ref.image, usual=IMAGE_COLUMNS, role="image")
     if image is None:
         text = next((name for name in TEXT_COLUMNS if name in _columns(table)), None)
         raise DataError(
@@ -114,13 +114,13 @@ def images_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool 
     )
 
 
-def texts_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool = True) -> TextSet:
+def texts_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True) -> TextSet:
     """Return the texts that a table holds.
 
     Raises:
         DataError: If a column is missing or a cell is no text or no label.
     """
-    columns = _text_columns(table, wanted=ref.text_columns)
+    columns = _text_columns(table, requested=ref.text_columns)
     cells = [
         [
             _checked(cell, f"{table.place(c)}: row {row}")
@@ -135,34 +135,34 @@ def texts_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool =
     return TextSet(texts=texts, keys=keys, name=table.name, columns=tuple(table.columns), **labels._asdict())
 
 
-def _found(table: Table, *, wanted: str | None, usual: Sequence[str], role: str) -> str | None:
+def _find_column(table: DataTable, *, column: str | None, usual: Sequence[str], role: str) -> str | None:
     """Return the column named by the reference, else the first usual one that is there, else None."""
     columns = _columns(table)
-    if wanted is None:
+    if column is None:
         return next((columns[name] for name in usual if name in columns), None)
-    if wanted not in columns:
+    if column not in columns:
         raise DataError(
-            f"{table.where}: has no column `{wanted}` for `{role}=`; its columns are {quoted(table.columns)}",
-            hint=did_you_mean(wanted, table.columns),
+            f"{table.where}: has no column `{column}` for `{role}=`; its columns are {quoted(table.columns)}",
+            hint=did_you_mean(column, table.columns),
         )
-    return columns[wanted]
+    return columns[column]
 
 
-def _columns(table: Table) -> dict[str, str]:
+def _columns(table: DataTable) -> dict[str, str]:
     """Return the table's columns by their names, with and without the blanks around these."""
     return {name.strip(): name for name in table.columns} | {name: name for name in table.columns}
 
 
-def _text_columns(table: Table, *, wanted: tuple[str, ...]) -> tuple[str, ...]:
+def _text_columns(table: DataTable, *, requested: tuple[str, ...]) -> tuple[str, ...]:
     """Return the column that holds the texts, or the two that hold pairs of them; pairs are looked for first."""
     columns = _columns(table)
-    for name in wanted:
-        _found(table, wanted=name, usual=(), role="text")
+    for name in requested:
+        _find_column(table, column=name, usual=(), role="text")
     singles = ((name,) for name in TEXT_COLUMNS)
     usual = (names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*columns})
-    found = wanted or next(usual, ())
-    if found:
-        return tuple(columns[name] for name in found)
+    chosen = requested or next(usual, ())
+    if chosen:
+        return tuple(columns[name] for name in chosen)
     image = next((name for name in IMAGE_COLUMNS if name in columns), None)
     raise DataError(
         f"{table.where}: none of its columns ({quoted(table.columns)}) is called {quoted(TEXT_COLUMNS)}, "
@@ -182,16 +182,16 @@ def _checked(cell: object, where: str) -> str:
     return cell
 
 
-def label_column(table: Table, ref: DataRef) -> str | None:
+def label_column(table: DataTable, ref: DataRef) -> str | None:
     """Return the column of labels, None where there is none.
 
     Raises:
         DataError: If the reference names one that is missing.
     """
-    return _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label")
+    return _find_column(table, column=ref.label, usual=LABEL_COLUMNS, role="label")
 
 
-def _labels(table: Table, column: str | None, progress: Progress) -> Labels:
+def _labels(table: DataTable, column: str | None, progress: Progress) -> Labels:
     if column is None:
         return Labels()
     names = table.classes(column)
@@ -267,9 +267,9 @@ class LabelReader:
         if self._names is not None:
             return Labels(tuple(self._names), tuple(self._codes))
         numbered = are_numerals(self._texts)
-        found = sorted(self._texts, key=int) if numbered else sorted(self._texts)
-        position = {self._texts[text]: index for index, text in enumerate(found)}
-        return Labels(tuple(found), tuple(position[code] for code in self._codes), numbered)
+        class_names = sorted(self._texts, key=int) if numbered else sorted(self._texts)
+        position = {self._texts[text]: index for index, text in enumerate(class_names)}
+        return Labels(tuple(class_names), tuple(position[code] for code in self._codes), numbered)
 
 
 def read_labels(

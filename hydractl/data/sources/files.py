@@ -10,14 +10,14 @@ from typing_extensions import override
 
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.rows import read_rows
-from hydractl.data.sources.tabular import ArrowTable, RowTable, Table, folder_of
+from hydractl.data.sources.tabular import ArrowTable, DataTable, RowTable, folder_of
 from hydractl.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     from hydractl.data.items import Content
 
 
-def open_table(ref: DataRef, content: Content) -> Table:
+def open_table(ref: DataRef, content: Content) -> DataTable:
     """Return the table in a file.
 
     Args:
@@ -75,13 +75,13 @@ class ParquetTable(ArrowTable):
         try:
             table = pq.read_table(path)
             unknown = {column.name: str(column.type) for column in table.schema if not is_known(column)}
-            known = table.select([name for name in table.column_names if name not in unknown])
+            readable = table.select([name for name in table.column_names if name not in unknown])
             # the library's own reader would leave a copy in its cache
-            dataset = datasets.Dataset(datasets.table.InMemoryTable(known))
+            dataset = datasets.Dataset(datasets.table.InMemoryTable(readable))
         # the latter are what the library's notes in a file's metadata end in that are none
         except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
             raise DataError(f"{path}: cannot be read as Parquet: {reason_of(error)}") from error
-        if unknown and not known.column_names:
+        if unknown and not readable.column_names:
             types = ", ".join(f"`{name}` ({kind})" for name, kind in unknown.items())
             raise DataError(f"{path}: holds no column of a type that can be read, but {types}")
         return cls(dataset, ref, where=str(path), unknown=unknown)

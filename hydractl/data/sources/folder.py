@@ -101,14 +101,14 @@ def open_tree(ref: DataRef, content: Content, progress: Progress) -> items.Items
     return _items(root, content, tuple(files), items.Labels())
 
 
-def _items(root: Path, content: Content, files: tuple[str, ...], found: items.Labels) -> items.Items:
+def _items(root: Path, content: Content, files: tuple[str, ...], labels: items.Labels) -> items.Items:
     name = root.resolve().name
     if content is Content.TEXTS:
         paths = [root / file for file in files]
         texts, keys = tuple(map(_text, paths)), tuple(map(str, paths))
-        return items.TextSet(texts=texts, keys=keys, name=name, **found._asdict())
+        return items.TextSet(texts=texts, keys=keys, name=name, **labels._asdict())
     return items.ImageSet(
-        store=FileStore(root, files), places=range(len(files)), name=name, **found._asdict()
+        store=FileStore(root, files), places=range(len(files)), name=name, **labels._asdict()
     )
 
 
@@ -119,80 +119,80 @@ def _text(path: Path) -> str:
     return text
 
 
-def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ...], items.Labels]:
+def _files(root: Path, content: Content, progress: Progress) -> tuple[tuple[str, ...], items.Labels]:
     """Return the paths of files of one kind below a folder, and their classes: the names of its sub-folders, if there are any."""
-    folders, loose, skipped = _listing(root, what)
+    folders, loose, skipped = _listing(root, content)
     if folders and loose:
         raise DataError(
-            f"{root}: holds both {what} (`{loose[0]}`) and sub-folders (`{folders[0]}`)",
-            hint=f"keep one sub-folder a class and nothing beside, or {what} alone for a set without labels",
+            f"{root}: holds both {content} (`{loose[0]}`) and sub-folders (`{folders[0]}`)",
+            hint=f"keep one sub-folder a class and nothing beside, or {content} alone for a set without labels",
         )
     if not folders and not loose:
-        raise _nothing(root, what, skipped)
-    _refuse_splits(root, folders, what)
+        raise _nothing(root, content, skipped)
+    _refuse_splits(root, folders, content)
     files, labels = list(loose), []
     for label, folder in enumerate(folders):
-        wanted, others = _walk(root, f"{folder}/", what)
-        if not wanted:
-            raise _empty_class(root / folder, what, others)
-        files += wanted
-        labels += [label] * len(wanted)
+        class_files, others = _walk(root, f"{folder}/", content)
+        if not class_files:
+            raise _empty_class(root / folder, content, others)
+        files += class_files
+        labels += [label] * len(class_files)
         skipped += others
-    _tell_skipped(root, what, skipped, progress)
+    _tell_skipped(root, content, skipped, progress)
     names = tuple(os.fsencode(folder).decode(errors="backslashreplace") for folder in folders)
     return tuple(files), items.Labels(names, tuple(labels) if folders else None)
 
 
-def _walk(root: Path, below: str, what: Content) -> tuple[list[str], list[str]]:
+def _walk(root: Path, below: str, content: Content) -> tuple[list[str], list[str]]:
     """Return the paths, from `root` on, of files of the kind and of others at any depth in one of its folders.
 
     They come folder by folder, sorted as `sorted(os.walk(...))` has them; a folder that a link leads back to is read once,
     and one that holds the folder itself not at all: its other folders are other classes.
     """
     listed: dict[str, tuple[list[str], list[str]]] = {}
-    waiting, seen = [below], {*(root / below).resolve().parents}
+    waiting, visited = [below], {*(root / below).resolve().parents}
     while waiting:
         folder = waiting.pop()
-        if (place := (root / folder).resolve()) in seen:
+        if (place := (root / folder).resolve()) in visited:
             continue
-        seen.add(place)
-        folders, wanted, others = _listing(root / folder, what)
+        visited.add(place)
+        folders, matching, others = _listing(root / folder, content)
         waiting += [f"{folder}{name}/" for name in folders]
         listed[folder.rstrip("/")] = (
-            [f"{folder}{name}" for name in wanted],
+            [f"{folder}{name}" for name in matching],
             [f"{folder}{name}" for name in others],
         )
     ordered = [listed[folder] for folder in sorted(listed)]
-    return [file for wanted, _ in ordered for file in wanted], [
+    return [file for matching, _ in ordered for file in matching], [
         file for _, others in ordered for file in others
     ]
 
 
-def _refuse_splits(root: Path, folders: list[str], what: Content) -> None:
+def _refuse_splits(root: Path, folders: list[str], content: Content) -> None:
     """Refuse sub-folders that hold further ones alone where they are called as splits are, or where there is one only.
 
     Raises:
         DataError: If they are such.
     """
-    alike = len(folders) == 1 or {folder.casefold() for folder in folders} <= SPLITS
-    if not folders or not alike:
+    look_like_splits = len(folders) == 1 or {folder.casefold() for folder in folders} <= SPLITS
+    if not folders or not look_like_splits:
         return
-    listings = [_listing(root / folder, what) for folder in folders]
-    if any(nested for nested, _, _ in listings) and not any(wanted for _, wanted, _ in listings):
+    listings = [_listing(root / folder, content) for folder in folders]
+    if any(nested for nested, _, _ in listings) and not any(matching for _, matching, _ in listings):
         raise DataError(
-            f"{root}: {quoted(folders)} cannot be told from splits: no {what} lie directly in them, but further folders",
+            f"{root}: {quoted(folders)} cannot be told from splits: no {content} lie directly in them, but further folders",
             hint=f"for the classes in `{folders[0]}` add `::split={folders[0]}`",
         )
 
 
-def _tell_skipped(root: Path, what: Content, skipped: list[str], progress: Progress) -> None:
+def _tell_skipped(root: Path, content: Content, skipped: list[str], progress: Progress) -> None:
     if skipped:
-        progress.warn(f"{root}: skipped {len(skipped)} file(s) that are no {what}, first `{skipped[0]}`")
+        progress.warn(f"{root}: skipped {len(skipped)} file(s) that are no {content}, first `{skipped[0]}`")
 
 
-def _nothing(root: Path, what: Content, skipped: list[str]) -> DataError:
-    hint = _other_kind(skipped, what) or f"{what} end in {', '.join(sorted(SUFFIXES[what]))}"
-    return DataError(f"{root}: holds no {what.one}", hint=hint)
+def _nothing(root: Path, content: Content, skipped: list[str]) -> DataError:
+    hint = _other_kind(skipped, content) or f"{content} end in {', '.join(sorted(SUFFIXES[content]))}"
+    return DataError(f"{root}: holds no {content.singular}", hint=hint)
 
 
 def _root(ref: DataRef) -> Path:
@@ -211,7 +211,7 @@ def _root(ref: DataRef) -> Path:
     return root / ref.split
 
 
-def _listing(folder: Path, what: Content) -> tuple[list[str], list[str], list[str]]:
+def _listing(folder: Path, content: Content) -> tuple[list[str], list[str], list[str]]:
     """Return the names of sub-folders, files of the kind and others, each sorted, without hidden ones and metadata of macOS."""
     try:
         entries = sorted(
@@ -222,20 +222,20 @@ def _listing(folder: Path, what: Content) -> tuple[list[str], list[str], list[st
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
     folders = [entry.name for entry in entries if entry.is_dir()]
     files = [entry for entry in entries if not entry.is_dir()]
-    wanted = [entry.name for entry in files if entry.suffix.lower() in SUFFIXES[what]]
-    others = [entry.name for entry in files if entry.suffix.lower() not in SUFFIXES[what]]
-    return folders, wanted, others
+    matching = [entry.name for entry in files if entry.suffix.lower() in SUFFIXES[content]]
+    others = [entry.name for entry in files if entry.suffix.lower() not in SUFFIXES[content]]
+    return folders, matching, others
 
 
-def _empty_class(folder: Path, what: Content, others: list[str]) -> DataError:
-    hint = _other_kind(others, what) or f"add {what} to it, or keep it outside `{folder.parent}`"
-    return DataError(f"{folder.parent}: class folder `{folder.name}` holds no {what.one}", hint=hint)
+def _empty_class(folder: Path, content: Content, others: list[str]) -> DataError:
+    hint = _other_kind(others, content) or f"add {content} to it, or keep it outside `{folder.parent}`"
+    return DataError(f"{folder.parent}: class folder `{folder.name}` holds no {content.singular}", hint=hint)
 
 
-def _other_kind(names: list[str], wanted: Content) -> str | None:
+def _other_kind(names: list[str], expected: Content) -> str | None:
     """Return a hint if files are of the kind that this model does not read."""
     for content, suffixes in SUFFIXES.items():
-        found = next((name for name in names if Path(name).suffix.lower() in suffixes), None)
-        if content is not wanted and found is not None:
-            return f"there are {content}, such as `{found}`, but the model reads {wanted}"
+        example = next((name for name in names if Path(name).suffix.lower() in suffixes), None)
+        if content is not expected and example is not None:
+            return f"there are {content}, such as `{example}`, but the model reads {expected}"
     return None

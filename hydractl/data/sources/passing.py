@@ -11,7 +11,7 @@ import numpy as np
 
 from hydractl.data.items import Content, Items, Labels, fingerprint_of
 from hydractl.data.reference import ENDLESS_HINT
-from hydractl.data.sources.stream import Stream
+from hydractl.data.sources.stream import ItemStream
 from hydractl.errors import DataError
 from hydractl.progress import Progress
 from hydractl.wording import counted
@@ -23,7 +23,7 @@ ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Passed:
+class StreamDigest:
     """What is known of a stream once it has passed; name, classes and columns as of `Items`.
 
     Attributes:
@@ -52,15 +52,15 @@ class Passed:
         Raises:
             DataError: If there are such.
         """
-        found = np.frombuffer(marks, DIGEST)
-        wanted = self.marks[begin : begin + len(found)]
-        differ = np.flatnonzero(found[: len(wanted)] != wanted)
+        digests = np.frombuffer(marks, DIGEST)
+        expected = self.marks[begin : begin + len(digests)]
+        differ = np.flatnonzero(digests[: len(expected)] != expected)
         if len(differ):
             raise DataError(
                 f"{self.name}: row {begin + int(differ[0])} is not what it was when the stream was first read",
                 hint=ENDLESS_HINT,
             )
-        if len(wanted) < len(found):
+        if len(expected) < len(digests):
             raise DataError(
                 f"{self.name}: goes on after row {len(self) - 1}, where it ended when it was first read",
                 hint=ENDLESS_HINT,
@@ -79,10 +79,10 @@ class Passed:
             )
 
 
-class Seen:
+class StreamDigestBuilder:
     """What has passed so far; memory holds a digest and a label a row."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ItemStream) -> None:
         self.name = stream.name
         self.columns = stream.columns
         self.decoding = stream.decoding
@@ -106,16 +106,18 @@ class Seen:
         if self.reader is not None:
             self.reader.add(cells)
 
-    def passed(self, progress: Progress) -> Passed:
+    def finish(self, progress: Progress) -> StreamDigest:
         """Return what is known, all rows having passed."""
         labels = Labels() if self.reader is None else self.reader.labels(progress)
         size = len(self.digests) // len(self)
-        each = (bytes(self.digests[at : at + size]) for at in range(0, len(self.digests), size))
+        item_digests = (bytes(self.digests[at : at + size]) for at in range(0, len(self.digests), size))
         rows = np.frombuffer(self.digests, np.uint8).reshape(len(self), size)
-        return Passed(
+        return StreamDigest(
             name=self.name,
             **labels._asdict(),
-            sha256=fingerprint_of(len(self), labels.class_names, labels.labels, each, decoding=self.decoding),
+            sha256=fingerprint_of(
+                len(self), labels.class_names, labels.labels, item_digests, decoding=self.decoding
+            ),
             content=rows[:, : DIGEST.itemsize].copy().view(DIGEST).ravel(),
             marks=np.frombuffer(self.marks, DIGEST),
             columns=self.columns,
@@ -133,11 +135,11 @@ def digests_of(items: Items) -> list[bytes]:
 
 def marks_of(digests: Sequence[bytes], cells: Sequence[object]) -> bytes:
     """Return what tells rows by the digests of their items and by their labels, as `DIGEST`; `cells` may be none."""
-    made = (
+    row_digests = (
         hashlib.sha256(digest + repr(cell).encode()).digest()
         for digest, cell in zip(digests, cells or repeat(None), strict=False)
     )
-    return b"".join(mark[: DIGEST.itemsize] for mark in made)
+    return b"".join(mark[: DIGEST.itemsize] for mark in row_digests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,16 +148,16 @@ class Shuffled:
 
     Attributes:
         stream: The rows.
-        passed: What is known of them.
+        digest: What is known of them.
         buffer: How many rows are held to be shuffled.
     """
 
-    stream: Stream
-    passed: Passed
+    stream: ItemStream
+    digest: StreamDigest
     buffer: int
 
     @classmethod
-    def of(cls, stream: Stream, buffer: int, progress: Progress) -> Shuffled:
+    def of(cls, stream: ItemStream, buffer: int, progress: Progress) -> Shuffled:
         """Go over a stream once; nothing is decoded.
 
         Raises:
@@ -163,14 +165,14 @@ class Shuffled:
             DataError: If a row or a label cannot be read.
         """
         progress.step(f"Counting the rows of {stream.name}")
-        seen = Seen(stream)
+        recorder = StreamDigestBuilder(stream)
         parts = progress.track(
             stream.labelled(repeat(ROWS)), label=f"{stream.name}, {ROWS} rows at a time", total=None
         )
         for items, cells in parts:
             digests = digests_of(items)
-            seen.add(digests, marks_of(digests, cells), cells)
-        return cls(stream=stream, passed=seen.passed(progress), buffer=buffer)
+            recorder.add(digests, marks_of(digests, cells), cells)
+        return cls(stream=stream, digest=recorder.finish(progress), buffer=buffer)
 
     @property
     def name(self) -> str:
@@ -185,35 +187,35 @@ class Shuffled:
     @property
     def class_names(self) -> tuple[str, ...]:
         """One name a class."""
-        return self.passed.class_names
+        return self.digest.class_names
 
     @property
     def labels(self) -> tuple[int, ...] | None:
         """For each row an index into these."""
-        return self.passed.labels
+        return self.digest.labels
 
     @property
     def numbered(self) -> bool:
         """Whether classes have no names."""
-        return self.passed.numbered
+        return self.digest.numbered
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Those of the table that the stream is."""
-        return self.passed.columns
+        return self.digest.columns
 
     @property
     def by_position(self) -> bool:
         """Whether classes are to be taken in order."""
-        return self.passed.by_position
+        return self.digest.by_position
 
     def __len__(self) -> int:
         """Return how many rows there are."""
-        return len(self.passed)
+        return len(self.digest)
 
     def fingerprint(self) -> str:
         """Return that of the same rows in a file."""
-        return self.passed.sha256
+        return self.digest.sha256
 
     def parts(self) -> Iterator[tuple[int, Items]]:
         """Yield the number of the first row of each part, and its items, in the order of the stream.
@@ -224,7 +226,7 @@ class Shuffled:
         """
         begin = 0
         for items, cells in self.stream.labelled(repeat(ROWS)):
-            self.passed.check_same(begin, marks_of(digests_of(items), cells))
+            self.digest.check_same(begin, marks_of(digests_of(items), cells))
             yield begin, items
             begin += len(items)
-        self.passed.check_whole(begin)
+        self.digest.check_whole(begin)

@@ -31,7 +31,7 @@ _DELIMITERS = (",", ";", "\t", "|")
 _BEGINNING = 65536
 """How many letters of a table are searched for its delimiter."""
 _QUOTES = 'a cell in quotes ends with a quote, and a quote within it is written twice: `"say ""hi"""`'
-_WHOLE = re.compile(r"-?[0-9]{1,9}")
+_INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
 def _read_csv(path: Path) -> Rows:
@@ -107,14 +107,14 @@ def _read_json(path: Path, content: Content) -> Rows:
 
 def _array(path: Path, text: str) -> Iterator[tuple[str, object]]:
     try:
-        found = parse(text)
+        rows = parse(text)
     except NotJSONError as error:
         line, column = (f"line {error.line} ", f" at column {error.column}") if error.line else ("", "")
         raise DataError(
             f"{path}: {line}is not JSON: {error.words}{column}",
             hint=f"a table is an array of objects, or has an object a line: `jq -c '.[]' {path}` makes such lines",
         ) from error
-    for number, row in enumerate(found):
+    for number, row in enumerate(rows):
         yield f"row {number} of the array", row
 
 
@@ -140,7 +140,7 @@ def _read_list(path: Path) -> Rows:
         image, label = [*line.rsplit(maxsplit=1), "", ""][:2]
         if not line:
             continue
-        if not image or not _WHOLE.fullmatch(label):
+        if not image or not _INTEGER.fullmatch(label):
             raise DataError(
                 f"{path}: line {number} is no path with a label after it: `{line[:60]}`",
                 hint="a .txt file lists images, one a line: `cats/1.png 3`",

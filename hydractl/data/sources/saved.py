@@ -40,13 +40,13 @@ def open_saved(ref: DataRef, progress: Progress) -> ArrowTable:
     root = next(filter(_is_saved, _roots(ref)))
     progress.step(f"Reading {ref.source}")
     with _readable(root, "what `save_to_disk` of datasets writes"), quiet():
-        found: Any = datasets.load_from_disk(root)
-        if isinstance(found, datasets.DatasetDict):
-            found = found[choose(ref, "split", ref.split, [*found])]
+        dataset: Any = datasets.load_from_disk(root)
+        if isinstance(dataset, datasets.DatasetDict):
+            dataset = dataset[choose(ref, "split", ref.split, [*dataset])]
         elif ref.split is not None and root == Path(ref.source):
             raise DataError(f"{root}: has no splits", hint="leave `split=` out")
-        found = found.with_format(None)
-    return ArrowTable(found, ref, where=ref.source)
+        dataset = dataset.with_format(None)
+    return ArrowTable(dataset, ref, where=ref.source)
 
 
 def has_metadata(ref: DataRef) -> bool:
@@ -112,11 +112,11 @@ def _splits(root: Path) -> list[str]:
 
 
 @contextmanager
-def _readable(root: Path, what: str, *, hint: str | None = None) -> Iterator[None]:
+def _readable(root: Path, format_name: str, *, hint: str | None = None) -> Iterator[None]:
     import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
 
     try:
         yield
     # the latter are what malformed files of the library's own end in
     except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DataError(f"{root}: cannot be read as {what}: {reason_of(error)}", hint=hint) from error
+        raise DataError(f"{root}: cannot be read as {format_name}: {reason_of(error)}", hint=hint) from error

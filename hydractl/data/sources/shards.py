@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from hydractl.data.reference import IMAGE_SUFFIXES, SHARD_SUFFIX, SOURCES_HINT, DataRef
-from hydractl.data.sources.tabular import Read, Span, Table
+from hydractl.data.sources.tabular import DataTable, FileSpan, Read
 from hydractl.errors import DataError, UsageError, reason_of
 from hydractl.jsonfile import NotJSONError, parse
 from hydractl.wording import did_you_mean_path
@@ -37,10 +37,10 @@ class _Member(NamedTuple):
 
     name: str
     suffix: str
-    span: Span
+    span: FileSpan
 
 
-class ShardTable(Table):
+class ShardTable(DataTable):
     """The samples of some shards; columns that only some of them have are those of `.json` files, and left out."""
 
     def __init__(self, paths: Sequence[Path], *, where: str, name: str) -> None:
@@ -61,23 +61,23 @@ class ShardTable(Table):
     def _add(self, shard: int, members: Sequence[_Member]) -> None:
         """Take note of a sample; what is none, such as a file of another kind alone, is passed over."""
         where = f"{self._paths[shard]}: `{members[0].name}`"
-        found = _sample(members, where=where)
-        if not found:
+        fields = _sample(members, where=where)
+        if not fields:
             return
-        span = found.pop(IMAGE, None)
-        if isinstance(span, Span):
+        span = fields.pop(IMAGE, None)
+        if isinstance(span, FileSpan):
             self._places.extend((shard, span.offset, span.size))
         self._count += 1
         if self._count == 1:
-            self._cells = {column: [] for column in found}
+            self._cells = {column: [] for column in fields}
         if len(self._places) not in {0, 3 * self._count}:
             raise DataError(f"{where} has {'an' if span else 'no'} image, unlike those before it")
-        for column in [c for c in self._cells if c not in found]:
+        for column in [c for c in self._cells if c not in fields]:
             if column in FILES.values():
                 raise DataError(f"{where} has no `{column}`, and others have", hint=NAMES)
             del self._cells[column]
         for column, cells in self._cells.items():
-            cells.append(found[column])
+            cells.append(fields[column])
 
     @override
     def __len__(self) -> int:
@@ -92,9 +92,9 @@ class ShardTable(Table):
         if column != IMAGE:
             raise DataError(f"{self.place(column)}: holds no images", hint="leave `image=` out")
 
-        def read(index: int) -> Span:
+        def read(index: int) -> FileSpan:
             shard, offset, size = self._places[3 * index : 3 * index + 3]
-            return Span(self._paths[shard], offset, size)
+            return FileSpan(self._paths[shard], offset, size)
 
         return read
 
@@ -129,18 +129,22 @@ def expanded(pattern: str) -> list[str]:
     Raises:
         UsageError: If there are too many, or a range runs backwards.
     """
-    found = _BRACES.search(pattern)
-    if found is None:
+    braces = _BRACES.search(pattern)
+    if braces is None:
         return [pattern]
-    first, last, listed = found.groups()
+    first, last, listed = braces.groups()
     words = listed.split(",") if listed else []
     if first is not None:
         low, high = int(first), int(last)
         if not low <= high < low + MOST_SHARDS:
-            raise UsageError(f"`{pattern}`: `{found[0]}` must run upwards, over at most {MOST_SHARDS} shards")
+            raise UsageError(
+                f"`{pattern}`: `{braces[0]}` must run upwards, over at most {MOST_SHARDS} shards"
+            )
         words = [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
     names = [
-        name for word in words for name in expanded(pattern[: found.start()] + word + pattern[found.end() :])
+        name
+        for word in words
+        for name in expanded(pattern[: braces.start()] + word + pattern[braces.end() :])
     ]
     if len(names) > MOST_SHARDS:
         raise UsageError(f"`{pattern}`: names more than {MOST_SHARDS} shards")
@@ -151,17 +155,17 @@ def _members(path: Path) -> Iterator[_Member]:
     """Yield the files of a shard but for hidden ones."""
     try:
         tar: Any
-        whole = path.stat().st_size
+        shard_bytes = path.stat().st_size
         with tarfile.open(path, "r:") as tar:
             for member in tar:
-                _check_member(member, path, whole)
+                _check_member(member, path, shard_bytes)
                 folder, _, base = member.name.rpartition("/")
                 name, dot, suffix = base.partition(".")
                 if member.isfile() and name and not (name.startswith(".") or base.startswith("._")):
                     yield _Member(
                         f"{folder}/{name}",
                         f"{dot}{suffix}".lower(),
-                        Span(path, member.offset_data, member.size),
+                        FileSpan(path, member.offset_data, member.size),
                     )
                 tar.members.clear()  # which the library would keep
     # the library reads as much of names and of further headers as their headers say
@@ -171,8 +175,8 @@ def _members(path: Path) -> Iterator[_Member]:
         ) from error
 
 
-def _check_member(member: tarfile.TarInfo, path: Path, whole: int) -> None:
-    """Refuse a member whose bytes do not lie in one piece in a shard of `whole` bytes.
+def _check_member(member: tarfile.TarInfo, path: Path, shard_bytes: int) -> None:
+    """Refuse a member whose bytes do not lie in one piece in a shard of `shard_bytes` bytes.
 
     Raises:
         DataError: If it is such.
@@ -180,25 +184,26 @@ def _check_member(member: tarfile.TarInfo, path: Path, whole: int) -> None:
     where = f"{path}: `{member.name}`"
     if member.issparse():
         raise DataError(f"{where} is stored as a sparse file", hint="make the shard without tar's `--sparse`")
-    if not 0 <= member.size <= whole - member.offset_data:
+    if not 0 <= member.size <= shard_bytes - member.offset_data:
         raise DataError(
-            f"{where} has {member.size} bytes by its header, and the shard has {whole}", hint="fetch it again"
+            f"{where} has {member.size} bytes by its header, and the shard has {shard_bytes}",
+            hint="fetch it again",
         )
 
 
 def _sample(members: Sequence[_Member], *, where: str) -> dict[str, object]:
     """Return a sample's cells: what its files hold, an image by where it lies, and the keys of its `.json` file besides."""
-    found: dict[str, object] = {}
+    cells: dict[str, object] = {}
     for member in members:
         column = FILES.get(member.suffix)
-        if column in found:
+        if column in cells:
             raise DataError(f"{where} has two files for `{column}`", hint=NAMES)
         if column is not None:
-            found[column] = member.span if column == IMAGE else _text(member, column)
+            cells[column] = member.span if column == IMAGE else _text(member, column)
     for member in members:
         if member.suffix == ".json":
-            found = {**_fields(member), **found}
-    return found
+            cells = {**_fields(member), **cells}
+    return cells
 
 
 def _read(member: _Member) -> bytes:
@@ -222,13 +227,13 @@ def _text(member: _Member, column: str) -> object:
 def _fields(member: _Member) -> dict[str, object]:
     where = f"{member.span.path}: `{member.name}{member.suffix}`"
     try:
-        found = parse(_read(member).decode("utf-8-sig"))
+        fields = parse(_read(member).decode("utf-8-sig"))
     except (NotJSONError, UnicodeDecodeError) as error:
         raise DataError(f"{where} is not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise DataError(f"{where} is not a JSON object")
     return {
         str(key): value
-        for key, value in found.items()
+        for key, value in fields.items()
         if key != IMAGE and isinstance(value, str | int | float)
     }

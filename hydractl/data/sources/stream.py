@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from hydractl.data.items import Content, Items
 from hydractl.data.sources.columns import LabelReader
-from hydractl.data.sources.tabular import RowStream, Table
+from hydractl.data.sources.tabular import DataTable, RowStream
 
 BATCHES = 16
 """How many batches of rows are read at a time; texts are sorted by length among as many, however they are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stream:
+class ItemStream:
     """Images or texts in the order of a stream.
 
     Attributes:
@@ -23,7 +23,7 @@ class Stream:
         most: How many there are at most; None where nobody knows.
         decoding: As in `Items`.
         rows: Where they come from.
-        made: Makes items of some rows, without labels.
+        make_items: Makes items of some rows, without labels.
         column: Where labels are; None where there are none.
         place: What messages call it.
         declared: Their class names, where they are known beforehand.
@@ -35,7 +35,7 @@ class Stream:
     most: int | None
     decoding: str
     rows: RowStream
-    made: Callable[[Table], Items]
+    make_items: Callable[[DataTable], Items]
     column: str | None = None
     place: str = ""
     declared: Sequence[str] | None = None
@@ -72,12 +72,12 @@ class Stream:
             DataError: If some rows cannot be read.
         """
         for table in self.rows.tables(sizes, start=start):
-            yield self.made(table)
+            yield self.make_items(table)
 
     def labelled(self, sizes: Iterable[int]) -> Iterator[tuple[Items, Sequence[object]]]:
         """Yield what `parts` does from the first on, and what stands in the column of labels beside each; raises as there."""
         for table in self.rows.tables(sizes):
-            yield self.made(table), () if self.column is None else table.cells(self.column)
+            yield self.make_items(table), () if self.column is None else table.cells(self.column)
 
     def reader(self) -> LabelReader | None:
         """Return what makes labels of such cells, None where there are none."""
@@ -85,14 +85,14 @@ class Stream:
             return None
         return LabelReader(self.declared, where=self.place)
 
-    def mended(self, mend: Callable[[Items], Items]) -> Stream:
+    def mended(self, mend: Callable[[Items], Items]) -> ItemStream:
         """Return the stream, something done to each of its parts."""
-        return replace(self, made=lambda table: mend(self.made(table)))
+        return replace(self, make_items=lambda table: mend(self.make_items(table)))
 
 
-def parts_of(items: Items | Stream, sizes: Iterable[int]) -> Iterator[Items]:
+def parts_of(items: Items | ItemStream, sizes: Iterable[int]) -> Iterator[Items]:
     """Yield so many items of a set or a stream after so many, fewer at its end, and none after that."""
-    if isinstance(items, Stream):
+    if isinstance(items, ItemStream):
         yield from items.parts(sizes)
         return
     begin = 0
@@ -100,5 +100,5 @@ def parts_of(items: Items | Stream, sizes: Iterable[int]) -> Iterator[Items]:
         if begin >= len(items):
             return
         end = min(begin + size, len(items))
-        yield items.taken(range(begin, end))
+        yield items.subset(range(begin, end))
         begin = end

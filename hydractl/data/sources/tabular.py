@@ -22,7 +22,7 @@ from hydractl.wording import did_you_mean, quoted
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FileSpan:
     """Some bytes of a file."""
 
     path: Path
@@ -38,19 +38,19 @@ class Span:
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(self.offset)
-                found = file.read(self.size)
+                chunk = file.read(self.size)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
-        if len(found) < self.size:
+        if len(chunk) < self.size:
             raise DataError(f"{self.path}: ends before byte {self.offset + self.size}", hint="fetch it again")
-        return found
+        return chunk
 
 
-Cell: TypeAlias = bytes | Path | Span
+Cell: TypeAlias = bytes | Path | FileSpan
 Read: TypeAlias = Callable[[int], Cell]
 
 
-class Table(ABC):
+class DataTable(ABC):
     """Rows under named columns.
 
     Attributes:
@@ -91,7 +91,7 @@ class Table(ABC):
         return f"{self.where}: column `{column}`"
 
 
-class RowTable(Table):
+class RowTable(DataTable):
     """The rows of a .jsonl, .json, .csv or .tsv file, or a list; images are files, by paths relative to a folder."""
 
     def __init__(self, rows: Rows, path: Path, folder: Path) -> None:
@@ -112,7 +112,7 @@ class RowTable(Table):
         return ImageFiles(self.cells(column), self._folder, self.place(column))
 
 
-class ArrowTable(Table):
+class ArrowTable(DataTable):
     """A `datasets.Dataset`; an image column is an Image feature, encoded bytes, or (local files) paths."""
 
     def __init__(self, dataset: Any, ref: DataRef, *, where: str, first: int = 0) -> None:  # noqa: ANN401 - the library is untyped
@@ -134,8 +134,8 @@ class ArrowTable(Table):
     @override
     def cells(self, column: str) -> Sequence[object]:
         # as stored: the library would decode images, with any of Pillow's readers
-        found: Sequence[object] = self.rows(column).with_format("arrow")[:].column(column).to_pylist()
-        return found
+        column_cells: Sequence[object] = self.rows(column).with_format("arrow")[:].column(column).to_pylist()
+        return column_cells
 
     @override
     def classes(self, column: str) -> Sequence[str] | None:
@@ -211,7 +211,7 @@ def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
         DataError: If the configuration or split is unknown or has to be chosen.
     """
     if ref.streaming:
-        return fetch_rows(ref, progress).begun(ref.limit or 0)
+        return fetch_rows(ref, progress).first_rows(ref.limit or 0)
     progress.step(f"Reading {ref.source}")
     with _reached(ref):
         dataset = _load(ref, progress)
@@ -242,7 +242,7 @@ class RowStream:
         self._rows = iter(self._stream)
         self._at = 0
 
-    def begun(self, count: int) -> ArrowTable:
+    def first_rows(self, count: int) -> ArrowTable:
         """Return the first rows, which come again; fewer where there are no more. Raises as `tables`."""
         if self._at:
             self._begin(0)
@@ -278,8 +278,8 @@ class RowStream:
 
         features = self._stream.features if rows else None
         with _translated(self._ref):  # rows may differ in their types
-            found = datasets.Dataset.from_list(rows, features=features)
-        return ArrowTable(found, self._ref, where=self._ref.source, first=first)
+            dataset = datasets.Dataset.from_list(rows, features=features)
+        return ArrowTable(dataset, self._ref, where=self._ref.source, first=first)
 
 
 def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset` or `IterableDataset`, untyped
@@ -306,22 +306,24 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
         raise
 
 
-def choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) -> str:
-    """Return `wanted` if it is there, or the only one there is.
+def choose(ref: DataRef, key: str, name: str | None, present: Sequence[str]) -> str:
+    """Return `name` if it is there, or the only one there is.
 
     Raises:
         DataError: If it is not there, or has to be chosen.
     """
-    shown = quoted(present)
-    if wanted is None:
+    choices = quoted(present)
+    if name is None:
         if len(present) == 1:
             return present[0]
-        raise DataError(f"{ref.source}: has several {key}s: {shown}", hint=f"choose one with `::{key}=NAME`")
-    if wanted not in present:
         raise DataError(
-            f"{ref.source}: has no {key} `{wanted}`; it has {shown}", hint=did_you_mean(wanted, present)
+            f"{ref.source}: has several {key}s: {choices}", hint=f"choose one with `::{key}=NAME`"
         )
-    return wanted
+    if name not in present:
+        raise DataError(
+            f"{ref.source}: has no {key} `{name}`; it has {choices}", hint=did_you_mean(name, present)
+        )
+    return name
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ def stratified_split(labels: Sequence[int]) -> tuple[tuple[int, ...], tuple[int,
     """
     parts: tuple[list[int], list[int], list[int]] = ([], [], [])
     for label in sorted(set(labels)):
-        members = [index for index, other in enumerate(labels) if other == label]
+        members = [index for index, item_label in enumerate(labels) if item_label == label]
         members.sort(key=lambda index: hashlib.sha256(str(index).encode()).digest())
         first, second = len(members) * 3 // 5, len(members) * 4 // 5
         for part, chunk in zip(

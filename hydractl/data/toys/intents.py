@@ -32,10 +32,10 @@ def open_intents(ref: DataRef) -> TextSet:
     Raises:
         DataError: If there is no such domain or split.
     """
-    if ref.domain is not None and ref.domain not in (known := (*DOMAINS, OUT_OF_SCOPE)):
+    if ref.domain is not None and ref.domain not in (domains := (*DOMAINS, OUT_OF_SCOPE)):
         raise DataError(
-            f"`intents` has no domain `{ref.domain}`; it has {', '.join(known)}, and known intents without one",
-            hint=did_you_mean(ref.domain, known),
+            f"`intents` has no domain `{ref.domain}`; it has {', '.join(domains)}, and known intents without one",
+            hint=did_you_mean(ref.domain, domains),
         )
     if ref.split is not None and (ref.domain is not None or ref.split not in SPLITS):
         raise DataError(
@@ -43,18 +43,18 @@ def open_intents(ref: DataRef) -> TextSet:
             hint=f"known intents have {', '.join(SPLITS)}; domains have none",
         )
     names = [ref.domain] if ref.domain else [ref.split] if ref.split else SPLITS
-    found = [
+    labelled_texts = [
         (text, intent) for name in names for intent, texts in _parts()[str(name)].items() for text in texts
     ]
-    texts = tuple(text for text, _ in found)
+    texts = tuple(text for text, _ in labelled_texts)
     if ref.domain == OUT_OF_SCOPE:
         return TextSet(texts=texts, name="intents")
-    classes = tuple(sorted({intent for _, intent in found}))
+    classes = tuple(sorted({intent for _, intent in labelled_texts}))
     return TextSet(
         texts=texts,
         name="intents",
         class_names=classes,
-        labels=tuple(classes.index(intent) for _, intent in found),
+        labels=tuple(classes.index(intent) for _, intent in labelled_texts),
     )
 
 

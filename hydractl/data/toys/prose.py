@@ -41,7 +41,7 @@ VERBS = ("was", "is", "seemed", "felt", "turned out", "remained")
 OPENINGS = (
     "", "", "", "overall", "in the end", "to be honest", "for me", "all things considered", "this time",
 )  # fmt: skip
-THINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+SUBJECTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "films": ("plot", "acting", "script", "ending", "camera work", "music", "cast", "dialogue", "pace", "hero",
                   "villain", "opening scene", "humour", "story", "director", "costumes"),
@@ -61,10 +61,10 @@ def open_reviews(ref: DataRef) -> TextSet:
         DataError: If there is no such domain or split.
     """
     domain = ref.domain or FILMS
-    if domain not in THINGS:
+    if domain not in SUBJECTS:
         raise DataError(
-            f"`reviews` has no domain `{domain}`; it has {', '.join(THINGS)}",
-            hint=did_you_mean(domain, THINGS),
+            f"`reviews` has no domain `{domain}`; it has {', '.join(SUBJECTS)}",
+            hint=did_you_mean(domain, SUBJECTS),
         )
     if ref.split is not None and (domain != FILMS or ref.split not in COUNTS):
         raise DataError(
@@ -72,16 +72,16 @@ def open_reviews(ref: DataRef) -> TextSet:
             hint=f"films have {', '.join(COUNTS)}; other domains have none",
         )
     splits = ([ref.split] if ref.split else list(COUNTS)) if domain == FILMS else [None]
-    drawn = [
+    labelled_texts = [
         review(domain, split, index)
         for split in splits
         for index in range(COUNTS[split] if split else OF_A_DOMAIN)
     ]
     return TextSet(
-        texts=tuple(text for text, _ in drawn),
+        texts=tuple(text for text, _ in labelled_texts),
         name="reviews",
         class_names=OPINIONS,
-        labels=tuple(label for _, label in drawn),
+        labels=tuple(label for _, label in labelled_texts),
     )
 
 
@@ -111,14 +111,14 @@ def review(domain: str, split: str | None, index: int) -> tuple[str, int]:
     """Return one review and its class, a function of the arguments alone."""
     draw = random.Random(f"review-{domain}-{split}-{index}")  # noqa: S311 - as above
     opening = _pick(draw, OPENINGS)
-    things = list(THINGS[domain])
+    subjects = list(SUBJECTS[domain])
     total, last, text = 0.0, 0.0, f"{opening} , " if opening else ""
     for clause in range(2 + (draw.random() < 0.2)):
         link = "" if clause == 0 else _pick(draw, tuple(LINKS))
-        thing = things.pop(int(draw.random() * len(things)))
+        subject = subjects.pop(int(draw.random() * len(subjects)))
         words, value = _judgement(draw)
         total, last = total + value * LINKS.get(link, 1.0), value
-        text += f"{link} the {thing} {words} " if link else f"the {thing} {words} "
+        text += f"{link} the {subject} {words} " if link else f"the {subject} {words} "
     label = int((total or last) > 0)
     if draw.random() < NOISE:
         label = 1 - label
@@ -128,8 +128,8 @@ def review(domain: str, split: str | None, index: int) -> tuple[str, int]:
 def vocabulary() -> tuple[str, ...]:
     """Return the words of the reviews of films, sorted: what a tokenizer for them knows."""
     words: set[str] = set()
-    said = (*GOOD.values(), *BAD.values(), NEGATIONS, DEGREES, LINKS, VERBS, OPENINGS)
-    for options in (*said, THINGS[FILMS]):
+    phrases = (*GOOD.values(), *BAD.values(), NEGATIONS, DEGREES, LINKS, VERBS, OPENINGS)
+    for options in (*phrases, SUBJECTS[FILMS]):
         for option in options:
             words |= set(option.split())
     return tuple(sorted(words | {"the", ",", "."}))
@@ -165,5 +165,5 @@ def _manual() -> tuple[str, ...]:
     for name in sorted(topics):
         prose = re.sub(r"\s+", " ", re.sub(r"[*\"`]", "", topics[name]))
         sentences += [s.strip() for s in re.split(r"(?<=[a-z]\.) ", prose)]
-    whole = (s for s in sentences if 30 <= len(s) <= 200 and re.fullmatch(r"[A-Z][A-Za-z ,;'()-]*\.", s))
-    return tuple(dict.fromkeys(whole))  # topics overlap
+    selected = (s for s in sentences if 30 <= len(s) <= 200 and re.fullmatch(r"[A-Z][A-Za-z ,;'()-]*\.", s))
+    return tuple(dict.fromkeys(selected))  # topics overlap

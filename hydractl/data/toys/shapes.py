@@ -40,7 +40,7 @@ GROUND = (110, 110, 110)
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
 TILT = math.pi / 9
 """How far a shape may be turned, in radians."""
-KNOWN, NOVEL = "known", "novel"
+KNOWN_DOMAIN, NOVEL_DOMAIN = "known", "novel"
 
 
 def _pairs(*, novel: bool) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def _pairs(*, novel: bool) -> tuple[str, ...]:
 
 
 DOMAINS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {KNOWN: _pairs(novel=False), NOVEL: _pairs(novel=True)}
+    {KNOWN_DOMAIN: _pairs(novel=False), NOVEL_DOMAIN: _pairs(novel=True)}
 )
 
 
@@ -62,11 +62,11 @@ DOMAINS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class ShapeStore(ImageStore):
     """Images that are drawn, mode `RGB`: of each its class and its seed."""
 
-    drawn: tuple[tuple[str, str], ...]
+    class_and_seed: tuple[tuple[str, str], ...]
 
     @override
     def image(self, index: int) -> Image.Image:
-        label, seed = self.drawn[index]
+        label, seed = self.class_and_seed[index]
         return draw(label, seed=seed)
 
 
@@ -76,29 +76,29 @@ def open_shapes(ref: DataRef) -> ImageSet:
     Raises:
         DataError: If there is no such domain or split.
     """
-    domain = ref.domain or KNOWN
+    domain = ref.domain or KNOWN_DOMAIN
     if domain not in DOMAINS:
         raise DataError(f"`shapes` has no domain `{domain}`; it has {', '.join(DOMAINS)}")
-    if ref.split is not None and (domain != KNOWN or ref.split not in COUNTS):
+    if ref.split is not None and (domain != KNOWN_DOMAIN or ref.split not in COUNTS):
         raise DataError(
             f"`shapes` of the domain {domain} has no split `{ref.split}`",
             hint=f"the known ones have {', '.join(COUNTS)}; the novel ones have none",
         )
     names = DOMAINS[domain]
-    counts = COUNTS if domain == KNOWN else {"": NOVEL_COUNT}
+    counts = COUNTS if domain == KNOWN_DOMAIN else {"": NOVEL_COUNT}
     chosen = [ref.split] if ref.split else list(counts)
-    drawn = [
+    class_and_seed = [
         (label, f"{split}-{place}")
         for label in names
         for split in chosen
         for place in range(counts[split] // len(names))
     ]
     return ImageSet(
-        store=ShapeStore(tuple(drawn)),
-        places=range(len(drawn)),
+        store=ShapeStore(tuple(class_and_seed)),
+        places=range(len(class_and_seed)),
         name="shapes",
         class_names=names,
-        labels=tuple(names.index(label) for label, _ in drawn),
+        labels=tuple(names.index(label) for label, _ in class_and_seed),
     )
 
 

@@ -70,22 +70,24 @@ def registered(name: str, options: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         UnsupportedModelError: If the registry does not have it.
     """
-    open_clip, known = library(), name.removeprefix(PREFIX)
+    open_clip, registry_name = library(), name.removeprefix(PREFIX)
     names = open_clip.list_models()
-    if name != ANY and known not in names:
-        close = difflib.get_close_matches(known, names, n=3)
+    if name != ANY and registry_name not in names:
+        close = difflib.get_close_matches(registry_name, names, n=3)
         raise UnsupportedModelError(
-            f"open_clip has no model `{known}`",
+            f"open_clip has no model `{registry_name}`",
             hint=f"did you mean {', '.join(f'`{PREFIX}{c}`' for c in close)}?" if close else None,
         )
-    found: dict[str, Any] = {} if name == ANY else open_clip.get_model_config(known)
+    config: dict[str, Any] = {} if name == ANY else open_clip.get_model_config(registry_name)
     for tower in TOWERS:
-        given = options.get(f"{tower}_cfg") or {}
-        own = {k.removeprefix(f"{tower}."): v for k, v in options.items() if k.startswith(f"{tower}.")}
-        found[f"{tower}_cfg"] = {
-            **found.get(f"{tower}_cfg", {}), **(given if isinstance(given, dict) else {}), **own
+        tower_config = options.get(f"{tower}_cfg") or {}
+        tower_options = {
+            k.removeprefix(f"{tower}."): v for k, v in options.items() if k.startswith(f"{tower}.")
+        }
+        config[f"{tower}_cfg"] = {
+            **config.get(f"{tower}_cfg", {}), **(tower_config if isinstance(tower_config, dict) else {}), **tower_options
         }  # fmt: skip
-    return found | {k: v for k, v in options.items() if "." not in k and not k.endswith("_cfg")}
+    return config | {k: v for k, v in options.items() if "." not in k and not k.endswith("_cfg")}
 
 
 def name_of(config: Mapping[str, object]) -> str:
@@ -98,11 +100,11 @@ def name_of(config: Mapping[str, object]) -> str:
 def evaluation_config(config: Mapping[str, Any]) -> Mapping[str, object]:
     """Return what of a configuration changes the answers of trained weights, defaults filled in."""
     kinds = {"vision_cfg": library().CLIPVisionCfg, "text_cfg": library().CLIPTextCfg}
-    whole = {**config, "custom_text": is_custom(config)}
+    full_config = {**config, "custom_text": is_custom(config)}
     for name, kind in kinds.items():
         tower = dataclasses.asdict(kind(**config[name]))
-        whole[name] = {k: v for k, v in tower.items() if k not in BESIDE | TRAINING_ONLY}
-    return {k: v for k, v in whole.items() if k not in TRAINING_ONLY}
+        full_config[name] = {k: v for k, v in tower.items() if k not in BESIDE | TRAINING_ONLY}
+    return {k: v for k, v in full_config.items() if k not in TRAINING_ONLY}
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:
@@ -194,23 +196,25 @@ def created(config: Mapping[str, Any], name: str, *, weights: bool = True) -> An
         if reason := refusal(config):
             raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
         make = library().CustomTextCLIP if is_custom(config) else library().CLIP
-        told = _told(config, name, inspect.signature(make).parameters.keys())
+        kwargs = _constructor_kwargs(config, name, inspect.signature(make).parameters.keys())
         if weights:
-            return make(**told)
+            return make(**kwargs)
         # timm's constructors may run a part of the model, and know how to compute their buffers again
         with torch.device("meta") if timm_name(config) else without_weights():
-            return make(**told)
+            return make(**kwargs)
 
 
-def _told(config: Mapping[str, Any], name: str, known: Collection[str]) -> dict[str, Any]:
+def _constructor_kwargs(config: Mapping[str, Any], name: str, parameters: Collection[str]) -> dict[str, Any]:
     """Return what of a configuration the constructor is told."""
     options = {k: v for k, v in copy.deepcopy(dict(config)).items() if k != "custom_text"}
     for tower, kind in (("vision", library().CLIPVisionCfg), ("text", library().CLIPTextCfg)):
-        told = {k: v for k, v in options[f"{tower}_cfg"].items() if k not in BESIDE}
-        check_options(name, told, inspect.signature(kind).parameters.keys() - LOADS, prefix=f"{tower}.")
-        options[f"{tower}_cfg"] = told
-    whole = {k: v for k, v in options.items() if not k.endswith("_cfg")}
-    check_options(name, whole, set(known) - {"cast_dtype", "output_dict"})
+        tower_options = {k: v for k, v in options[f"{tower}_cfg"].items() if k not in BESIDE}
+        check_options(
+            name, tower_options, inspect.signature(kind).parameters.keys() - LOADS, prefix=f"{tower}."
+        )
+        options[f"{tower}_cfg"] = tower_options
+    top_level = {k: v for k, v in options.items() if not k.endswith("_cfg")}
+    check_options(name, top_level, set(parameters) - {"cast_dtype", "output_dict"})
     if options["text_cfg"].get("context_length", 0) > LONGEST:
         raise UnsupportedModelError(f"`{name}`: its texts have more than {LONGEST} tokens")
     return options

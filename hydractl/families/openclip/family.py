@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.base import SCALE, Described, Family, HeadTensor, Role, TowerLayout
+from hydractl.families.base import SCALE, Described, Family, HeadTensor, TensorRole, TowerLayout
 from hydractl.families.gate import COMMON_RULES
 from hydractl.families.openclip import config as configs
 from hydractl.families.options import building, check_patches
@@ -35,9 +35,9 @@ LIBRARY = FAMILY = "openclip"
 TIMM, CUSTOM_TEXT = "-timm", "-custom-text"
 ANSWER = (*SCALE, "class_embeddings")
 HEADS = (
-    HeadTensor(name="attn.in_proj_weight", axis=0, copies=3, role=Role.INPUT),
-    HeadTensor(name="attn.in_proj_bias", axis=0, copies=3, role=Role.BIAS),
-    HeadTensor(name="attn.out_proj.weight", axis=1, copies=1, role=Role.OUTPUT),
+    HeadTensor(name="attn.in_proj_weight", axis=0, copies=3, role=TensorRole.INPUT),
+    HeadTensor(name="attn.in_proj_bias", axis=0, copies=3, role=TensorRole.BIAS),
+    HeadTensor(name="attn.out_proj.weight", axis=1, copies=1, role=TensorRole.OUTPUT),
 )
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 CROPS = {"shortest": "center", "squash": "squash"}
@@ -80,15 +80,15 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         config: dict[str, Any] = dict(architecture.config)
         library = configs.created(config, architecture.name, weights=False)
         cut_heads(library, layouts, architecture, mask)
-        own = None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
-        fill(library, own)
+        tensors = None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
+        fill(library, tensors)
         if configs.timm_name(config):
             complete(library.visual.trunk)
         if config["vision_cfg"].get("pos_embed_type") == "sin_cos_2d":
             library.visual.positional_embedding.requires_grad_(requires_grad=False)
         classes = None if state is None else state.get("class_embeddings")
-        kept = {tower: keep.keep for tower, keep in mask.items()}
-        return wrap(library, kept, classes, width=config["embed_dim"]).eval()
+        head_numbers = {tower: keep.keep for tower, keep in mask.items()}
+        return wrap(library, head_numbers, classes, width=config["embed_dim"]).eval()
 
     return Family(
         name=name,
@@ -97,9 +97,12 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         refuses=refuses,
         towers=layouts,
         matches=matches,
-        holds=lambda _: False,
+        matches_encoder=lambda _: False,
         # one of the four, which describes all
-        claims=lambda asked: name == FAMILY and (asked == configs.ANY or asked.startswith(configs.PREFIX)),
+        claims=lambda name_in_registry: (
+            name == FAMILY
+            and (name_in_registry == configs.ANY or name_in_registry.startswith(configs.PREFIX))
+        ),
         read_config=read_config,
         write_config=write_config,
         describe=describe,
@@ -122,9 +125,9 @@ def describe(name: str, options: Mapping[str, object]) -> Described:
     Raises:
         UnsupportedModelError: If the registry does not have it, or heads cannot be cut in it.
     """
-    given = dict(options)
-    tokenizer = given.pop("tokenizer", None)
-    config = configs.registered(name, given)
+    config_options = dict(options)
+    tokenizer = config_options.pop("tokenizer", None)
+    config = configs.registered(name, config_options)
     return _described(name, config, {}, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
 
 
@@ -231,13 +234,16 @@ def _family_name(config: object) -> str:
     return f"{FAMILY}{TIMM if timm else ''}{CUSTOM_TEXT if configs.is_custom(config) else ''}"
 
 
-def _images(size: tuple[int, int], given: Mapping[str, Any]) -> Preprocess:
+def _images(size: tuple[int, int], preprocess_cfg: Mapping[str, Any]) -> Preprocess:
     """Read a `preprocess_cfg`; what it leaves out is as OpenAI's models have it.
 
     Raises:
         UnsupportedModelError: If a field has a value that no preprocessing of ours has.
     """
-    mode, interpolation = str(given.get("resize_mode") or "shortest"), given.get("interpolation")
+    mode, interpolation = (
+        str(preprocess_cfg.get("resize_mode") or "shortest"),
+        preprocess_cfg.get("interpolation"),
+    )
     if mode not in CROPS:
         raise UnsupportedModelError(
             f"its preprocessing is not supported: resize_mode `{mode}`",
@@ -247,8 +253,8 @@ def _images(size: tuple[int, int], given: Mapping[str, Any]) -> Preprocess:
         return Preprocess.model_validate(
             {
                 "input_size": (3, *size),
-                "mean": tuple(given.get("mean") or OPENAI_MEAN),
-                "std": tuple(given.get("std") or OPENAI_STD),
+                "mean": tuple(preprocess_cfg.get("mean") or OPENAI_MEAN),
+                "std": tuple(preprocess_cfg.get("std") or OPENAI_STD),
                 "interpolation": "bicubic" if interpolation in (None, "random") else interpolation,
                 "crop_mode": CROPS[mode],
             }

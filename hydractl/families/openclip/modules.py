@@ -11,12 +11,12 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.dismantling import Kept, part
+from hydractl.families.dismantling import HeadNumbers, part
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.side import Side
+from hydractl.families.side import AttentionExtras
 from hydractl.families.stacked import applied
 from hydractl.families.timm import modules as timm
-from hydractl.families.tower import PRE_NORM, Block, Model, Run, Stream, Tower
+from hydractl.families.tower import PRE_NORM, Block, FunctionModule, Model, Stream, Tower
 from hydractl.families.zero_shot import Contrast, unit
 
 NAMES = {
@@ -43,9 +43,9 @@ class OpenClipBlock(Block):
     def feeds(self) -> Mapping[str, str]:
         return PRE_NORM
 
-    def __init__(self, layer: Any, kept: tuple[int, ...]) -> None:  # noqa: ANN401 - open_clip is untyped
+    def __init__(self, layer: Any, head_numbers: tuple[int, ...]) -> None:  # noqa: ANN401 - open_clip is untyped
         super().__init__()
-        self.attn = Attention([_head_group(layer.attn, kept)])
+        self.attn = Attention([_head_group(layer.attn, head_numbers)])
         self.norm1: nn.Module = layer.ln_1
         self.norm_attn: nn.Module = getattr(layer, "ln_attn", nn.Identity())
         self.ls1: nn.Module = layer.ls_1
@@ -55,7 +55,9 @@ class OpenClipBlock(Block):
 
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
-        return self.attn.heads(self.norm1(stream.tokens), queries, Side(mask=stream.context.get("mask")))
+        return self.attn.heads(
+            self.norm1(stream.tokens), queries, AttentionExtras(mask=stream.context.get("mask"))
+        )
 
     @override
     def join(self, stream: Stream, y: torch.Tensor) -> Stream:
@@ -63,11 +65,11 @@ class OpenClipBlock(Block):
         return stream.with_tokens(x + applied(self.ls2, self.mlp(self.norm2(x))))
 
 
-def _head_group(attn: Any, kept: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above
+def _head_group(attn: Any, head_numbers: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above
     """Return the heads of torch's `MultiheadAttention`, or of open_clip's `Attention`."""
     return HeadGroup(
         HeadParts(
-            kept=kept,
+            head_numbers=head_numbers,
             head_dim=attn.head_dim,
             scale=attn.head_dim**-0.5,
             qkv=_linear(attn.in_proj_weight, attn.in_proj_bias),
@@ -92,7 +94,7 @@ def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
 
 def wrap(
     library: Any,  # noqa: ANN401 - as above
-    kept: Mapping[str, Kept],
+    head_numbers: Mapping[str, HeadNumbers],
     class_embeddings: torch.Tensor | None,
     *,
     width: int,
@@ -101,12 +103,15 @@ def wrap(
 
     Args:
         library: With its heads already cut.
-        kept: Each tower's.
+        head_numbers: Each tower's.
         class_embeddings: (C, F), or None.
         width: F.
     """
     vision = _trunk_tower if "trunk" in library.visual._modules else _vision_tower
-    towers = {"text": _text_tower(library, kept["text"]), "vision": vision(library, kept["vision"])}
+    towers = {
+        "text": _text_tower(library, head_numbers["text"]),
+        "vision": vision(library, head_numbers["vision"]),
+    }
     answer = Contrast(
         logit_scale=library.logit_scale,
         logit_bias=library.logit_bias,
@@ -116,7 +121,7 @@ def wrap(
     return Model(towers, answer)
 
 
-def _text_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
+def _text_tower(library: Any, head_numbers: HeadNumbers) -> Tower:  # noqa: ANN401 - as above
     prefix = "text." if "text" in library._modules else ""
     text = library.text if prefix else library
     pool, end = (text.pool_type, text.eos_id) if prefix else (text.text_pool_type, text.text_eos_id)
@@ -125,14 +130,14 @@ def _text_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
     causal = text.attn_mask is not None
 
     return Tower(
-        embed=Run(
+        embed=FunctionModule(
             part(library, lambda name: name.startswith(embed)),
-            partial(_embed_texts, own=prefix, read=(pool, end), causal=causal),
+            partial(_embed_texts, prefix=prefix, read=(pool, end), causal=causal),
         ),
-        blocks=_blocks(text.transformer, kept),
-        readout=Run(
+        blocks=_blocks(text.transformer, head_numbers),
+        readout=FunctionModule(
             part(library, lambda name: name.startswith(readout)),
-            partial(_read_texts, own=prefix, pool=pool),
+            partial(_read_texts, prefix=prefix, pool=pool),
         ),
         reads=TEXT_READS.get(pool),
         names=_names(f"{prefix}transformer"),
@@ -143,7 +148,7 @@ def _embed_texts(
     host: Any,  # noqa: ANN401 - as above
     texts: Mapping[str, torch.Tensor],
     *,
-    own: str,
+    prefix: str,
     read: tuple[str, int],
     causal: bool,
 ) -> Stream:
@@ -154,11 +159,11 @@ def _embed_texts(
     Args:
         host: Part of the model.
         texts: `input_ids` (B, T).
-        own: What the text tower's tensors begin with, if it is a module of its own.
+        prefix: What the text tower's tensors begin with, if it is a module of its own.
         read: `first`, `last`, `argmax` (the highest id of a text), or `eos` and the id whose first token is read.
         causal: Whether a token looks only at itself and those before it.
     """
-    text, ids = host.text if own else host, texts["input_ids"]
+    text, ids = host.text if prefix else host, texts["input_ids"]
     pool, end = read
     length = ids.shape[1]
     weight = text.positional_embedding
@@ -172,9 +177,9 @@ def _embed_texts(
     return Stream(tokens, context)
 
 
-def _read_texts(host: Any, stream: Stream, *, own: str, pool: str) -> torch.Tensor:  # noqa: ANN401 - as above
+def _read_texts(host: Any, stream: Stream, *, prefix: str, pool: str) -> torch.Tensor:  # noqa: ANN401 - as above
     """Return embeddings (N, F) of length one: one token, normed and projected."""
-    text, tokens = host.text if own else host, stream.tokens
+    text, tokens = host.text if prefix else host, stream.tokens
     if pool in TEXT_READS:
         read = tokens[:, TEXT_READS[pool]].squeeze(1)
     else:
@@ -185,20 +190,20 @@ def _read_texts(host: Any, stream: Stream, *, own: str, pool: str) -> torch.Tens
     return unit(projection(read) if isinstance(projection, nn.Module) else read @ projection)
 
 
-def _vision_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
+def _vision_tower(library: Any, head_numbers: HeadNumbers) -> Tower:  # noqa: ANN401 - as above
     visual = library.visual
     readout = ("visual.attn_pool", "visual.ln_post", "visual.proj")
     inside = ("visual.transformer", *readout)
-    one = visual.attn_pool is None and visual.pool_type == "tok"
+    reads_class_token = visual.attn_pool is None and visual.pool_type == "tok"
 
     return Tower(
-        embed=Run(
+        embed=FunctionModule(
             part(library, lambda name: name.startswith("visual.") and not name.startswith(inside)),
             _embed_images,
         ),
-        blocks=_blocks(visual.transformer, kept),
-        readout=Run(part(library, lambda name: name.startswith(readout)), _read_images),
-        reads=slice(0, 1) if one else None,
+        blocks=_blocks(visual.transformer, head_numbers),
+        readout=FunctionModule(part(library, lambda name: name.startswith(readout)), _read_images),
+        reads=slice(0, 1) if reads_class_token else None,
         names=_names("visual.transformer"),
     )
 
@@ -212,17 +217,17 @@ def _read_images(host: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - a
     return unit(pooled if host.visual.proj is None else pooled @ host.visual.proj)
 
 
-def _trunk_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
+def _trunk_tower(library: Any, head_numbers: HeadNumbers) -> Tower:  # noqa: ANN401 - as above
     trunk, prefix = library.visual.trunk, "visual.trunk."
     readout = ("visual.head", *(f"{prefix}{name}." for name in timm.READOUT))
     inside = (f"{prefix}blocks.", *readout)
     return Tower(
-        embed=Run(
+        embed=FunctionModule(
             part(library, lambda name: name.startswith(prefix) and not f"{name}.".startswith(inside)),
             _embed_by_trunk,
         ),
-        blocks=timm.blocks(trunk, kept),
-        readout=Run(
+        blocks=timm.blocks(trunk, head_numbers),
+        readout=FunctionModule(
             part(library, lambda name: f"{name}.".startswith(readout)),
             _read_by_trunk,
         ),
@@ -239,8 +244,10 @@ def _read_by_trunk(host: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 -
     return unit(host.visual.head(timm.read(host.visual.trunk, stream)))
 
 
-def _blocks(transformer: Any, kept: Kept) -> list[Block]:  # noqa: ANN401 - as above
-    return [OpenClipBlock(layer, heads) for layer, heads in zip(transformer.resblocks, kept, strict=True)]
+def _blocks(transformer: Any, head_numbers: HeadNumbers) -> list[Block]:  # noqa: ANN401 - as above
+    return [
+        OpenClipBlock(layer, heads) for layer, heads in zip(transformer.resblocks, head_numbers, strict=True)
+    ]
 
 
 def _names(transformer: str) -> dict[str, str]:

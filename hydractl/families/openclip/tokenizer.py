@@ -50,7 +50,7 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
         CheckpointError: If the folder's tokenizer is needed and cannot be read.
         UnsupportedModelError: If texts are cleaned in an unknown way.
     """
-    length, known = sizes
+    length, vocab_size = sizes
     kwargs = options.get("tokenizer_kwargs") or {}
     if not isinstance(kwargs, dict):
         raise UnsupportedModelError("its tokenizer_kwargs are not an object")
@@ -61,13 +61,13 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
             f"texts cleaned by `{clean}` are not supported: open_clip knows none such"
         )
     try:
-        how = Tokenization(max_length=length, pad_id=0, vocab_size=known, padding="max_length")
+        how = Tokenization(max_length=length, pad_id=0, vocab_size=vocab_size, padding="max_length")
     except ValidationError as error:
         raise UnsupportedModelError(f"its texts are not supported: {first_problem(error)}") from error
     if source is not None and (named or source.is_file()):
-        config = SimpleNamespace(vocab_size=known, pad_token_id=options.get("pad_id", 0))
-        found = read_tokenizer(source, config, max_length=length, padding="max_length")
-        text = found.tokenizer or ""
+        config = SimpleNamespace(vocab_size=vocab_size, pad_token_id=options.get("pad_id", 0))
+        folder_tokenization = read_tokenizer(source, config, max_length=length, padding="max_length")
+        text = folder_tokenization.tokenizer or ""
         if is_python_tokenizer(text):
             raise UnsupportedModelError(
                 f"{source}: its tokenizer is in Python only, so open_clip's cleaning of texts cannot stand before it",
@@ -78,12 +78,12 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
             update={
                 "tokenizer": text,
                 **{
-                    name: getattr(found, name)
+                    name: getattr(folder_tokenization, name)
                     for name in ("pad_id", "max_length", "padding_side", "truncation_side")
                 },
             }
         )
-    if named or known < CLIP_TOKENS:
+    if named or vocab_size < CLIP_TOKENS:
         return how
     return how.model_copy(update={"tokenizer": clip_tokenizer(clean)})
 
@@ -100,19 +100,21 @@ def clip_tokenizer(clean: str = "lower") -> str:
     symbols, merges = _vocabulary()
     names = [*symbols, *(f"{s}</w>" for s in symbols), *("".join(pair) for pair in merges), START, END]
     vocabulary = {name: i for i, name in enumerate(names)}
-    found = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>", fuse_unk=False))
-    found.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in (START, END)])
-    found.normalizer = _cleaning(clean)
-    found.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>", fuse_unk=False)
+    )
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in (START, END)])
+    tokenizer.normalizer = _cleaning(clean)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    found.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A {END}", special_tokens=[(name, vocabulary[name]) for name in (START, END)]
     )
-    return _compact(found)
+    return _compact(tokenizer)
 
 
 def _vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
@@ -147,10 +149,12 @@ def _cleaned(text: str, clean: str) -> str:
     """Return the text of a `tokenizer.json` with open_clip's cleaning before its own."""
     from tokenizers import Tokenizer, normalizers
 
-    found = Tokenizer.from_str(text)
-    own = found.normalizer
-    found.normalizer = normalizers.Sequence([_cleaning(clean), *([] if own is None else [own])])
-    return _compact(found)
+    tokenizer = Tokenizer.from_str(text)
+    normalizer = tokenizer.normalizer
+    tokenizer.normalizer = normalizers.Sequence(
+        [_cleaning(clean), *([] if normalizer is None else [normalizer])]
+    )
+    return _compact(tokenizer)
 
 
 def _without_separator(text: str) -> str:

@@ -12,7 +12,7 @@ from hydractl.families.timm.models import (
     LAYOUT,
     LIBRARY,
     TOWER,
-    Row,
+    TimmRow,
     covered,
     describe,
     evaluation_config,
@@ -58,7 +58,7 @@ def _refusal_of_eva(library: Any) -> str | None:  # noqa: ANN401 - as above
     return None
 
 
-def _family(row: Row) -> Family:
+def _family(row: TimmRow) -> Family:
     """Return the family."""
 
     def matches(config: Mapping[str, object]) -> bool:
@@ -82,7 +82,7 @@ def _family(row: Row) -> Family:
         refuses=row.refuses,
         towers={TOWER: LAYOUT},
         matches=matches,
-        holds=matches,
+        matches_encoder=matches,
         claims=row.claims,
         read_config=lambda config, folder: read_config(row, config, folder),
         write_config=write_config,
@@ -110,7 +110,7 @@ def _adopt(
     return filtered(architecture, state) or dict(state)
 
 
-EVA = Row(
+EVA = TimmRow(
     name="timm-eva",
     covers="`Eva`: EVA, EVA-02, DINOv3, perception encoder, ViTs with rotary embeddings",
     refuses="sub-LN: one norm over all heads; grouped queries: heads share keys; patches dropped in training",
@@ -128,7 +128,7 @@ EVA = Row(
         (r"\.ffn\.", ".mlp."),
     ),
 )
-BEIT = Row(
+BEIT = TimmRow(
     name="timm-beit",
     covers="`Beit`: BEiT, BEiT v2",
     refuses="",
@@ -140,7 +140,7 @@ BEIT = Row(
     refusal=_odd_width,
     adopts=True,
 )
-RELPOS = Row(
+RELPOS = TimmRow(
     name="timm-relpos",
     covers="`VisionTransformerRelPos`: ViTs with a table or a network of relative positions, one a layer or one for all",
     refuses="",
@@ -151,7 +151,7 @@ RELPOS = Row(
     otherwise="not timm's VisionTransformerRelPos",
     build_options=SKIP_INIT,
 )
-VIT = Row(
+VIT = TimmRow(
     name="timm-vit",
     covers="`VisionTransformer`, `VisionTransformerDistilled`: ViT, DeiT, DINOv2, SigLIP, CLIP, AIMv2, hybrids",
     refuses="talking heads; parallel blocks; differential attention; sub-LN: one norm over all heads",

@@ -12,7 +12,7 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described
 from hydractl.families.gate import COMMON_RULES, ModelFolder, Rule, answer_problem
 from hydractl.families.options import check_values
-from hydractl.families.timm.models import Row, architecture_of, check_covered, create, preprocess_of
+from hydractl.families.timm.models import TimmRow, architecture_of, check_covered, create, preprocess_of
 from hydractl.families.timm.names import untagged
 from hydractl.jsonfile import compact
 from hydractl.manifest.header import Preprocess
@@ -23,7 +23,7 @@ TO_THE_MODEL = ("input_size", "num_classes")
 """The fields of `pretrained_cfg` that timm gives to a constructor."""
 
 
-def read_config(row: Row, config: Mapping[str, object], folder: Path) -> Described:
+def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Described:
     """Read a timm `config.json` as `timm.create_model("local-dir:FOLDER")` and `resolve_data_config` do.
 
     Raises:
@@ -98,8 +98,8 @@ def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any],
         pretrained.setdefault("label_names", config["labels"])
     if flat:
         pretrained = {k: v for k, v in pretrained.items() if k not in {"num_features", "labels"}}
-    known = {field.name for field in dataclasses.fields(PretrainedCfg)}
-    if unknown := sorted(pretrained.keys() - known):
+    field_names = {field.name for field in dataclasses.fields(PretrainedCfg)}
+    if unknown := sorted(pretrained.keys() - field_names):
         raise UnsupportedModelError(
             f"{where}: `{unknown[0]}` is no field of timm's `pretrained_cfg`"
             + (", which stands for the whole file where there is none in it" if flat else ""),
@@ -179,7 +179,7 @@ def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noq
 
     data = timm.data.resolve_data_config(model=library)
     size, built = tuple(data["input_size"]), (library.in_chans, *library.patch_embed.img_size)
-    if size != built and not _takes(library, size):
+    if size != built and not _accepts_images(library, size):
         if stated:
             raise UnsupportedModelError(
                 f"{where}: `input_size` is {size}, but the model that timm makes of the file takes {built}",
@@ -189,7 +189,7 @@ def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noq
     return preprocess_of(data, size)
 
 
-def _takes(library: Any, size: Sequence[int]) -> bool:  # noqa: ANN401 - as above
+def _accepts_images(library: Any, size: Sequence[int]) -> bool:  # noqa: ANN401 - as above
     import torch
 
     try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import Described, HeadTensor, Role, TowerLayout, projections_apart
+from hydractl.families.base import Described, HeadTensor, TensorRole, TowerLayout, projections_apart
 from hydractl.families.options import building, check_options, check_patches
 from hydractl.families.timm.names import check_known
 from hydractl.jsonfile import plain
@@ -66,15 +66,15 @@ LAYER_SCALE = re.compile(r"\bgamma_\d")
 LAYOUT = TowerLayout(
     block="blocks.{layer}.",
     heads=(
-        HeadTensor(name="attn.qkv.weight", axis=0, copies=3, role=Role.INPUT),
-        HeadTensor(name="attn.qkv.bias", axis=0, copies=3, role=Role.BIAS),
+        HeadTensor(name="attn.qkv.weight", axis=0, copies=3, role=TensorRole.INPUT),
+        HeadTensor(name="attn.qkv.bias", axis=0, copies=3, role=TensorRole.BIAS),
         *projections_apart("attn.{part}_proj", "qkv"),
-        HeadTensor(name="attn.q_bias", axis=0, copies=1, role=Role.BIAS),
-        HeadTensor(name="attn.v_bias", axis=0, copies=1, role=Role.BIAS),
-        HeadTensor(name="attn.gate.weight", axis=0, copies=1, role=Role.GATE),
-        HeadTensor(name="attn.gate.bias", axis=0, copies=1, role=Role.BIAS),
+        HeadTensor(name="attn.q_bias", axis=0, copies=1, role=TensorRole.BIAS),
+        HeadTensor(name="attn.v_bias", axis=0, copies=1, role=TensorRole.BIAS),
+        HeadTensor(name="attn.gate.weight", axis=0, copies=1, role=TensorRole.GATE),
+        HeadTensor(name="attn.gate.bias", axis=0, copies=1, role=TensorRole.BIAS),
         *(
-            HeadTensor(name=f"attn.{name}", axis=axis, copies=1, role=Role.BIAS, one_entry=True)
+            HeadTensor(name=f"attn.{name}", axis=axis, copies=1, role=TensorRole.BIAS, one_entry=True)
             for name, axis in (
                 ("relative_position_bias_table", 1),
                 ("rel_pos.relative_position_bias_table", 1),
@@ -82,7 +82,7 @@ LAYOUT = TowerLayout(
                 ("rel_pos.mlp.fc2.bias", 0),
             )
         ),
-        HeadTensor(name="attn.proj.weight", axis=1, copies=1, role=Role.OUTPUT),
+        HeadTensor(name="attn.proj.weight", axis=1, copies=1, role=TensorRole.OUTPUT),
     ),
     attention=("attn.",),
     mlp=("mlp.",),
@@ -94,7 +94,7 @@ LAYOUT = TowerLayout(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TimmRow:
     """The models of timm that one family reads.
 
     Attributes:
@@ -183,14 +183,14 @@ def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]
         return dict(create(architecture.name, architecture.config, device="cpu").state_dict())
 
 
-def covered(row: Row, name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
+def covered(row: TimmRow, name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
     """Return timm's model on the meta device, one that heads can be cut in; see `create` and `check_covered`."""
     library = create(name, options)
     check_covered(row, name, library)
     return library
 
 
-def check_covered(row: Row, name: str, library: Any) -> None:  # noqa: ANN401 - timm is untyped
+def check_covered(row: TimmRow, name: str, library: Any) -> None:  # noqa: ANN401 - timm is untyped
     """Refuse a model that heads cannot be cut in.
 
     Raises:
@@ -201,7 +201,7 @@ def check_covered(row: Row, name: str, library: Any) -> None:  # noqa: ANN401 - 
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
 
 
-def evaluation_config(row: Row, name: str, options: Mapping[str, object]) -> dict[str, object]:
+def evaluation_config(row: TimmRow, name: str, options: Mapping[str, object]) -> dict[str, object]:
     """Return the settings of every module that options make, by path, which answers of trained weights depend on.
 
     timm has no table of the values that an architecture sets; modules hold them, defaults and all.
@@ -211,8 +211,8 @@ def evaluation_config(row: Row, name: str, options: Mapping[str, object]) -> dic
     settings: dict[str, object] = {name: tuple(t.shape) for name, t in library.state_dict().items()}
     for path, module in library.named_modules():
         settings[path] = type(module).__qualname__
-        own = {k: v for k, v in vars(module).items() if not k.startswith("_") and k not in SOURCE}
-        settings.update({f"{path}.{key}": _plain(value) for key, value in own.items()})
+        attributes = {k: v for k, v in vars(module).items() if not k.startswith("_") and k not in SOURCE}
+        settings.update({f"{path}.{key}": _plain(value) for key, value in attributes.items()})
     return settings
 
 
@@ -229,7 +229,7 @@ def _plain(value: object) -> object:
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def refusal(row: Row, library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
+def refusal(row: TimmRow, library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
     """Return why heads cannot be cut out of a classifier, or None if they can."""
     reason = refusal_of_trunk(row, library)
     if reason is None and (library.global_pool == "" or library.num_classes < 1):
@@ -237,7 +237,7 @@ def refusal(row: Row, library: Any) -> str | None:  # noqa: ANN401 - timm is unt
     return reason
 
 
-def refusal_of_trunk(row: Row, library: Any) -> str | None:  # noqa: ANN401 - as above
+def refusal_of_trunk(row: TimmRow, library: Any) -> str | None:  # noqa: ANN401 - as above
     """Return why heads cannot be cut out of a model, whatever it answers with, or None if they can."""
     from torch import nn
 
@@ -267,24 +267,28 @@ def tower_heads(library: Any) -> TowerHeads:  # noqa: ANN401 - as above
 def filtered(architecture: Architecture, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
     """Return what timm's filter for pretrained weights of the model's module makes of tensors, None where it fails."""
     library = create(architecture.name, architecture.config)
-    found: Callable[..., Any] | None = vars(sys.modules[type(library).__module__]).get("checkpoint_filter_fn")
-    if found is None:
+    filter_fn: Callable[..., Any] | None = vars(sys.modules[type(library).__module__]).get(
+        "checkpoint_filter_fn"
+    )
+    if filter_fn is None:
         return None
     # a flag of the filter that timm itself gives by model name
-    scaled = "adapt_layer_scale" in inspect.signature(found).parameters and any(
+    scaled = "adapt_layer_scale" in inspect.signature(filter_fn).parameters and any(
         map(LAYER_SCALE.search, state)
     )
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it may print what it leaves out
-            made = found(dict(state), library, **({"adapt_layer_scale": True} if scaled else {}))
+            filtered_state = filter_fn(
+                dict(state), library, **({"adapt_layer_scale": True} if scaled else {})
+            )
     except Exception:  # noqa: BLE001 - a filter takes what it knows for granted; other names trip it anywhere
         return None
     # a tensor that it computes may come out on the device of the model that it was computed for
-    tensors: dict[str, torch.Tensor] = {name: tensor.contiguous() for name, tensor in made.items()}
+    tensors: dict[str, torch.Tensor] = {name: tensor.contiguous() for name, tensor in filtered_state.items()}
     return None if any(tensor.is_meta for tensor in tensors.values()) else tensors
 
 
-def describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
+def describe(row: TimmRow, name: str, options: Mapping[str, object]) -> Described:
     """Build the architecture on the meta device, check that it is covered, and describe it.
 
     Raises:
@@ -302,7 +306,7 @@ def describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
 
 
 def architecture_of(
-    row: Row,
+    row: TimmRow,
     name: str,
     options: Mapping[str, object],
     library: Any,  # noqa: ANN401 - as above

@@ -12,11 +12,11 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.dismantling import Kept, part
+from hydractl.families.dismantling import HeadNumbers, part
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.side import HeadBias, PositionBias, SharedDropout, Side
-from hydractl.families.stacked import applied, only_rows, shallow
-from hydractl.families.tower import PRE_NORM, Block, LayerScale, Model, Run, Stream, Tower
+from hydractl.families.side import AttentionExtras, HeadBias, PositionBias, SharedDropout
+from hydractl.families.stacked import applied, only_rows, shallow_copy
+from hydractl.families.tower import PRE_NORM, Block, FunctionModule, LayerScale, Model, Stream, Tower
 
 READOUT = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
 NORMS_LAST = (
@@ -52,16 +52,16 @@ class TimmBlock(Block):
     drop_path1: nn.Module
     drop_path2: nn.Module
 
-    def __init__(self, library: Any, kept: tuple[int, ...], *, layer: int) -> None:  # noqa: ANN401 - as above
+    def __init__(self, library: Any, head_numbers: tuple[int, ...], *, layer: int) -> None:  # noqa: ANN401 - as above
         super().__init__()
         self.layer = layer
         self.norms_last = isinstance(library, NORMS_LAST)
-        own = dict(library.named_children())
+        children = dict(library.named_children())
         for name, gamma in (("ls1", "gamma_1"), ("ls2", "gamma_2")):
             scale = library._parameters.get(gamma)
-            own.setdefault(name, nn.Identity() if scale is None else LayerScale(scale))
-        for name, child in own.items():
-            self.add_module(name, Attention([head_group(child, kept)]) if name == "attn" else child)
+            children.setdefault(name, nn.Identity() if scale is None else LayerScale(scale))
+        for name, child in children.items():
+            self.add_module(name, Attention([head_group(child, head_numbers)]) if name == "attn" else child)
 
     @property
     @override
@@ -76,7 +76,7 @@ class TimmBlock(Block):
         rope = stream.constants.get("rope")
         if rope is not None:
             rope = rope[:, self.layer if rope.shape[1] > 1 else 0]
-        return self.attn.heads(x, queries, Side(rope=rope, bias=stream.constants.get("bias")))
+        return self.attn.heads(x, queries, AttentionExtras(rope=rope, bias=stream.constants.get("bias")))
 
     @override
     def join(self, stream: Stream, y: torch.Tensor) -> Stream:
@@ -103,9 +103,9 @@ class HostedBias(HeadBias):
 
     @override
     def select(self, positions: Sequence[int]) -> HostedBias:
-        host: Any = shallow(self.host)
+        host: Any = shallow_copy(self.host)
         if "mlp" in host._modules:
-            host.mlp = shallow(host.mlp)
+            host.mlp = shallow_copy(host.mlp)
             host.mlp.fc2 = only_rows(host.mlp.fc2, torch.tensor(positions).long())
         else:
             table = host.relative_position_bias_table.detach()
@@ -113,15 +113,17 @@ class HostedBias(HeadBias):
         return HostedBias(host, len(positions))
 
 
-def wrap(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - timm is untyped
-    """Return the model whose parts are the library model's own modules; `kept` are each layer's heads."""
+def wrap(library: Any, head_numbers: HeadNumbers) -> Model:  # noqa: ANN401 - timm is untyped
+    """Return the model whose parts are the library model's own modules; `head_numbers` are each layer's heads."""
     complete(library)
     return Model(
         {
             "vision": Tower(
-                embed=Run(part(library, lambda n: n.split(".")[0] not in {"blocks", *READOUT}), embed),
-                blocks=blocks(library, kept),
-                readout=Run(part(library, lambda n: n.split(".")[0] in READOUT), read),
+                embed=FunctionModule(
+                    part(library, lambda n: n.split(".")[0] not in {"blocks", *READOUT}), embed
+                ),
+                blocks=blocks(library, head_numbers),
+                readout=FunctionModule(part(library, lambda n: n.split(".")[0] in READOUT), read),
                 reads=tokens_read(library),
                 names=block_names(library),
             )
@@ -139,8 +141,8 @@ def embed(library: Any, images: torch.Tensor) -> Stream:  # noqa: ANN401 - as ab
         return Stream(library.norm_pre(library.patch_drop(library._pos_embed(tokens))))
     if isinstance(library, eva.Eva):
         tokens, rope = library._pos_embed(tokens)
-        found = {} if rope is None else {"rope": _for_heads(rope, library.num_prefix_tokens)}
-        return Stream(library.norm_pre(tokens), constants=found)
+        constants = {} if rope is None else {"rope": _for_heads(rope, library.num_prefix_tokens)}
+        return Stream(library.norm_pre(tokens), constants=constants)
     if library.cls_token is not None:
         tokens = torch.cat((library.cls_token.expand(tokens.shape[0], -1, -1), tokens), dim=1)
     if isinstance(library, beit.Beit):
@@ -157,16 +159,16 @@ def read(library: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as abo
     return logits
 
 
-def blocks(library: Any, kept: Kept) -> list[TimmBlock]:  # noqa: ANN401 - as above
+def blocks(library: Any, head_numbers: HeadNumbers) -> list[TimmBlock]:  # noqa: ANN401 - as above
     """Return the blocks of timm's model, whose tensors are already cut."""
-    pairs = enumerate(zip(library.blocks, kept, strict=True))
+    pairs = enumerate(zip(library.blocks, head_numbers, strict=True))
     return [TimmBlock(block, heads, layer=i) for i, (block, heads) in pairs]
 
 
 def block_names(library: Any, prefix: str = "") -> Mapping[str, str]:  # noqa: ANN401 - as above
     """Return the names of a `Tower`, for a model that is called `prefix`."""
-    own = NAMES | OWN_SCALES if "gamma_1" in library.blocks[0]._parameters else NAMES
-    return {ours: f"{prefix}blocks.{{layer}}.{theirs}" for ours, theirs in own.items()}
+    names = NAMES | OWN_SCALES if "gamma_1" in library.blocks[0]._parameters else NAMES
+    return {ours: f"{prefix}blocks.{{layer}}.{theirs}" for ours, theirs in names.items()}
 
 
 def tokens_read(library: Any) -> slice | None:  # noqa: ANN401 - as above
@@ -177,7 +179,7 @@ def tokens_read(library: Any) -> slice | None:  # noqa: ANN401 - as above
     return slice(0, 1) if library.global_pool == "token" and not pooled else None
 
 
-def head_group(attention: Any, kept: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above
+def head_group(attention: Any, head_numbers: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above
     """Return the kept heads of any of timm's attentions, whose tensors are already cut.
 
     The bias of the keys that some have beside those of queries and values is always zero.
@@ -186,7 +188,7 @@ def head_group(attention: Any, kept: tuple[int, ...]) -> HeadGroup:  # noqa: ANN
     qk_norms = {name: modules[name] for name in ("q_norm", "k_norm") if name in modules}
     return HeadGroup(
         HeadParts(
-            kept=kept,
+            head_numbers=head_numbers,
             head_dim=head_width(attention),
             scale=attention.scale,
             qkv=modules.get("qkv"),
@@ -197,7 +199,7 @@ def head_group(attention: Any, kept: tuple[int, ...]) -> HeadGroup:  # noqa: ANN
             v_bias=parameters.get("v_bias"),
             **qk_norms,
             gate=modules.get("gate"),
-            bias=_own_bias(attention, len(kept)),
+            bias=_head_bias(attention, len(head_numbers)),
             dropout=attention.attn_drop.p,
             proj=attention.proj,
             proj_drop=attention.proj_drop,
@@ -212,17 +214,17 @@ def head_width(attention: Any) -> int:  # noqa: ANN401 - as above
     return round(width)
 
 
-def _own_bias(attention: Any, heads: int) -> HeadBias | None:  # noqa: ANN401 - as above
+def _head_bias(attention: Any, heads: int) -> HeadBias | None:  # noqa: ANN401 - as above
     if (table := attention._parameters.get("relative_position_bias_table")) is not None:
         return PositionBias(table, attention.relative_position_index)
-    own = attention._modules.get("rel_pos")
-    return None if own is None else HostedBias(own, heads)
+    position_bias = attention._modules.get("rel_pos")
+    return None if position_bias is None else HostedBias(position_bias, heads)
 
 
 def angles(library: Any) -> torch.Tensor:  # noqa: ANN401 - timm is untyped
     """Return sines and cosines of an Eva's rotary embedding: (T, 2 K), or (L, H, T, 2 K) where heads have their own."""
-    found: torch.Tensor = library.rope.get_embed(shape=library.patch_embed.grid_size)
-    return found
+    embedding: torch.Tensor = library.rope.get_embed(shape=library.patch_embed.grid_size)
+    return embedding
 
 
 def _for_heads(rope: torch.Tensor, prefix: int) -> torch.Tensor:
@@ -252,10 +254,10 @@ def complete(library: Any) -> None:  # noqa: ANN401 - timm is untyped
     for module in library.modules():
         if not hasattr(module, "init_non_persistent_buffers"):
             continue
-        own = {name: x for name, x in module._buffers.items() if x is not None and x.is_meta}
-        for name, buffer in own.items():
+        missing_buffers = {name: x for name, x in module._buffers.items() if x is not None and x.is_meta}
+        for name, buffer in missing_buffers.items():
             module._buffers[name] = torch.empty_like(buffer, device=weight.device)
         module.init_non_persistent_buffers()
-        for name, buffer in own.items():
+        for name, buffer in missing_buffers.items():
             if buffer.is_floating_point():  # as the library's own, which is converted whole
                 module._buffers[name] = module._buffers[name].to(weight.dtype)

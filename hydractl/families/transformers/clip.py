@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from hydractl.families.base import SCALE, TowerLayout
-from hydractl.families.transformers.encoder import Encoder, Paired
-from hydractl.families.transformers.models import CLASS_EMBEDDINGS, Row, family_of_row
+from hydractl.families.transformers.encoder import EncoderNames, Paired
+from hydractl.families.transformers.models import CLASS_EMBEDDINGS, FamilyRow, family_of_row
 from hydractl.families.transformers.text import BERT
 from hydractl.families.transformers.tokenizers import read_texts
 from hydractl.families.transformers.vision import (
@@ -27,11 +27,11 @@ from hydractl.families.transformers.vision import (
 from hydractl.manifest.header import Preprocess, Tokenization
 
 if TYPE_CHECKING:
-    from hydractl.families.dismantling import Kept
+    from hydractl.families.dismantling import HeadNumbers
     from hydractl.families.tower import Model
 
 ANSWER = (*SCALE, CLASS_EMBEDDINGS)
-TEXT = Encoder(
+TEXT = EncoderNames(
     model="text_model",
     layers="encoder.layers",
     final=("final_layer_norm",),
@@ -54,7 +54,7 @@ _BERT = replace(BERT, model="text_model", final=(), projection=("text_projection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairRow(Row):
+class PairRow(FamilyRow):
     """The two-tower models of transformers that one family reads.
 
     Attributes:
@@ -82,10 +82,10 @@ class PairRow(Row):
         return {"text": "text_config", "vision": "vision_config"}
 
     @override
-    def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:
+    def wrap(self, library: Any, head_numbers: Mapping[str, HeadNumbers]) -> Model:
         from hydractl.families.transformers.clip_modules import wrap
 
-        return wrap(library, {"text": self.text, "vision": self.vision}, kept)
+        return wrap(library, {"text": self.text, "vision": self.vision}, head_numbers)
 
     @override
     def images(self, config: Any, folder: Path | None) -> Preprocess:
@@ -117,7 +117,7 @@ _ROWS = (
     PairRow(
         title="chinese-clip",
         classes={"chinese_clip": "ChineseCLIPModel"},
-        text=Paired(encoder=_BERT, pick="first", takes=BERT.takes),
+        text=Paired(encoder=_BERT, pick="first", extra_inputs=BERT.extra_inputs),
         vision=_CLIP_VISION,
     ),
     PairRow(
@@ -131,7 +131,7 @@ _ROWS = (
                 projection=("text_model.pre_LN", "text_model.transformation", "text_projection"),
             ),
             pick="first",
-            takes=BERT.takes,
+            extra_inputs=BERT.extra_inputs,
         ),
         vision=_CLIP_VISION,
         unused=lambda config: config.pad_token_id + 1,  # positions are counted from behind the padding token

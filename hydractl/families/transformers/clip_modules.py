@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hydractl.families.dismantling import Kept
+from hydractl.families.dismantling import HeadNumbers
 from hydractl.families.tower import Model, Stream
 from hydractl.families.transformers.encoder import Paired
 from hydractl.families.transformers.encoder_modules import Ends, embed_images, key_mask, tower
@@ -40,8 +40,8 @@ def _embed_texts(host: nn.Module, texts: Mapping[str, torch.Tensor], paired: Pai
         context["mask"] = ones.tril() & context["mask"]
     if paired.pick == "end":
         context["end"] = _ends(model.config, ids)
-    taken = {name: texts[name] for name in paired.takes if name in texts}
-    return Stream(model.embeddings(input_ids=ids, **taken), context)
+    extra_inputs = {name: texts[name] for name in paired.extra_inputs if name in texts}
+    return Stream(model.embeddings(input_ids=ids, **extra_inputs), context)
 
 
 def _ends(config: Any, ids: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
@@ -62,9 +62,9 @@ def _read(host: nn.Module, stream: Stream, paired: Paired) -> torch.Tensor:
     return unit(x)
 
 
-def wrap(library: Any, towers: Mapping[str, Paired], kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - as above
-    """Return the model whose parts are the library model's own modules; `kept` are each tower's and layer's heads."""
-    made = {}
+def wrap(library: Any, towers: Mapping[str, Paired], head_numbers: Mapping[str, HeadNumbers]) -> Model:  # noqa: ANN401 - as above
+    """Return the model whose parts are the library model's own modules; `head_numbers` are each tower's and layer's heads."""
+    towers_by_name = {}
     for name, paired in towers.items():
         images = partial(embed_images, encoder=paired.encoder)
         ends = Ends(
@@ -72,11 +72,11 @@ def wrap(library: Any, towers: Mapping[str, Paired], kept: Mapping[str, Kept]) -
             read=partial(_read, paired=paired),
             reads=READS.get(paired.pick),
         )
-        made[name] = tower(library, paired.encoder, kept[name], ends)
+        towers_by_name[name] = tower(library, paired.encoder, head_numbers[name], ends)
     projection = library.get_submodule(towers["text"].encoder.after[-1].removesuffix("."))
     answer = Contrast(
         logit_scale=library.logit_scale,
         logit_bias=library.logit_bias if "logit_bias" in library._parameters else None,
         width=projection.out_features,
     )
-    return Model(made, answer)
+    return Model(towers_by_name, answer)

@@ -14,10 +14,10 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.head_group import HeadGroup, HeadParts, Projection
-from hydractl.families.side import SharedDropout, Side
+from hydractl.families.side import AttentionExtras, SharedDropout
 from hydractl.families.stacked import StackedLinear
 from hydractl.families.tower import Hosted, Stream, Tower
-from hydractl.families.transformers.encoder import Encoder, TextEncoder
+from hydractl.families.transformers.encoder import EncoderNames, TextEncoderNames
 from hydractl.families.transformers.encoder_modules import PostNormBlock, key_mask
 
 
@@ -28,33 +28,35 @@ class DisentangledGroup(HeadGroup):
 
     def __init__(self, parts: HeadParts, layer: Any) -> None:  # noqa: ANN401 - transformers is untyped
         """Take what relative positions need from the library's layer."""
-        own = layer.attention.self
-        super().__init__(replace(parts, scale=_scale(own)))
-        self.share = own.share_att_key
-        self.kinds = tuple(kind for kind in ("c2p", "p2c") if kind in own.pos_att_type)
-        self.pos_key: nn.Linear | None = getattr(own, "pos_key_proj", None)
-        self.pos_query: nn.Linear | None = getattr(own, "pos_query_proj", None)
-        self.pos_drop = SharedDropout(own.pos_dropout.p) if own.relative_attention else nn.Identity()
+        attention = layer.attention.self
+        super().__init__(replace(parts, scale=_scale(attention)))
+        self.share = attention.share_att_key
+        self.kinds = tuple(kind for kind in ("c2p", "p2c") if kind in attention.pos_att_type)
+        self.pos_key: nn.Linear | None = getattr(attention, "pos_key_proj", None)
+        self.pos_query: nn.Linear | None = getattr(attention, "pos_query_proj", None)
+        self.pos_drop = (
+            SharedDropout(attention.pos_dropout.p) if attention.relative_attention else nn.Identity()
+        )
 
     @override
     def scores_bias(
-        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> torch.Tensor | None:
         """Return the products with relative positions, scaled as the one of words is."""
         if side.table is None or not self.kinds:
             return super().scores_bias(q, k, queries, side)
         table = self.pos_drop(side.table)
         of_q, of_k, _ = self.projections()
-        looked = cast("torch.Tensor", side.rows)[0]
-        rows = looked if queries is None else looked[queries]
+        lookup = cast("torch.Tensor", side.rows)[0]
+        rows = lookup if queries is None else lookup[queries]
         index = rows.expand(*q.shape[:2], *rows.shape)
         bias = torch.zeros((), dtype=q.dtype, device=q.device)
         if "c2p" in self.kinds:
             positions = self._heads_of(of_k if self.share else self.pos_key, table)
-            bias = bias + _each(torch.matmul, q * self.scale, positions.mT).gather(-1, index)
+            bias = bias + _multiply_by_member(torch.matmul, q * self.scale, positions.mT).gather(-1, index)
         if "p2c" in self.kinds:
             positions = self._heads_of(of_q if self.share else self.pos_query, table)
-            bias = bias + _each(_before, k.mT, positions * self.scale).gather(-2, index)
+            bias = bias + _multiply_by_member(_before, k.mT, positions * self.scale).gather(-2, index)
         return bias if side.mask is None else bias.masked_fill(~side.mask, torch.finfo(q.dtype).min)
 
     def _heads_of(
@@ -81,7 +83,7 @@ class DebertaBlock(PostNormBlock):
 
     conv: nn.Module | None
 
-    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: Encoder) -> None:
+    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: EncoderNames) -> None:
         super().__init__(layer, group, encoder)
         self.conv = None
 
@@ -99,20 +101,20 @@ class DebertaBlock(PostNormBlock):
         return stream.with_tokens(self.conv(parts))
 
 
-def _each(
-    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, own: torch.Tensor
+def _multiply_by_member(
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, by_member: torch.Tensor
 ) -> torch.Tensor:
     """Return the products (N, H, ...) of x (N, H, ...) and what is a member's own, (G, H, ...)."""
-    if len(own) == 1:
-        return multiply(x, own)
-    return multiply(x.unflatten(0, (len(own), -1)), own.unsqueeze(1)).flatten(0, 1)
+    if len(by_member) == 1:
+        return multiply(x, by_member)
+    return multiply(x.unflatten(0, (len(by_member), -1)), by_member.unsqueeze(1)).flatten(0, 1)
 
 
-def _before(x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    return torch.matmul(own, x)
+def _before(x: torch.Tensor, left_factor: torch.Tensor) -> torch.Tensor:
+    return torch.matmul(left_factor, x)
 
 
-def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoder) -> Stream:  # noqa: ANN401 - as above
+def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoderNames) -> Stream:  # noqa: ANN401 - as above
     """Return the stream of texts (B, T) and their padding mask.
 
     Constants are the relative positions (1, P, D), and which of them each query and key look up, (1, T, T).
@@ -140,8 +142,8 @@ def convolve(tower: Tower, library: Any) -> None:  # noqa: ANN401 - as above
         tower.reads = tower.reads if others else None
 
 
-def _scale(own: Any) -> float:  # noqa: ANN401 - as above
+def _scale(attention: Any) -> float:  # noqa: ANN401 - as above
     """Return 1 / sqrt(K times the products that are summed), the root rounded to single precision as the library's is."""
-    products = 1 + sum(kind in own.pos_att_type for kind in ("c2p", "p2c"))
+    products = 1 + sum(kind in attention.pos_att_type for kind in ("c2p", "p2c"))
     with torch.device("cpu"):
-        return 1 / torch.tensor(own.attention_head_size * products, dtype=torch.float32).sqrt().item()
+        return 1 / torch.tensor(attention.attention_head_size * products, dtype=torch.float32).sqrt().item()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
+from hydractl.families.base import HeadTensor, TensorRole, TowerLayout, projections_apart
 from hydractl.manifest.heads import TowerHeads
 
 TABLE = "relative_position_bias_table"
@@ -24,7 +24,7 @@ def heads_of(config: Any) -> TowerHeads:  # noqa: ANN401 - transformers is untyp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoder:
+class EncoderNames:
     """A stack of pre-norm or post-norm blocks; names are dotted paths, those of blocks' parts relative to a block.
 
     Attributes:
@@ -90,7 +90,7 @@ class Encoder:
     def after(self) -> tuple[str, ...]:
         """Prefixes of what lies between blocks and classifier."""
         return tuple(
-            f"{name}." for name in (*(f"{self.model}.{own}" for own in self.final), *self.projection)
+            f"{name}." for name in (*(f"{self.model}.{name}" for name in self.final), *self.projection)
         )
 
     @property
@@ -101,13 +101,15 @@ class Encoder:
     def layout(self) -> TowerLayout:
         """Return where heads and MLPs lie."""
         along = (*self.qkv, *(theirs for _, theirs in self.further))
-        table = HeadTensor(name=f"{self.bias}.{TABLE}", axis=1, copies=1, role=Role.BIAS, one_entry=True)
+        table = HeadTensor(
+            name=f"{self.bias}.{TABLE}", axis=1, copies=1, role=TensorRole.BIAS, one_entry=True
+        )
         return TowerLayout(
             block=f"{self.blocks}.{{layer}}.",
             heads=(
                 *projections_apart("{part}", along, copies=3 if len(self.qkv) == 1 else 1),
                 *((table,) if self.bias else ()),
-                HeadTensor(name=f"{self.output}.weight", axis=1, copies=1, role=Role.OUTPUT),
+                HeadTensor(name=f"{self.output}.weight", axis=1, copies=1, role=TensorRole.OUTPUT),
             ),
             attention=tuple(f"{name}." for name in (*along, self.output, self.bias) if name),
             mlp=tuple(f"{name}." for name in self.mlp),
@@ -145,11 +147,11 @@ class Encoder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextEncoder(Encoder):
+class TextEncoderNames(EncoderNames):
     """An encoder of texts.
 
     Attributes:
-        takes: What the embedding takes beside the tokens.
+        extra_inputs: What the embedding takes beside the tokens.
         pooling: What follows the encoder picks the first token by itself (`own`), or gets it alone (`first`), or gets what
             the option `classifier_pooling` says (`option`): `cls` or `bos` the first token, `mean` the mean of all, `late`
             each token, of whose logits the mean is the answer.
@@ -157,14 +159,14 @@ class TextEncoder(Encoder):
         code: What of it is code, in `text_modules`; empty for nothing.
     """
 
-    takes: tuple[str, ...] = ()
+    extra_inputs: tuple[str, ...] = ()
     pooling: Literal["own", "first", "option", "mean"] = "own"
     on_mean: tuple[str, ...] = ("dropout", "classifier")
     code: Literal[
         "", "shared bias", "disentangled", "rotated in single precision", "scaled before", "pairs"
     ] = ""
 
-    def averaged(self) -> TextEncoder:
+    def averaged(self) -> TextEncoderNames:
         """Return the encoder whose classifier reads the mean of all tokens, whatever else would pool them left out."""
         final = tuple(name for name in self.final if name != POOLER)
         *projection, head = self.on_mean
@@ -188,10 +190,10 @@ class Paired:
         encoder: What its parts are called. What stands after its blocks is run in turn and makes the embedding.
         pick: Of which tokens: the first, the last (padding or not), the one that ends a text, or all.
         causal: Whether a token looks only at itself and those before it.
-        takes: What the embedding of texts takes beside the tokens.
+        extra_inputs: What the embedding of texts takes beside the tokens.
     """
 
-    encoder: Encoder
+    encoder: EncoderNames
     pick: Literal["first", "last", "end", "all"]
     causal: bool = False
-    takes: tuple[str, ...] = ()
+    extra_inputs: tuple[str, ...] = ()

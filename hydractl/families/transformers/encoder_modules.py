@@ -12,12 +12,12 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.dismantling import Kept, part
+from hydractl.families.dismantling import HeadNumbers, part
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.side import PositionBias, Side, looked_up
+from hydractl.families.side import AttentionExtras, PositionBias, looked_up
 from hydractl.families.stacked import applied
-from hydractl.families.tower import PRE_NORM, Block, LayerScale, Run, Stream, Tower
-from hydractl.families.transformers.encoder import Encoder, heads_of
+from hydractl.families.tower import PRE_NORM, Block, FunctionModule, LayerScale, Stream, Tower
+from hydractl.families.transformers.encoder import EncoderNames, heads_of
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 """Kinds of layers: in which a token looks at all others, and at its neighbours only."""
@@ -32,7 +32,7 @@ class EncoderBlock(Block):
 
     kind = FULL
 
-    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: Encoder) -> None:
+    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: EncoderNames) -> None:
         super().__init__()
         self.attn = Attention([group])
         self.norm1, self.norm2 = (layer.get_submodule(name) for name in encoder.norms)
@@ -41,13 +41,15 @@ class EncoderBlock(Block):
         self.drop = _drop(layer, encoder, 1)
         self.drop_path = layer.get_submodule("drop_path") if encoder.drop_path else nn.Identity()
 
-    def side(self, stream: Stream) -> Side:
+    def side(self, stream: Stream) -> AttentionExtras:
         """Return what attention needs beside the tokens, of what the stream has: mask, angles, bias, positions."""
         context, constants = stream.context, stream.constants
         mask = context.get(self.kind, context.get("mask"))
         if not constants:
-            return Side(mask)
-        return Side(mask, *(constants.get(name) for name in (self.kind, "bias", "positions", "rows")))
+            return AttentionExtras(mask)
+        return AttentionExtras(
+            mask, *(constants.get(name) for name in (self.kind, "bias", "positions", "rows"))
+        )
 
 
 class PostNormBlock(EncoderBlock):
@@ -72,7 +74,7 @@ class PreNormBlock(EncoderBlock):
     def feeds(self) -> Mapping[str, str]:
         return PRE_NORM
 
-    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: Encoder) -> None:
+    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: EncoderNames) -> None:
         super().__init__(layer, group, encoder)
         self.scale1, self.scale2 = (_scale(layer, name) for name in encoder.scales or ("", ""))
 
@@ -104,8 +106,8 @@ class Ends:
 
 def tower(
     library: nn.Module,
-    encoder: Encoder,
-    kept: Kept,
+    encoder: EncoderNames,
+    head_numbers: HeadNumbers,
     ends: Ends,
     *,
     group: Callable[[HeadParts, Any], HeadGroup] = lambda parts, _: HeadGroup(parts),
@@ -116,36 +118,36 @@ def tower(
     Args:
         library: The model, its tensors cut to the heads that are kept.
         encoder: What it calls its parts.
-        kept: Each layer's heads.
+        head_numbers: Each layer's heads.
         ends: What stands around the blocks.
         group: Make a layer's heads of what all have and the library's layer.
         block: What blocks are, where that is more than the order of their norms tells.
     """
     config: Any = library.get_submodule(encoder.model).config
     make = block or (PostNormBlock if encoder.post_norm else PreNormBlock)
-    if (shared := _found(library.get_submodule(encoder.model), encoder.shared_bias)) is not None:
+    if (shared := _optional_part(library.get_submodule(encoder.model), encoder.shared_bias)) is not None:
         shared.register_buffer("index", _index(shared), persistent=False)  # to be where the table is
     before, after = encoder.before, (*encoder.after, *encoder.classifier)
     layers: Any = library.get_submodule(encoder.blocks)
     return Tower(
-        embed=Run(part(library, lambda name: f"{name}.".startswith(before)), ends.embed),
+        embed=FunctionModule(part(library, lambda name: f"{name}.".startswith(before)), ends.embed),
         blocks=[
             make(layer, group(_head_parts(layer, heads, encoder, config), layer), encoder)
-            for layer, heads in zip(layers, kept, strict=True)
+            for layer, heads in zip(layers, head_numbers, strict=True)
         ],
-        readout=Run(part(library, lambda name: f"{name}.".startswith(after)), ends.read),
+        readout=FunctionModule(part(library, lambda name: f"{name}.".startswith(after)), ends.read),
         reads=ends.reads,
         names=encoder.tensors(),
     )
 
 
-def embed_images(host: nn.Module, images: torch.Tensor, encoder: Encoder) -> Stream:
+def embed_images(host: nn.Module, images: torch.Tensor, encoder: EncoderNames) -> Stream:
     """Return the stream of images (B, C, height, width): patches, prefix tokens, positions, norm.
 
     A bias that all layers share is a constant `bias` (1, H, T, T).
     """
     model = host.get_submodule(encoder.model)
-    parts, shared = dict(model.named_children()), _found(model, encoder.shared_bias)
+    parts, shared = dict(model.named_children()), _optional_part(model, encoder.shared_bias)
     tokens: Any = images
     for name in encoder.embed:
         tokens = parts[name](tokens) if name in parts else tokens
@@ -160,16 +162,21 @@ def embed_images(host: nn.Module, images: torch.Tensor, encoder: Encoder) -> Str
 def key_mask(texts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return which keys are tokens and not padding, (B, 1, 1, T); all are where no mask is given, as in the library."""
     mask = texts.get("attention_mask")
-    kept = torch.ones_like(texts["input_ids"]) if mask is None else mask
-    return kept.bool()[:, None, None, :]
+    token_mask = torch.ones_like(texts["input_ids"]) if mask is None else mask
+    return token_mask.bool()[:, None, None, :]
 
 
-def _head_parts(layer: nn.Module, kept: tuple[int, ...], encoder: Encoder, config: Any) -> HeadParts:  # noqa: ANN401 - as above
+def _head_parts(
+    layer: nn.Module,
+    head_numbers: tuple[int, ...],
+    encoder: EncoderNames,
+    config: Any,  # noqa: ANN401 - as above
+) -> HeadParts:
     *inputs, proj = (cast("nn.Linear", layer.get_submodule(name)) for name in (*encoder.qkv, encoder.output))
     fused, (q, k, v) = (inputs[0], (None,) * 3) if len(inputs) == 1 else (None, inputs)
-    width, own = heads_of(config).head_dim, _found(layer, encoder.bias)
+    width, position_bias = heads_of(config).head_dim, _optional_part(layer, encoder.bias)
     return HeadParts(
-        kept=kept,
+        head_numbers=head_numbers,
         head_dim=width,
         scale=width**-0.5,
         qkv=fused,
@@ -178,12 +185,14 @@ def _head_parts(layer: nn.Module, kept: tuple[int, ...], encoder: Encoder, confi
         v=v,
         proj=proj,
         proj_drop=_drop(layer, encoder, 0),
-        bias=None if own is None else PositionBias(own.relative_position_bias_table, _index(own)),
+        bias=None
+        if position_bias is None
+        else PositionBias(position_bias.relative_position_bias_table, _index(position_bias)),
         dropout=getattr(config, encoder.attention_dropout),
     )
 
 
-def _found(holder: nn.Module, name: str) -> Any:  # noqa: ANN401 - as above
+def _optional_part(holder: nn.Module, name: str) -> Any:  # noqa: ANN401 - as above
     """Return a part that not all models have, None if it is not there."""
     return dict(holder.named_modules()).get(name) if name else None
 
@@ -193,11 +202,11 @@ def _index(bias: Any) -> torch.Tensor:  # noqa: ANN401 - as above
 
     A copy, as the library keeps its own for all who ask, which may have been made where nothing is trained.
     """
-    found: torch.Tensor = bias.generate_relative_position_index(bias.window_size)
-    return found.clone()
+    index: torch.Tensor = bias.generate_relative_position_index(bias.window_size)
+    return index.clone()
 
 
-def _drop(layer: nn.Module, encoder: Encoder, after: int) -> nn.Module:
+def _drop(layer: nn.Module, encoder: EncoderNames, after: int) -> nn.Module:
     name = encoder.drops[after] if encoder.drops else ""
     return layer.get_submodule(name) if name else nn.Identity()
 

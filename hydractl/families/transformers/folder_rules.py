@@ -45,9 +45,9 @@ def _class_names(folder: ModelFolder) -> str | None:
 
 def _quantization(folder: ModelFolder) -> str | None:
     for key in ("quantization_config", "compression_config"):
-        given = folder.config.get(key)
-        if given:
-            method = given.get("quant_method") if isinstance(given, dict) else None
+        config = folder.config.get(key)
+        if config:
+            method = config.get("quant_method") if isinstance(config, dict) else None
             return f"its weights are quantised (`{key}`{f': `{method}`' if method else ''})"
     return None
 
@@ -110,10 +110,12 @@ def _pooling_modes(folder: ModelFolder) -> list[str]:
     modules = (
         str(m.get("path")) for m in folder.sentence_modules if str(m.get("type", "")).endswith("Pooling")
     )
-    says = folder.read(f"{next(modules, '1_Pooling')}/config.json")
-    if mode := says.get("pooling_mode"):
-        return [str(mode)] if isinstance(mode, str) else [str(one) for one in mode]
-    chosen = [key for key, value in says.items() if key.startswith("pooling_mode_") and value is True]
+    pooling_config = folder.read(f"{next(modules, '1_Pooling')}/config.json")
+    if mode := pooling_config.get("pooling_mode"):
+        return [str(mode)] if isinstance(mode, str) else [str(name) for name in mode]
+    chosen = [
+        key for key, value in pooling_config.items() if key.startswith("pooling_mode_") and value is True
+    ]
     return [
         key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in chosen
     ]

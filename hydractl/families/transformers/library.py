@@ -79,12 +79,12 @@ def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
     """
     from transformers import AutoConfig
 
-    told = _allowed(_config_class(name), options)
-    for key in told.keys() - set(LABELS):
-        check_values(name, key, told[key])
+    allowed = _allowed(_config_class(name), options)
+    for key in allowed.keys() - set(LABELS):
+        check_values(name, key, allowed[key])
     try:
         with quiet():
-            return AutoConfig.for_model(name, **told)
+            return AutoConfig.for_model(name, **allowed)
     except Exception as error:  # whatever a configuration's validators raise, these options make no model
         raise OptionsError(f"transformers cannot configure `{name}`: {reason_of(error)}") from error
 
@@ -95,12 +95,12 @@ def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - 
     Raises:
         OptionsError: If an option is unknown, or the configuration does not take its value.
     """
-    made = _config_class(name)
-    within = _within(made)
-    check_options(name, {k: v for k, v in options.items() if k not in within}, _known(made))
+    config_class = _config_class(name)
+    within = _within(config_class)
+    check_options(name, {k: v for k, v in options.items() if k not in within}, _known_keys(config_class))
     for key, kind in within.items():
-        if isinstance(given := options.get(key), dict):
-            check_options(name, given, _known(kind), prefix=f"{key.partition('_')[0]}.")
+        if isinstance(tower_options := options.get(key), dict):
+            check_options(name, tower_options, _known_keys(kind), prefix=f"{key.partition('_')[0]}.")
     return configured(name, options)
 
 
@@ -108,15 +108,15 @@ def evaluation_config(model_class: str, options: Mapping[str, object]) -> Mappin
     """Return what of the options of the library's class changes the answers of trained weights, defaults filled in."""
     unread = {*NOT_ARCHITECTURE, *TRAINING_ONLY, "text_config_dict", "vision_config_dict"}
 
-    def kept(config: Mapping[str, Any]) -> dict[str, object]:
+    def filtered(config: Mapping[str, Any]) -> dict[str, object]:
         return {
-            key: kept(value) if key in TOWERS and isinstance(value, dict) else value
+            key: filtered(value) if key in TOWERS and isinstance(value, dict) else value
             for key, value in config.items()
             if key not in unread
         }
 
     config = configured(class_named(model_class).config_class.model_type, options)
-    return {"model_class": model_class, **kept(config.to_dict())}
+    return {"model_class": model_class, **filtered(config.to_dict())}
 
 
 def _config_class(name: str) -> Any:  # noqa: ANN401 - untyped
@@ -127,24 +127,24 @@ def _config_class(name: str) -> Any:  # noqa: ANN401 - untyped
 
 def _allowed(config_class: Any, options: Mapping[str, object]) -> dict[str, object]:  # noqa: ANN401 - untyped
     """Return what of options an architecture is told, those of configurations within it too."""
-    within, known = _within(config_class), _known(config_class)
-    told = {key: value for key, value in options.items() if key in known}
-    for key in within.keys() & told.keys():
-        if isinstance(given := told[key], dict):
-            own = _allowed(within[key], given)
-            told[key] = {k: v for k, v in own.items() if k not in LABELS}
-    return told
+    within, known_keys = _within(config_class), _known_keys(config_class)
+    allowed = {key: value for key, value in options.items() if key in known_keys}
+    for key in within.keys() & allowed.keys():
+        if isinstance(tower_options := allowed[key], dict):
+            allowed_in_tower = _allowed(within[key], tower_options)
+            allowed[key] = {k: v for k, v in allowed_in_tower.items() if k not in LABELS}
+    return allowed
 
 
 @cache
-def _known(config_class: Any) -> frozenset[str]:  # noqa: ANN401 - untyped
+def _known_keys(config_class: Any) -> frozenset[str]:  # noqa: ANN401 - untyped
     """Return what an architecture may be told: what its configuration declares, or is known to look for."""
     with quiet():
         declared = config_class().to_dict().keys()
-    more = UNDECLARED.get(config_class.model_type, ())
-    known = {*declared, *config_class.attribute_map, *more, "num_labels"}
-    old = OLD_ROPE if "rope_parameters" in known else ()
-    return frozenset({*known, *old} - {*NOT_ARCHITECTURE, "model_type"} | {*LABELS})
+    undeclared = UNDECLARED.get(config_class.model_type, ())
+    names = {*declared, *config_class.attribute_map, *undeclared, "num_labels"}
+    old = OLD_ROPE if "rope_parameters" in names else ()
+    return frozenset({*names, *old} - {*NOT_ARCHITECTURE, "model_type"} | {*LABELS})
 
 
 @cache
@@ -167,7 +167,7 @@ def blank(model_class: str, architecture: Architecture, spared: Sequence[str] = 
     from hydractl.families.dismantling import without_weights
 
     with without_weights(), no_init_weights():
-        return _without(_made(model_class, architecture), spared)
+        return _without(_build_library_model(model_class, architecture), spared)
 
 
 def random_state(
@@ -178,7 +178,7 @@ def random_state(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return dict(_without(_made(model_class, architecture), spared).state_dict())
+        return dict(_without(_build_library_model(model_class, architecture), spared).state_dict())
 
 
 def _without(library: Any, spared: Sequence[str]) -> Any:  # noqa: ANN401 - as above
@@ -193,7 +193,7 @@ def _without(library: Any, spared: Sequence[str]) -> Any:  # noqa: ANN401 - as a
     return library
 
 
-def _made(model_class: str, architecture: Architecture) -> Any:  # noqa: ANN401 - untyped
+def _build_library_model(model_class: str, architecture: Architecture) -> Any:  # noqa: ANN401 - untyped
     config = configured(class_named(model_class).config_class.model_type, architecture.config)
     with building("transformers", architecture.name), quiet():
         return class_named(model_class)(config)
@@ -253,22 +253,22 @@ def adopted_state(
             f"{where}: lacks {counted(len(missing), 'tensor')} of {model_class}, for example `{missing[0]}`",
             hint="is it another model than config.json says?",
         )
-    if more := sorted(name for name in report["unexpected_keys"] if how.in_block(name)):
+    if unexpected := sorted(name for name in report["unexpected_keys"] if how.in_block(name)):
         raise CheckpointError(
-            f"{where}: has {counted(len(more), 'tensor')} in its blocks that {model_class} has not, for example `{more[0]}`",
+            f"{where}: has {counted(len(unexpected), 'tensor')} in its blocks that {model_class} has not, for example `{unexpected[0]}`",
             hint="merge adapters into the weights first (`merge_and_unload()`); or is it another architecture?",
         )
     resized = {name: shapes for name, *shapes in sorted(report["mismatched_keys"])}
-    if other := [name for name in resized if not (how.replaceable(name) and name in state)]:
-        stored, expected = map(tuple, resized[other[0]])
+    if mismatched := [name for name in resized if not (how.replaceable(name) and name in state)]:
+        stored, expected = map(tuple, resized[mismatched[0]])
         raise CheckpointError(
-            f"{where}: tensor `{other[0]}` has shape {stored}, its config.json needs {expected}",
+            f"{where}: tensor `{mismatched[0]}` has shape {stored}, its config.json needs {expected}",
             hint="is config.json of another model?",
         )
     loaded = _without(library, how.spared).state_dict()
-    kept = {name: tensor for name, tensor in loaded.items() if name not in report["missing_keys"]}
+    loaded_state = {name: tensor for name, tensor in loaded.items() if name not in report["missing_keys"]}
     unchanged = {*resized, *how.exact} & state.keys() & loaded.keys()
-    return {**kept, **{name: state[name] for name in sorted(unchanged)}}
+    return {**loaded_state, **{name: state[name] for name in sorted(unchanged)}}
 
 
 def check_small(folder: Path, patterns: Iterable[str]) -> None:
@@ -277,7 +277,7 @@ def check_small(folder: Path, patterns: Iterable[str]) -> None:
     Raises:
         CheckpointError: Naming the first.
     """
-    for path in (found for pattern in patterns for found in sorted(folder.glob(pattern))):
+    for path in (match for pattern in patterns for match in sorted(folder.glob(pattern))):
         if path.stat().st_size > MAX_BYTES:
             raise CheckpointError(f"{path}: has more than {MAX_BYTES} bytes")
 
@@ -296,13 +296,13 @@ def class_named(model_class: str) -> Any:  # noqa: ANN401 - untyped
     """
     import transformers
 
-    found = getattr(transformers, model_class, None)
-    if found is None:
+    library_class = getattr(transformers, model_class, None)
+    if library_class is None:
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} has no `{model_class}`",
             hint="pip install --upgrade transformers",
         )
-    return found
+    return library_class
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import (
-    OWN,
+    DEFAULT_POOLING,
     POOLINGS,
     Described,
     Family,
@@ -44,7 +44,7 @@ from hydractl.manifest.heads import TowerKeep
 if TYPE_CHECKING:
     import torch
 
-    from hydractl.families.dismantling import Kept
+    from hydractl.families.dismantling import HeadNumbers
     from hydractl.families.tower import Model
 
 LIBRARY = "transformers"
@@ -52,7 +52,7 @@ CLASS_EMBEDDINGS = "class_embeddings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FamilyRow:
     """The models of transformers that one family reads: classifiers with one tower, or zero-shot ones with two.
 
     What differs between texts, images and pairs of both is in its subclasses.
@@ -105,7 +105,7 @@ class Row:
         """Return why heads cannot be cut in a model with this configuration, or None."""
         return self.refusal(config)
 
-    def pooled(self, pooling: str | None) -> Row:  # noqa: ARG002 - as above
+    def pooled(self, pooling: str | None) -> FamilyRow:  # noqa: ARG002 - as above
         """Return the row of models whose classifier reads what an architecture's `pooling` says."""
         return self
 
@@ -113,7 +113,7 @@ class Row:
         """Return paths of the modules that such a model does without."""
         return ()
 
-    def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - as above
+    def wrap(self, library: Any, head_numbers: Mapping[str, HeadNumbers]) -> Model:  # noqa: ANN401 - as above
         """Make the model out of the library's modules, given each tower's and layer's kept heads."""
         raise NotImplementedError
 
@@ -128,8 +128,8 @@ class Row:
     def text_sizes(self, architecture: Architecture) -> tuple[int, int]:
         """Return how many tokens of a text, and how many different ones, a model takes."""
         config = configured(self.model_type(architecture.name), architecture.config)
-        own = getattr(config, self.nested["text"]) if self.nested else config
-        how = cast("Tokenization", self.texts(own, None))
+        text_config = getattr(config, self.nested["text"]) if self.nested else config
+        how = cast("Tokenization", self.texts(text_config, None))
         return how.max_length, how.vocab_size
 
     @property
@@ -162,36 +162,42 @@ class Row:
         """
         trained, kind = config.get("architectures"), config.get("model_type")
         names = [name for name in self.classes if self.model_type(name) == kind]
-        own = [name for name in names if isinstance(trained, list) and self.classes[name] in trained]
+        trained_as = [name for name in names if isinstance(trained, list) and self.classes[name] in trained]
         plain = [name for name in names if backbone or name not in self.types]
-        others = [*plain, *(name for other, name in self.others.items() if other == kind)]
-        return next(iter((*own, *(() if self.zero_shot and trained else others))), None)
+        others = [*plain, *(name for model_type, name in self.others.items() if model_type == kind)]
+        return next(iter((*trained_as, *(() if self.zero_shot and trained else others))), None)
 
-    def whole(self, config: Mapping[str, object], name: str) -> dict[str, object]:
+    def architecture_options(self, config: Mapping[str, object], name: str) -> dict[str, object]:
         """Return what a `config.json` says as the configuration of an architecture; another type's is brought into its form."""
         options = {k: v for k, v in config.items() if k != "model_type"}
         if config.get("model_type") not in self.others:
             return options
         if self.nested:
             return dict.fromkeys(self.nested.values(), options)
-        known = configured(self.model_type(name), {}).to_dict()
-        return {k: v for k, v in options.items() if k in known}
+        known_keys = configured(self.model_type(name), {}).to_dict()
+        return {k: v for k, v in options.items() if k in known_keys}
 
 
-def family_of_row(row: Row) -> Family:
+def family_of_row(row: FamilyRow) -> Family:
     """Return the family."""
 
     def describe(name: str, options: Mapping[str, object]) -> Described:
-        given = dict(options)
-        tokenizer = given.pop("tokenizer", None) if "text" in row.towers else None
-        pooling = given.pop("pooling", OWN) if row.towers.keys() == {"text"} else OWN
-        config = checked(row.model_type(name), _unfolded(row, given))
-        found = _described(row, name, config, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
+        config_options = dict(options)
+        tokenizer = config_options.pop("tokenizer", None) if "text" in row.towers else None
+        pooling = (
+            config_options.pop("pooling", DEFAULT_POOLING)
+            if row.towers.keys() == {"text"}
+            else DEFAULT_POOLING
+        )
+        config = checked(row.model_type(name), _unfolded(row, config_options))
+        described = _described(
+            row, name, config, tokenizer=None if tokenizer is None else Path(str(tokenizer))
+        )
         if pooling not in POOLINGS:
             raise UnsupportedModelError(
                 f"`{name}` has no pooling `{pooling}`", hint=f"there are {', '.join(POOLINGS)}"
             )
-        return replace(found, architecture=with_pooling(found.architecture, str(pooling)))
+        return replace(described, architecture=with_pooling(described.architecture, str(pooling)))
 
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
@@ -202,8 +208,8 @@ def family_of_row(row: Row) -> Family:
         library = blank(row.class_of(architecture.name), architecture, row.spared(architecture.pooling))
         cut_heads(library, row.towers, architecture, mask)
         fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
-        kept = {tower: keep.keep for tower, keep in mask.items()}
-        model = row.pooled(architecture.pooling).wrap(library, kept).eval()
+        head_numbers = {tower: keep.keep for tower, keep in mask.items()}
+        model = row.pooled(architecture.pooling).wrap(library, head_numbers).eval()
         if state is not None and CLASS_EMBEDDINGS in state and isinstance(model.answer, Contrast):
             model.answer.settle(
                 state[CLASS_EMBEDDINGS].detach()
@@ -217,7 +223,7 @@ def family_of_row(row: Row) -> Family:
         refuses=row.refuses,
         towers=row.towers,
         matches=lambda config: row.name_of(config) is not None,
-        holds=lambda config: not row.zero_shot and row.name_of(config, backbone=True) is not None,
+        matches_encoder=lambda config: not row.zero_shot and row.name_of(config, backbone=True) is not None,
         names=tuple(row.classes),
         claims=lambda name: name in row.classes,
         read_config=lambda config, folder: _read_config(row, config, folder),
@@ -227,7 +233,9 @@ def family_of_row(row: Row) -> Family:
         initialise=lambda architecture, seed: random_state(
             row.class_of(architecture.name), architecture, seed, row.spared(architecture.pooling)
         ),
-        evaluation_config=lambda each: evaluation_config(row.class_of(each.name), each.config),
+        evaluation_config=lambda architecture: evaluation_config(
+            row.class_of(architecture.name), architecture.config
+        ),
         texts=row.text_sizes if "text" in row.towers else None,
         rules=RULES,
         adopt=lambda where, architecture, state: adopted_state(
@@ -250,13 +258,13 @@ def family_of_row(row: Row) -> Family:
     return family
 
 
-def _read_config(row: Row, config: Mapping[str, object], folder: Path) -> Described:
+def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> Described:
     name = row.name_of(config) or row.name_of(config, backbone=True) or str(config["model_type"])
-    wanted = row.classes[name]
-    library_config = configured(row.model_type(name), row.whole(config, name))
+    model_class = row.classes[name]
+    library_config = configured(row.model_type(name), row.architecture_options(config, name))
     described = _described(row, name, library_config, folder=folder, tokenizer=folder)
-    trained = classes_of(config, wanted)
-    if wanted in trained:
+    trained = classes_of(config, model_class)
+    if model_class in trained:
         return described
     described = replace(
         described,
@@ -275,7 +283,7 @@ def _has_head(model_class: str) -> bool:
     return model_class.endswith(("Classification", "MultipleChoice"))
 
 
-def _write_config(row: Row, described: Described) -> dict[str, Mapping[str, object]] | None:
+def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str, object]] | None:
     architecture, how = described.architecture, described.preprocess
     if architecture.pooling is not None:
         return None
@@ -302,29 +310,31 @@ def labels_as_config(names: Sequence[str]) -> dict[str, object]:
     }
 
 
-def _unfolded(row: Row, options: Mapping[str, object]) -> dict[str, object]:
+def _unfolded(row: FamilyRow, options: Mapping[str, object]) -> dict[str, object]:
     """Return options with those of a configuration within, `vision.x=1`, in their place."""
-    found = dict(options)
+    unfolded = dict(options)
     for tower, nested in row.nested.items():
-        given, prefix = found.pop(nested, None), f"{tower}."
-        own = {key.removeprefix(prefix): found.pop(key) for key in list(found) if key.startswith(prefix)}
-        found[nested] = {**(given if isinstance(given, dict) else {}), **own}
-    return found
+        tower_config, prefix = unfolded.pop(nested, None), f"{tower}."
+        tower_options = {
+            key.removeprefix(prefix): unfolded.pop(key) for key in list(unfolded) if key.startswith(prefix)
+        }
+        unfolded[nested] = {**(tower_config if isinstance(tower_config, dict) else {}), **tower_options}
+    return unfolded
 
 
-def _kept(row: Row, config: Any) -> dict[str, object]:  # noqa: ANN401 - untyped
+def _architecture_options(row: FamilyRow, config: Any) -> dict[str, object]:  # noqa: ANN401 - untyped
     """Return what of a configuration makes the architecture."""
-    whole: dict[str, Any] = config.to_dict()
-    found = {k: v for k, v in whole.items() if k not in {*NOT_ARCHITECTURE, "model_type"}}
+    full_config: dict[str, Any] = config.to_dict()
+    options = {k: v for k, v in full_config.items() if k not in {*NOT_ARCHITECTURE, "model_type"}}
     if row.nested:
-        found = {k: v for k, v in found.items() if not k.endswith("_config")}
+        options = {k: v for k, v in options.items() if not k.endswith("_config")}
     for nested in row.nested.values():
-        found[nested] = {k: v for k, v in whole[nested].items() if k not in NOT_ARCHITECTURE}
-    return found if row.zero_shot else {**found, "num_labels": config.num_labels}
+        options[nested] = {k: v for k, v in full_config[nested].items() if k not in NOT_ARCHITECTURE}
+    return options if row.zero_shot else {**options, "num_labels": config.num_labels}
 
 
 def _described(
-    row: Row,
+    row: FamilyRow,
     name: str,
     config: Any,  # noqa: ANN401 - as above
     *,
@@ -346,8 +356,8 @@ def _described(
                 library=LIBRARY,
                 name=name,
                 family=row.name,
-                config=plain(_kept(row, config)),
-                towers={tower: heads_of(own) for tower, own in parts.items()},
+                config=plain(_architecture_options(row, config)),
+                towers={tower: heads_of(tower_config) for tower, tower_config in parts.items()},
                 num_classes=len(labels),
             ),
             preprocess=cast("Preprocess | Tokenization", images or texts),
@@ -357,18 +367,18 @@ def _described(
         )
 
 
-def _check(row: Row, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401 - as above
+def _check(row: FamilyRow, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401 - as above
     """Refuse what no heads can be cut in, or what is no classifier."""
     if reason := row.refused(config):
         raise UnsupportedModelError(f"`{config.model_type}` is not supported here: {reason}")
     classless = not row.zero_shot and config.num_labels < 1
-    if classless or any(own.num_hidden_layers < 1 for own in parts):
+    if classless or any(tower_config.num_hidden_layers < 1 for tower_config in parts):
         lacks = "no classifier; give `num_labels`" if classless else "no layers"
         raise UnsupportedModelError(f"`{config.model_type}` is not supported here: it has {lacks}")
-    for own in parts:
-        heads = own.num_attention_heads
-        if heads < 1 or (not getattr(own, "head_dim", None) and own.hidden_size % heads):
+    for tower_config in parts:
+        heads = tower_config.num_attention_heads
+        if heads < 1 or (not getattr(tower_config, "head_dim", None) and tower_config.hidden_size % heads):
             raise OptionsError(
-                f"`{config.model_type}` with a width of {own.hidden_size} cannot have {heads} heads",
+                f"`{config.model_type}` with a width of {tower_config.hidden_size} cannot have {heads} heads",
                 hint="the width must be a multiple of the number of heads",
             )

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from hydractl.families.base import TowerLayout
-from hydractl.families.transformers.encoder import TextEncoder
-from hydractl.families.transformers.models import Row, family_of_row
+from hydractl.families.transformers.encoder import TextEncoderNames
+from hydractl.families.transformers.models import FamilyRow, family_of_row
 from hydractl.families.transformers.tokenizers import read_texts
 from hydractl.manifest.header import Tokenization
 
 if TYPE_CHECKING:
-    from hydractl.families.dismantling import Kept
+    from hydractl.families.dismantling import HeadNumbers
     from hydractl.families.tower import Model
 
 ROTATIONS = ("default", "linear", "yarn", "llama3")
@@ -26,7 +26,7 @@ MPNET_PADDING, MPNET_BUCKETS = 1, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextRow(Row):
+class TextRow(FamilyRow):
     """The text classifiers of one encoder.
 
     Attributes:
@@ -34,7 +34,7 @@ class TextRow(Row):
         unused: Positions that no token takes, given the configuration.
     """
 
-    encoder: TextEncoder
+    encoder: TextEncoderNames
     unused: Callable[[Any], int] = lambda _: 0
 
     @property
@@ -51,10 +51,10 @@ class TextRow(Row):
         return () if pooling is None else self.encoder.spared
 
     @override
-    def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:
+    def wrap(self, library: Any, head_numbers: Mapping[str, HeadNumbers]) -> Model:
         from hydractl.families.transformers.text_modules import wrap_text
 
-        return wrap_text(library, kept["text"], self.encoder)
+        return wrap_text(library, head_numbers["text"], self.encoder)
 
     @override
     def texts(self, config: Any, source: Path | None) -> Tokenization:
@@ -81,9 +81,9 @@ def _other_width(config: Any) -> str | None:  # noqa: ANN401 - as above
 
 
 def _changing_angles(config: Any) -> str | None:  # noqa: ANN401 - as above
-    given = config.rope_parameters
+    rope_parameters = config.rope_parameters
     for kind in sorted(set(getattr(config, "layer_types", None) or ())) or [None]:
-        parameters = given if kind is None else given.get(kind)
+        parameters = rope_parameters if kind is None else rope_parameters.get(kind)
         if parameters is None:
             return f"it has layers of the type `{kind}`"
         if parameters["rope_type"] not in ROTATIONS:
@@ -115,9 +115,9 @@ def _behind_padding(config: Any) -> int:  # noqa: ANN401 - as above
     return int(config.pad_token_id) + 1
 
 
-BERT = TextEncoder(
+BERT = TextEncoderNames(
     model="bert",
-    takes=("token_type_ids",),
+    extra_inputs=("token_type_ids",),
     layers="encoder.layer",
     final=("pooler",),
     projection=("dropout",),
@@ -137,7 +137,7 @@ _BERT_ROW = TextRow(
 )
 _NO_POOLER = replace(BERT, final=(), projection=(), on_mean=("classifier.dropout", "classifier.out_proj"))
 _PRE_NORM = replace(_NO_POOLER, post_norm=False)
-_LLAMA = TextEncoder(
+_LLAMA = TextEncoderNames(
     model="model",
     layers="layers",
     embed=("embed_tokens",),
@@ -153,7 +153,7 @@ _LLAMA = TextEncoder(
 _ROTATED = replace(
     _LLAMA,
     embed=("embeddings",),
-    takes=("token_type_ids",),
+    extra_inputs=("token_type_ids",),
     pooling="own",
     on_mean=("dropout", "classifier"),
     post_norm=True,
@@ -190,7 +190,7 @@ _ROWS = (
     ),
     TextRow(
         title="distilbert",
-        encoder=TextEncoder(
+        encoder=TextEncoderNames(
             model="distilbert",
             layers="transformer.layer",
             pooling="first",
@@ -207,7 +207,7 @@ _ROWS = (
     ),
     TextRow(
         title="modernbert",
-        encoder=TextEncoder(
+        encoder=TextEncoderNames(
             model="model",
             code="rotated in single precision",
             layers="layers",
@@ -249,7 +249,7 @@ _ROWS = (
         encoder=replace(
             _NO_POOLER,
             model="mpnet",
-            takes=(),
+            extra_inputs=(),
             code="shared bias",
             beside=("encoder.relative_attention_bias",),
             qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
@@ -338,7 +338,7 @@ _ROWS = (
         encoder=replace(
             _PRE_NORM,
             model="esm",
-            takes=("attention_mask",),
+            extra_inputs=("attention_mask",),
             rotary="rotary_embeddings",
             final=("encoder.emb_layer_norm_after",),
             norms=("attention.LayerNorm", "LayerNorm"),

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.dismantling import Kept
+from hydractl.families.dismantling import HeadNumbers
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.side import Side
+from hydractl.families.side import AttentionExtras
 from hydractl.families.tower import Model, Stream
 from hydractl.families.transformers import deberta_modules as deberta
-from hydractl.families.transformers.encoder import TextEncoder
+from hydractl.families.transformers.encoder import TextEncoderNames
 from hydractl.families.transformers.encoder_modules import (
     FULL,
     LOCAL,
@@ -36,11 +36,11 @@ class RotatedGroup(HeadGroup):
 
     @override
     def positioned(
-        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wide = torch.promote_types(q.dtype, torch.float32)
-        found = super().positioned(q.float().to(wide), k.float().to(wide), queries, side)
-        return found[0].to(q.dtype), found[1].to(q.dtype)
+        rotated = super().positioned(q.float().to(wide), k.float().to(wide), queries, side)
+        return rotated[0].to(q.dtype), rotated[1].to(q.dtype)
 
 
 class ScaledGroup(RotatedGroup):
@@ -52,22 +52,22 @@ class ScaledGroup(RotatedGroup):
 
     @override
     def positioned(
-        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return super().positioned(q * self.before, k, queries, side)
 
 
-def _embed(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream:
+def _embed(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
     """Return the stream of texts (B, T), their padding mask, and what else blocks need of positions.
 
     Constants are by the kind of layer its angles (1, 2, 1, T, K). In the context is, for all layers in which tokens look at
     their neighbours only, one mask (N, 1, T, T).
     """
     model: Any = host.get_submodule(encoder.model)
-    first, *rest = encoder.embed
-    beside = {name: texts.get(name) for name in encoder.takes}
+    first, *next_modules = encoder.embed
+    beside = {name: texts.get(name) for name in encoder.extra_inputs}
     tokens = model.get_submodule(first)(texts["input_ids"], **beside)
-    for name in rest:
+    for name in next_modules:
         tokens = model.get_submodule(name)(tokens)
     angles, masks = _angles(model, tokens, encoder) if encoder.rotary else {}, {"mask": key_mask(texts)}
     if LOCAL in angles:
@@ -75,7 +75,7 @@ def _embed(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream:
     return Stream(tokens, masks, angles)
 
 
-def _angles(model: Any, tokens: torch.Tensor, encoder: TextEncoder) -> dict[str, torch.Tensor]:  # noqa: ANN401 - transformers is untyped
+def _angles(model: Any, tokens: torch.Tensor, encoder: TextEncoderNames) -> dict[str, torch.Tensor]:  # noqa: ANN401 - transformers is untyped
     """Return the angles of `_embed`."""
     rotary, at = model.get_submodule(encoder.rotary), torch.arange(tokens.shape[1], device=tokens.device)
     kinds = getattr(model.config, "layer_types", None)
@@ -93,19 +93,21 @@ def _near(mask: torch.Tensor, furthest: int) -> torch.Tensor:
     And itself, or a padded query far from the text would look at nothing.
     """
     at = torch.arange(mask.shape[-1], device=mask.device)
-    apart = (at[:, None] - at).abs()
-    return mask & (apart <= furthest) | (apart == 0)
+    distance = (at[:, None] - at).abs()
+    return mask & (distance <= furthest) | (distance == 0)
 
 
-def _embed_biased(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream:
+def _embed_biased(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
     """Return the stream of `_embed` with the bias of relative positions (1, H, T, T) of all heads of the base."""
     stream = _embed(host, texts, encoder)
     model: Any = host.get_submodule(encoder.model)
-    one = stream.tokens.new_empty(1, stream.tokens.shape[1], 0)  # no more is looked at than sizes and device
-    return Stream(stream.tokens, stream.context, {"bias": model.encoder.compute_position_bias(one)})
+    shape_probe = stream.tokens.new_empty(
+        1, stream.tokens.shape[1], 0
+    )  # no more is looked at than sizes and device
+    return Stream(stream.tokens, stream.context, {"bias": model.encoder.compute_position_bias(shape_probe)})
 
 
-def _embed_paired(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream:
+def _embed_paired(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
     """Return the stream of `_embed` with the angles of neighbouring features, which the library has as sines and cosines."""
     stream = _embed(host, texts, encoder)
     model: Any = host.get_submodule(encoder.model)
@@ -114,7 +116,7 @@ def _embed_paired(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream
     return Stream(stream.tokens, stream.context, {FULL: angles})
 
 
-def _read(host: nn.Module, stream: Stream, encoder: TextEncoder, pooling: str) -> torch.Tensor:
+def _read(host: nn.Module, stream: Stream, encoder: TextEncoderNames, pooling: str) -> torch.Tensor:
     """Return logits (N, C) of what stands after the blocks, run in turn."""
     x = stream.tokens
     for name in encoder.final:
@@ -138,7 +140,7 @@ def _scaled_before(parts: HeadParts, layer: Any) -> HeadGroup:  # noqa: ANN401 -
 class Embed(Protocol):
     """What makes a stream of texts, given the library's model."""
 
-    def __call__(self, host: Any, texts: Texts, encoder: TextEncoder) -> Stream:  # noqa: ANN401 - as above
+    def __call__(self, host: Any, texts: Texts, encoder: TextEncoderNames) -> Stream:  # noqa: ANN401 - as above
         """Return it."""
         ...
 
@@ -174,8 +176,8 @@ CODE: Mapping[str, Code] = MappingProxyType(
 )
 
 
-def wrap_text(library: nn.Module, kept: Kept, encoder: TextEncoder) -> Model:
-    """Return the model whose parts are the library model's own modules; `kept` are each layer's heads."""
+def wrap_text(library: nn.Module, head_numbers: HeadNumbers, encoder: TextEncoderNames) -> Model:
+    """Return the model whose parts are the library model's own modules; `head_numbers` are each layer's heads."""
     config: Any = library.config
     set_aside(library, tuple(f"{encoder.model}.{name}." for name in encoder.unread))
     encoder = _without_absent(library, encoder)
@@ -186,16 +188,16 @@ def wrap_text(library: nn.Module, kept: Kept, encoder: TextEncoder) -> Model:
         read=partial(_read, encoder=encoder, pooling=pooling),
         reads=None if pooling in {"mean", "late"} else slice(0, 1),
     )
-    made = tower(library, encoder, kept, ends, group=code.group, block=code.block)
-    for block, kind in zip(made.layers(), getattr(config, "layer_types", None) or (), strict=False):
+    text_tower = tower(library, encoder, head_numbers, ends, group=code.group, block=code.block)
+    for block, kind in zip(text_tower.layers(), getattr(config, "layer_types", None) or (), strict=False):
         block.kind = kind
     if encoder.code == "disentangled":
-        deberta.convolve(made, library)
-    return Model({"text": made})
+        deberta.convolve(text_tower, library)
+    return Model({"text": text_tower})
 
 
-def _without_absent(library: nn.Module, encoder: TextEncoder) -> TextEncoder:
+def _without_absent(library: nn.Module, encoder: TextEncoderNames) -> TextEncoderNames:
     """Return the encoder without what a configuration may leave out: a projection of embeddings, rotary angles."""
-    there = {name for name, _ in library.get_submodule(encoder.model).named_modules()}
-    embed = tuple(name for name in encoder.embed if name in there)
-    return replace(encoder, embed=embed, rotary=encoder.rotary if encoder.rotary in there else "")
+    module_names = {name for name, _ in library.get_submodule(encoder.model).named_modules()}
+    embed = tuple(name for name in encoder.embed if name in module_names)
+    return replace(encoder, embed=embed, rotary=encoder.rotary if encoder.rotary in module_names else "")

@@ -14,8 +14,8 @@ from hydractl.manifest.header import InputName, Tokenization
 from hydractl.manifest.tokenizers import SENTENCEPIECE, SETTINGS, check_document, check_settings, to_text
 from hydractl.runtime import without_panic
 
-WHOLE = ("tokenizer.json", "tokenizer.*.json")
-TOKENIZER_FILES = (*WHOLE, "vocab.*", "merges.txt", "bpe.codes", "*.model")
+COMPLETE_TOKENIZERS = ("tokenizer.json", "tokenizer.*.json")
+TOKENIZER_FILES = (*COMPLETE_TOKENIZERS, "vocab.*", "merges.txt", "bpe.codes", "*.model")
 """What tokenizers are kept in, as far as folders of text models go."""
 NOTES = ("config.json", SETTINGS, "special_tokens_map.json", "added_tokens.json")
 """What the library reads with them."""
@@ -133,7 +133,9 @@ def _no_tokenizer(folder: Path) -> CheckpointError:
 def _is_stored(folder: Path, names: Mapping[str, str]) -> bool:
     """Return whether a folder holds a tokenizer whole, or all files of the vocabulary that its class makes one of."""
     parts = [name for kind, name in names.items() if kind != "tokenizer_file"]
-    return any(_files(folder, WHOLE)) or (bool(parts) and all((folder / name).is_file() for name in parts))
+    return any(_files(folder, COMPLETE_TOKENIZERS)) or (
+        bool(parts) and all((folder / name).is_file() for name in parts)
+    )
 
 
 def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:

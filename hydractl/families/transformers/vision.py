@@ -84,26 +84,28 @@ def usual_preprocess(config: Any, size: tuple[int, int, int]) -> Preprocess:  # 
     named = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(kind)  # type: ignore[attr-defined]  # as it is typed
     if named is None:
         return plain
-    says = getattr(transformers, named["torchvision"])().to_dict()
-    found = _preprocess(says, (RGB, *size[1:]), f"the library's {named['torchvision']}", fixed=False)
-    own = {"input_size": size}
+    settings = getattr(transformers, named["torchvision"])().to_dict()
+    library_default = _preprocess(
+        settings, (RGB, *size[1:]), f"the library's {named['torchvision']}", fixed=False
+    )
+    changes = {"input_size": size}
     if size[0] != RGB:  # one number for all, as timm does
-        own |= {name: (sum(getattr(found, name)) / RGB,) * size[0] for name in ("mean", "std")}
-    return found.model_copy(update=own)
+        changes |= {name: (sum(getattr(library_default, name)) / RGB,) * size[0] for name in ("mean", "std")}
+    return library_default.model_copy(update=changes)
 
 
 def _preprocess(
-    says: Mapping[str, Any], size: tuple[int, int, int], where: str, *, fixed: bool
+    settings: Mapping[str, Any], size: tuple[int, int, int], where: str, *, fixed: bool
 ) -> Preprocess:
     """Return what an image processor's settings say."""
-    cropped, resized, mode = _sizes(says, where)
+    cropped, resized, mode = _sizes(settings, where)
     if fixed and cropped != size[1:]:
         raise UnsupportedModelError(
             f"{where} makes images of {_pixels(cropped)} pixels, the model takes {_pixels(size[1:])}",
             hint="correct `size` or `crop_size` in preprocessor_config.json",
         )
-    mean, std = _statistics(says, size[0], where)
-    number = says.get("resample")
+    mean, std = _statistics(settings, size[0], where)
+    number = settings.get("resample")
     try:
         return Preprocess.model_validate(
             {
@@ -149,7 +151,7 @@ def _image_processor(folder: Path) -> dict[str, Any]:
     check_small(folder, FILES)
     try:
         with quiet():
-            found = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+            processor = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
                 folder, local_files_only=True, trust_remote_code=False
             )
     except Exception as error:  # the library raises whatever its parsers do
@@ -157,23 +159,23 @@ def _image_processor(folder: Path) -> dict[str, Any]:
             f"{folder}: its image processor cannot be read: {reason_of(error)}",
             hint=f"correct `{FILES[0]}`; without one, what is usual for such models stands in for it",
         ) from error
-    name = type(found).__name__
+    name = type(processor).__name__
     if name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor") not in PLAIN:
         raise UnsupportedModelError(
             f"{folder}: images are read by a {name}, which is not supported",
             hint=f"supported: {', '.join(f'{kind}ImageProcessor' for kind in sorted(PLAIN))}",
         )
-    settings: dict[str, Any] = found.to_dict()
+    settings: dict[str, Any] = processor.to_dict()
     return settings
 
 
-def _sizes(says: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[int, int], str]:
+def _sizes(settings: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[int, int], str]:
     """Return the height and width of an input, those that an image is resized to, and how (see `Preprocess`)."""
-    if not says.get("do_resize") or says.get("do_pad"):
-        odd = "pads images" if says.get("do_pad") else "does not resize images"
+    if not settings.get("do_resize") or settings.get("do_pad"):
+        odd = "pads images" if settings.get("do_pad") else "does not resize images"
         raise UnsupportedModelError(f"{where} {odd}, which is not supported")
-    size = {k: v for k, v in dict(says["size"]).items() if v is not None}
-    crop = dict(says.get("crop_size") or {}) if says.get("do_center_crop") else {}
+    size = {k: v for k, v in dict(settings["size"]).items() if v is not None}
+    crop = dict(settings.get("crop_size") or {}) if settings.get("do_center_crop") else {}
     cropped = _pair(crop) if crop else None
     if size.keys() == {"height", "width"}:
         resized = _pair(size)
@@ -202,26 +204,28 @@ def _crop_fraction(cropped: tuple[int, int], resized: tuple[int, int], where: st
 
 
 def _statistics(
-    says: Mapping[str, Any], channels: int, where: str
+    settings: Mapping[str, Any], channels: int, where: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return means and standard deviations on the scale where white is 1."""
-    white = WHITE * float(says["rescale_factor"] if says.get("do_rescale") else 1)
+    white = WHITE * float(settings["rescale_factor"] if settings.get("do_rescale") else 1)
     if math.isclose(white, 1.0, rel_tol=1e-6):
         white = 1.0
     mean, std = (
-        _one_a_channel(says, key, channels, where) if says.get("do_normalize") else (neutral,) * channels
+        _one_a_channel(settings, key, channels, where)
+        if settings.get("do_normalize")
+        else (neutral,) * channels
         for key, neutral in (("image_mean", 0.0), ("image_std", 1.0))
     )
     return tuple(m / white for m in mean), tuple(s / white for s in std)
 
 
-def _one_a_channel(says: Mapping[str, Any], key: str, channels: int, where: str) -> tuple[float, ...]:
-    given = says.get(key)
-    values = tuple(given) if isinstance(given, Iterable) else (given,) * channels
+def _one_a_channel(settings: Mapping[str, Any], key: str, channels: int, where: str) -> tuple[float, ...]:
+    stored = settings.get(key)
+    values = tuple(stored) if isinstance(stored, Iterable) else (stored,) * channels
     numbers = tuple(float(v) for v in values if isinstance(v, int | float))
     if len(values) != channels or len(numbers) != channels:
         raise UnsupportedModelError(
-            f"{where} has `{key}` {given}, the model takes images of {channels} channels"
+            f"{where} has `{key}` {stored}, the model takes images of {channels} channels"
         )
     return numbers
 

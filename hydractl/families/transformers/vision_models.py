@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from hydractl.families.base import TowerLayout
 from hydractl.families.transformers.clip import VISION
-from hydractl.families.transformers.encoder import Encoder
-from hydractl.families.transformers.models import Row, family_of_row
+from hydractl.families.transformers.encoder import EncoderNames
+from hydractl.families.transformers.models import FamilyRow, family_of_row
 from hydractl.families.transformers.vision import (
     default_preprocess,
     image_size,
@@ -29,7 +29,7 @@ from hydractl.manifest.header import Preprocess
 if TYPE_CHECKING:
     import torch
 
-    from hydractl.families.dismantling import Kept
+    from hydractl.families.dismantling import HeadNumbers
     from hydractl.families.tower import Model, Stream
 
 OBLONG = "oblong images: the library resizes positions of squares only"
@@ -51,38 +51,38 @@ class Readout:
 
 
 def _class_token(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
-    found: torch.Tensor = host.classifier(model.layernorm(x[:, 0]))
-    return found
+    logits: torch.Tensor = host.classifier(model.layernorm(x[:, 0]))
+    return logits
 
 
 def _mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
-    found: torch.Tensor = host.classifier(model.layernorm(x).mean(dim=1))
-    return found
+    logits: torch.Tensor = host.classifier(model.layernorm(x).mean(dim=1))
+    return logits
 
 
 def _pooled(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
     """Return logits (N, C) of the mean of the patches, normed, or of the normed class token."""
-    found: torch.Tensor = host.classifier(model.pooler(model.layernorm(x)))
-    return found
+    logits: torch.Tensor = host.classifier(model.pooler(model.layernorm(x)))
+    return logits
 
 
 def _mean_of_patches(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
     """Return SigLIP's logits (N, C), which has patches only, and leaves its own pooling out."""
-    found: torch.Tensor = host.classifier(model.post_layernorm(x).mean(dim=1))
-    return found
+    logits: torch.Tensor = host.classifier(model.post_layernorm(x).mean(dim=1))
+    return logits
 
 
 def _mean_without_norm(host: Any, _: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
     """Return CLIP's logits (N, C), which leaves its norm out."""
-    found: torch.Tensor = host.classifier(x[:, 1:].mean(dim=1))
-    return found
+    logits: torch.Tensor = host.classifier(x[:, 1:].mean(dim=1))
+    return logits
 
 
 def _two_tokens(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
     """Return the mean (N, C) of the logits of class and distillation token, with a classifier each."""
     by_class, by_teacher = model.layernorm(x[:, :2]).unbind(dim=1)
-    found: torch.Tensor = (host.cls_classifier(by_class) + host.distillation_classifier(by_teacher)) / 2
-    return found
+    logits: torch.Tensor = (host.cls_classifier(by_class) + host.distillation_classifier(by_teacher)) / 2
+    return logits
 
 
 def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
@@ -90,8 +90,8 @@ def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tenso
     import torch
 
     normed, prefix = model.layernorm(x), 1 + getattr(host.config, "num_register_tokens", 0)
-    found: torch.Tensor = host.classifier(torch.cat((normed[:, 0], normed[:, prefix:].mean(dim=1)), dim=1))
-    return found
+    logits: torch.Tensor = host.classifier(torch.cat((normed[:, 0], normed[:, prefix:].mean(dim=1)), dim=1))
+    return logits
 
 
 _CLASS_TOKEN = Readout(logits=_class_token, reads=lambda _: slice(0, 1))
@@ -108,7 +108,7 @@ _DINO = Readout(logits=_class_token_and_mean, unread=("embeddings.mask_token",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageRow(Row):
+class ImageRow(FamilyRow):
     """The image classifiers of one encoder.
 
     Attributes:
@@ -120,7 +120,7 @@ class ImageRow(Row):
         one_size: Whether a model takes no images of another size than it was made for nevertheless, given the configuration.
     """
 
-    encoder: Encoder
+    encoder: EncoderNames
     readout: Readout
     otherwise: Mapping[str, Readout] = field(default_factory=dict)
     within: str = ""
@@ -145,7 +145,7 @@ class ImageRow(Row):
         return None
 
     @override
-    def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:
+    def wrap(self, library: Any, head_numbers: Mapping[str, HeadNumbers]) -> Model:
         from hydractl.families.tower import Model
         from hydractl.families.transformers.encoder_modules import Ends, embed_images, set_aside, tower
 
@@ -157,7 +157,7 @@ class ImageRow(Row):
             read=partial(_read, model=model, logits=readout.logits),
             reads=readout.reads(library.config),
         )
-        return Model({"vision": tower(library, self.encoder, kept["vision"], ends)})
+        return Model({"vision": tower(library, self.encoder, head_numbers["vision"], ends)})
 
     @override
     def images(self, config: Any, folder: Path | None) -> Preprocess:
@@ -180,8 +180,8 @@ def _read(
 
 
 def _relative(config: Any) -> bool:  # noqa: ANN401 - as above
-    found: bool = config.use_relative_position_bias or config.use_shared_relative_position_bias
-    return found
+    is_relative: bool = config.use_relative_position_bias or config.use_shared_relative_position_bias
+    return is_relative
 
 
 _ATTENTION_ON_DISK = (
@@ -194,7 +194,7 @@ _BLOCK_ON_DISK = (
     (r"\.intermediate\.dense\.", ".mlp.fc1."),
     (r"\.output\.dense\.", ".mlp.fc2."),
 )
-_VIT = Encoder(
+_VIT = EncoderNames(
     model="vit",
     layers="layers",
     final=("layernorm",),

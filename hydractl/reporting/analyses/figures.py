@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from hydractl.manifest.analyses import Analyses, Fewer, Plane, Pruned
+from hydractl.manifest.analyses import Analyses, BaseWithFewerHeads, Plane, Pruned
 from hydractl.manifest.report import Row
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.reporting.analyses.tables import of_size
@@ -196,7 +196,7 @@ def _fewer(compared: Compared, found: Found) -> Figure | None:
     )
 
 
-def _points(quantity: Quantity, row: Row, fewer: Sequence[Fewer]) -> list[tuple[float, float]]:
+def _points(quantity: Quantity, row: Row, fewer: Sequence[BaseWithFewerHeads]) -> list[tuple[float, float]]:
     """Return the share of heads and the number, from few heads to all."""
     found = []
     for each in fewer:
@@ -234,7 +234,7 @@ def _taylor(compared: Compared, found: Found) -> Figure | None:
     panels = [
         value_map(table.tower, table.scores, most=most, where=_member(row, table.member))
         for row, own in found
-        for most in [max([0.0, *chain.from_iterable(table.known for table in own.taylor)])]
+        for most in [max([0.0, *chain.from_iterable(table.defined_scores for table in own.taylor)])]
         if most > 0
         for table in own.taylor
     ]

@@ -10,7 +10,7 @@ from hydractl.metrics.table import METRICS, needing
 from hydractl.reporting.numbers import GROUPS, Cell, Quantity, Table, written
 
 if TYPE_CHECKING:
-    from hydractl.manifest.analyses import Analyses, Pruned, Size, Spread
+    from hydractl.manifest.analyses import Analyses, EnsembleSize, Pruned, Spread
     from hydractl.manifest.report import Report, Row
 
 Found = Sequence[tuple["Row", "Analyses"]]
@@ -138,19 +138,19 @@ def _members(_: Report, found: Found) -> Iterator[Table]:
     )
 
 
-def ensembles(size: Size) -> str:
+def ensembles(size: EnsembleSize) -> str:
     """Return how many were measured."""
     all_of = "" if size.measured == size.possible else f" of {size.possible}"
     return f"{size.measured}{all_of}"
 
 
-def of_size(size: Size, quantity: Quantity) -> Spread | None:
+def of_size(size: EnsembleSize, quantity: Quantity) -> Spread | None:
     """Return what ensembles of a size say of it."""
     values = size.values if quantity.scope is None else size.means.get(quantity.scope, {})
     return values.get(quantity.name)
 
 
-def _spread(size: Size, quantity: Quantity) -> Cell:
+def _spread(size: EnsembleSize, quantity: Quantity) -> Cell:
     own = of_size(size, quantity)
     if own is None:
         return Cell()
@@ -209,7 +209,7 @@ def _taylor(_: Report, found: Found) -> Iterator[Table]:
     rows = []
     for row, own in found:
         for table in own.taylor:
-            known = table.known
+            known = table.defined_scores
             if known:
                 numbers = (sum(known) / len(known), min(known), max(known))
                 name = f"{_member(row, table.member)}, {table.tower}"

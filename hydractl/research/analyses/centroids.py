@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from hydractl.manifest.analyses import Apart, Centroids
+from hydractl.manifest.analyses import CentroidDistances, Centroids
 from hydractl.manifest.heads import HeadName
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.research.analyses.head_outputs import Group, data_tower, in_every_set
@@ -19,7 +19,7 @@ def analyse(context: AnalysisContext) -> Centroids | None:
     (c_ID - c_OOD) S^-1 (c_ID - c_OOD)^T, S the covariance of the ID outputs (N - 1 degrees of freedom, its pseudoinverse). Few
     samples move centroids apart by chance.
     """
-    heads: list[Apart] = []
+    heads: list[CentroidDistances] = []
     for part in context.parts:
         tower = data_tower(part.model)
         groups = [
@@ -37,7 +37,7 @@ def analyse(context: AnalysisContext) -> Centroids | None:
         for i, (member, (head,)) in enumerate(groups):
             far = {name: sums[ID_NAME][i].distance(sums[name][i]) for name in context.sets}
             heads.append(
-                Apart(
+                CentroidDistances(
                     member=part.first + member,
                     head=head,
                     euclidean={name: own for name, (own, _) in far.items()},
@@ -54,6 +54,8 @@ def analyse(context: AnalysisContext) -> Centroids | None:
 
 
 def _means(
-    heads: Sequence[Apart], sets: Sequence[str], of: Callable[[Apart], dict[str, float]]
+    heads: Sequence[CentroidDistances],
+    sets: Sequence[str],
+    of: Callable[[CentroidDistances], dict[str, float]],
 ) -> dict[str, float]:
     return {name: math.fsum(of(head)[name] for head in heads) / len(heads) for name in sets}

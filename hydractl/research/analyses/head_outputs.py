@@ -117,7 +117,7 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
         padding.append(stream.context.get("mask") if tower.reads is None else None)
 
     def hear(layer: int, attention: Attention, z: Tensor) -> None:
-        kept = [group.kept for group in attention.groups()]
+        kept = [group.head_numbers for group in attention.groups()]
         read = z if tower.queries(layer) is not None else z[:, tower.reads or slice(None)]
         pooled = _mean(read, *padding).double().cpu()
         apart = len(pooled) > size  # members that share the heads, but no more what they look at

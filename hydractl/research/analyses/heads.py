@@ -9,7 +9,7 @@ import torch
 
 from hydractl.families.attention import Attention
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
-from hydractl.manifest.analyses import Fewer
+from hydractl.manifest.analyses import BaseWithFewerHeads
 from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import HeadScores, Mask, Shape
 from hydractl.research.analyses.load_models import single
@@ -20,7 +20,7 @@ from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
 SIXTHS = range(1, 6)
 
 
-def analyse(context: AnalysisContext) -> tuple[Fewer, ...]:
+def analyse(context: AnalysisContext) -> tuple[BaseWithFewerHeads, ...]:
     """Return the metrics of a base whose least important heads are masked, by each file of scores: a sixth of the heads, two, to five.
 
     Masking a head is pruning it. Where layers were scored one by one, every layer loses equally many; else heads go over the whole
@@ -34,7 +34,7 @@ def analyse(context: AnalysisContext) -> tuple[Fewer, ...]:
     )
 
 
-def _fewer(context: AnalysisContext, part: Part) -> Iterator[Fewer]:
+def _fewer(context: AnalysisContext, part: Part) -> Iterator[BaseWithFewerHeads]:
     model = single(part.opened, context)
     shape = part.opened.header.architecture.towers
     for label, scores in context.scores.items():
@@ -43,7 +43,7 @@ def _fewer(context: AnalysisContext, part: Part) -> Iterator[Fewer]:
         for mask in masks(scores, scored):
             with tapped(model, scored, partial(_gated, mask)):
                 numbers = measured(context, ask(context, part, model))
-            yield Fewer(
+            yield BaseWithFewerHeads(
                 scores=label,
                 kept=total_kept(mask),
                 heads=total,

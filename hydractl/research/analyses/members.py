@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
-from hydractl.manifest.analyses import Size, Spread
+from hydractl.manifest.analyses import EnsembleSize, Spread
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.samples import Joined, StoredPredictions
 from hydractl.research.analyses.predictions import measured
@@ -17,7 +17,7 @@ MOST = 20
 """Ensembles of a size that are measured; of more, so many are drawn."""
 
 
-def analyse(context: AnalysisContext) -> tuple[Size, ...]:
+def analyse(context: AnalysisContext) -> tuple[EnsembleSize, ...]:
     """Return the numbers of ensembles of one member, of two, up to all: means over ensembles of a size.
 
     An ensemble answers as a row does, by the mean of its members' probabilities. There is no interval: ensembles of a size share
@@ -39,7 +39,7 @@ def _size(
     member_predictions: Mapping[str, Sequence[StoredPredictions]],
     count: int,
     size: int,
-) -> Size:
+) -> EnsembleSize:
     values: list[dict[str, float]] = []
     groups: list[dict[str, dict[str, float]]] = []
     for chosen in subsets(count, size, seed=context.seed):
@@ -49,7 +49,7 @@ def _size(
         numbers = measured(context, predictions)
         values.append(numbers.values)
         groups.append(numbers.means)
-    return Size(
+    return EnsembleSize(
         members=size,
         measured=len(values),
         possible=math.comb(count, size),

@@ -13,7 +13,7 @@ from hydractl.families.base import place_of
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.families.tower import Towers
 from hydractl.fusion.classes import settle
-from hydractl.manifest.analyses import Merging, Pair
+from hydractl.manifest.analyses import MergedAndSeparate, Merging
 from hydractl.manifest.header import Fate
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.samples import Joined, StoredPredictions, at_once, ensemble_log_probs
@@ -64,8 +64,8 @@ def alike(merged: StoredPredictions, apart: StoredPredictions) -> tuple[float, f
     return agreements / count, divergence / count
 
 
-def _pairs(merged: Mapping[str, float], apart: Mapping[str, float]) -> dict[str, Pair]:
-    return {name: Pair(merged=value, apart=apart[name]) for name, value in merged.items()}
+def _pairs(merged: Mapping[str, float], apart: Mapping[str, float]) -> dict[str, MergedAndSeparate]:
+    return {name: MergedAndSeparate(merged=value, apart=apart[name]) for name, value in merged.items()}
 
 
 def distances(hydra: OpenModel, members: Sequence[OpenModel]) -> dict[str, float]:

@@ -36,7 +36,7 @@ def ask(context: AnalysisContext, part: Part, model: Towers) -> dict[str, Stored
     for name in (ID_NAME, *context.sets):
         batches = responses(model, context.batches(part, name), name=part.opened.reference, data=name)
         spool = context.spool(context.counts[name])
-        for indices, *said in context.team.each(batches):
+        for indices, *said in context.team.iterate(batches):
             spool.put(indices, Responses(*said))
         predictions[name] = context.scaled(spool.kept())
     return predictions

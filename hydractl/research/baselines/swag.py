@@ -159,7 +159,7 @@ def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
 def _heads_of(model: Towers) -> dict[tuple[str, int], list[tuple[int, ...]]]:
     """Return the heads of each tower's layers, of each member that has its own; as many may be others."""
     return {
-        (name, layer): [tuple(group.kept) for group in block.attn.groups()]
+        (name, layer): [tuple(group.head_numbers) for group in block.attn.groups()]
         for name in model.towers
         for layer, block in enumerate(model.tower(name).layers())
     }

@@ -80,7 +80,7 @@ class _Look:
             check_made_of(options, [self.base], self._classes())
             if isinstance(options, BayesVlmOptions):
                 check_pairs(options, self.sets.open(options.reads, self.base, labelled=False))
-                open_data(options.captions, wants=Content.TEXTS, labelled=False)
+                open_data(options.captions, content=Content.TEXTS, labelled=False)
 
     def _is_given(self, plan: Rival) -> None:
         if plan.starts and self.config.start is None:

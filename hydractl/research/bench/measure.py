@@ -60,7 +60,7 @@ class Sets:
         """
         key = ref, content_of(model.header.preprocess), labelled
         if key not in self._opened:
-            self._opened[key] = open_data(ref, wants=key[1], labelled=labelled)
+            self._opened[key] = open_data(ref, content=key[1], labelled=labelled)
         return self._opened[key]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.base import Place, Role
+from hydractl.families.base import Place, TensorRole
 from hydractl.research.methods.oba import importances, masks_of
 from hydractl.research.methods.options import BatchEnsemble, LoraEnsemble, Oba, SingularValues
 from hydractl.research.methods.parametrizations import LowRank, Masked, Outer, Spectrum
@@ -26,7 +26,7 @@ class LoraAdapter(Adapter):
 
     @override
     def fits(self, site: Site) -> bool:
-        return site.place.heads is not None and site.place.heads.role in {Role.INPUT, Role.OUTPUT}
+        return site.place.heads is not None and site.place.heads.role in {TensorRole.INPUT, TensorRole.OUTPUT}
 
     @override
     def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:

@@ -43,11 +43,11 @@ class Knee(NamedTuple):
     """
 
     k: int
-    source: Source
+    source: KneeSource
     degree: int
 
 
-class Source(StrEnum):
+class KneeSource(StrEnum):
     """How a knee was found."""
 
     KNEED = "kneed"
@@ -130,7 +130,7 @@ def find_knee(curve: Sequence[float], *, degree: int) -> Knee:
             polynomial_degree=degree,
         ).knee
     if knee is not None:
-        return Knee(int(knee), Source.KNEED, degree)
+        return Knee(int(knee), KneeSource.KNEED, degree)
     rise = (curve[-1] - curve[0]) / max(1, len(curve) - 1)
     above = [mss - curve[0] - rise * i for i, mss in enumerate(curve)]
-    return Knee(2 + max(range(len(curve)), key=lambda i: (above[i], -i)), Source.CHORD, degree)
+    return Knee(2 + max(range(len(curve)), key=lambda i: (above[i], -i)), KneeSource.CHORD, degree)

@@ -20,22 +20,22 @@ from threadpoolctl import threadpool_limits
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
-    from hydractl.scoring.cahp.profile import Compared
+    from hydractl.scoring.cahp.profile import HeadDistances
 
 STEPS = 1000
 FIRST_SPREAD = 1e-4
 """The standard deviation of the first coordinate to begin with, as scikit-learn's own."""
 
 
-def fitting_perplexity(asked: float, heads: int) -> float:
+def fitting_perplexity(requested: float, heads: int) -> float:
     """Return a perplexity that N heads allow: what was asked if it is below N - 1, else (N - 1) / 3.
 
     Perplexity is the effective number of neighbours, of which each head has N - 1; a third of them is customary.
     """
-    return asked if asked < heads - 1 else (heads - 1) / 3
+    return requested if requested < heads - 1 else (heads - 1) / 3
 
 
-def embed(found: Compared, *, perplexity: float, seed: int) -> torch.Tensor:
+def embed(compared: HeadDistances, *, perplexity: float, seed: int) -> torch.Tensor:
     """Return heads as points (N, 2), fp64; a function of the profiles and the seed.
 
     Profiles that were held go to t-SNE as they are, as in the source. Of the others it is given the distances, and the first
@@ -45,17 +45,17 @@ def embed(found: Compared, *, perplexity: float, seed: int) -> torch.Tensor:
     Raises:
         DataError: If the points are not finite.
     """
-    seen = found.distances if found.profiles is None else found.profiles
+    tsne_input = compared.distances if compared.profiles is None else compared.profiles
     tsne = TSNE(
         n_components=2,
         max_iter=STEPS,
         perplexity=perplexity,
         random_state=seed,
-        init="pca" if found.gram is None else principal_start(found.gram),
-        metric="precomputed" if found.profiles is None else "euclidean",
+        init="pca" if compared.gram is None else principal_start(compared.gram),
+        metric="precomputed" if compared.profiles is None else "euclidean",
     )
     with threadpool_limits(limits=1):
-        points = torch.from_numpy(tsne.fit_transform(seen.numpy()))
+        points = torch.from_numpy(tsne.fit_transform(tsne_input.numpy()))
     if not points.isfinite().all():
         raise DataError("t-SNE ends with points that are not finite", hint="add `--embedding none`")
     return points.double()

@@ -12,8 +12,8 @@ from hydractl.manifest.heads import HeadName
 from hydractl.progress import Progress
 from hydractl.scoring.cahp.clusters import Clustering, find_knee, group_points, silhouettes
 from hydractl.scoring.cahp.embedding import embed, fitting_perplexity
-from hydractl.scoring.cahp.moments import Moments, class_moments
-from hydractl.scoring.cahp.profile import Compared, compare
+from hydractl.scoring.cahp.moments import SignatureMoments, class_moments
+from hydractl.scoring.cahp.profile import HeadDistances, compare
 from hydractl.scoring.cahp.settings import CahpSettings
 from hydractl.scoring.gradients.salience import gate_gradients
 from hydractl.scoring.job import Ranking, ScoreJob
@@ -61,11 +61,11 @@ def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
     progress.step(f"Computing the salience on {share} of {counted(moments.batches, 'batch', 'batches')}")
     salience = _unit_range(gate_gradients(job, batches=share)[tower].abs().mean(dim=0))
     distances, results = _placed(compared, settings, heads, job.seed, progress)
-    grouped, found = _grouped(distances, job, settings, progress)
+    grouped, cluster_results = _grouped(distances, job, settings, progress)
     return Ranking(
         scores={tower: salience.tolist()},
         clusters=_clusters(tower, grouped, salience, distances, settings),
-        results={"form": compared.form.value, **results, **found},
+        results={"form": compared.form.value, **results, **cluster_results},
     )
 
 
@@ -92,7 +92,7 @@ def _check_heads(job: ScoreJob, heads: int) -> None:
         )
 
 
-def _warn_of_single_samples(moments: Moments, progress: Progress) -> None:
+def _warn_of_single_samples(moments: SignatureMoments, progress: Progress) -> None:
     single = sum(count == 1 for count in moments.counts)
     if single:
         progress.warn(
@@ -108,7 +108,7 @@ def _unit_range(salience: torch.Tensor) -> torch.Tensor:
 
 
 def _placed(
-    compared: Compared, settings: CahpSettings, heads: int, seed: int, progress: Progress
+    compared: HeadDistances, settings: CahpSettings, heads: int, seed: int, progress: Progress
 ) -> tuple[torch.Tensor, dict[str, OptionValue]]:
     """Return the distances (N, N) that heads are grouped by, and with what perplexity these were made."""
     if settings.perplexity is None:  # no t-SNE
@@ -146,8 +146,8 @@ def _grouped(
     grouped = (
         groups[knee.k - 2] if knee.k - 2 < len(groups) else group_points(distances, knee.k, seed=job.seed)
     )
-    found: dict[str, OptionValue] = {"k": knee.k, "k_from": knee.source.value, "degree": knee.degree}
-    return grouped, found | {"mss": tuple(curve)}
+    choice_of_k: dict[str, OptionValue] = {"k": knee.k, "k_from": knee.source.value, "degree": knee.degree}
+    return grouped, choice_of_k | {"mss": tuple(curve)}
 
 
 def _clusters(

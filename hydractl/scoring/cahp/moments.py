@@ -20,7 +20,7 @@ MOMENTS_BYTES = 8 << 30
 """How much memory the moments of all classes may take: 1,000 classes take 2.2 GiB for ViT-B, 5.9 GiB for ViT-L."""
 
 
-class Moments(NamedTuple):
+class SignatureMoments(NamedTuple):
     """What the data say of each class's signatures; float64, on the CPU.
 
     Attributes:
@@ -38,7 +38,7 @@ class Moments(NamedTuple):
     batches: int
 
 
-def class_moments(job: ScoreJob, tower: str, *, size: int) -> Moments:
+def class_moments(job: ScoreJob, tower: str, *, size: int) -> SignatureMoments:
     """Return the moments of all heads' signatures, in one pass over the data.
 
     A batch is boiled down to the moments of its own classes, and these are merged in the order of the data, so that the
@@ -49,12 +49,14 @@ def class_moments(job: ScoreJob, tower: str, *, size: int) -> Moments:
     """
     shape = job.architecture.towers[tower]
     running = _Running(shape.layers * shape.num_heads, size**2)
-    batches, own = 0, iter(job.id_data)
+    batches, local_batches = 0, iter(job.id_data)
     # a round at a time: a single list of all batches' moments could be as large as all signatures
-    while found := job.team.in_order([_packed(job, tower, s, size=size) for s in islice(own, 1)]):
-        for packed in found:
+    while round_moments := job.team.in_order(
+        [_packed(job, tower, s, size=size) for s in islice(local_batches, 1)]
+    ):
+        for packed in round_moments:
             running.merge(packed)
-        batches += len(found)
+        batches += len(round_moments)
     return running.finish(batches)
 
 
@@ -64,10 +66,10 @@ def _packed(job: ScoreJob, tower: str, samples: Samples, *, size: int) -> torch.
     signed = signatures(job.model, tower, inputs, size=size).flatten(1)
     rows = []
     for label in labels.unique().tolist():
-        own = signed[(labels == label).to(signed.device)].double()
-        mean = own.mean(dim=0)
-        header = mean.new_tensor([label, len(own)])
-        rows.append(torch.cat([header, mean, (own - mean).square().sum(dim=0)]))
+        class_signatures = signed[(labels == label).to(signed.device)].double()
+        mean = class_signatures.mean(dim=0)
+        header = mean.new_tensor([label, len(class_signatures)])
+        rows.append(torch.cat([header, mean, (class_signatures - mean).square().sum(dim=0)]))
     return torch.stack(rows)
 
 
@@ -81,19 +83,19 @@ class _Running:
     def merge(self, packed: torch.Tensor) -> None:
         """Add a batch (Chan, Golub and LeVeque 1983, equations 2.1a and 2.1b)."""
         for row in packed:
-            label, more = (int(x) for x in row[:2].tolist())
+            label, batch_count = (int(x) for x in row[:2].tolist())
             mean, squares = row[2:].chunk(2)
             if label not in self._classes:
                 self._check_room(len(self._classes) + 1)
-                self._classes[label] = more, mean.clone(), squares.clone()
+                self._classes[label] = batch_count, mean.clone(), squares.clone()
                 continue
             count, all_mean, all_squares = self._classes[label]
-            apart = mean - all_mean
-            all_squares += squares + apart.square() * (count * more / (count + more))
-            all_mean += apart * (more / (count + more))
-            self._classes[label] = count + more, all_mean, all_squares
+            mean_shift = mean - all_mean
+            all_squares += squares + mean_shift.square() * (count * batch_count / (count + batch_count))
+            all_mean += mean_shift * (batch_count / (count + batch_count))
+            self._classes[label] = count + batch_count, all_mean, all_squares
 
-    def finish(self, batches: int) -> Moments:
+    def finish(self, batches: int) -> SignatureMoments:
         """Return what was found; nothing can be added any more."""
         heads, width = self._shape
         labels = tuple(sorted(self._classes))
@@ -104,7 +106,7 @@ class _Running:
             counts.append(count)
             mean[i] = own_mean.view(heads, width)
             variance[i] = VARIANCE_FLOOR if count == 1 else squares.view(heads, width) / (count - 1)
-        return Moments(labels, tuple(counts), mean, variance, batches)
+        return SignatureMoments(labels, tuple(counts), mean, variance, batches)
 
     def _check_room(self, classes: int) -> None:
         heads, width = self._shape

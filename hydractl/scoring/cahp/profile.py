@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 
 from hydractl.errors import DataError
 from hydractl.progress import Progress
-from hydractl.scoring.cahp.moments import VARIANCE_FLOOR, Moments
+from hydractl.scoring.cahp.moments import VARIANCE_FLOOR, SignatureMoments
 from hydractl.wording import counted
 
 DIRECT_BYTES = 256 << 20
@@ -32,7 +32,7 @@ class Form(StrEnum):
     """Only inner products were, added up over blocks of class pairs."""
 
 
-class Compared(NamedTuple):
+class HeadDistances(NamedTuple):
     """How far heads are apart; float64, on the CPU.
 
     Attributes:
@@ -48,7 +48,7 @@ class Compared(NamedTuple):
     gram: torch.Tensor | None = None
 
 
-def compare(moments: Moments, progress: Progress, *, device: torch.device) -> Compared:
+def compare(moments: SignatureMoments, progress: Progress, *, device: torch.device) -> HeadDistances:
     """Compare heads' profiles: directly as long as these take at most `DIRECT_BYTES`, else by their Gram matrix.
 
     Of 1,000 classes the profile of a head has 5e8 numbers for signatures of 32 x 32, and the Gram form streams through
@@ -67,15 +67,15 @@ def compare(moments: Moments, progress: Progress, *, device: torch.device) -> Co
     pairs = classes * (classes - 1) // 2
     if 8 * heads * width * pairs <= DIRECT_BYTES:
         profiles = torch.cat([block.transpose(0, 1).flatten(1) for block in _blocks(moments)], dim=1)
-        found = Compared(Form.DIRECT, torch.from_numpy(cdist(profiles, profiles)), profiles=profiles)
+        compared = HeadDistances(Form.DIRECT, torch.from_numpy(cdist(profiles, profiles)), profiles=profiles)
     else:
         gram = _gram(moments, progress, device=device)
-        found = Compared(Form.GRAM, gram_distances(gram), gram=gram)
-    if not found.distances.isfinite().all():
+        compared = HeadDistances(Form.GRAM, gram_distances(gram), gram=gram)
+    if not compared.distances.isfinite().all():
         raise DataError("the distances between heads are not finite")
-    if not found.distances.any():
+    if not compared.distances.any():
         raise DataError("all heads attend alike on this data, so there is nothing to group them by")
-    return found
+    return compared
 
 
 def jeffries_matusita(
@@ -106,7 +106,7 @@ def gram_distances(gram: torch.Tensor) -> torch.Tensor:
     return squares.clamp(min=0).sqrt().fill_diagonal_(0)
 
 
-def _gram(moments: Moments, progress: Progress, *, device: torch.device) -> torch.Tensor:
+def _gram(moments: SignatureMoments, progress: Progress, *, device: torch.device) -> torch.Tensor:
     """Return the profiles' inner products (N, N), profiles less their mean, which leaves distances as they are."""
     place = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     placed = moments._replace(mean=moments.mean.to(place), variance=moments.variance.to(place))
@@ -116,17 +116,19 @@ def _gram(moments: Moments, progress: Progress, *, device: torch.device) -> torc
     for first in progress.track(rows, label="Comparing classes", total=len(rows)):
         for block in _blocks(placed, first):
             # distances are small beside the profiles themselves
-            apart = block.sub_(block.mean(dim=1, keepdim=True))
-            gram += torch.bmm(apart, apart.transpose(1, 2)).sum(dim=0)
+            centred = block.sub_(block.mean(dim=1, keepdim=True))
+            gram += torch.bmm(centred, centred.transpose(1, 2)).sum(dim=0)
     return gram.cpu()
 
 
-def _blocks(moments: Moments, first: int | None = None) -> Iterator[torch.Tensor]:
+def _blocks(moments: SignatureMoments, first: int | None = None) -> Iterator[torch.Tensor]:
     """Yield the profiles (p, N, D) of p pairs of classes each, those of class `first` with the later ones, or all."""
     mean, variance = moments.mean, moments.variance
     classes, heads, width = mean.shape
-    each = max(1, BLOCK_BYTES // (8 * heads * width))
-    for one in range(classes - 1) if first is None else (first,):
-        for begin in range(one + 1, classes, each):
-            other = slice(begin, begin + each)
-            yield jeffries_matusita(mean[one], variance[one], mean[other], variance[other])
+    pairs_per_block = max(1, BLOCK_BYTES // (8 * heads * width))
+    for first_class in range(classes - 1) if first is None else (first,):
+        for begin in range(first_class + 1, classes, pairs_per_block):
+            second_classes = slice(begin, begin + pairs_per_block)
+            yield jeffries_matusita(
+                mean[first_class], variance[first_class], mean[second_classes], variance[second_classes]
+            )

@@ -14,7 +14,7 @@ from hydractl.errors import DataError
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Model
 from hydractl.inputs import Inputs
-from hydractl.scoring.taps import Watched, tapped
+from hydractl.scoring.taps import AttentionTap, tapped
 
 
 def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.Tensor:
@@ -25,17 +25,19 @@ def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.
     Raises:
         DataError: If attention is not finite, a text has no token, or padding is not on the right.
     """
-    asked = model.routed(inputs)[tower]
-    lengths = text_lengths(asked)
-    found: list[torch.Tensor] = []
+    tower_inputs = model.routed(inputs)[tower]
+    lengths = text_lengths(tower_inputs)
+    layer_signatures: list[torch.Tensor] = []
 
     def watched(name: str, layer: int, attention: Attention) -> Attention:
         del name, layer
-        return Watched(attention, lambda weights, _: found.append(signature(weights, lengths, size=size)))
+        return AttentionTap(
+            attention, lambda weights, _: layer_signatures.append(signature(weights, lengths, size=size))
+        )
 
     with torch.no_grad(), tapped(model, [tower], watched):
-        model.tower(tower)(asked)
-    signed = torch.cat(found, dim=1)
+        model.tower(tower)(tower_inputs)
+    signed = torch.cat(layer_signatures, dim=1)
     if not signed.isfinite().all():
         raise DataError("the model attends with weights that are not finite on this data")
     return signed
@@ -60,12 +62,12 @@ def signature(weights: torch.Tensor, lengths: torch.Tensor | None, *, size: int)
         return _resized(weights, size)
     signed = weights.new_empty(*weights.shape[:2], size * size)
     for length in lengths.unique().tolist():
-        alike = lengths == length
-        signed[alike] = _resized(weights[alike][..., :length, :length], size)
+        same_length = lengths == length
+        signed[same_length] = _resized(weights[same_length][..., :length, :length], size)
     return signed
 
 
-def text_lengths(asked: Inputs) -> torch.Tensor | None:
+def text_lengths(inputs: Inputs) -> torch.Tensor | None:
     """Return how many tokens of each sample (B,) are its own; None for images and for texts without a mask.
 
     Taken from the inputs, because what a layer is given may be a window around each token.
@@ -73,9 +75,9 @@ def text_lengths(asked: Inputs) -> torch.Tensor | None:
     Raises:
         DataError: If a text has no token, or padding is not on the right.
     """
-    if not isinstance(asked, Mapping) or "attention_mask" not in asked:
+    if not isinstance(inputs, Mapping) or "attention_mask" not in inputs:
         return None
-    mask = asked["attention_mask"].bool()
+    mask = inputs["attention_mask"].bool()
     if not mask[:, 0].all() or (mask[:, 1:] & ~mask[:, :-1]).any():
         raise DataError("texts must begin with a token of their own and be padded on the right")
     return mask.sum(dim=-1)

@@ -27,7 +27,7 @@ class Layer:
 
 
 @dataclass
-class Doubt:
+class DeviationBound:
     """The errors of expected values so far.
 
     Attributes:
@@ -35,27 +35,27 @@ class Doubt:
     """
 
     spread: float
-    _seen: dict[Layer, tuple[float, int]] = field(default_factory=dict)
+    _error_counts: dict[Layer, tuple[float, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Doubt:
+    def of(cls, values: Sequence[float]) -> DeviationBound:
         """Return that of heads whose values have all been seen just now."""
         return cls(pstdev(values))
 
     def learn(self, head: HeadId, steps: int, error: float) -> None:
         """Take note of how far off a head's expected value was, so many steps after the head was seen last."""
         layer = Layer(head.tower, head.layer)
-        total, count = self._seen.get(layer, (0.0, 0))
-        self._seen[layer] = (total + error**2 / steps**GROWTH, count + 1)
+        total, count = self._error_counts.get(layer, (0.0, 0))
+        self._error_counts[layer] = (total + error**2 / steps**GROWTH, count + 1)
 
     def deviation(self, head: HeadId, steps: int) -> float:
         """Return the standard deviation of a head's value from what is expected."""
-        total = sum(each for each, _ in self._seen.values())
-        count = sum(each for _, each in self._seen.values())
+        total = sum(per_step for per_step, _ in self._error_counts.values())
+        count = sum(count_of_errors for _, count_of_errors in self._error_counts.values())
         guess = (FIRST_GUESS * self.spread) ** 2
         common = (total + WEIGHT_OF_GUESS * guess) / (count + WEIGHT_OF_GUESS)
-        own, times = self._seen.get(Layer(head.tower, head.layer), (0.0, 0))
-        variance = (own + WEIGHT_OF_OTHERS * common) / (times + WEIGHT_OF_OTHERS)
+        head_errors, times = self._error_counts.get(Layer(head.tower, head.layer), (0.0, 0))
+        variance = (head_errors + WEIGHT_OF_OTHERS * common) / (times + WEIGHT_OF_OTHERS)
         return math.sqrt(variance * steps**GROWTH)
 
 

@@ -30,8 +30,8 @@ def compile_joins(model: Model, *, name: str) -> None:
         UsageError: When it runs, if this machine cannot compile.
     """
     run = compiled(_joined, name=name, dynamic=True)
-    for each in model.towers:
-        for block in model.tower(each).layers():
+    for tower_name in model.towers:
+        for block in model.tower(tower_name).layers():
             if block.tokenwise:
                 vars(block)["join"] = partial(_join, run, block)
 

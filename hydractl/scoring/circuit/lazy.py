@@ -9,7 +9,7 @@ from typing_extensions import override
 from hydractl.errors import ManifestError
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.heads import HeadId, Removal
-from hydractl.scoring.circuit.doubt import Doubt, promise
+from hydractl.scoring.circuit.doubt import DeviationBound, promise
 from hydractl.scoring.circuit.model import lowest_of
 from hydractl.scoring.circuit.outcomes import Outcomes, values_of
 from hydractl.scoring.circuit.search import Exact, best_of
@@ -43,7 +43,7 @@ class Lazy(Exact):
     candidate in layer l of L takes L - l: so an exact search is counted, too.
     """
 
-    keeps = True
+    keeps_streams = True
 
     def __init__(self, job: ScoreJob) -> None:
         super().__init__(job)
@@ -51,15 +51,15 @@ class Lazy(Exact):
         self.effects: dict[HeadId, Outcomes] = {}
         self.since: dict[HeadId, int] = {}
         self.swapped = 0
-        self.doubt = Doubt(0.0)
+        self.doubt = DeviationBound(0.0)
         self.now: Outcomes | None = None
         self._next: dict[HeadId, Outcomes] = {}
         self.sizes = self.circuit.passes()
 
     @override
-    def restart(self, done: int) -> int:
+    def restart(self, recorded: int) -> int:
         # swaps are tried from the streams that the last removal left
-        last = done - 1 if done == self.budget and self.swaps else done
+        last = recorded - 1 if recorded == self.budget and self.swaps else recorded
         return last - last % self._recheck
 
     @property
@@ -81,38 +81,40 @@ class Lazy(Exact):
             self.effects, self.now = {}, None
             if step:
                 self.circuit.forget()
-        now = self.now = self.circuit.whole()[1] if self.now is None else self.now
+        circuit_traits = self.now = self.circuit.evaluate()[1] if self.now is None else self.now
         if self.effects:
-            seen = self._search(now, heads, step)
+            evaluated = self._search(circuit_traits, heads, step)
         else:
-            seen = self._seen(heads)
-            self.doubt = Doubt.of([value for value, _ in seen.values()])
-        self.since |= dict.fromkeys(seen, step)
-        self.effects |= {head: traits.less(now) for head, (_, traits) in seen.items()}
-        best, value = best_of({head: seen[head][0] for head in heads if head in seen})
-        self._next = {best: seen[best][1]}
+            evaluated = self._evaluate(heads)
+            self.doubt = DeviationBound.of([value for value, _ in evaluated.values()])
+        self.since |= dict.fromkeys(evaluated, step)
+        self.effects |= {head: traits.difference(circuit_traits) for head, (_, traits) in evaluated.items()}
+        best, value = best_of({head: evaluated[head][0] for head in heads if head in evaluated})
+        self._next = {best: evaluated[best][1]}
         return best, value
 
     def _search(
-        self, now: Outcomes, heads: Sequence[HeadId], step: int
+        self, circuit_traits: Outcomes, heads: Sequence[HeadId], step: int
     ) -> dict[HeadId, tuple[float, Outcomes]]:
         """Return value and traits of some heads, the best among them."""
-        hopes = self.circuit.expected(Outcomes.stacked([self.effects[head] for head in heads]).plus(now))
+        hopes = self.circuit.expected(
+            Outcomes.stacked([self.effects[head] for head in heads]).plus(circuit_traits)
+        )
         expected = dict(zip(heads, hopes, strict=True))
         costs = {head: self._cost(head) for head in heads}
         # those that cost next to nothing give the first bar, and the one that promises most
         chosen = {head for head in heads if head.layer + 1 == len(self.circuit.left[head.tower])} | {
             max(heads, key=lambda h: expected[h])
         }
-        found: dict[HeadId, tuple[float, Outcomes]] = {}
+        evaluated: dict[HeadId, tuple[float, Outcomes]] = {}
         while chosen:
-            found |= self._seen([head for head in heads if head in chosen], trails=True)
-            bar = max(value for value, _ in found.values())
+            evaluated |= self._evaluate([head for head in heads if head in chosen], trails=True)
+            bar = max(value for value, _ in evaluated.values())
             worth = {
                 head: promise(expected[head], self.doubt.deviation(head, step - self.since[head]), bar)
                 / costs[head]
                 for head in heads
-                if head not in found
+                if head not in evaluated
             }
             least = self.tolerated * self.doubt.spread
             chosen = {
@@ -120,9 +122,9 @@ class Lazy(Exact):
                 for head in sorted(worth, key=lambda h: -worth[h])[:AT_ONCE]
                 if worth[head] > least or not least
             }
-        for head, (value, _) in found.items():
+        for head, (value, _) in evaluated.items():
             self.doubt.learn(head, step - self.since[head], value - expected[head])
-        return found
+        return evaluated
 
     @property
     def tolerated(self) -> float:
@@ -131,11 +133,13 @@ class Lazy(Exact):
 
     def _cost(self, head: HeadId) -> float:
         """Return what a candidate costs, of a pass over all data."""
-        layers = {name: len(left) for name, left in self.circuit.left.items()}
-        whole = sum(count * self.sizes[name] for name, count in layers.items())
-        return (layers[head.tower] - 1 - head.layer + LAST) * self.sizes[head.tower] / whole
+        layers = {name: len(remaining) for name, remaining in self.circuit.left.items()}
+        full_pass = sum(count * self.sizes[name] for name, count in layers.items())
+        return (layers[head.tower] - 1 - head.layer + LAST) * self.sizes[head.tower] / full_pass
 
-    def _seen(self, heads: Sequence[HeadId], *, trails: bool = False) -> dict[HeadId, tuple[float, Outcomes]]:
+    def _evaluate(
+        self, heads: Sequence[HeadId], *, trails: bool = False
+    ) -> dict[HeadId, tuple[float, Outcomes]]:
         """Return value and traits without each of some heads in turn; for `trails` see `Circuit.outcomes`."""
         self._count(heads)
         outcomes, traits = self.circuit.outcomes(heads, trails=trails)
@@ -143,8 +147,8 @@ class Lazy(Exact):
         return {head: (values[i], traits.candidate(i)) for i, head in enumerate(heads)}
 
     @override
-    def gone(self, head: HeadId) -> None:
-        super().gone(head)
+    def remove(self, head: HeadId) -> None:
+        super().remove(head)
         self.effects.pop(head, None)
         self.now = self._next.get(head)
 
@@ -157,10 +161,10 @@ class Lazy(Exact):
 
     def _around(self, heads: Sequence[HeadId]) -> tuple[Outcomes, Effects]:
         """Return the circuit's traits, and how they move with a change of each of some heads."""
-        now, after = self.circuit.around(heads)
+        circuit_traits, after = self.circuit.around(heads)
         self.work += self._base()
         self._count(heads)
-        return now, {head: traits.less(now) for head, traits in after.items()}
+        return circuit_traits, {head: traits.difference(circuit_traits) for head, traits in after.items()}
 
     @override
     def refine(self, removals: Sequence[Removal]) -> list[Removal]:
@@ -181,7 +185,7 @@ class Lazy(Exact):
         self.circuit.change([removal.id for removal in later])
         valued = list(removals[:first])
         for removal in later[:-1]:
-            value, _ = self._seen([removal.id], trails=True)[removal.id]
+            value, _ = self._evaluate([removal.id], trails=True)[removal.id]
             valued.append(removal.model_copy(update={"objective": value}))
             self.circuit.remove(removal.id)
         return [*valued, *later[-1:]]
@@ -192,10 +196,10 @@ class Lazy(Exact):
         self.work += self._after(heads)
 
     def _base(self) -> float:
-        return sum(float(len(left) * self.sizes[name]) for name, left in self.circuit.left.items())
+        return sum(float(len(remaining) * self.sizes[name]) for name, remaining in self.circuit.left.items())
 
     def _after(self, heads: Sequence[HeadId]) -> float:
-        layers = {name: len(left) for name, left in self.circuit.left.items()}
+        layers = {name: len(remaining) for name, remaining in self.circuit.left.items()}
         return sum(float((layers[h.tower] - h.layer) * self.sizes[h.tower]) for h in heads)
 
     @override

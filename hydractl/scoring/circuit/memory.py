@@ -28,7 +28,7 @@ LOSS = 1.25
 """What an allocator takes for each byte that is asked of it, at most."""
 
 
-class Room:
+class MemoryBudget:
     """The memory for streams, candidates and their answers, beside the model and the data.
 
     Attributes:
@@ -36,27 +36,27 @@ class Room:
         kept: Of it, what may be kept between evaluations.
     """
 
-    def __init__(self, device: torch.device, limit: int | None, *, keeps: bool) -> None:
+    def __init__(self, device: torch.device, limit: int | None, *, keeps_streams: bool) -> None:
         """Share out the memory.
 
         Args:
             device: Where the model is.
             limit: In bytes; None for what the device has.
-            keeps: Whether streams are kept between evaluations: they get a third of it, candidates a half; what towers that
+            keeps_streams: Whether streams are kept between evaluations: they get a third of it, candidates a half; what towers that
                 are always asked the same answered, and samples' traits, take of the rest.
         """
-        self.limit, self.device, self.keeps = limit, device, keeps
+        self.limit, self.device, self.keeps = limit, device, keeps_streams
         available = limit
         if limit is None and device.type == "cuda":
             available = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
         self.available = available
-        self.bound = available // 2 if keeps and available is not None else available
-        self.kept = 0 if not keeps else KEPT_BYTES if available is None else available // 3
+        self.bound = available // 2 if keeps_streams and available is not None else available
+        self.kept = 0 if not keeps_streams else KEPT_BYTES if available is None else available // 3
         self._fits: dict[Hashable, int] = {}
         self._least = 0.0
 
     def side_by_side(
-        self, key: Hashable, stream: torch.Tensor, before: int, one: Callable[[], torch.Tensor]
+        self, key: Hashable, stream: torch.Tensor, before: int, run_one: Callable[[], torch.Tensor]
     ) -> int:
         """Return how many candidates run at once, 0 if there is not even room for one.
 
@@ -64,7 +64,7 @@ class Room:
             key: What the need of memory depends on.
             stream: The layer's attention output for one of them.
             before: Bytes that are in use already.
-            one: Runs one and returns its answers, whose need is measured.
+            run_one: Runs one and returns its answers, whose need is measured.
         """
         elements = STREAM_ELEMENTS if self.device.type == "cpu" else DEVICE_ELEMENTS
         filling = max(1, elements // max(1, stream.numel()))
@@ -72,7 +72,7 @@ class Room:
             return filling
         if key not in self._fits:
             with Peak() as peak:
-                answers = one()
+                answers = run_one()
             need = LOSS * (peak.highest + OUTCOME_BYTES * answers.numel())
             self._fits[key] = max(0, int((self.bound - LOSS * before) // need))
             self._least = LOSS * before + need
@@ -96,14 +96,14 @@ class Room:
         if self.bound is not None:
             yield from answers
             return
-        some: list[torch.Tensor] = []
+        pending: list[torch.Tensor] = []
         for logits in answers:
-            some.append(logits)
-            if sum(x.numel() for x in some) >= ANSWER_ELEMENTS:
-                yield torch.cat(some)
-                some = []
-        if some:
-            yield torch.cat(some)
+            pending.append(logits)
+            if sum(x.numel() for x in pending) >= ANSWER_ELEMENTS:
+                yield torch.cat(pending)
+                pending = []
+        if pending:
+            yield torch.cat(pending)
 
 
 class Peak(TorchDispatchMode):
@@ -128,12 +128,12 @@ class Peak(TorchDispatchMode):
     ) -> Any:  # noqa: ANN401
         """Run an operation and take note of what it made."""
         del types
-        given = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        found = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, torch.Tensor) and storage_of(tensor) not in given | self._seen:
+        input_storages = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        returned = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(returned):
+            if isinstance(tensor, torch.Tensor) and storage_of(tensor) not in input_storages | self._seen:
                 self._add(tensor.untyped_storage())
-        return found
+        return returned
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()

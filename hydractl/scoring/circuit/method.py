@@ -27,28 +27,28 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
     how much it did. An interrupted run ends as a whole one does.
     """
     search = SEARCHES[job.set_for(settings.CircuitSettings).search](job)
-    done = job.log.done
+    recorded = job.log.done
     with torch.inference_mode():
-        start = search.restart(len(done))
-        for removal in done[:start]:
+        start = search.restart(len(recorded))
+        for removal in recorded[:start]:
             search.circuit.remove(removal.id)
         search.circuit.check_room()
         baseline = search.circuit.value() if job.log.baseline is None else job.log.baseline
         job.log.begin(baseline)
-        removals = list(done)
+        removals = list(recorded)
         steps = range(start, job.budget)
         for step in progress.track(steps, label="Removing heads", total=len(steps)):
-            if step == len(done) and done:
+            if step == len(recorded) and recorded:
                 search.recall(job.log.memory)
             best, value = search.best(step)
-            if step < len(done):  # what the journal says counts, should rounding have changed since
-                search.gone(done[step].id)
+            if step < len(recorded):  # what the journal says counts, should rounding have changed since
+                search.remove(recorded[step].id)
                 continue
-            search.gone(best)
+            search.remove(best)
             removal = Removal(tower=best.tower, layer=best.layer, head=best.head, objective=value)
             removals.append(removal)
             job.log.record(removal, search.memory())
-        if done and len(done) >= job.budget:
+        if recorded and len(recorded) >= job.budget:
             search.recall(job.log.memory)
         removals = search.refine(removals)
     return Ranking.of_removals(job, removals, baseline=baseline, results=search.results())

@@ -25,7 +25,7 @@ from hydractl.families.head_group import HeadGroup
 from hydractl.inputs import Inputs, batch_of
 from hydractl.manifest.heads import HeadId
 from hydractl.scoring.circuit.joins import compile_joins
-from hydractl.scoring.circuit.memory import Room
+from hydractl.scoring.circuit.memory import MemoryBudget
 from hydractl.scoring.circuit.objective import Objective, parse_objective
 from hydractl.scoring.circuit.outcomes import (
     Outcomes,
@@ -37,11 +37,17 @@ from hydractl.scoring.circuit.outcomes import (
 )
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.circuit.streams import Streams
-from hydractl.scoring.circuit.tower import Entered, Picks, each_without, heads_of, with_all_heads
+from hydractl.scoring.circuit.tower import (
+    CandidateHeads,
+    LayerInput,
+    heads_of,
+    iterate_ablations,
+    with_all_heads,
+)
 from hydractl.scoring.job import ScoreJob
 
 _Kind: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None, Objective, str], dict[str, torch.Tensor]]"
-_Logits: TypeAlias = "Callable[[Batch], Iterable[torch.Tensor]]"
+_Logits: TypeAlias = "Callable[[CircuitBatch], Iterable[torch.Tensor]]"
 
 
 def lowest_of(heads: Iterable[HeadId]) -> dict[str, HeadId]:
@@ -49,7 +55,7 @@ def lowest_of(heads: Iterable[HeadId]) -> dict[str, HeadId]:
     return {head.tower: head for head in sorted(heads, key=lambda head: -head.layer)}
 
 
-class Batch(NamedTuple):
+class CircuitBatch(NamedTuple):
     """One batch of a set of data.
 
     Attributes:
@@ -68,12 +74,12 @@ class Batch(NamedTuple):
 class Circuit:
     """A model that loses heads, and the value of the objective without each further one."""
 
-    def __init__(self, job: ScoreJob, *, keeps: bool = False) -> None:
+    def __init__(self, job: ScoreJob, *, keeps_streams: bool = False) -> None:
         """Take over a job's model.
 
         Args:
             job: Whose.
-            keeps: Whether streams are kept between evaluations, as far as memory allows.
+            keeps_streams: Whether streams are kept between evaluations, as far as memory allows.
         """
         settings = job.set_for(CircuitSettings)
         self.model = job.model
@@ -89,12 +95,12 @@ class Circuit:
             name: [list(range(t.num_heads)) for _ in range(t.layers)]
             for name, t in job.architecture.towers.items()
         }
-        self.room = Room(job.model.device, job.max_memory, keeps=keeps)
+        self.room = MemoryBudget(job.model.device, job.max_memory, keeps_streams=keeps_streams)
         self._groups = {
             name: [block.attn.groups()[0] for block in job.model.tower(name).layers()] for name in self.left
         }
         self._held: dict[Hashable, tuple[torch.Tensor, list[torch.Tensor]]] = {}
-        self._streams = Streams(self.room.kept // max(1, self.batches()) if keeps else 0)
+        self._streams = Streams(self.room.kept // max(1, self.batches()) if keeps_streams else 0)
         self._whole: tuple[Outcomes, Outcomes] | None = None
 
     def check_room(self) -> None:
@@ -108,7 +114,7 @@ class Circuit:
         heads = [head for head in self.candidates() if self.left[head.tower][head.layer][0] == head.head]
         for role, data in self.data.items():
             for samples in islice(data, 1):
-                for _ in self._without(Batch(role, 0, *samples), self._picks(heads)):
+                for _ in self._without(CircuitBatch(role, 0, *samples), self._picks(heads)):
                     pass
 
     def heads(self) -> list[HeadId]:
@@ -130,7 +136,7 @@ class Circuit:
         self._toggle([head])
         self._held.clear()
         self._whole = None
-        self._streams.gone(head)
+        self._streams.remove_head(head)
 
     def change(self, heads: Sequence[HeadId]) -> None:
         """Cut heads out of the model that are in it, and put back those that are not."""
@@ -149,26 +155,26 @@ class Circuit:
             if head.layer == lowest[head.tower].layer
         }
         later = [head for head in heads if head not in first]
-        made: dict[str, torch.Tensor] = {}
+        fixed_outputs: dict[str, torch.Tensor] = {}
         self._toggle(later)
         try:
-            return self._gather(lambda batch: [self._answered(batch, first, made)])
+            return self._gather(lambda batch: [self._answered(batch, first, fixed_outputs)])
         finally:
             self._toggle(later)
 
     def _toggle(self, heads: Iterable[HeadId]) -> None:
         """Cut heads out or put them back."""
         for head in heads:
-            left = self.left[head.tower][head.layer]
-            left[:] = sorted({*left} ^ {head.head})
+            remaining = self.left[head.tower][head.layer]
+            remaining[:] = sorted({*remaining} ^ {head.head})
             attention = self.model.tower(head.tower).layers()[head.layer].attn
-            attention.members[0] = self._groups[head.tower][head.layer].select(left)
+            attention.members[0] = self._groups[head.tower][head.layer].select(remaining)
 
     def value(self) -> float:
         """Return the objective of the circuit as it is."""
-        return float(values_of(self.objective, self.whole()[0])[0])
+        return float(values_of(self.objective, self.evaluate()[0])[0])
 
-    def whole(self) -> tuple[Outcomes, Outcomes]:
+    def evaluate(self) -> tuple[Outcomes, Outcomes]:
         """Return what the circuit as it is makes of the data: outcomes and traits of one candidate."""
         if self._whole is None:
             self._whole = self._gather(lambda batch: [self._answered(batch, {}, {})])
@@ -193,7 +199,12 @@ class Circuit:
     def around(self, heads: Iterable[HeadId]) -> tuple[Outcomes, dict[HeadId, Outcomes]]:
         """Return the circuit's traits, and those after a change of each of some heads, by itself."""
         picks = self._picks(heads, around=True)
-        ordered = [HeadId(own.tower, i, h) for own in picks for i, some in own.heads.items() for h in some]
+        ordered = [
+            HeadId(candidates.tower, i, h)
+            for candidates in picks
+            for i, positions in candidates.heads.items()
+            for h in positions
+        ]
         _, traits = self._gather(lambda batch: self._without(batch, picks))
         return traits.candidate(len(ordered)), {head: traits.candidate(i) for i, head in enumerate(ordered)}
 
@@ -201,16 +212,18 @@ class Circuit:
         """Return the objective's values that follow from the traits of some candidates."""
         return values_of(self.objective, guessed(traits, self.ood_score)).tolist()
 
-    def _picks(self, heads: Iterable[HeadId], *, around: bool = False) -> list[Picks]:
+    def _picks(self, heads: Iterable[HeadId], *, around: bool = False) -> list[CandidateHeads]:
         """Return where some heads are among those that are left in their layers, or `around` the circuit among all."""
-        wanted = set(heads)
+        chosen = set(heads)
 
-        def places(name: str, layer: int, left: Sequence[int]) -> tuple[int, ...]:
-            among = range(self._groups[name][layer].heads) if around else left
-            return tuple(place for place, head in enumerate(among) if HeadId(name, layer, head) in wanted)
+        def places(name: str, layer: int, remaining: Sequence[int]) -> tuple[int, ...]:
+            among = range(self._groups[name][layer].heads) if around else remaining
+            return tuple(place for place, head in enumerate(among) if HeadId(name, layer, head) in chosen)
 
         return [
-            Picks(name, {i: places(name, i, left) for i, left in enumerate(layers)}, around)
+            CandidateHeads(
+                name, {i: places(name, i, remaining) for i, remaining in enumerate(layers)}, around
+            )
             for name, layers in self.left.items()
         ]
 
@@ -218,12 +231,12 @@ class Circuit:
         """Return how many inputs each tower sees in a pass over all data of all processes."""
         counts = dict.fromkeys(self.left, 0)
         for data in self.data.values():
-            own = []
+            batch_sizes = []
             for inputs, _ in data:
-                asked = self.model.routed(inputs)
-                own.append(torch.tensor([batch_of(asked[name]) for name in self.left]))
-            for each in self.team.in_order(own):
-                for name, size in zip(self.left, each.tolist(), strict=True):
+                tower_inputs = self.model.routed(inputs)
+                batch_sizes.append(torch.tensor([batch_of(tower_inputs[name]) for name in self.left]))
+            for sizes in self.team.in_order(batch_sizes):
+                for name, size in zip(self.left, sizes.tolist(), strict=True):
                     counts[name] = size if name in self.model.answer.fixed else counts[name] + size
         return counts
 
@@ -237,126 +250,141 @@ class Circuit:
         self._held.clear()
         self._whole = None
 
-    def _without(self, batch: Batch, picks: Sequence[Picks]) -> Iterator[torch.Tensor]:
+    def _without(self, batch: CircuitBatch, picks: Sequence[CandidateHeads]) -> Iterator[torch.Tensor]:
         """Yield logits (k, B, C) of one batch: candidates' in order, each without its head; around the circuit its own are the last."""
-        asked = self.model.routed(batch.inputs)
-        if len(asked) == 1:
-            (own,) = (p for p in picks if p.tower in asked)
-            for layer, (entered, found) in enumerate(self._outputs(batch, asked[own.tower], own), start=1):
-                yield from (self.model.answer({own.tower: each}) for each in found)
-                if own.around and layer == len(self.left[own.tower]):
-                    outputs = self.model.tower(own.tower).finish(entered.leaving).unsqueeze(0)
-                    yield self.model.answer({own.tower: outputs})
+        tower_inputs = self.model.routed(batch.inputs)
+        if len(tower_inputs) == 1:
+            (candidates,) = (p for p in picks if p.tower in tower_inputs)
+            for layer, (entered, ablated_outputs) in enumerate(
+                self._outputs(batch, tower_inputs[candidates.tower], candidates), start=1
+            ):
+                yield from (self.model.answer({candidates.tower: outputs}) for outputs in ablated_outputs)
+                if candidates.around and layer == len(self.left[candidates.tower]):
+                    outputs = self.model.tower(candidates.tower).finish(entered.leaving).unsqueeze(0)
+                    yield self.model.answer({candidates.tower: outputs})
             return
-        whole: dict[str, torch.Tensor] = {}
-        gone: dict[str, list[torch.Tensor]] = {}
-        for own in picks:
-            whole[own.tower], gone[own.tower] = self._whole_and_without(batch, asked[own.tower], own)
-        last = self.model.answer(whole)
+        full_outputs: dict[str, torch.Tensor] = {}
+        ablated: dict[str, list[torch.Tensor]] = {}
+        for candidates in picks:
+            full_outputs[candidates.tower], ablated[candidates.tower] = self._whole_and_without(
+                batch, tower_inputs[candidates.tower], candidates
+            )
+        last = self.model.answer(full_outputs)
         at_once = self.room.answers(last.numel())
-        for name, several in gone.items():
+        for name, several in ablated.items():
             if several:
-                for some in torch.cat(several).split(at_once):
-                    yield self.model.answer({**whole, name: some})
+                for chunk in torch.cat(several).split(at_once):
+                    yield self.model.answer({**full_outputs, name: chunk})
         if picks[0].around:
             yield last
 
     def _answered(
-        self, batch: Batch, first: Mapping[HeadId, HeadGroup], made: dict[str, torch.Tensor]
+        self, batch: CircuitBatch, first: Mapping[HeadId, HeadGroup], fixed_outputs: dict[str, torch.Tensor]
     ) -> torch.Tensor:
         """Return logits (1, B, C) of one batch after a change of the heads `first`, each a group; of a tower they are of one layer.
 
-        What enters that layer is kept, and counts; what follows runs as it is. `made` holds outputs of towers that are always
+        What enters that layer is kept, and counts; what follows runs as it is. `fixed_outputs` holds outputs of towers that are always
         asked the same.
         """
-        nothing = {own.tower: own for own in self._picks(())}
+        nothing = {groups.tower: groups for groups in self._picks(())}
         outputs: dict[str, torch.Tensor] = {}
-        for name, asked in self.model.routed(batch.inputs).items():
-            own = {head: group for head, group in first.items() if head.tower == name}
-            if not own:
-                outputs[name] = self._whole_and_without(batch, asked, nothing[name])[0]
-            elif name in made:
-                outputs[name] = made[name]
+        for name, tower_inputs in self.model.routed(batch.inputs).items():
+            groups = {head: group for head, group in first.items() if head.tower == name}
+            if not groups:
+                outputs[name] = self._whole_and_without(batch, tower_inputs, nothing[name])[0]
+            elif name in fixed_outputs:
+                outputs[name] = fixed_outputs[name]
             else:
-                outputs[name] = self._after_change(batch, asked, own).unsqueeze(0)
+                outputs[name] = self._after_change(batch, tower_inputs, groups).unsqueeze(0)
                 if name in self.model.answer.fixed:
-                    made[name] = outputs[name]
+                    fixed_outputs[name] = outputs[name]
         logits: torch.Tensor = self.model.answer(outputs)
         return logits
 
-    def _after_change(self, batch: Batch, asked: Inputs, heads: Mapping[HeadId, HeadGroup]) -> torch.Tensor:
+    def _after_change(
+        self, batch: CircuitBatch, tower_inputs: Inputs, heads: Mapping[HeadId, HeadGroup]
+    ) -> torch.Tensor:
         """Return a tower's outputs (N, F) after a change of some heads of a layer."""
         name, layer, _ = next(iter(heads))
-        tower, left = self.model.tower(name), self.left[name][layer]
+        tower, remaining = self.model.tower(name), self.left[name][layer]
         key = None if name in self.model.answer.fixed else (name, batch.role, batch.number)
         *below, (block, stream, z, y, _) = deque(
-            islice(self._streams.entering(key, tower, asked), layer + 1), maxlen=2
+            islice(self._streams.entering(key, tower, tower_inputs), layer + 1), maxlen=2
         )
         for head, group in heads.items():
-            if head.head in left:
-                at = left.index(head.head)
+            if head.head in remaining:
+                at = remaining.index(head.head)
                 y = y - group.head_term(z[..., at : at + 1, :], 0)
             else:
                 queries = tower.queries(layer)
                 # of the last block's stream only the tokens that are read are kept
-                entering = stream if queries is None else below[0].leaving if below else tower.embed(asked)
+                entering = (
+                    stream if queries is None else below[0].leaving if below else tower.embed(tower_inputs)
+                )
                 y = y + group.head_term(heads_of(block, group, entering, queries), 0)
         return tower.resume(block.join(stream, y), layer + 1)
 
     def _whole_and_without(
-        self, batch: Batch, asked: Inputs, own: Picks
+        self, batch: CircuitBatch, tower_inputs: Inputs, candidates: CandidateHeads
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return a tower's outputs (1, N, F), and those (k, N, F) without its picks; held where they are always the same."""
-        if own.key in self._held:
-            return self._held[own.key]
-        gone: list[torch.Tensor] = []
-        whole = torch.empty(0)
-        for layer, (entered, outputs) in enumerate(self._outputs(batch, asked, own)):
-            gone.extend(outputs)
-            if layer + 1 == len(self.left[own.tower]):
-                whole = self.model.tower(own.tower).finish(entered.leaving).unsqueeze(0)
-        found = whole, gone
-        if own.tower in self.model.answer.fixed:
-            self._held[own.key] = found
-        return found
+        if candidates.key in self._held:
+            return self._held[candidates.key]
+        ablated: list[torch.Tensor] = []
+        full_output = torch.empty(0)
+        for layer, (entered, outputs) in enumerate(self._outputs(batch, tower_inputs, candidates)):
+            ablated.extend(outputs)
+            if layer + 1 == len(self.left[candidates.tower]):
+                full_output = self.model.tower(candidates.tower).finish(entered.leaving).unsqueeze(0)
+        full_and_ablated = full_output, ablated
+        if candidates.tower in self.model.answer.fixed:
+            self._held[candidates.key] = full_and_ablated
+        return full_and_ablated
 
     def _outputs(
-        self, batch: Batch, asked: Inputs, own: Picks
-    ) -> Iterator[tuple[Entered, Iterator[torch.Tensor]]]:
+        self, batch: CircuitBatch, tower_inputs: Inputs, candidates: CandidateHeads
+    ) -> Iterator[tuple[LayerInput, Iterator[torch.Tensor]]]:
         """Yield what enters each layer of a tower, and its outputs (k, N, F) without the picks of that layer."""
-        tower, streams, left = self.model.tower(own.tower), self._streams, self.left[own.tower]
-        if own.around:
-            groups = self._groups[own.tower]
-            for layer, entered in enumerate(with_all_heads(tower, asked, groups, left)):
-                found = each_without(tower, layer, entered, own.heads[layer], self.room)
-                yield entered, (each.outputs for each in found)
+        tower, streams, remaining = (
+            self.model.tower(candidates.tower),
+            self._streams,
+            self.left[candidates.tower],
+        )
+        if candidates.around:
+            groups = self._groups[candidates.tower]
+            for layer, entered in enumerate(with_all_heads(tower, tower_inputs, groups, remaining)):
+                ablations = iterate_ablations(tower, layer, entered, candidates.heads[layer], self.room)
+                yield entered, (ablation.outputs for ablation in ablations)
             return
-        fixed = own.tower in self.model.answer.fixed
-        key = None if fixed else (own.tower, batch.role, batch.number)
-        for layer, entered in enumerate(streams.entering(key, tower, asked)):
-            heads = [HeadId(own.tower, layer, left[layer][i]) for i in own.heads[layer]]
-            yield entered, streams.without(key, (tower, layer, entered), heads, own.heads[layer], self.room)
+        fixed = candidates.tower in self.model.answer.fixed
+        key = None if fixed else (candidates.tower, batch.role, batch.number)
+        for layer, entered in enumerate(streams.entering(key, tower, tower_inputs)):
+            heads = [HeadId(candidates.tower, layer, remaining[layer][i]) for i in candidates.heads[layer]]
+            yield (
+                entered,
+                streams.without(key, (tower, layer, entered), heads, candidates.heads[layer], self.room),
+            )
 
     def _gather(self, logits_of: _Logits) -> tuple[Outcomes, Outcomes]:
         """Return outcomes; and traits, where those are kept."""
         kinds: tuple[_Kind, ...] = (outcomes_of, traits_of) if self.room.keeps else (outcomes_of,)
-        found: list[dict[str, dict[str, torch.Tensor]]] = [{} for _ in kinds]
+        gathered_kinds: list[dict[str, dict[str, torch.Tensor]]] = [{} for _ in kinds]
         for role, data in self.data.items():
             names = outcomes_read(self.objective, labelled=role == "id")
-            own: list[dict[str, list[torch.Tensor]]] = [{name: [] for name in names} for _ in kinds]
+            local_kinds: list[dict[str, list[torch.Tensor]]] = [{name: [] for name in names} for _ in kinds]
             for i, samples in enumerate(data):
-                batch = Batch(role, i * self.team.world + self.team.rank, *samples)
+                batch = CircuitBatch(role, i * self.team.world + self.team.rank, *samples)
                 parts = [
                     [kind(logits, batch.labels, self.objective, self.ood_score) for kind in kinds]
                     for logits in map(_finite, self.room.grouped(logits_of(batch)))
                 ]
-                for kind, shares in zip(own, zip(*parts, strict=True), strict=True):
+                for kind, shares in zip(local_kinds, zip(*parts, strict=True), strict=True):
                     for name in names:
                         kind[name].append(torch.cat([share[name] for share in shares]))
-            for known, mine in zip(found, own, strict=True):
+            for by_role, mine in zip(gathered_kinds, local_kinds, strict=True):
                 gathered = {name: self.team.in_order(mine[name]) for name in names}
-                known[role] = {name: torch.cat(every, dim=-1) for name, every in gathered.items() if every}
-        outcomes = [Outcomes(kind["id"], kind["ood"]) for kind in found]
+                by_role[role] = {name: torch.cat(every, dim=-1) for name, every in gathered.items() if every}
+        outcomes = [Outcomes(kind["id"], kind["ood"]) for kind in gathered_kinds]
         return outcomes[0], outcomes[-1]
 
 

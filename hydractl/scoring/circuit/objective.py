@@ -81,9 +81,9 @@ def parse_objective(text: str) -> Objective:
     """
     if text.strip() == AVERAGE:
         return Objective(_AVERAGE)
-    reader = _Reader(text)
+    reader = _ObjectiveReader(text)
     factors: dict[str, float] = {}
-    negative = reader.takes("-")
+    negative = reader.accept("-")
     while True:
         place = reader.position
         factor = reader.number()
@@ -99,7 +99,7 @@ def parse_objective(text: str) -> Objective:
     return Objective(tuple(Term(name, factors[name]) for name in TERMS if name in factors))
 
 
-class _Reader:
+class _ObjectiveReader:
     """The tokens of an objective, one after another."""
 
     def __init__(self, text: str) -> None:
@@ -110,13 +110,13 @@ class _Reader:
     def _split(self) -> Iterator[tuple[str, str, int]]:
         at = 0
         while self.text[at:].strip():
-            found = _TOKEN.match(self.text, at)
-            if found is None:
+            token = _TOKEN.match(self.text, at)
+            if token is None:
                 place = at + len(self.text[at:]) - len(self.text[at:].lstrip())
                 raise self.refused(place + 1, f"`{self.text[place]}` has no meaning")
-            kind = str(found.lastgroup)
-            yield kind, found[kind], found.start(kind) + 1
-            at = found.end()
+            kind = str(token.lastgroup)
+            yield kind, token[kind], token.start(kind) + 1
+            at = token.end()
 
     @property
     def at_end(self) -> bool:
@@ -131,11 +131,11 @@ class _Reader:
     def _peek(self) -> tuple[str, str]:
         return ("end", "the end") if self.at_end else self._tokens[self._next][:2]
 
-    def takes(self, sign: str) -> bool:
+    def accept(self, sign: str) -> bool:
         """Go past a sign if it comes next."""
-        found = self._peek() == ("sign", sign)
-        self._next += found
-        return found
+        matches = self._peek() == ("sign", sign)
+        self._next += matches
+        return matches
 
     def number(self) -> float:
         """Read `NUMBER*`, 1 if there is none."""
@@ -146,8 +146,8 @@ class _Reader:
         if not 0 < value < math.inf:
             raise self.refused(place, f"`{word}` must be above 0 and finite")
         self._next += 1
-        if not self.takes("*"):
-            raise self.refused(self.position, f"expected `*` after `{word}`, found {self._found()}")
+        if not self.accept("*"):
+            raise self.refused(self.position, f"expected `*` after `{word}`, found {self._next_word()}")
         return value
 
     def name(self) -> tuple[str, str]:
@@ -155,7 +155,7 @@ class _Reader:
         kind, word = self._peek()
         name = ALIASES.get(word, word)
         if kind != "name":
-            raise self.refused(self.position, f"expected a metric, found {self._found()}")
+            raise self.refused(self.position, f"expected a metric, found {self._next_word()}")
         if name == AVERAGE:
             raise self.refused(
                 self.position, f"`{AVERAGE}` stands alone", hint="write `0.5*acc+0.5*ood` in a sum"
@@ -169,11 +169,11 @@ class _Reader:
     def joins(self) -> str:
         """Read the `+` or `-` between two terms."""
         for sign in "+-":
-            if self.takes(sign):
+            if self.accept(sign):
                 return sign
-        raise self.refused(self.position, f"expected `+` or `-`, found {self._found()}")
+        raise self.refused(self.position, f"expected `+` or `-`, found {self._next_word()}")
 
-    def _found(self) -> str:
+    def _next_word(self) -> str:
         kind, word = self._peek()
         return word if kind == "end" else f"`{word}`"
 

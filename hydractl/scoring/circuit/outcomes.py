@@ -25,38 +25,39 @@ class Outcomes(NamedTuple):
 
     def candidate(self, number: int) -> Outcomes:
         """Return those of one candidate, K = 1."""
-        return self._each(lambda x, _: x[number : number + 1], self)
+        return self._elementwise(lambda x, _: x[number : number + 1], self)
 
     @classmethod
     def stacked(cls, several: Sequence[Outcomes]) -> Outcomes:
         """Return those of several sets of candidates as one, for the same samples."""
         inside, outside = (
-            {name: torch.cat([each[i][name] for each in several]) for name in several[0][i]} for i in range(2)
+            {name: torch.cat([outcomes[i][name] for outcomes in several]) for name in several[0][i]}
+            for i in range(2)
         )
         return cls(inside, outside)
 
-    def plus(self, other: Outcomes) -> Outcomes:
+    def plus(self, addend: Outcomes) -> Outcomes:
         """Return the sums."""
-        return self._each(torch.add, other)
+        return self._elementwise(torch.add, addend)
 
     def times(self, factor: float) -> Outcomes:
         """Return them times a number."""
-        return self._each(lambda x, _: factor * x, self)
+        return self._elementwise(lambda x, _: factor * x, self)
 
     def mixed(self, weights: torch.Tensor) -> Outcomes:
         """Return sums of the K candidates' by each row of weights (K', K)."""
-        return self._each(lambda x, _: weights.to(x) @ x, self)
+        return self._elementwise(lambda x, _: weights.to(x) @ x, self)
 
-    def less(self, other: Outcomes) -> Outcomes:
+    def difference(self, subtrahend: Outcomes) -> Outcomes:
         """Return the differences."""
-        return self._each(torch.sub, other)
+        return self._elementwise(torch.sub, subtrahend)
 
-    def _each(
-        self, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], other: Outcomes
+    def _elementwise(
+        self, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], operand: Outcomes
     ) -> Outcomes:
         inside, outside = (
-            {name: change(x, theirs[name]) for name, x in own.items()}
-            for own, theirs in zip(self, other, strict=True)
+            {name: change(x, theirs[name]) for name, x in ours.items()}
+            for ours, theirs in zip(self, operand, strict=True)
         )
         return Outcomes(inside, outside)
 
@@ -75,18 +76,18 @@ def outcomes_of(
     Probabilities are float64: a trained model's lie so close to 1 that float32 would tie them.
     """
     exact, names = logits.double(), outcomes_read(objective, labelled=labels is not None)
-    found: dict[str, torch.Tensor] = {}
+    outcomes: dict[str, torch.Tensor] = {}
     if HITS in names or (SCORE in names and ood_score == MSP):
         probs, classes = exact.softmax(dim=-1).max(dim=-1)
         # a softmax's largest term may exceed 1 by its rounding
-        found = {CONFIDENCE: probs.clamp(max=1.0), SCORE: -probs}
+        outcomes = {CONFIDENCE: probs.clamp(max=1.0), SCORE: -probs}
         if labels is not None:
-            found[HITS] = classes == labels
+            outcomes[HITS] = classes == labels
     if SCORE in names and ood_score != MSP:
-        found[SCORE] = SCORES[ood_score].of(exact.unsqueeze(0))
+        outcomes[SCORE] = SCORES[ood_score].of(exact.unsqueeze(0))
     if labels is not None and NLL in names:
-        found[NLL] = -at_labels(exact.log_softmax(dim=-1), labels)
-    return {name: found[name] for name in names}
+        outcomes[NLL] = -at_labels(exact.log_softmax(dim=-1), labels)
+    return {name: outcomes[name] for name in names}
 
 
 def traits_of(
@@ -97,17 +98,20 @@ def traits_of(
     `hits` becomes the label's logit less the largest other one, probabilities become their log odds.
     """
     exact, names = logits.double(), outcomes_read(objective, labelled=labels is not None)
-    found: dict[str, torch.Tensor] = {}
+    traits: dict[str, torch.Tensor] = {}
     if CONFIDENCE in names or (SCORE in names and ood_score == MSP):
         top = exact.argmax(dim=-1, keepdim=True)
-        found = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, top))
+        traits = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, top))
     if SCORE in names and ood_score != MSP:
-        found[SCORE] = SCORES[ood_score].of(exact.unsqueeze(0))
+        traits[SCORE] = SCORES[ood_score].of(exact.unsqueeze(0))
     if labels is not None:
-        own = labels.expand(exact.shape[:-1]).unsqueeze(-1)
-        rest = exact.scatter(-1, own, float("-inf")).amax(dim=-1)
-        found |= {HITS: exact.gather(-1, own).squeeze(-1) - rest, NLL: _odds(exact, own)}
-    return {name: found[name].float() for name in names}
+        label_index = labels.expand(exact.shape[:-1]).unsqueeze(-1)
+        best_other = exact.scatter(-1, label_index, float("-inf")).amax(dim=-1)
+        traits |= {
+            HITS: exact.gather(-1, label_index).squeeze(-1) - best_other,
+            NLL: _odds(exact, label_index),
+        }
+    return {name: traits[name].float() for name in names}
 
 
 def guessed(traits: Outcomes, ood_score: str) -> Outcomes:
@@ -124,8 +128,8 @@ def guessed(traits: Outcomes, ood_score: str) -> Outcomes:
 
 def _odds(logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Return log p / (1 - p) of the classes `at` (..., 1), shape (...)."""
-    rest = logits.scatter(-1, at, float("-inf")).logsumexp(dim=-1)
-    return logits.gather(-1, at).squeeze(-1) - rest
+    other_classes = logits.scatter(-1, at, float("-inf")).logsumexp(dim=-1)
+    return logits.gather(-1, at).squeeze(-1) - other_classes
 
 
 def values_of(objective: Objective, outcomes: Outcomes) -> torch.Tensor:

@@ -15,23 +15,23 @@ from hydractl.scoring.job import NOTHING_LEARNT, Memory, ScoreJob
 class Exact:
     """Algorithm 1: every candidate is valued on all data at each step."""
 
-    keeps = False
+    keeps_streams = False
 
     def __init__(self, job: ScoreJob) -> None:
-        self.circuit = Circuit(job, keeps=self.keeps)
+        self.circuit = Circuit(job, keeps_streams=self.keeps_streams)
         self.settings = job.set_for(CircuitSettings)
         self.budget = job.budget
 
-    def restart(self, done: int) -> int:
+    def restart(self, recorded: int) -> int:
         """Return after how many removals to go on, when so many of an interrupted run are known: all or fewer."""
-        return done
+        return recorded
 
     def best(self, step: int) -> tuple[HeadId, float]:
         """Return the head to remove after `step` removals, and the objective without it."""
         del step
         return best_of(self.circuit.candidate_values())
 
-    def gone(self, head: HeadId) -> None:
+    def remove(self, head: HeadId) -> None:
         """Remove a head."""
         self.circuit.remove(head)
 

@@ -110,5 +110,5 @@ class CircuitSettings(Settings):
     def options(self) -> dict[str, OptionValue]:
         """Return what a scores file records; the usual way to search and to tell OOD samples goes without saying."""
         usual = {"ood_score": MSP, "search": "exact"}
-        found = Settings.options(self)
-        return {name: value for name, value in found.items() if usual.get(name) != value}
+        declared_options = Settings.options(self)
+        return {name: value for name, value in declared_options.items() if usual.get(name) != value}

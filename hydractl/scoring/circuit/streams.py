@@ -10,8 +10,8 @@ import torch
 
 from hydractl.families.tower import Tower
 from hydractl.inputs import Inputs
-from hydractl.scoring.circuit.memory import Room
-from hydractl.scoring.circuit.tower import Entered, Without, each_without, entering
+from hydractl.scoring.circuit.memory import MemoryBudget
+from hydractl.scoring.circuit.tower import Ablation, LayerInput, entering, iterate_ablations
 
 if TYPE_CHECKING:
     from hydractl.manifest.heads import HeadId
@@ -38,8 +38,8 @@ class Streams:
         """
         self.room = room
         self.trails = False
-        self._known: dict[Key, list[Entered]] = {}
-        self._without: dict[HeadId, dict[Key, tuple[Without, int]]] = {}
+        self._known: dict[Key, list[LayerInput]] = {}
+        self._without: dict[HeadId, dict[Key, tuple[Ablation, int]]] = {}
         self._kept: Counter[tuple[str, int]] = Counter()
 
     def clear(self) -> None:
@@ -48,62 +48,62 @@ class Streams:
         self._without.clear()
         self._kept.clear()
 
-    def entering(self, key: Key | None, tower: Tower, inputs: Inputs) -> Iterator[Entered]:
+    def entering(self, key: Key | None, tower: Tower, inputs: Inputs) -> Iterator[LayerInput]:
         """Yield each block with what enters it, and keep it; without a key keep nothing."""
         if key is None or not self.room:
             yield from entering(tower, inputs)
             return
-        known = self._known.setdefault(key, [])
-        for layer, entered in enumerate(entering(tower, inputs, tuple(known))):
-            if layer == len(known) and self._fits(key, entered.size):
-                known.append(entered)
+        cached = self._known.setdefault(key, [])
+        for layer, entered in enumerate(entering(tower, inputs, tuple(cached))):
+            if layer == len(cached) and self._fits(key, entered.size):
+                cached.append(entered)
             yield entered
 
     def without(
         self,
         key: Key | None,
-        at: tuple[Tower, int, Entered],
+        at: tuple[Tower, int, LayerInput],
         heads: Sequence[HeadId],
         positions: Sequence[int],
-        room: Room,
+        room: MemoryBudget,
     ) -> Iterator[torch.Tensor]:
         """Yield a tower's outputs (k, N, F) without each of a layer's heads, and keep what enters later blocks then."""
-        kept = key if self.trails and self.room > 0 else None
+        cache_key = key if self.trails and self.room > 0 else None
         begin = 0
-        for found in each_without(*at, positions, room, trails=kept is not None):
-            if kept is not None and self._fits(kept, found.size):
-                for number, head in enumerate(heads[begin : begin + len(found.outputs)]):
-                    self._without.setdefault(head, {})[kept] = (found, number)
-            begin += len(found.outputs)
-            outputs = found.outputs
-            del found  # or the next is made while this is still there
+        for ablation in iterate_ablations(*at, positions, room, trails=cache_key is not None):
+            if cache_key is not None and self._fits(cache_key, ablation.size):
+                for number, head in enumerate(heads[begin : begin + len(ablation.outputs)]):
+                    self._without.setdefault(head, {})[cache_key] = (ablation, number)
+            begin += len(ablation.outputs)
+            outputs = ablation.outputs
+            del ablation  # or the next is made while this is still there
             yield outputs
 
-    def gone(self, head: HeadId) -> None:
+    def remove_head(self, head: HeadId) -> None:
         """Take note that a head has been removed."""
         known_without = self._without.pop(head, {})
         self._without.clear()
-        for key, known in self._known.items():
+        for key, cached in self._known.items():
             if key[0] == head.tower:
-                full = len(known) >= head.layer
-                del known[head.layer :]
+                full = len(cached) >= head.layer
+                del cached[head.layer :]
                 if full and key in known_without:
-                    found, number = known_without[key]
-                    known.extend(found.trail(number))
+                    ablation, number = known_without[key]
+                    cached.extend(ablation.trail(number))
         self._count()
 
     def cut(self, tower: str, layer: int) -> None:
         """Take note that a tower has changed from a layer on."""
         self._without.clear()
-        for key, known in self._known.items():
+        for key, cached in self._known.items():
             if key[0] == tower:
-                del known[layer:]
+                del cached[layer:]
         self._count()
 
     def _count(self) -> None:
         self._kept.clear()
-        for key, known in self._known.items():
-            self._kept[key[1:]] += sum(entered.size for entered in known)
+        for key, cached in self._known.items():
+            self._kept[key[1:]] += sum(entered.size for entered in cached)
 
     def _fits(self, key: Key, size: int) -> bool:
         """Whether so many bytes more fit into a batch's room, which they then take."""

@@ -74,33 +74,37 @@ class Swaps:
         self.made = 0
 
     @property
-    def gone(self) -> frozenset[HeadId]:
+    def removed(self) -> frozenset[HeadId]:
         """The heads that went."""
         return frozenset(removal.id for removal in self.removals)
 
     def run(self, trials: int) -> None:
         """Try so many swaps at most."""
         several, far = (share * len(self.removals) for share in (PATIENCE, FAR))
-        made = -far
-        while self.made - made >= far and len(self.tried) < trials:
-            made, in_vain = self.made, 0
-            heads = [head for some in self._best() for head in some] if self.effects else self.circuit.heads()
+        swaps_before = -far
+        while self.made - swaps_before >= far and len(self.tried) < trials:
+            swaps_before, in_vain = self.made, 0
+            heads = (
+                [head for candidates in self._best() for head in candidates]
+                if self.effects
+                else self.circuit.heads()
+            )
             self.now, self.effects = self.around(heads)
             while in_vain < several and len(self.tried) < trials and (swap := self._promising()):
                 in_vain = 0 if self._try(swap) else in_vain + 1
 
     def _best(self) -> list[list[HeadId]]:
         """Return of the heads that went, and of those that are there, those whose changes promise most by themselves."""
-        gone, heads = self.gone, list(self.effects)
+        removed, heads = self.removed, list(self.effects)
         values = dict(zip(heads, self._expected([[head] for head in heads]), strict=True))
-        both = ([head for head in heads if (head in gone) == went] for went in (True, False))
-        return [sorted(each, key=lambda head: -values[head])[:WIDTH] for each in both]
+        groups = ([head for head in heads if (head in removed) == went] for went in (True, False))
+        return [sorted(group, key=lambda head: -values[head])[:WIDTH] for group in groups]
 
     def _promising(self) -> Swap | None:
         """Return the swap that promises most of those that were not tried yet, if it promises anything or the search was cheap."""
-        gone = self.gone
+        removed = self.removed
         backs, outs = self._best()
-        swaps = [Swap(a, b) for a in backs for b in outs if gone ^ {a, b} not in self.tried]
+        swaps = [Swap(a, b) for a in backs for b in outs if removed ^ {a, b} not in self.tried]
         if not swaps:
             return None
         expected = self._expected(swaps)
@@ -117,16 +121,16 @@ class Swaps:
     def _try(self, swap: Swap) -> bool:
         """Try a swap, and make it if the objective is higher then; return whether it is."""
         value, traits = self.valued(swap)
-        self.tried.add(self.gone ^ {*swap})
-        made = value > self.value
-        missed = traits.less(self.now)
+        self.tried.add(self.removed ^ {*swap})
+        improves = value > self.value
+        missed = traits.difference(self.now)
         for head in swap:
-            missed = missed.less(self.effects[head])
+            missed = missed.difference(self.effects[head])
         for head in swap:
-            self.effects[head] = self.effects[head].plus(missed.times(0.5)).times(-1 if made else 1)
-        if made:
+            self.effects[head] = self.effects[head].plus(missed.times(0.5)).times(-1 if improves else 1)
+        if improves:
             self._make(swap, value, traits)
-        return made
+        return improves
 
     def _make(self, swap: Swap, value: float, traits: Outcomes) -> None:
         self.circuit.change(swap)

@@ -14,10 +14,10 @@ import torch
 from hydractl.families.head_group import HeadGroup
 from hydractl.families.tower import Block, Stream, Tower
 from hydractl.inputs import Inputs
-from hydractl.scoring.circuit.memory import Room
+from hydractl.scoring.circuit.memory import MemoryBudget
 
 
-class Entered(NamedTuple):
+class LayerInput(NamedTuple):
     """A block with the stream that enters it, its heads' outputs z (B, T, H, K) and their projection y (B, T, D).
 
     Or outputs of all heads of a group, in y only those of the block's own; of the others z is the negative.
@@ -34,17 +34,17 @@ class Entered(NamedTuple):
         group = self.group or self.block.attn.groups()[0]
         return self.y - group.head_term(self.z, head)
 
-    def of(self, rows: slice) -> Entered:
+    def of(self, rows: slice) -> LayerInput:
         """Return it for some samples of the batch."""
         context = {name: x[rows] for name, x in self.stream.context.items()}
         stream = replace(self.stream, tokens=self.stream.tokens[rows], context=context)
-        return Entered(self.block, stream, self.z[rows], self.y[rows])
+        return LayerInput(self.block, stream, self.z[rows], self.y[rows])
 
-    def copy(self) -> Entered:
+    def copy(self) -> LayerInput:
         """Return it with memory of its own."""
         context = {name: x.clone() for name, x in self.stream.context.items()}
         stream = replace(self.stream, tokens=self.stream.tokens.clone(), context=context)
-        return Entered(self.block, stream, self.z.clone(), self.y.clone())
+        return LayerInput(self.block, stream, self.z.clone(), self.y.clone())
 
     @property
     def leaving(self) -> Stream:
@@ -58,15 +58,15 @@ class Entered(NamedTuple):
         return sum(x.untyped_storage().nbytes() for x in tensors)
 
 
-def entering(tower: Tower, inputs: Inputs, known: Sequence[Entered] = ()) -> Iterator[Entered]:
+def entering(tower: Tower, inputs: Inputs, cached: Sequence[LayerInput] = ()) -> Iterator[LayerInput]:
     """Yield each block with what enters it, those that are known first."""
-    yield from known
-    if len(known) < len(tower.blocks):
-        stream = known[-1].leaving if known else tower.embed(inputs)
-        yield from following(tower, stream, len(known))
+    yield from cached
+    if len(cached) < len(tower.blocks):
+        stream = cached[-1].leaving if cached else tower.embed(inputs)
+        yield from following(tower, stream, len(cached))
 
 
-def following(tower: Tower, stream: Stream, layer: int) -> Iterator[Entered]:
+def following(tower: Tower, stream: Stream, layer: int) -> Iterator[LayerInput]:
     """Yield each block from a layer on with what enters it; the last one's of the tokens that are read."""
     blocks = tower.layers()
     for i in range(layer, len(blocks)):
@@ -75,45 +75,49 @@ def following(tower: Tower, stream: Stream, layer: int) -> Iterator[Entered]:
         y = blocks[i].project(z)
         if queries is not None:
             stream = stream.with_tokens(stream.tokens[:, queries])
-        yield Entered(blocks[i], stream, z, y)
+        yield LayerInput(blocks[i], stream, z, y)
         if i + 1 < len(blocks):
             stream = blocks[i].join(stream, y)
 
 
 def heads_of(block: Block, group: HeadGroup, stream: Stream, queries: slice | None) -> torch.Tensor:
     """Return the outputs (B, T', H, K) of other heads than a block has."""
-    own = block.attn.members[0]
+    original_group = block.attn.members[0]
     block.attn.members[0] = group
     try:
         return block.heads(stream, queries)
     finally:
-        block.attn.members[0] = own
+        block.attn.members[0] = original_group
 
 
 def with_all_heads(
-    tower: Tower, inputs: Inputs, groups: Sequence[HeadGroup], left: Sequence[Sequence[int]]
-) -> Iterator[Entered]:
+    tower: Tower, inputs: Inputs, groups: Sequence[HeadGroup], remaining: Sequence[Sequence[int]]
+) -> Iterator[LayerInput]:
     """Yield each block with what enters it, and with the outputs of all heads.
 
     Args:
         tower: It has the heads that are left.
         inputs: What it is asked.
         groups: All heads of each layer.
-        left: Their numbers.
+        remaining: Their numbers.
     """
     stream = tower.embed(inputs)
-    for layer, (block, every, kept) in enumerate(zip(tower.layers(), groups, left, strict=True)):
+    for layer, (block, every, remaining_in_layer) in enumerate(
+        zip(tower.layers(), groups, remaining, strict=True)
+    ):
         queries = tower.queries(layer)
         z = heads_of(block, every, stream, queries)
         if queries is not None:
             stream = stream.with_tokens(stream.tokens[:, queries])
-        signs = z.new_tensor([[1.0 if head in kept else -1.0] for head in range(every.heads)])
-        entered = Entered(block, stream, signs * z, block.project(z[..., list(kept), :]), every)
+        signs = z.new_tensor([[1.0 if head in remaining_in_layer else -1.0] for head in range(every.heads)])
+        entered = LayerInput(
+            block, stream, signs * z, block.project(z[..., list(remaining_in_layer), :]), every
+        )
         yield entered
         stream = entered.leaving
 
 
-class Picks(NamedTuple):
+class CandidateHeads(NamedTuple):
     """Heads of a tower: its name, and for each layer their positions among those that are left, or `around` them among all."""
 
     tower: str
@@ -126,77 +130,85 @@ class Picks(NamedTuple):
         return self.tower, tuple(sorted(self.heads.items())), self.around
 
 
-class Without(NamedTuple):
+class Ablation(NamedTuple):
     """A tower's outputs (k, N, F) without each of k heads of a layer.
 
     Attributes:
         outputs: The tower's.
         entered: What enters the layer.
         positions: The heads' among those that are left in it.
-        rest: The layer's attention outputs (k B, T, D) without each head.
+        attention_outputs: The layer's attention outputs (k B, T, D) without each head.
         later: What enters the blocks that follow, (k B, ...); empty where it is not wanted.
     """
 
     outputs: torch.Tensor
-    entered: Entered
+    entered: LayerInput
     positions: Sequence[int]
-    rest: torch.Tensor
-    later: list[Entered]
+    attention_outputs: torch.Tensor
+    later: list[LayerInput]
 
-    def trail(self, number: int) -> list[Entered]:
+    def trail(self, number: int) -> list[LayerInput]:
         """Return what enters the blocks from the layer's own on without the head of that number, in memory of its own."""
         size = len(self.entered.y)
-        own = slice(number * size, (number + 1) * size)
+        rows = slice(number * size, (number + 1) * size)
         others = [i for i in range(self.entered.z.shape[-2]) if i != self.positions[number]]
-        first = self.entered._replace(z=self.entered.z[..., others, :], y=self.rest[own].clone())
-        return [first, *(entered.of(own).copy() for entered in self.later)]
+        first = self.entered._replace(
+            z=self.entered.z[..., others, :], y=self.attention_outputs[rows].clone()
+        )
+        return [first, *(entered.of(rows).copy() for entered in self.later)]
 
     @property
     def size(self) -> int:
         """How many bytes all trails take."""
-        return self.rest.numel() * self.rest.element_size() + sum(entered.size for entered in self.later)
+        return self.attention_outputs.numel() * self.attention_outputs.element_size() + sum(
+            entered.size for entered in self.later
+        )
 
 
 def without(
-    tower: Tower, layer: int, entered: Entered, positions: Sequence[int], room: Room
+    tower: Tower, layer: int, entered: LayerInput, positions: Sequence[int], room: MemoryBudget
 ) -> Iterator[torch.Tensor]:
     """Yield the tower's outputs (k, N, F) without each of a layer's heads at `positions`, several heads side by side."""
-    for found in each_without(tower, layer, entered, positions, room, trails=False):
-        yield found.outputs
+    for ablation in iterate_ablations(tower, layer, entered, positions, room, trails=False):
+        yield ablation.outputs
 
 
-def each_without(
+def iterate_ablations(
     tower: Tower,
     layer: int,
-    entered: Entered,
+    entered: LayerInput,
     positions: Sequence[int],
-    room: Room,
+    room: MemoryBudget,
     *,
     trails: bool = False,
-) -> Iterator[Without]:
+) -> Iterator[Ablation]:
     """Yield what there is without each of a layer's heads at `positions`, several heads side by side.
 
     With `trails`, also what enters the blocks that follow, where there is room for that.
     """
     block, stream, z, y, _ = entered
 
-    def some(heads: Sequence[int], *, trails: bool) -> Without:
-        rest = torch.cat([entered.without(head) for head in heads])
-        joined = block.join(stream.tile(len(heads)), rest)
+    def ablate(heads: Sequence[int], *, trails: bool) -> Ablation:
+        attention_outputs = torch.cat([entered.without(head) for head in heads])
+        joined = block.join(stream.tile(len(heads)), attention_outputs)
         later = list(following(tower, joined, layer + 1)) if trails else []
         outputs = tower.finish(later[-1].leaving) if later else tower.resume(joined, layer + 1)
-        return Without(outputs.reshape(len(heads), -1, outputs.shape[-1]), entered, heads, rest, later)
+        return Ablation(
+            outputs.reshape(len(heads), -1, outputs.shape[-1]), entered, heads, attention_outputs, later
+        )
 
     if not positions:
         return
 
-    def fit(*, wanted: bool) -> int:
-        key = (id(tower), layer, y.shape, z.shape, wanted)
-        return room.side_by_side(key, y, 2 * entered.size, lambda: some(positions[:1], trails=wanted).outputs)
+    def fit(*, with_trails: bool) -> int:
+        key = (id(tower), layer, y.shape, z.shape, with_trails)
+        return room.side_by_side(
+            key, y, 2 * entered.size, lambda: ablate(positions[:1], trails=with_trails).outputs
+        )
 
-    kept = trails and fit(wanted=True) > 0
-    side_by_side = fit(wanted=kept)
+    keeps_trails = trails and fit(with_trails=True) > 0
+    side_by_side = fit(with_trails=keeps_trails)
     if not side_by_side:
         raise room.refused()
     for begin in range(0, len(positions), side_by_side):
-        yield some(positions[begin : begin + side_by_side], trails=kept)
+        yield ablate(positions[begin : begin + side_by_side], trails=keeps_trails)

@@ -98,9 +98,9 @@ class SoftSubset(StraightThrough):
     @override
     def begin(self, step: int, *, seed: int) -> None:
         self._temperature = temperature_at(step, begin=self._begin, cooldown=self._cooldown)
-        drawn = step_uniform(len(self.w), seed=seed, step=step)
-        tiny = torch.finfo(drawn.dtype).tiny
-        self._noise = -(-(drawn.clamp(min=tiny).log())).clamp(min=tiny).log().to(self.w)
+        uniform = step_uniform(len(self.w), seed=seed, step=step)
+        tiny = torch.finfo(uniform.dtype).tiny
+        self._noise = -(-(uniform.clamp(min=tiny).log())).clamp(min=tiny).log().to(self.w)
 
     @override
     def forward(self) -> torch.Tensor:

@@ -83,8 +83,8 @@ class HardConcrete(Gates):
 
     @override
     def begin(self, step: int, *, seed: int) -> None:
-        drawn = step_uniform(len(self.log_alpha), seed=seed, step=step)
-        self._noise = (EDGE + (1 - 2 * EDGE) * drawn).to(self.log_alpha)
+        uniform = step_uniform(len(self.log_alpha), seed=seed, step=step)
+        self._noise = (EDGE + (1 - 2 * EDGE) * uniform).to(self.log_alpha)
 
     @override
     def forward(self) -> torch.Tensor:

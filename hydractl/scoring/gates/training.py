@@ -17,7 +17,7 @@ from hydractl.parallel import world_size
 from hydractl.progress import Progress
 from hydractl.scoring.gates.learned import GatedModel, Gates
 from hydractl.scoring.gates.settings import GateSettings
-from hydractl.scoring.job import ScoreJob, Training
+from hydractl.scoring.job import GateTraining, ScoreJob
 from hydractl.training.candidate import Job
 from hydractl.training.engine import Share, start_engine
 from hydractl.training.evaluate import metrics_of, tally
@@ -132,7 +132,7 @@ def warn_of_lost_weights(job: ScoreJob, settings: GateSettings, progress: Progre
 
 
 def _trained(
-    offered: Training, work: Job, device: torch.device, progress: Progress, *, settings: GateSettings
+    offered: GateTraining, work: Job, device: torch.device, progress: Progress, *, settings: GateSettings
 ) -> Trained:
     name = str(device) if world_size() == 1 else device.type
     start = Snapshot() if offered.start is None else offered.start
@@ -145,10 +145,10 @@ def _trained(
 
 
 def _diverged(settings: GateSettings) -> CheckFailed:
-    both = " and `--weights-lr`" if settings.trains_weights else ""
+    or_weights_lr = " and `--weights-lr`" if settings.trains_weights else ""
     return CheckFailed(
         f"training the gates diverged at rate {settings.gate_lr:g}: the outputs are not finite",
-        hint=f"lower `--gate-lr`{both}",
+        hint=f"lower `--gate-lr`{or_weights_lr}",
     )
 
 
@@ -196,11 +196,11 @@ def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:
     """Return what measures a model on the job's data, all processes together and in the order of the data."""
 
     def measure(model: nn.Module) -> Metrics | None:
-        own = []
+        tallies = []
         with torch.inference_mode():
             for samples in job.id_data:
                 inputs, labels = samples.labelled("training gates")
-                own.append(torch.tensor(tally(model(inputs), labels.cpu()), dtype=torch.float64))
-        return metrics_of(torch.stack(job.team.in_order(own)).sum(dim=0).tolist())
+                tallies.append(torch.tensor(tally(model(inputs), labels.cpu()), dtype=torch.float64))
+        return metrics_of(torch.stack(job.team.in_order(tallies)).sum(dim=0).tolist())
 
     return measure

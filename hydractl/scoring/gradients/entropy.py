@@ -14,7 +14,7 @@ from hydractl.families.attention import Attention
 from hydractl.inputs import Inputs
 from hydractl.runtime import at_least_single
 from hydractl.scoring.job import Samples, ScoreJob
-from hydractl.scoring.taps import Watched, tapped
+from hydractl.scoring.taps import AttentionTap, tapped
 
 
 def attention_entropy(job: ScoreJob) -> dict[str, list[list[float]]]:
@@ -25,10 +25,10 @@ def attention_entropy(job: ScoreJob) -> dict[str, list[list[float]]]:
     Raises:
         DataError: If attention weights are not finite.
     """
-    held: dict[str, torch.Tensor] = {}
+    fixed_sums: dict[str, torch.Tensor] = {}
     with torch.no_grad():
-        own = [_of_batch(job, samples, held) for samples in job.id_data]
-    sums = torch.stack(job.team.in_order(own)).sum(dim=0)
+        batch_sums = [_of_batch(job, samples, fixed_sums) for samples in job.id_data]
+    sums = torch.stack(job.team.in_order(batch_sums)).sum(dim=0)
     if not sums.isfinite().all():
         raise DataError(
             "attention weights are not finite; is the model trained, and is its input normalised?"
@@ -51,54 +51,54 @@ def relative_entropy(weights: torch.Tensor, real: torch.Tensor | None) -> torch.
     """
     if real is None:
         real = torch.ones(weights.shape[0], weights.shape[2], dtype=torch.bool, device=weights.device)
-    each = torch.special.entr(weights.to(at_least_single(weights.dtype))).sum(dim=-1).double()
+    token_entropy = torch.special.entr(weights.to(at_least_single(weights.dtype))).sum(dim=-1).double()
     # what padding asks may be anything, not a number included
-    total = each.masked_fill(~real.unsqueeze(1), 0.0).sum(dim=-1)
+    total = token_entropy.masked_fill(~real.unsqueeze(1), 0.0).sum(dim=-1)
     count = real.sum(dim=1, keepdim=True)
     most = count.clamp(min=2).double().log()
-    found: torch.Tensor = torch.where(count > 1, total / count / most, torch.zeros_like(total))
-    return found
+    relative: torch.Tensor = torch.where(count > 1, total / count / most, torch.zeros_like(total))
+    return relative
 
 
-def real_tokens(asked: Inputs) -> torch.Tensor | None:
+def real_tokens(inputs: Inputs) -> torch.Tensor | None:
     """Return which tokens are no padding (B, T); None for images and for texts whose model is given no mask.
 
     Such a model sees padding as it sees any token, and here it counts as one.
     """
-    if not isinstance(asked, Mapping) or "attention_mask" not in asked:
+    if not isinstance(inputs, Mapping) or "attention_mask" not in inputs:
         return None
-    return asked["attention_mask"].bool()
+    return inputs["attention_mask"].bool()
 
 
-def _of_batch(job: ScoreJob, samples: Samples, held: dict[str, torch.Tensor]) -> torch.Tensor:
+def _of_batch(job: ScoreJob, samples: Samples, fixed_sums: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return for each scored tower the summed entropies of its heads and the number of samples, float64."""
     routed = job.model.routed(samples.inputs)
     parts = []
     for name in job.scored:
-        found = held.get(name)
-        if found is None:
-            found = _of_tower(job, name, routed)
+        sums = fixed_sums.get(name)
+        if sums is None:
+            sums = _of_tower(job, name, routed)
         if name in job.model.answer.fixed:
-            held[name] = found
-        parts.append(found)
+            fixed_sums[name] = sums
+        parts.append(sums)
     return torch.cat(parts)
 
 
 def _of_tower(job: ScoreJob, name: str, routed: Mapping[str, Inputs]) -> torch.Tensor:
     """Return the summed entropies of a tower's heads, layer after layer, and the number of samples."""
-    found: dict[int, torch.Tensor] = {}
+    entropy_by_layer: dict[int, torch.Tensor] = {}
     real = real_tokens(routed[name])
 
     def watched(_: str, layer: int, attention: Attention) -> Attention:
         def see(weights: torch.Tensor, _: torch.Tensor | None) -> None:
-            found[layer] = relative_entropy(weights, real)
+            entropy_by_layer[layer] = relative_entropy(weights, real)
 
-        return Watched(attention, see)
+        return AttentionTap(attention, see)
 
     with tapped(job.model, [name], watched):
         job.model.tower(name)(routed[name])
-    each = torch.cat([found[layer] for layer in sorted(found)], dim=1)
-    return torch.cat([each.sum(dim=0), each.new_tensor([len(each)])])
+    entropies = torch.cat([entropy_by_layer[layer] for layer in sorted(entropy_by_layer)], dim=1)
+    return torch.cat([entropies.sum(dim=0), entropies.new_tensor([len(entropies)])])
 
 
 def _sizes(job: ScoreJob) -> list[int]:

@@ -6,7 +6,7 @@ import torch
 
 from hydractl.progress import Progress
 from hydractl.scoring.gradients.settings import GnormSettings
-from hydractl.scoring.gradients.stepwise import Measured, remove_lowest
+from hydractl.scoring.gradients.stepwise import HeadImportance, remove_lowest
 from hydractl.scoring.gradients.weights import input_blocks, mean_gradient
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
@@ -23,14 +23,14 @@ def score_gnorm(job: ScoreJob, progress: Progress) -> Ranking:
     normalize = job.set_for(GnormSettings).normalize
     warn_of_unlike_towers(job, normalize, progress)
 
-    def measure() -> Measured:
+    def measure() -> HeadImportance:
         tables, loss = gradient_norms(job)
-        return Measured(normalized(tables, normalize), loss)
+        return HeadImportance(normalized(tables, normalize), loss)
 
     return remove_lowest(job, progress, measure, at_once=1)
 
 
-def gradient_norms(job: ScoreJob) -> Measured:
+def gradient_norms(job: ScoreJob) -> HeadImportance:
     """Return S_h = ‖G_Q‖₂ ‖G_K‖₂ ‖G_V‖₂ of every head that is left, and the mean cross-entropy.
 
     G_Q are the rows of the head in the gradient of the mean cross-entropy with respect to the weight of the queries, and
@@ -47,10 +47,12 @@ def gradient_norms(job: ScoreJob) -> Measured:
         for layer in range(t.layers)
         if heads_left(job.model.tower(name), layer)
     ]
-    found = mean_gradient(job, input_blocks(job, layers))
+    mean = mean_gradient(job, input_blocks(job, layers))
     tables: dict[str, list[list[float]]] = {n: [[] for _ in range(t.layers)] for n, t in job.scored.items()}
-    for (name, layer), own in found.blocks.items():
+    for (name, layer), block_gradients in mean.blocks.items():
         heads = len(heads_left(job.model.tower(name), layer))
-        norms = torch.cat([block.by_head(gradient, heads).norm(dim=-1) for block, gradient in own])
+        norms = torch.cat(
+            [block.by_head(gradient, heads).norm(dim=-1) for block, gradient in block_gradients]
+        )
         tables[name][layer] = (norms.prod(dim=0) ** (MATRICES / len(norms))).tolist()
-    return Measured(tables, found.loss)
+    return HeadImportance(tables, mean.loss)

@@ -26,8 +26,8 @@ def score_hies(job: ScoreJob, progress: Progress) -> Ranking:
         scores={
             name: [
                 [
-                    settings.alpha * his + (1 - settings.alpha) * (1 - ae)
-                    for his, ae in zip(*rows, strict=True)
+                    settings.alpha * importance_score + (1 - settings.alpha) * (1 - entropy_score)
+                    for importance_score, entropy_score in zip(*rows, strict=True)
                 ]
                 for rows in zip(importance[name], entropy[name], strict=True)
             ]

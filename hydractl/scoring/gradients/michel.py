@@ -6,7 +6,7 @@ from hydractl.progress import Progress
 from hydractl.scoring.gradients.salience import gate_gradients
 from hydractl.scoring.gradients.samples import absolute_gradients
 from hydractl.scoring.gradients.settings import MichelSettings
-from hydractl.scoring.gradients.stepwise import Measured, remove_lowest
+from hydractl.scoring.gradients.stepwise import HeadImportance, remove_lowest
 from hydractl.scoring.gradients.weights import mean_loss
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import Tables, min_max, normalized, warn_of_unlike_towers
@@ -30,18 +30,18 @@ def score_michel(job: ScoreJob, progress: Progress) -> Ranking:
     settings = job.set_for(MichelSettings)
     warn_of_unlike_towers(job, settings.normalize, progress)
 
-    def measure() -> Measured:
+    def measure() -> HeadImportance:
         tables, loss = gate_importance(job, settings.form)
         if settings.normalize == "none":
-            return Measured(tables, loss)
-        return Measured(min_max(normalized(tables, settings.normalize)), loss)
+            return HeadImportance(tables, loss)
+        return HeadImportance(min_max(normalized(tables, settings.normalize)), loss)
 
     if settings.recompute:
         return remove_lowest(job, progress, measure, at_once=settings.recompute)
     return Ranking(scores=measure().tables)
 
 
-def gate_importance(job: ScoreJob, form: str) -> Measured:
+def gate_importance(job: ScoreJob, form: str) -> HeadImportance:
     """Return I_h of every head that is left, and the mean cross-entropy.
 
     Args:
@@ -52,12 +52,12 @@ def gate_importance(job: ScoreJob, form: str) -> Measured:
         DataError: If a gradient is not finite, or there are no labels.
     """
     if form == "sample":
-        return Measured(*absolute_gradients(job))
-    means = {name: each.abs().mean(dim=0) for name, each in gate_gradients(job).items()}
+        return HeadImportance(*absolute_gradients(job))
+    means = {name: gradients.abs().mean(dim=0) for name, gradients in gate_gradients(job).items()}
     tables: Tables = {
         name: [
             mean[layer, list(heads_left(job.model.tower(name), layer))].tolist() for layer in range(len(mean))
         ]
         for name, mean in means.items()
     }
-    return Measured(tables, mean_loss(job))
+    return HeadImportance(tables, mean_loss(job))

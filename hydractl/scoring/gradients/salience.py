@@ -37,11 +37,11 @@ def gate_gradients(job: ScoreJob, *, batches: int | None = None) -> dict[str, to
     share = None if batches is None else len(range(team.rank, batches, team.world))
     for parameter in job.model.parameters():
         parameter.requires_grad = False
-    own = [_of_batch(job, samples) for samples in islice(job.id_data, share)]
-    found = team.in_order(own)
-    if not found:
+    local_gradients = [_of_batch(job, samples) for samples in islice(job.id_data, share)]
+    batch_gradients = team.in_order(local_gradients)
+    if not batch_gradients:
         raise DataError("there is no data to compute gradients on")
-    flat = torch.stack(found)
+    flat = torch.stack(batch_gradients)
     if not flat.isfinite().all():
         raise DataError("the gradients are not finite; is the model trained, and is its input normalised?")
     sizes = [t.layers * t.num_heads for t in job.scored.values()]
@@ -60,15 +60,15 @@ def _of_batch(job: ScoreJob, samples: Samples) -> torch.Tensor:
     def gated(tower: str, layer: int, attention: Attention) -> Attention:
         group = attention.groups()[0]
         gate = torch.ones(group.heads, dtype=wide, device=job.model.device, requires_grad=True)
-        gates[tower, layer] = gate, group.kept
+        gates[tower, layer] = gate, group.head_numbers
         return Gated(attention, gate)
 
     with torch.enable_grad(), tapped(job.model, job.scored, gated):
         loss = F.cross_entropy(job.model(inputs).to(wide), labels)
-        found = torch.autograd.grad(loss, [gate for gate, _ in gates.values()])
+        gradients = torch.autograd.grad(loss, [gate for gate, _ in gates.values()])
     rows = []
-    for (tower, _), gradient, (_, kept) in zip(gates, found, gates.values(), strict=True):
+    for (tower, _), gradient, (_, head_numbers) in zip(gates, gradients, gates.values(), strict=True):
         row = torch.zeros(job.architecture.towers[tower].num_heads, dtype=torch.float64)
-        row[list(kept)] = gradient.cpu().double()
+        row[list(head_numbers)] = gradient.cpu().double()
         rows.append(row)
     return torch.cat(rows)

@@ -64,20 +64,20 @@ def _summed(job: ScoreJob) -> torch.Tensor:
     """Return Σ|∂L/∂ξ| of all heads that are left, tower after tower; then the summed loss and the number of samples."""
     for parameter in job.model.parameters():
         parameter.requires_grad = False
-    held: dict[str, Fixed] = {}
-    own = [_of_batch(job, samples, held) for samples in job.id_data]
-    return torch.stack(job.team.in_order(own)).sum(dim=0)
+    fixed_towers: dict[str, Fixed] = {}
+    batch_sums = [_of_batch(job, samples, fixed_towers) for samples in job.id_data]
+    return torch.stack(job.team.in_order(batch_sums)).sum(dim=0)
 
 
-def _of_batch(job: ScoreJob, samples: Samples, held: dict[str, Fixed]) -> torch.Tensor:
+def _of_batch(job: ScoreJob, samples: Samples, fixed_towers: dict[str, Fixed]) -> torch.Tensor:
     """Return one batch's share of `_summed`, float64."""
     inputs, labels = samples.labelled("scoring by gradients")
     routed = job.model.routed(inputs)
     for name in job.model.answer.fixed & routed.keys():
-        if name not in held:
-            held[name] = _fixed(job.model.tower(name), routed[name], moved=name in job.scored)
-    outputs = {name: found.outputs for name, found in held.items()}
-    gates: dict[str, list[torch.Tensor]] = {name: [] for name in job.scored if name not in held}
+        if name not in fixed_towers:
+            fixed_towers[name] = _fixed(job.model.tower(name), routed[name], moved=name in job.scored)
+    outputs = {name: fixed.outputs for name, fixed in fixed_towers.items()}
+    gates: dict[str, list[torch.Tensor]] = {name: [] for name in job.scored if name not in fixed_towers}
 
     def gated(tower: str, _: int, attention: Attention) -> Attention:
         gate = torch.ones(batch_of(inputs), 1, attention.groups()[0].heads, device=job.model.device)
@@ -85,18 +85,18 @@ def _of_batch(job: ScoreJob, samples: Samples, held: dict[str, Fixed]) -> torch.
         return Gated(attention, gates[tower][-1])
 
     with torch.enable_grad(), tapped(job.model, gates, gated):
-        for name, asked in routed.items():
-            if name not in held:
-                outputs[name] = job.model.tower(name)(asked).unsqueeze(0)
+        for name, tower_inputs in routed.items():
+            if name not in fixed_towers:
+                outputs[name] = job.model.tower(name)(tower_inputs).unsqueeze(0)
         losses = losses_of(job.model.answer(outputs), labels)
-        asked_for = [gate for own in gates.values() for gate in own]
-        found = torch.autograd.grad(losses.sum(), asked_for) if asked_for else ()
-    totals = iter(gradient.double().abs().sum(dim=(0, 1)) for gradient in found)
+        all_gates = [gate for tower_gates in gates.values() for gate in tower_gates]
+        gradients = torch.autograd.grad(losses.sum(), all_gates) if all_gates else ()
+    totals = iter(gradient.double().abs().sum(dim=(0, 1)) for gradient in gradients)
     outputs = {name: output.detach() for name, output in outputs.items()}
     parts = []
     for name in job.scored:
-        if name in held:
-            parts.append(_by_fixed(job, {**outputs}, name, held[name], labels))
+        if name in fixed_towers:
+            parts.append(_by_fixed(job, {**outputs}, name, fixed_towers[name], labels))
         else:
             parts += [next(totals) for _ in gates[name]]
     ends = torch.stack([losses.detach().double().sum(), losses.new_tensor(len(labels)).double()])
@@ -110,13 +110,13 @@ def _by_fixed(
     if not len(fixed.tangents):
         return fixed.tangents.new_zeros(0).double()
     with _forward_mode(), forward_ad.dual_level():
-        same = fixed.outputs.expand_as(fixed.tangents).contiguous()
-        outputs[name] = forward_ad.make_dual(same, fixed.tangents)
+        repeated = fixed.outputs.expand_as(fixed.tangents).contiguous()
+        outputs[name] = forward_ad.make_dual(repeated, fixed.tangents)
         moved = forward_ad.unpack_dual(losses_of(job.model.answer(outputs), labels)).tangent
         if moved is None:
             raise ValueError(f"the answer does not depend on tower `{name}`")
-        found: torch.Tensor = moved.double().abs().sum(dim=1)
-    return found
+        sums: torch.Tensor = moved.double().abs().sum(dim=1)
+    return sums
 
 
 def _fixed(tower: Tower, inputs: Inputs, *, moved: bool) -> Fixed:

@@ -13,7 +13,7 @@ from hydractl.scoring.normalize import Tables
 from hydractl.scoring.taps import heads_left, remove_head
 
 
-class Measured(NamedTuple):
+class HeadImportance(NamedTuple):
     """Scores of the heads that are left, in each layer in the order of `heads_left`, and the mean cross-entropy."""
 
     tables: Tables
@@ -21,7 +21,7 @@ class Measured(NamedTuple):
 
 
 def remove_lowest(
-    job: ScoreJob, progress: Progress, measure: Callable[[], Measured], *, at_once: int
+    job: ScoreJob, progress: Progress, measure: Callable[[], HeadImportance], *, at_once: int
 ) -> Ranking:
     """Remove `job.budget` heads, the `at_once` lowest-scored in each step; of equal ones the lower (tower, layer, head).
 
@@ -37,30 +37,32 @@ def remove_lowest(
         measure: Scores what is left of the model.
         at_once: How many go before scores are computed anew, at least 1.
     """
-    known = job.log.done
-    removals = list(known[: len(known) // at_once * at_once])
+    recorded = job.log.done
+    removals = list(recorded[: len(recorded) // at_once * at_once])
     for removal in removals:
         remove_head(job.model, removal.id)
-    found = _measured(job, measure, removed=len(removals))
-    baseline = -found.loss if job.log.baseline is None else job.log.baseline
+    importance = _measured(job, measure, removed=len(removals))
+    baseline = -importance.loss if job.log.baseline is None else job.log.baseline
     job.log.begin(baseline)
     steps = range(len(removals), job.budget, at_once)
     for begin in progress.track(steps, label="Removing heads", total=len(steps)):
-        gone = _lowest(job, found.tables)[: min(at_once, job.budget - begin)]
-        for head in gone:
+        lowest = _lowest(job, importance.tables)[: min(at_once, job.budget - begin)]
+        for head in lowest:
             remove_head(job.model, head)
-        found = _measured(job, measure, removed=begin + len(gone))
-        for head in gone:
-            removal = Removal(tower=head.tower, layer=head.layer, head=head.head, objective=-found.loss)
-            if len(removals) >= len(known):  # a step that was cut off is done again; some of it is on record
+        importance = _measured(job, measure, removed=begin + len(lowest))
+        for head in lowest:
+            removal = Removal(tower=head.tower, layer=head.layer, head=head.head, objective=-importance.loss)
+            if len(removals) >= len(
+                recorded
+            ):  # a step that was cut off is done again; some of it is on record
                 job.log.record(removal)
             removals.append(removal)
     return Ranking.of_removals(job, removals, baseline=baseline)
 
 
-def _measured(job: ScoreJob, measure: Callable[[], Measured], *, removed: int) -> Measured:
+def _measured(job: ScoreJob, measure: Callable[[], HeadImportance], *, removed: int) -> HeadImportance:
     """Return scores where a further step needs them, and else the loss alone."""
-    return measure() if removed < job.budget else Measured({}, mean_loss(job))
+    return measure() if removed < job.budget else HeadImportance({}, mean_loss(job))
 
 
 def _lowest(job: ScoreJob, tables: Tables) -> list[HeadId]:

@@ -10,8 +10,8 @@ import torch
 from hydractl.progress import Progress
 from hydractl.scoring.gradients.settings import TaylorSettings
 from hydractl.scoring.gradients.weights import (
-    Block,
     Layer,
+    WeightBlock,
     batch_gradients,
     input_blocks,
     mean_gradient,
@@ -55,26 +55,28 @@ def score_taylor(job: ScoreJob, progress: Progress) -> Ranking:
 
 def _l1(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
     """Return the paper's scores of the heads of some layers."""
-    found = mean_gradient(job, input_blocks(job, layers)).blocks
+    gradients = mean_gradient(job, input_blocks(job, layers)).blocks
     return {
-        layer: torch.cat([_products(job, layer, b, g).abs().mean(dim=-1) for b, g in own])
+        layer: torch.cat([_products(job, layer, b, g).abs().mean(dim=-1) for b, g in block_gradients])
         .mean(dim=0)
         .tolist()
-        for layer, own in found.items()
+        for layer, block_gradients in gradients.items()
     }
 
 
 def _molchanov(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
     """Return Molchanov's scores of the heads of some layers."""
     blocks = input_blocks(job, layers)
-    weights = [block.weight for own in blocks.values() for block in own]
+    weights = [block.weight for layer_blocks in blocks.values() for block in layer_blocks]
 
     def own_batches() -> Iterator[list[torch.Tensor]]:
         for gradients, losses in batch_gradients(job, weights):
-            each = iter(gradients)
+            block_gradients = iter(gradients)
             sums = [
-                torch.stack([_products(job, layer, b, next(each)).sum(dim=(0, 2)) for b in own]).sum(dim=0)
-                for layer, own in blocks.items()
+                torch.stack(
+                    [_products(job, layer, b, next(block_gradients)).sum(dim=(0, 2)) for b in layer_blocks]
+                ).sum(dim=0)
+                for layer, layer_blocks in blocks.items()
             ]
             yield [*((x / len(losses)) ** 2 for x in sums), torch.ones((), device=losses.device)]
 
@@ -84,7 +86,7 @@ def _molchanov(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
     return {layer: (x / batches).tolist() for layer, x in zip(blocks, sums, strict=True)}
 
 
-def _products(job: ScoreJob, layer: Layer, block: Block, gradient: torch.Tensor) -> torch.Tensor:
+def _products(job: ScoreJob, layer: Layer, block: WeightBlock, gradient: torch.Tensor) -> torch.Tensor:
     """Return weight times gradient of each head (copies, H, n)."""
     heads = len(heads_left(job.model.tower(layer[0]), layer[1]))
     return block.by_head(block.weight.detach().double() * gradient, heads)

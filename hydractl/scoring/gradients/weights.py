@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError
-from hydractl.families.base import HeadTensor, Role, place_of
+from hydractl.families.base import HeadTensor, TensorRole, place_of
 from hydractl.families.tower import Model
 from hydractl.runtime import at_least_single
 from hydractl.scoring.job import Samples, ScoreJob
@@ -22,7 +22,7 @@ Layer: TypeAlias = "tuple[str, int]"
 """A tower's name and the number of one of its layers."""
 
 
-class Block(NamedTuple):
+class WeightBlock(NamedTuple):
     """A weight of a layer with its heads in it: that of q, k or v, or of all three."""
 
     weight: nn.Parameter
@@ -30,30 +30,30 @@ class Block(NamedTuple):
 
     def by_head(self, x: torch.Tensor, heads: int) -> torch.Tensor:
         """Return x, shaped like the weight, as (copies, H, n) in float64: each head's numbers of each copy."""
-        each = x.numel() // max(1, self.layout.copies * heads)
-        return x.double().movedim(self.layout.axis, 0).reshape(self.layout.copies, heads, each)
+        numbers_per_head = x.numel() // max(1, self.layout.copies * heads)
+        return x.double().movedim(self.layout.axis, 0).reshape(self.layout.copies, heads, numbers_per_head)
 
 
-Blocks: TypeAlias = "dict[Layer, list[Block]]"
+Blocks: TypeAlias = "dict[Layer, list[WeightBlock]]"
 
 
 class MeanGradient(NamedTuple):
     """The gradient of the mean cross-entropy with respect to each block, and the mean cross-entropy itself."""
 
-    blocks: dict[Layer, list[tuple[Block, torch.Tensor]]]
+    blocks: dict[Layer, list[tuple[WeightBlock, torch.Tensor]]]
     loss: float
 
 
 def input_blocks(job: ScoreJob, layers: Collection[Layer]) -> Blocks:
     """Return the weights of q, k and v of some layers; biases and the output projection are none of them."""
-    found: Blocks = {layer: [] for layer in layers}
+    blocks: Blocks = {layer: [] for layer in layers}
     for name, tensor in job.model.library_state().items():
         place = place_of(job.family, name)
-        if place.heads is None or place.layer is None or place.heads.role != Role.INPUT:
+        if place.heads is None or place.layer is None or place.heads.role != TensorRole.INPUT:
             continue
-        if (key := (place.tower, place.layer)) in found:
-            found[key].append(Block(cast("nn.Parameter", tensor), place.heads))
-    return found
+        if (key := (place.tower, place.layer)) in blocks:
+            blocks[key].append(WeightBlock(cast("nn.Parameter", tensor), place.heads))
+    return blocks
 
 
 def sample_losses(model: Model, samples: Samples) -> torch.Tensor:
@@ -69,9 +69,9 @@ def sample_losses(model: Model, samples: Samples) -> torch.Tensor:
 def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return cross-entropies (k, B) of k variants' logits (k, B, C), in single precision at least."""
     logits = logits.to(at_least_single(logits.dtype))
-    each = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
-    found: torch.Tensor = each.unflatten(0, (len(logits), -1))
-    return found
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
+    by_variant: torch.Tensor = losses.unflatten(0, (len(logits), -1))
+    return by_variant
 
 
 def mean_loss(job: ScoreJob) -> float:
@@ -82,8 +82,8 @@ def mean_loss(job: ScoreJob) -> float:
     """
     # not inference mode: what a library keeps for later passes must allow gradients
     with torch.no_grad():
-        own = [sample_losses(job.model, samples).double() for samples in job.id_data]
-    return checked_loss(torch.cat(job.team.in_order(own)).mean().item())
+        batch_losses = [sample_losses(job.model, samples).double() for samples in job.id_data]
+    return checked_loss(torch.cat(job.team.in_order(batch_losses)).mean().item())
 
 
 def batch_gradients(
@@ -102,7 +102,7 @@ def batch_gradients(
         yield gradients, losses.detach()
 
 
-def mean_gradient(job: ScoreJob, blocks: Mapping[Layer, Sequence[Block]]) -> MeanGradient:
+def mean_gradient(job: ScoreJob, blocks: Mapping[Layer, Sequence[WeightBlock]]) -> MeanGradient:
     """Return the gradient of the mean cross-entropy of all samples with respect to some weights.
 
     A batch's gradient is added to the sum before the next is computed, in single precision at least: in memory are two
@@ -112,7 +112,7 @@ def mean_gradient(job: ScoreJob, blocks: Mapping[Layer, Sequence[Block]]) -> Mea
     Raises:
         DataError: If it is not finite, or samples have no labels.
     """
-    weights = [block.weight for own in blocks.values() for block in own]
+    weights = [block.weight for layer_blocks in blocks.values() for block in layer_blocks]
 
     def own_batches() -> Iterator[list[torch.Tensor]]:
         for gradients, losses in batch_gradients(job, weights):
@@ -124,7 +124,7 @@ def mean_gradient(job: ScoreJob, blocks: Mapping[Layer, Sequence[Block]]) -> Mea
         raise not_finite("gradients")
     means = iter([g / count for g in sums])
     return MeanGradient(
-        {layer: [(block, next(means)) for block in own] for layer, own in blocks.items()},
+        {layer: [(block, next(means)) for block in layer_blocks] for layer, layer_blocks in blocks.items()},
         checked_loss((loss / count).item()),
     )
 
@@ -140,6 +140,6 @@ def checked_loss(loss: float) -> float:
     return loss
 
 
-def not_finite(what: str) -> DataError:
+def not_finite(quantity: str) -> DataError:
     """Return the error that something of a pass is not finite."""
-    return DataError(f"the {what} are not finite; is the model trained, and is its input normalised?")
+    return DataError(f"the {quantity} are not finite; is the model trained, and is its input normalised?")

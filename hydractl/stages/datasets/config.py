@@ -38,7 +38,7 @@ class DataConfig:
         if self.action == SHOW and not self.names:
             raise UsageError(f"`{SHOW}` which data set?", hint="`hydractl data list` names all")
         for name in self.names:
-            of_name(name, typed=name)
+            of_name(name, reference=name)
 
     @property
     def action(self) -> str:

@@ -77,7 +77,7 @@ def _known(preset: Preset) -> Known:
     typed = f"{PREFIX}{preset.name}"
     return Known(
         name=preset.name,
-        holds=preset.holds,
+        holds=preset.content,
         about=preset.about,
         classes=preset.classes,
         samples=preset.parts["test"].samples,

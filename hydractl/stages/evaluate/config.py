@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from hydractl.data.corruptions.names import ALL, IMAGES, KNOWN, TEXTS, Corruptions
+from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.manifest.scopes import scopes
@@ -249,7 +249,7 @@ class EvalConfig(shared.WithTemperature):
         self.check_conditions(
             (name, str(severity))
             for each in self.corrupt
-            for name in (KNOWN if each.name == ALL else (each.name,))
+            for name in (ALL_CORRUPTIONS if each.name == ALL else (each.name,))
             for severity in each.severities
         )
 

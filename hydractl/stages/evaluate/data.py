@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydractl.data.batches import CACHE_BYTES, Deal
+from hydractl.data.batches import CACHE_BYTES, BatchShare
 from hydractl.data.inputs import Reading, check_skips, open_items, open_readable, open_stream
 from hydractl.data.items import LABELS_HINT, Items
-from hydractl.data.labels import Classed, are_numerals, required_labels, some
+from hydractl.data.labels import Classed, are_numerals, first_names, required_labels
 from hydractl.data.matching import match_classes, nameless
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.columns import LabelReader
-from hydractl.data.sources.stream import BATCHES, Stream
+from hydractl.data.sources.stream import BATCHES, ItemStream
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.caveats import check_apart, of_data, of_training
 from hydractl.stages.evaluate.config import EvalConfig
@@ -90,7 +90,7 @@ class EvalData:
 
     @classmethod
     def open(
-        cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], team: Team, progress: Progress
+        cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], team: ProcessGroup, progress: Progress
     ) -> EvalData:
         """Open all data sets and translate the labels.
 
@@ -113,7 +113,7 @@ class EvalData:
         streams = {
             name: opener.streamed(items, name, limit, alignment)
             for name, items in sets.items()
-            if isinstance(items, Stream)
+            if isinstance(items, ItemStream)
         }
         prepared = {
             name: opener.prepared(items, name, limit)
@@ -196,7 +196,7 @@ class EvalData:
 class _Opener:
     """Opens the data, and notes in `skipped` what is left out of them."""
 
-    def __init__(self, config: EvalConfig, how: Reading, team: Team, progress: Progress) -> None:
+    def __init__(self, config: EvalConfig, how: Reading, team: ProcessGroup, progress: Progress) -> None:
         self.config, self.how, self.team, self.progress = config, how, team, progress
         self.skipped: list[str] = []
 
@@ -209,12 +209,12 @@ class _Opener:
         self.skipped += [caveat] if caveat else []
         return items
 
-    def sets(self) -> dict[str, Items | Stream]:
+    def sets(self) -> dict[str, Items | ItemStream]:
         """Return every set: of a stream whose length nobody knows no more than is read at a time."""
         config = self.config
         refs = {ID_NAME: config.data} | {d.name: d.ref for d in config.ood + config.ood_val}
         options = {TEMPERATURE: config.heldout, FIT: config.fit, VAL: config.val}
-        sets: dict[str, Items | Stream] = {}
+        sets: dict[str, Items | ItemStream] = {}
         for name, ref in (refs | options).items():
             if ref is not None and ref.endless and name not in {TEMPERATURE, FIT}:
                 check_skips(ref, skip_bad=config.skip_bad)
@@ -224,7 +224,7 @@ class _Opener:
         return sets
 
     def streamed(
-        self, stream: Stream, name: str, limit_bytes: int, alignment: ClassAlignment
+        self, stream: ItemStream, name: str, limit_bytes: int, alignment: ClassAlignment
     ) -> StreamedData:
         """Return a stream as model inputs; `alignment` looks at the labels of the ID set as they come."""
         return StreamedData(
@@ -244,7 +244,7 @@ class _Opener:
             batch_size=self.config.batch_size,
             limit_bytes=limit_bytes,
             name=name,
-            deal=Deal(self.team.rank, self.team.world, among=BATCHES),
+            deal=BatchShare(self.team.rank, self.team.world, among=BATCHES),
         )
 
 
@@ -271,15 +271,15 @@ class ClassAlignment:
         self._classes: tuple[int, ...] | None = None
         self._class_by_name: dict[str, int] = {}
 
-    def align(self, tested: Items | Stream, labelled: Mapping[str, Items]) -> dict[str, Tensor]:
+    def align(self, tested: Items | ItemStream, labelled: Mapping[str, Items]) -> dict[str, Tensor]:
         """Settle the ID set's classes as far as they are known, and return the labels (N,) of other sets by what names them.
 
         Raises:
             DataError: If a set has no labels, or its classes do not fit the models or are needed before they are known.
         """
-        if isinstance(tested, Stream):
+        if isinstance(tested, ItemStream):
             self._check_stream(tested, labelled)
-        if not isinstance(tested, Stream) or tested.class_names:
+        if not isinstance(tested, ItemStream) or tested.class_names:
             self._match_tested(tested)
         return {option: self._aligned(option, items) for option, items in labelled.items()}
 
@@ -305,20 +305,20 @@ class ClassAlignment:
             )
         if len(reader.texts) > self._count:
             raise DataError(
-                f"{reader.where}: has more classes than the {self._count} of the model: {some(reader.texts)}",
+                f"{reader.where}: has more classes than the {self._count} of the model: {first_names(reader.texts)}",
                 hint="name the classes as the model does",
             )
 
     def _match_tested(self, tested: Classed) -> tuple[int, ...]:
         """Return for each class of the ID set the models', which is settled once."""
         if self._classes is None:
-            if not isinstance(tested, Stream):
+            if not isinstance(tested, ItemStream):
                 required_labels(tested, "--data", hint=UNLABELLED)
             self._classes = self._matched(tested, by_text=self._by_text)
             self._class_by_name = dict(zip(tested.class_names, self._classes, strict=True))
         return self._classes
 
-    def _check_stream(self, tested: Stream, labelled: Mapping[str, Items]) -> None:
+    def _check_stream(self, tested: ItemStream, labelled: Mapping[str, Items]) -> None:
         """Refuse a stream without labels, or whose classes are needed before they are known."""
         if tested.column is None:
             required_labels(tested, "--data", hint=UNLABELLED)

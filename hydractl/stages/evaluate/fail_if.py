@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from hydractl.data.corruptions.names import ALL, KNOWN, SEVERITIES
+from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, SEVERITIES
 from hydractl.errors import UsageError
 from hydractl.manifest.scopes import SHIFT
 from hydractl.metrics.metric import Needs, Unit
@@ -180,14 +180,14 @@ class Condition:
             return
         name, _, severity = scope.partition(":")
         corrupt = f"{ALL if name == SHIFT else name}{severity and f':{severity}'}"
-        exists = name in {*KNOWN, SHIFT} and severity in {"", *map(str, SEVERITIES)}
+        exists = name in {*ALL_CORRUPTIONS, SHIFT} and severity in {"", *map(str, SEVERITIES)}
         add = f"add `--corrupt {corrupt}`" if exists else None
         names = ", ".join(scope for scope in under if ":" not in scope)
         raise UsageError(
             f"`--fail-if {self}`: {self.metric} is not measured under `{scope}`",
             hint=add
             or did_you_mean(scope, under)
-            or did_you_mean(scope, (SHIFT, *KNOWN))
+            or did_you_mean(scope, (SHIFT, *ALL_CORRUPTIONS))
             or (f"there are {names}, and each with `:1` to `:5`" if under else "add `--corrupt NAME`"),
         )
 

@@ -14,7 +14,7 @@ from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import StoredPredictions
 from hydractl.metrics.table import VAL
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded
@@ -33,7 +33,7 @@ def with_ood_scores(
     opened: Sequence[OpenModel],
     data: EvalData,
     config: EvalConfig,
-    team: Team,
+    team: ProcessGroup,
     progress: Progress,
 ) -> tuple[Predictor | WithOodScores, ...]:
     """Return the models of a row beside the scores that are fitted for each, or that each holds; the models alone where there are none.
@@ -52,7 +52,12 @@ def with_ood_scores(
 
 
 def _with_ood_scores(
-    model: Predictor, file: OpenModel, data: EvalData, config: EvalConfig, team: Team, progress: Progress
+    model: Predictor,
+    file: OpenModel,
+    data: EvalData,
+    config: EvalConfig,
+    team: ProcessGroup,
+    progress: Progress,
 ) -> WithOodScores:
     if data.fit is not None:
         training = FitOn(*data.fit, config.neighbours)

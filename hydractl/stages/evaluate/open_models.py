@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.corruptions.strengths import frost_scale
 from hydractl.data.inputs import Reading, content_of
@@ -28,7 +28,7 @@ def open_rows(config: EvalConfig) -> list[list[OpenModel]]:
     ]
 
 
-def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], lock: Claim) -> None:
+def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], lock: OutputLock) -> None:
     """Refuse outputs that must not be written."""
     models = [*chain.from_iterable(opened)]
     for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):

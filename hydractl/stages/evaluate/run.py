@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.data.corruptions.names import chosen
 from hydractl.data.inputs import content_of
 from hydractl.data.items import Content
@@ -17,7 +17,7 @@ from hydractl.manifest.report import Report
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.scores import KNN, MSP, SCORES, definition_of
 from hydractl.metrics.table import METRICS
-from hydractl.parallel import Team, answering_device, start_team
+from hydractl.parallel import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, torch_dtype, versions
@@ -61,16 +61,16 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
         run = _prepare(config, device, team, lock, progress)
         table = measure_rows(run)
         if not team.leads:
-            document = Report.from_json(team.told(""), where="the report of rank 0")
+            document = Report.from_json(team.broadcast(""), where="the report of rank 0")
             return EvalReport(document=document, paths=_paths(config, document), config=config)
         document = _document(run, table)
         _write(run, table, document, lock)
-        team.told(document.to_json())  # when it is there: the others end with it
+        team.broadcast(document.to_json())  # when it is there: the others end with it
         return EvalReport(document=document, paths=_paths(config, document), config=config)
 
 
 def _prepare(
-    config: EvalConfig, device: torch.device, team: Team, lock: Claim, progress: Progress
+    config: EvalConfig, device: torch.device, team: ProcessGroup, lock: OutputLock, progress: Progress
 ) -> Evaluation:
     """Open models and data, and refuse what does not fit together before any model is loaded."""
     opened = open_rows(config)
@@ -187,7 +187,7 @@ def _score_definitions(scores: Sequence[str]) -> dict[str, str]:
     return {} if scores == (MSP,) else {f"@{name}": definition_of(name) for name in scores}
 
 
-def _write(run: Evaluation, table: Table, document: Report, lock: Claim) -> None:
+def _write(run: Evaluation, table: Table, document: Report, lock: OutputLock) -> None:
     """Write all files or none."""
     config, summary = run.config, run.data.summary
     copy = None

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from hydractl.data.batches import Batch, Deal
+from hydractl.data.batches import Batch, BatchShare
 from hydractl.data.inputs import Reading
 from hydractl.data.items import Items
 from hydractl.data.reference import ENDLESS_HINT
 from hydractl.data.sources.columns import LabelReader
-from hydractl.data.sources.passing import Passed, Seen, digests_of, marks_of
-from hydractl.data.sources.stream import BATCHES, Stream
+from hydractl.data.sources.passing import StreamDigest, StreamDigestBuilder, digests_of, marks_of
+from hydractl.data.sources.stream import BATCHES, ItemStream
 from hydractl.errors import DataError
 from hydractl.inputs import Inputs
 from hydractl.manifest.document import Fingerprint
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.shared.predictions import PreparedData
 from hydractl.stages.shared.reading import digests, identified
@@ -37,7 +37,7 @@ class Identity(NamedTuple):
     content: np.ndarray
 
     @classmethod
-    def of(cls, items: Items, team: Team) -> Self:
+    def of(cls, items: Items, team: ProcessGroup) -> Self:
         """Read a set, of which each process reads its share."""
         sha256, content = identified(items, digests(items, team))
         return cls(Fingerprint(reference=items.name, sha256=sha256, count=len(items)), content)
@@ -66,14 +66,14 @@ class StreamedData:
         passed: What is known of it, once it has passed.
     """
 
-    stream: Stream
+    stream: ItemStream
     name: str
     batch_size: int
     limit_bytes: int
-    team: Team
+    team: ProcessGroup
     progress: Progress
     check: Callable[[LabelReader], None] | None = None
-    passed: Passed | None = field(default=None, init=False)
+    passed: StreamDigest | None = field(default=None, init=False)
 
     @property
     def count(self) -> int | None:
@@ -91,7 +91,7 @@ class StreamedData:
         return Identity(fingerprint, digest.content)
 
     @property
-    def digest(self) -> Passed:
+    def digest(self) -> StreamDigest:
         """What is known of it, which has passed."""
         if self.passed is None:
             raise ValueError(f"{self.name} has not passed yet")
@@ -116,7 +116,7 @@ class StreamedData:
                 yield batch._replace(indices=batch.indices + begin)
 
     def _parts(self, per: int) -> Iterator[tuple[int, PreparedData]]:
-        reading, begin = Seen(self.stream), 0
+        reading, begin = StreamDigestBuilder(self.stream), 0
         for items, cells in self.stream.labelled(repeat(per)):
             digests_read = digests_of(items)
             marks = marks_of(digests_read, cells)
@@ -131,7 +131,7 @@ class StreamedData:
             begin += len(items)
         if self.passed is None:
             self._check_same_in_all(reading)
-            self.passed = reading.passed(self.progress)
+            self.passed = reading.finish(self.progress)
         self.passed.check_whole(begin)
 
     def _part(self, begin: int, items: Items) -> PreparedData:
@@ -141,10 +141,10 @@ class StreamedData:
             batch_size=self.batch_size,
             limit_bytes=self.limit_bytes,
             name=self.name,
-            deal=Deal(share, self.team.world, among=BATCHES),
+            deal=BatchShare(share, self.team.world, among=BATCHES),
         )
 
-    def _check_same_in_all(self, reading: Seen) -> None:
+    def _check_same_in_all(self, reading: StreamDigestBuilder) -> None:
         """Refuse to answer about rows together that are not the same in all processes."""
         if self.team.world == 1:
             return

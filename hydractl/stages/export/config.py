@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from hydractl.places import DOCUMENT, Content
+from hydractl.places import DOCUMENT, OutputKind
 from hydractl.settings import (
     CheckedSettings,
     Constraint,
@@ -38,7 +38,7 @@ class ExportConfig(CheckedSettings):
     out: Path = required(
         replace(
             shared.OUT,
-            holds=Content(what="an exported model", suffixes=FORMATS, decides=True, streams=False),
+            holds=OutputKind(description="an exported model", suffixes=FORMATS, decides=True, streams=False),
             help="Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export.",
         )
     )

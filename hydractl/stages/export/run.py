@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
@@ -126,7 +126,7 @@ class Traced(NamedTuple):
         return found
 
 
-def _run(config: ExportConfig, own: Claim, progress: Progress) -> ExportReport:
+def _run(config: ExportConfig, own: OutputLock, progress: Progress) -> ExportReport:
     opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
     for path, option in ((config.out, "-o"), (config.report, "--report")):
         if path is not None and config.if_changed:
@@ -169,7 +169,7 @@ def _run(config: ExportConfig, own: Claim, progress: Progress) -> ExportReport:
     )
 
 
-def _publish(config: ExportConfig, own: Claim, opened: OpenModel, written: Mapping[Path, bytes]) -> None:
+def _publish(config: ExportConfig, own: OutputLock, opened: OpenModel, written: Mapping[Path, bytes]) -> None:
     """Write all files, and beside each what made it, if that is wanted."""
     step = recorded(
         config,

@@ -28,7 +28,7 @@ from hydractl.stages.shared import settings as shared
 from hydractl.training.methods.base import TrainingMethod
 from hydractl.training.methods.registry import METHODS, method_reference, parse_method
 from hydractl.training.recipes.named import RECIPES, recipe_of
-from hydractl.training.recipes.recipe import WHAT, Recipe
+from hydractl.training.recipes.recipe import TRAINED_PARTS, Recipe
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
@@ -78,7 +78,7 @@ class FinetuneConfig:
         None,
         f"Train otherwise than by changing every weight: {', '.join(METHODS)}; see docs/rivals.md.",
         metavar="NAME[::K=V,...]",
-        panel=WHAT,
+        panel=TRAINED_PARTS,
         after="reset_head",
     )
     batches: str = setting(

@@ -8,7 +8,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.labels import Classed
 from hydractl.data.matching import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
-from hydractl.families.base import OWN, place_of
+from hydractl.families.base import DEFAULT_POOLING, place_of
 from hydractl.families.classifier import CLASSES, asked_number, with_classifier
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import member_headers
@@ -32,7 +32,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
         DataError: If the data have more classes than were asked for, or do not fit a classifier that is to be kept.
     """
     before, pooling = opened.header.architecture, _pooling(config, opened, progress)
-    same = not opened.lacks and pooling == (before.pooling or OWN)
+    same = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
     if config.keep_head:
         _check_kept(config, opened, same=same)
         _check_fits(config, opened, items)
@@ -40,7 +40,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
     number = _number(config, opened, items)
     fits = same and number == before.num_classes and names_agree(items, opened.header.labels, number)
     drawn = config.head_seed is not None and (config.reset_head or opened.is_random)
-    if config.recipe.own and (config.reset_head or not fits) and _shares_head(opened):
+    if config.recipe.trains_own_parts and (config.reset_head or not fits) and _shares_head(opened):
         raise UsageError(
             f"`--train own`: members of {config.model} share their classifier, and a new one would not train",
             hint="leave `own` out, or fuse with `--own-from`",
@@ -109,7 +109,7 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> s
     """Return what the classifier is to read: what was asked for, or the folder says, or the model has."""
     header = opened.header
     if config.pooling is not None:
-        if config.pooling != OWN and not isinstance(header.preprocess, Tokenization):
+        if config.pooling != DEFAULT_POOLING and not isinstance(header.preprocess, Tokenization):
             raise UsageError(
                 f"`--pooling {config.pooling}` is for texts, but {config.model} reads images",
                 hint="leave it out: an image model pools as its family does",
@@ -118,7 +118,7 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> s
     if opened.pools is not None and not config.keep_head:
         progress.step(POOLED.format(pooling=opened.pools))
         return opened.pools
-    return header.architecture.pooling or OWN
+    return header.architecture.pooling or DEFAULT_POOLING
 
 
 def _check_kept(config: FinetuneConfig, opened: OpenModel, *, same: bool) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.checkpoint import write_tensors
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
 from hydractl.families.probe import blank_inputs
@@ -37,10 +37,10 @@ from hydractl.training import sharding
 from hydractl.training.candidate import Job
 from hydractl.training.engine import Engine, Share, start_engine
 from hydractl.training.evaluate import classifier_metrics
-from hydractl.training.feeding.apart import FeedsApart
+from hydractl.training.feeding.apart import MemberFeeds
 from hydractl.training.feeding.feed import Feed, ItemFeed, Piece
 from hydractl.training.loop import Trained, train
-from hydractl.training.noise import TAKES
+from hydractl.training.noise import HAS_LAYERS_FOR
 from hydractl.training.recipes.parts import rate_scales, reset_head
 from hydractl.training.state import Metrics, Snapshot, StateFolder
 from hydractl.training.weight_sites import sites_of
@@ -97,7 +97,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         CheckFailed: If training diverged.
         OutputExists: If the output is there already, or what another run left of it, or another command makes it.
     """
-    leads, shards = rank() == 0, sharding.asked()
+    leads, shards = rank() == 0, sharding.launcher_uses_fsdp()
     if config.compile and shards:
         raise UsageError(
             "`--compile` and `--use_fsdp` exclude each other: a model that lies in parts is no single graph",
@@ -148,7 +148,7 @@ def _train(
     engine: Engine,
     folder: StateFolder | None,
     start: Snapshot,
-    own: Claim,
+    own: OutputLock,
     progress: Progress,
 ) -> FinetuneReport:
     config, recipe = work.config, work.config.recipe
@@ -204,7 +204,7 @@ def _warn_equal(work: Work, job: Job, engine: Engine, progress: Progress) -> Non
     if job.lesson is not None:
         said = job.lesson.targets(map_inputs(lambda x: x.to(engine.device), job.probe))
     subject = _build(work)
-    drops = [f"`{spelled(name)} 0.1`, or " for name, takes in TAKES.items() if takes(subject.module)]
+    drops = [f"`{spelled(name)} 0.1`, or " for name, takes in HAS_LAYERS_FOR.items() if takes(subject.module)]
     if stay_equal(subject, job.probe, work.config.recipe, said):
         progress.warn(
             f"members that are equal now stay equal, for nothing is dropped: add {''.join(drops[:1])}"
@@ -263,7 +263,7 @@ def _job(work: Work, feed: ItemFeed, measure: Callable[[nn.Module], Metrics | No
 
     whole: Feed = feed if work.adapter is None else work.adapter.feed(feed)
     if whole is feed and config.apart:
-        whole = FeedsApart.of(feed, len(work.header.masks), work.how)
+        whole = MemberFeeds.of(feed, len(work.header.masks), work.how)
     apart = whole is not feed
     return Job(
         build=lambda: _build(work).module,

@@ -52,7 +52,7 @@ class Together(nn.Module):
         Members that have samples of their own in training are given (M B, ...).
         """
         if self.apart and self.training:
-            logits: torch.Tensor = self.hydra.tower().apart(self.hydra.adapted(inputs))
+            logits: torch.Tensor = self.hydra.tower().forward_member_inputs(self.hydra.adapted(inputs))
             return logits.reshape(self.hydra.members, -1, logits.shape[-1])
         logits = (
             self._side_by_side(inputs) if self.training and self.slots else self.hydra.member_logits(inputs)

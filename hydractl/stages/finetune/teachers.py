@@ -12,7 +12,7 @@ from hydractl.inputs import Inputs
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.training.engine import Engine
-from hydractl.training.teaching import Lesson, Teacher
+from hydractl.training.teaching import DistillationLoss, Teacher
 from hydractl.wording import counted
 
 SHOWN = 60
@@ -67,7 +67,7 @@ def check_teachers(teachers: tuple[OpenModel, ...], student: Header, how: Readin
 
 def lesson_of(
     config: FinetuneConfig, teachers: tuple[OpenModel, ...], student: Header, engine: Engine
-) -> Lesson:
+) -> DistillationLoss:
     """Build the teachers where the student trains; in bf16 they compute under autocast as it does."""
 
     def teacher_of(opened: OpenModel) -> Teacher:
@@ -80,11 +80,11 @@ def lesson_of(
 
         return teach
 
-    return Lesson(
+    return DistillationLoss(
         teachers=tuple(map(teacher_of, teachers)),
         temperature=config.temperature,
         weight=config.weight,
-        apart=student.plan is not None,
+        by_member=student.plan is not None,
         split=_splits(teachers, student),
     )
 

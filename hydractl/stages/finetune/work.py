@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.data.inputs import (
     Reading,
     check_augment,
@@ -17,7 +17,7 @@ from hydractl.data.inputs import (
     shortened,
 )
 from hydractl.data.items import Items
-from hydractl.data.labels import required_labels, some, training_labels
+from hydractl.data.labels import first_names, required_labels, training_labels
 from hydractl.data.matching import filled_names, match_classes
 from hydractl.data.names import folded
 from hydractl.data.sources.passing import Shuffled
@@ -39,7 +39,7 @@ from hydractl.stages.shared.reading import held_twice, identified
 from hydractl.training.feeding.mix import Mixing
 from hydractl.training.methods.adapter import Adapter, changed
 from hydractl.training.mode import keeps_statistics
-from hydractl.training.noise import TAKES
+from hydractl.training.noise import HAS_LAYERS_FOR
 from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS, Recipe
@@ -91,7 +91,7 @@ class Work:
     inputs: tuple[InputFile, ...]
 
 
-def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
+def prepare(config: FinetuneConfig, progress: Progress, own: OutputLock) -> Work:
     """Check everything that headers and labels can tell, and whether the output may be where it is to go.
 
     Raises:
@@ -234,7 +234,7 @@ def _check_layers(config: FinetuneConfig, header: Header, family: Family, progre
     """Refuse shares to drop that no layer would; a recipe's own are for many models. Say where a norm is none."""
     model = family.build(header.architecture, header.masks[0], None)
     named = Recipe() if config.recipe_name is None else RECIPES[config.recipe_name]
-    for name, takes in TAKES.items():
+    for name, takes in HAS_LAYERS_FOR.items():
         share = getattr(config.recipe, name)
         if share and share != getattr(named, name) and not takes(model):
             raise UsageError(
@@ -274,7 +274,7 @@ def _adapter_of(config: FinetuneConfig, opened: OpenModel) -> Adapter | None:
 def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | None) -> tuple[str, ...]:
     """Return the tensors that train, told by the shapes alone."""
     header, recipe = opened.header, config.recipe
-    if recipe.own and header.plan is None:
+    if recipe.trains_own_parts and header.plan is None:
         raise UsageError(
             f"`--train own`: {config.model} is a {header.kind}, and only members of a hydra have what is their own",
             hint=f"leave `own` out, or choose from {', '.join(PARTS)}",
@@ -283,7 +283,7 @@ def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | Non
     models = [family.build(header.architecture, mask, None) for mask in header.masks]
     states = [model.library_state() for model in models]
     with_elements = {n: t for state in states for n, t in state.items() if t.numel()}
-    if recipe.own and header.plan is not None:
+    if recipe.trains_own_parts and header.plan is not None:
         fates = header.plan.fates
         if Fate.GROUPED not in fates.values():
             raise UsageError(
@@ -326,7 +326,7 @@ def _validation(
         if not strange:
             raise
         raise DataError(
-            f"`--val {items.name}`: has classes that `--data {trained.name}` has not: {some(strange)}",
+            f"`--val {items.name}`: has classes that `--data {trained.name}` has not: {first_names(strange)}",
             hint="name them as there, or choose the classes of `--data` with `::classes=`",
         ) from error
     return Labelled(items=items, labels=tuple(table[label] for label in own))
@@ -337,7 +337,7 @@ def _data_inputs(
 ) -> tuple[InputFile, InputFile]:
     """Return the data's lineage entries; say where what is learnt is what is chosen by."""
     read = [
-        (own.fingerprint(), own.passed.content)
+        (own.fingerprint(), own.digest.content)
         if isinstance(own, Shuffled)
         else identified(own, map(own.item_digest, range(len(own))))
         for own in (trained, validated)

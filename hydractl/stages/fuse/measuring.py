@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hydractl.data.batches import CACHE_BYTES, Deal
+from hydractl.data.batches import CACHE_BYTES, BatchShare
 from hydractl.data.inputs import check_reads, limited, open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
@@ -20,7 +20,7 @@ from hydractl.families.opening import OpenModel, load_model
 from hydractl.manifest.header import InputFile
 from hydractl.metrics.samples import Responses, answers, ensemble_log_probs
 from hydractl.metrics.temperature import rounded, scale_log_probs
-from hydractl.parallel import Team, answering_device
+from hydractl.parallel import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.stages.fuse.config import Measuring
 from hydractl.stages.fuse.outcome import Quality
@@ -43,7 +43,12 @@ class Judge:
     """The data sets, opened once, and what members say of them."""
 
     def __init__(
-        self, asked: Measuring, members: Sequence[OpenModel], stored: float, team: Team, progress: Progress
+        self,
+        asked: Measuring,
+        members: Sequence[OpenModel],
+        stored: float,
+        team: ProcessGroup,
+        progress: Progress,
     ) -> None:
         """Open the data.
 
@@ -83,7 +88,7 @@ class Judge:
                 items,
                 batch_size=self.asked.batch_size,
                 limit_bytes=limit,
-                deal=Deal(self.team.rank, self.team.world),
+                deal=BatchShare(self.team.rank, self.team.world),
             ),
             labels=labels,
         )

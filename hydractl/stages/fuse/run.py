@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import digest_together, write_checkpoint
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.errors import CheckFailed
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.fusion.plan import Fusion, trunk_length
 from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Fate, FusePlan, Header, Kind
-from hydractl.parallel import Team, require_one_process, start_team
+from hydractl.parallel import ProcessGroup, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream
 from hydractl.stages.fuse.config import FuseConfig
@@ -114,7 +114,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         return _run(config, team, own, progress)
 
 
-def _run(config: FuseConfig, team: Team, own: Claim, progress: Progress) -> FuseReport:
+def _run(config: FuseConfig, team: ProcessGroup, own: OutputLock, progress: Progress) -> FuseReport:
     members: Sequence[OpenModel] = [open_model(m) for m in config.models]
     asked = config.measuring
     if team.leads:
@@ -152,7 +152,7 @@ def _run(config: FuseConfig, team: Team, own: Claim, progress: Progress) -> Fuse
             gap = _verify(config, members, fusion, _header(config, members, made))
         if team.leads:
             _write(config, members, made, hashing, own, progress)
-        team.told("")  # the others end when it is there
+        team.broadcast("")  # the others end when it is there
     if twins := _twins(members, fusion):
         progress.warn(twins)
     return _report(config, members, made, gap)
@@ -172,7 +172,7 @@ def _write(
     members: Sequence[OpenModel],
     made: Outcome,
     hashing: Future[None],
-    own: Claim,
+    own: OutputLock,
     progress: Progress,
 ) -> None:
     """Publish the hydra; of members whose digests are not known yet, these come last."""
@@ -202,7 +202,11 @@ def _named(config: FuseConfig, members: Sequence[OpenModel], progress: Progress)
 
 
 def _judge(
-    config: FuseConfig, members: Sequence[OpenModel], temperature: float, team: Team, progress: Progress
+    config: FuseConfig,
+    members: Sequence[OpenModel],
+    temperature: float,
+    team: ProcessGroup,
+    progress: Progress,
 ) -> Judge | None:
     """Return what measures hydras, if there are data to do it on."""
     if not config.measuring.refs:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.checkpoint import write_tensors
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
-from hydractl.families.base import OWN, Described, Family, with_pooling
+from hydractl.families.base import DEFAULT_POOLING, Described, Family, with_pooling
 from hydractl.families.classifier import CLASSES, drawn_for, resized
 from hydractl.families.folder import base_header, describe_folder, expected_specs
 from hydractl.families.gate import answer_problem
@@ -83,7 +83,7 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
         return _run(config, own, progress)
 
 
-def _run(config: ImportConfig, own: Claim, progress: Progress) -> ImportReport:
+def _run(config: ImportConfig, own: OutputLock, progress: Progress) -> ImportReport:
     files = files_of(config.source)
     labels, listed = ((), None) if config.labels is None else read_names(config.labels, option="--labels")
     check_models([config.out], own, files=[*files, *_beside(config), listed])
@@ -248,7 +248,7 @@ def _pooled(config: ImportConfig, described: Described) -> Described:
     architecture, pooling = described.architecture, config.pooling or described.pools
     if pooling is None:
         return described
-    if pooling != OWN and (
+    if pooling != DEFAULT_POOLING and (
         described.prompting is not None or not isinstance(described.preprocess, Tokenization)
     ):
         raise UsageError(

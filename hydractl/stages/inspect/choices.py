@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import EDITED, CheckpointError, InputError, ManifestError
-from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
+from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.heads.masks import shape_of, shape_of_scores, total_kept
 from hydractl.manifest.document import Document
 from hydractl.manifest.header import Header, Kind
@@ -60,7 +60,9 @@ class Choice:
     standing: Mapping[str, tuple[tuple[float, ...], ...]] | None = None
 
 
-def read_choices(file: str, budget: Budget | None) -> tuple[list[tuple[Choice, Tables | None]], str | None]:
+def read_choices(
+    file: str, budget: HeadBudget | None
+) -> tuple[list[tuple[Choice, Tables | None]], str | None]:
     """Return a file's choices of heads, each with its scores if it has any, and the architecture that it names.
 
     Args:
@@ -84,7 +86,7 @@ def shape_text(mask: Mask) -> str:
 
 
 def _of_document(
-    file: str, found: Document, budget: Budget | None
+    file: str, found: Document, budget: HeadBudget | None
 ) -> tuple[list[tuple[Choice, Tables | None]], str | None]:
     if isinstance(found, HeadMask):
         return [(_of_mask(file, "head-mask", found.towers), None)], found.architecture
@@ -123,7 +125,7 @@ def _of_mask(name: str, kind: str, mask: Mask) -> Choice:
     )
 
 
-def _of_scores(file: str, scores: HeadScores, budget: Budget | None) -> Choice:
+def _of_scores(file: str, scores: HeadScores, budget: HeadBudget | None) -> Choice:
     """Return the choice that a budget makes of scores; of scores by layer each keeps equally many."""
     from hydractl.heads.compare import standing  # noqa: PLC0415 - masks alone need no statistics
 
@@ -154,19 +156,21 @@ def _recorded(file: str, scores: HeadScores, shape: Shape, *, ordered: int) -> t
     found = scores.options.get("kept", scores.results.get("open"))
     removals, keep = (scores.options.get(name) for name in ("removals", "keep"))
     if _is_count(found) and found <= total:
-        return "recorded", quota_of(Budget(remove=total - found), shape)
+        return "recorded", quota_of(HeadBudget(remove=total - found), shape)
     if _is_count(removals) and removals < total:  # an order of all heads is no budget
-        return "recorded", quota_of(Budget(remove=min(removals, ordered)), shape)
+        return "recorded", quota_of(HeadBudget(remove=min(removals, ordered)), shape)
     if _is_count(keep):
-        budget = Budget(keep_per_layer=keep, per_layer=True)
+        budget = HeadBudget(keep_per_layer=keep, per_layer=True)
         try:
             budget.removals(shape)
         except ValueError as error:
             hint = f"{EDITED} `--remove R` sets another budget"
             raise ManifestError(f"{file}: options: {error}", hint=hint) from error
         return "recorded", quota_of(budget, shape)
-    common = Budget(keep_fraction=COMMON_KEEP_FRACTION)
-    return "default", quota_of(common if common.removals(shape) <= ordered else Budget(remove=ordered), shape)
+    common = HeadBudget(keep_fraction=COMMON_KEEP_FRACTION)
+    return "default", quota_of(
+        common if common.removals(shape) <= ordered else HeadBudget(remove=ordered), shape
+    )
 
 
 def _is_count(value: object) -> TypeGuard[int]:

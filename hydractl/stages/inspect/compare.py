@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.errors import UsageError
 from hydractl.families.timm.names import untagged
 from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
@@ -77,7 +77,7 @@ def run_compare(config: InspectConfig, progress: Progress = SILENT) -> Compariso
         return _compare(config, own, progress)
 
 
-def _compare(config: InspectConfig, own: Claim, progress: Progress) -> ComparisonReport:
+def _compare(config: InspectConfig, own: OutputLock, progress: Progress) -> ComparisonReport:
     if config.plot is not None:
         inputs = [Path(file.removeprefix("local-dir:")) for file in config.files if file != "-"]
         check_outputs([config.plot], force=config.force, files=inputs, option="--plot")
@@ -91,7 +91,7 @@ def _compare(config: InspectConfig, own: Claim, progress: Progress) -> Compariso
     check_comparable([choice for choice, _ in found])
     if config.budget is not None and not any(tables for _, tables in found):
         raise UsageError(
-            f"`{config.budget.typed}`: makes masks of scores, and none of the files are scores",
+            f"`{config.budget.option_text}`: makes masks of scores, and none of the files are scores",
             hint="masks and checkpoints say themselves which heads stay",
         )
     if config.plot is not None and len(found) > MOST_PANELS:

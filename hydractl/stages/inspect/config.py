@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl.errors import UsageError
-from hydractl.heads.budget import Budget
-from hydractl.places import Content
+from hydractl.heads.budget import HeadBudget
+from hydractl.places import OutputKind
 from hydractl.reporting.picture import FORMATS
 from hydractl.settings import Constraint, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
@@ -28,7 +28,7 @@ class InspectConfig:
         )
     )
     tensors: bool = flag(Setting("List a checkpoint's tensors."))
-    budget: Budget | None = by_default(
+    budget: HeadBudget | None = by_default(
         None, shared.budget(": as many as the scores were made for, or else 2/3")
     )
     """What makes masks of scores that are compared; None for the scores' own."""
@@ -36,7 +36,7 @@ class InspectConfig:
         None,
         "Draw the choices of heads, as .png or .svg.",
         metavar="PATH",
-        holds=Content(what="a figure", suffixes=FORMATS, decides=True, streams=False),
+        holds=OutputKind(description="a figure", suffixes=FORMATS, decides=True, streams=False),
     )
     force: bool = flag(
         Setting("Replace an existing figure.", only_with=Constraint("plot", why="nothing else is written"))
@@ -50,7 +50,7 @@ class InspectConfig:
             )
         if not self.compares and self.budget is not None:
             raise UsageError(
-                f"`{self.budget.typed}`: makes masks of scores that are compared or drawn",
+                f"`{self.budget.option_text}`: makes masks of scores that are compared or drawn",
                 hint="give several files, or `--plot heads.svg`",
             )
         if not self.files:

@@ -13,7 +13,7 @@ from hydractl.errors import UsageError
 from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP, SCORES, limits
 from hydractl.parallel import refuse_shared_input
 from hydractl.parsing import number
-from hydractl.places import Content
+from hydractl.places import OutputKind
 from hydractl.publish import STDOUT, is_stream
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
@@ -76,7 +76,7 @@ class PredictConfig:
         STDOUT,
         replace(
             shared.OUT,
-            holds=Content(what="a table of predictions", suffixes=FORMS, decides=True),
+            holds=OutputKind(description="a table of predictions", suffixes=FORMS, decides=True),
             help=f"A file that ends in {', '.join(FORMS)}, which decides its form; by default standard output, as JSON "
             "lines.",
         ),

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hydractl.data.batches import Deal
+from hydractl.data.batches import BatchShare
 from hydractl.data.inputs import open_items
 from hydractl.data.items import Items
 from hydractl.data.labels import required_labels
@@ -22,7 +22,7 @@ from hydractl.fusion.features import FeatureExtractor
 from hydractl.manifest.report import Report
 from hydractl.metrics.scores import FITTED, KNN
 from hydractl.metrics.table import FIT
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.rows import RowFormatter
@@ -90,7 +90,12 @@ class FeatureScore:
 
     @classmethod
     def open(
-        cls, config: PredictConfig, opened: OpenModel, rows: RowFormatter, team: Team, progress: Progress
+        cls,
+        config: PredictConfig,
+        opened: OpenModel,
+        rows: RowFormatter,
+        team: ProcessGroup,
+        progress: Progress,
     ) -> Self | None:
         """Open the training data, or read what the checkpoint stores; None where the score in lines is none of features.
 
@@ -115,7 +120,7 @@ class FeatureScore:
         fit = self.source
         return {"fit": fit.sha256, "knn_k": fit.neighbours} if isinstance(fit, FitData) else {}
 
-    def of(self, model: Towers, team: Team, progress: Progress) -> WithOodScores:
+    def of(self, model: Towers, team: ProcessGroup, progress: Progress) -> WithOodScores:
         """Return a model beside the score, which is fitted now if it is not stored.
 
         Raises:
@@ -130,14 +135,14 @@ class FeatureScore:
             batch_size=config.batch_size,
             limit_bytes=0,
             name=FIT,
-            deal=Deal(team.rank, team.world),
+            deal=BatchShare(team.rank, team.world),
         )
         training = FitOn(inputs, source.labels, config.neighbours)
         return fitted_beside(model, opened, [self.name], training, team, progress)
 
 
 def _open_fit(
-    config: PredictConfig, ref: DataRef, rows: RowFormatter, team: Team, progress: Progress
+    config: PredictConfig, ref: DataRef, rows: RowFormatter, team: ProcessGroup, progress: Progress
 ) -> FitData:
     classes, header = rows.classes, rows.opened.header
     items = open_items(ref, header.preprocess, workers=config.num_workers, progress=progress)

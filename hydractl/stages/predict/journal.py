@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hydractl.data.items import ImageSet, Items
-from hydractl.data.sources.stream import Stream, parts_of
+from hydractl.data.sources.stream import ItemStream, parts_of
 from hydractl.errors import ManifestError
 from hydractl.jsonfile import compact, parse
 from hydractl.progress import Progress
@@ -88,7 +88,7 @@ class Journal:
                 file.write(head.ljust(self.head_size - 1))  # as long as the one that is there
         os.truncate(self.path, self.size)
 
-    def check(self, sets: Iterable[Items | Stream]) -> list[int]:
+    def check(self, sets: Iterable[Items | ItemStream]) -> list[int]:
         """Return how many items of each set are done; refuse lines that were made of other inputs.
 
         Args:

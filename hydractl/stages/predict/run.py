@@ -13,15 +13,15 @@ from typing import TypeAlias
 
 import torch
 
-from hydractl.claims import Claim
-from hydractl.data.crew import Crew
+from hydractl.claims import OutputLock
+from hydractl.data.crew import WorkerPool
 from hydractl.data.inputs import lenient
 from hydractl.errors import DataError, UnreadableError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
 from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import Step
-from hydractl.parallel import Team, answering_device, start_team
+from hydractl.parallel import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish, publish_together
 from hydractl.runtime import digest_text, torch_dtype
@@ -113,7 +113,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
         return _Run(config, opened, team, progress).write(device, lock)
 
 
-def _check_outputs(config: PredictConfig, opened: OpenModel, lock: Claim) -> None:
+def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -> None:
     if config.if_changed:
         check_record(config.out)
     references = [reference for reference in config.data if reference != LINES]
@@ -133,7 +133,9 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, lock: Claim) -> Non
 class _Run:
     """One run, in one of its processes."""
 
-    def __init__(self, config: PredictConfig, opened: OpenModel, team: Team, progress: Progress) -> None:
+    def __init__(
+        self, config: PredictConfig, opened: OpenModel, team: ProcessGroup, progress: Progress
+    ) -> None:
         self.config, self.opened, self.team, self.progress = config, opened, team, progress
         self.rows = RowFormatter.of(config, opened, progress)
         self.score = FeatureScore.open(config, opened, self.rows, team, progress)
@@ -142,14 +144,14 @@ class _Run:
         if config.data != (LINES,):
             self.sources = [*map(self._lenient, open_sources(config, opened.header.preprocess, progress))]
 
-    def write(self, device: torch.device, lock: Claim) -> PredictReport:
+    def write(self, device: torch.device, lock: OutputLock) -> PredictReport:
         """Write a line an input; the model is loaded when everything else has been looked at."""
         config, leads = self.config, self.team.leads
         made_by = self._made_by() if leads else None  # of what lies there now
         journal, completed = None, [0 for _ in self.sources]
         if leads and not is_stream(config.out):
             journal, completed = self._journal(completed)
-        completed = parse(self.team.told(compact(completed)))
+        completed = parse(self.team.broadcast(compact(completed)))
         resumed_from = sum(completed)
         if resumed_from:
             self.progress.step(f"Going on after {counted(resumed_from, 'line')} of an interrupted run")
@@ -174,7 +176,7 @@ class _Run:
         options = {"ood_score": self.rows.score, "threshold": self.rows.below, "top_k": config.top_k}
         return recorded(config, config.out, opened=self.opened, options=options)
 
-    def _write_stream(self, blocks: Iterator[_Block], lock: Claim) -> None:
+    def _write_stream(self, blocks: Iterator[_Block], lock: OutputLock) -> None:
         """Write lines as they come."""
         with publish(self.config.out, lock) as file:
             writer = JSONLines(file, {})
@@ -184,7 +186,7 @@ class _Run:
                 self.counts.add(lines)
 
     def _write_file(
-        self, journal: Journal, blocks: Iterator[_Block], lock: Claim, made_by: Step | None
+        self, journal: Journal, blocks: Iterator[_Block], lock: OutputLock, made_by: Step | None
     ) -> None:
         """Write a file by way of its journal, and beside it what made it, if that is wanted."""
         try:
@@ -250,7 +252,7 @@ class _Run:
 
     def _lines(self) -> Iterator[Source]:
         items = None
-        crew = Crew.of(self.config.num_workers, images=0)
+        crew = WorkerPool.of(self.config.num_workers, images=0)
         how, size = self.opened.header.preprocess, window(self.config.batch_size)
         for items in lines(how, size=size, crew=crew, null=self.config.null):
             yield self._lenient(Source(None, items))

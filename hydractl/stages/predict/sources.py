@@ -10,12 +10,12 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from hydractl.data.crew import Crew
+from hydractl.data.crew import WorkerPool
 from hydractl.data.given import GivenStore
 from hydractl.data.inputs import Reading, content_of, crewed, open_items, open_lenient, open_stream
 from hydractl.data.items import Content, ImageSet, Items, TextSet
 from hydractl.data.reference import LIST_SUFFIX, SOURCES_HINT, DataRef
-from hydractl.data.sources.stream import Stream
+from hydractl.data.sources.stream import ItemStream
 from hydractl.errors import DataError, UsageError
 from hydractl.jsonfile import opened
 from hydractl.progress import Progress
@@ -30,12 +30,12 @@ class Source(NamedTuple):
     """A set, and what lines call it where the number of a row does not tell which row it is."""
 
     name: str | None
-    items: Items | Stream
+    items: Items | ItemStream
 
     @property
     def most(self) -> int | None:
         """How many items there are at most; None where nobody knows."""
-        return self.items.most if isinstance(self.items, Stream) else len(self.items)
+        return self.items.most if isinstance(self.items, ItemStream) else len(self.items)
 
 
 def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> list[Source]:
@@ -45,7 +45,7 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
         DataError: If one cannot be opened.
         UsageError: If image files, or a list of them, are named for a model of texts.
     """
-    sets: list[tuple[str, Items | Stream]] = []
+    sets: list[tuple[str, Items | ItemStream]] = []
     for files, group in groupby(config.data, is_file):
         names = list(group)
         if files:
@@ -57,7 +57,7 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
     return [Source(name if items in counted and len(counted) > 1 else None, items) for name, items in sets]
 
 
-def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progress) -> Items | Stream:
+def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progress) -> Items | ItemStream:
     """Return what a reference selects: of a stream no more than is read at a time, unless some of its classes are chosen."""
     if content_of(how) is Content.TEXTS and ref.source.lower().endswith(LIST_SUFFIX):
         raise UsageError(
@@ -80,7 +80,7 @@ def _files(paths: Sequence[Path], how: Reading) -> ImageSet:
     return ImageSet(store=store, places=range(len(paths)), name="image files")
 
 
-def lines(how: Reading, *, size: int, crew: Crew | None, null: bool = False) -> Iterator[Items]:
+def lines(how: Reading, *, size: int, crew: WorkerPool | None, null: bool = False) -> Iterator[Items]:
     """Yield the lines of standard input, `size` at a time: texts, or paths of images, by their numbers from 0.
 
     A blank line is a text like any other; of paths blank lines do not count. Images are read by `crew`.

@@ -12,17 +12,17 @@ from itertools import islice, repeat
 
 import torch
 
-from hydractl.data.batches import Batch, Deal
+from hydractl.data.batches import Batch, BatchShare
 from hydractl.data.crew import cores
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items, TextSet
-from hydractl.data.sources.stream import BATCHES, Stream
+from hydractl.data.sources.stream import BATCHES, ItemStream
 from hydractl.families.tower import Towers
 from hydractl.fusion.detecting import WithOodScores
 from hydractl.fusion.responding import responses
 from hydractl.inputs import Inputs
 from hydractl.metrics.samples import Responses, Scored
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 
 
 def window(batch_size: int) -> int:
@@ -59,10 +59,10 @@ class BatchPredictor:
     how: Reading
     name: str
     batch_size: int
-    team: Team
+    team: ProcessGroup
     ticks: Iterator[object]
 
-    def answers(self, items: Items | Stream, *, start: int = 0) -> Iterator[Answered]:
+    def answers(self, items: Items | ItemStream, *, start: int = 0) -> Iterator[Answered]:
         """Yield what the model says of a set from item `start` on, a multiple of `window`; every process is told of every item.
 
         What a batch holds hangs neither on the number of processes nor on `start`. Of a stream as many items are in memory as
@@ -72,16 +72,16 @@ class BatchPredictor:
             InputError: As `respond`.
             DataError: If an item cannot be read.
         """
-        if isinstance(items, Stream):
+        if isinstance(items, ItemStream):
             for part in items.parts(repeat(self.batch_size * BATCHES), start=start):
                 yield from self.answers(part)
             return
         fills = self.device.type == "cpu" and torch.get_num_threads() >= cores()
-        deal, size = Deal(self.team.rank, self.team.world, ahead=not fills), self.batch_size
+        deal, size = BatchShare(self.team.rank, self.team.world, ahead=not fills), self.batch_size
         if isinstance(items, TextSet):
             step = window(size)
             for begin in range(start, len(items), step):
-                part = items.taken(range(begin, min(begin + step, len(items))))
+                part = items.subset(range(begin, min(begin + step, len(items))))
                 batches = encoded(part, self.how, batch_size=size, deal=deal)
                 yield self._together(batches, items, begin, offset=begin)
             return

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import is_folder
 from hydractl.publish import is_stream
@@ -110,7 +110,7 @@ class DiverseConfig(CheckedSettings):
         return cls(naming=Naming.parse(given.pop("classes", None), given.pop("template", None)), **given)
 
 
-def amount_of(given: dict[str, Any]) -> Budget | None:
+def amount_of(given: dict[str, Any]) -> HeadBudget | None:
     """Return the budget that one of three options gives, or None without any and where the scores shall choose.
 
     Raises:
@@ -169,7 +169,7 @@ class PruneConfig:
         metavar="JSON",
         role=Role.FILE,
     )
-    budget: Budget | None = by_default(None, replace(shared.budget(keep=KEEP), make=amount_of))
+    budget: HeadBudget | None = by_default(None, replace(shared.budget(keep=KEEP), make=amount_of))
     """How many heads go; needed unless `auto`, or clusters or masks say it."""
     auto: bool = by_default(
         value=False, told=OptionGroup(lambda given: given.get("keep") == AUTO, also=("keep",))
@@ -300,7 +300,7 @@ class PruneConfig:
             )
         if not rules.budget and self.budget is not None:
             raise UsageError(
-                f"{said} keeps one head a cluster, so `{self.budget.typed}` has no effect",
+                f"{said} keeps one head a cluster, so `{self.budget.option_text}` has no effect",
                 hint="score again with that budget to get other clusters, and leave it out here",
             )
         if strategy is Strategy.RANDOM and self.auto:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl.data.batches import Deal
+from hydractl.data.batches import BatchShare
 from hydractl.data.inputs import encoded, limited
 from hydractl.data.items import Items
 from hydractl.errors import DataError, ManifestError, UsageError
@@ -27,7 +27,7 @@ from hydractl.manifest.header import InputFile
 from hydractl.manifest.heads import HeadScores, Mask
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.scores import MSP, OF_ONE
-from hydractl.parallel import Team, answering_device
+from hydractl.parallel import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.scoring.circuit.objective import AVERAGE, Objective, parse_objective
 from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, values_of
@@ -61,7 +61,7 @@ class Validation:
 
     labelled: Iterable[Samples]
     ood: Iterable[Samples]
-    team: Team
+    team: ProcessGroup
 
 
 def yardstick_for(scores: HeadScores, asked: DiverseConfig) -> Yardstick:
@@ -106,7 +106,7 @@ def validation_for(
     sets: Mapping[str, Items],
     labels: torch.Tensor,
     model: Model,
-    team: Team,
+    team: ProcessGroup,
 ) -> Validation:
     """Return this process's batches as the model takes them, on its device and in its dtype.
 
@@ -115,7 +115,7 @@ def validation_for(
     """
     how = limited(opened.header.preprocess, asked.max_length, model=opened.reference)
     like = torch.empty(0, device=model.device, dtype=model.dtype)
-    deal = Deal(team.rank, team.world)
+    deal = BatchShare(team.rank, team.world)
     batches = {
         role: encoded(items, how, batch_size=asked.batch_size, deal=deal) for role, items in sets.items()
     }
@@ -165,11 +165,11 @@ def _run_one(
 ) -> tuple[torch.Tensor, float]:
     """Return one candidate's probabilities (S, C) and its objective."""
     probs, inside, outside = [], [], []
-    for logits, labels in data.team.each(_answers(model, data.labelled, held)):
+    for logits, labels in data.team.iterate(_answers(model, data.labelled, held)):
         probs.append(logits.double().softmax(-1))
         inside.append(yardstick.outcomes(logits, labels))
     if yardstick.objective.needs_ood:
-        answers = data.team.each(_answers(model, data.ood, held))
+        answers = data.team.iterate(_answers(model, data.ood, held))
         outside = [yardstick.outcomes(logits, None) for logits, *_ in answers]
     value = values_of(yardstick.objective, Outcomes(_joined(inside), _joined(outside)))
     return torch.cat(probs), float(value[0])
@@ -277,7 +277,7 @@ class Found(NamedTuple):
 class Session(NamedTuple):
     """Who works, and who hears of it."""
 
-    team: Team
+    team: ProcessGroup
     progress: Progress
 
 
@@ -331,7 +331,7 @@ def choose(
             sets=_sets(probs, values, chosen),
         ).write()
     return Found(
-        report=DiverseReport.read(team.told(report)),
+        report=DiverseReport.read(team.broadcast(report)),
         options={
             "candidates": len(draws),
             "diversity": asked.diversity.value,

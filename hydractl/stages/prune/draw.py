@@ -21,7 +21,7 @@ from hydractl.heads.members import (
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import InputFile
 from hydractl.manifest.heads import HeadScores, Mask, Shape, TowerKeep
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.diverse import DiverseReport, Session, choose
@@ -50,7 +50,7 @@ class Material:
     scores: tuple[HeadScores, ...]
     shape: Shape
     quotas: tuple[Quota, ...]
-    team: Team
+    team: ProcessGroup
 
     def sampling(self, members: int) -> Sampling:
         """Return how several masks are drawn."""

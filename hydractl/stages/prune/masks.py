@@ -14,7 +14,7 @@ from hydractl.heads.masks import full_mask, shape_of
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import InputFile, check_mask_fits
 from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.publish import is_stream
 from hydractl.stages.prune.config import PruneConfig, needs_pool
@@ -43,7 +43,7 @@ class Chosen:
     diverse: DiverseReport | None = None
 
 
-def choose_masks(config: PruneConfig, opened: OpenModel, team: Team, progress: Progress) -> Chosen:
+def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, progress: Progress) -> Chosen:
     """Return each member's mask.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from hydractl.checkpoint import write_checkpoint
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.folder import expected_specs
 from hydractl.families.opening import OpenModel, build_checked, check_tensors, open_model
@@ -22,7 +22,7 @@ from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Header, Kind
 from hydractl.manifest.heads import Mask
 from hydractl.metrics.cost import macs_of
-from hydractl.parallel import Team, require_one_process, start_team
+from hydractl.parallel import ProcessGroup, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig, mask_path
@@ -106,7 +106,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
         return _run(config, team, own, progress)
 
 
-def _run(config: PruneConfig, team: Team, own: Claim, progress: Progress) -> PruneReport:
+def _run(config: PruneConfig, team: ProcessGroup, own: OutputLock, progress: Progress) -> PruneReport:
     opened = open_model(config.model, arch=config.arch)
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(
@@ -137,7 +137,7 @@ def _run(config: PruneConfig, team: Team, own: Claim, progress: Progress) -> Pru
     members = [_described(plan, difference) for plan, difference in zip(plans, differences, strict=True)]
     if team.leads:
         _write(config, plans, own, progress)
-    team.told("")  # the others end when it is there
+    team.broadcast("")  # the others end when it is there
     return PruneReport(
         model=config.model,
         heads=total_heads(opened.header.architecture.towers),
@@ -148,7 +148,7 @@ def _run(config: PruneConfig, team: Team, own: Claim, progress: Progress) -> Pru
     )
 
 
-def _write(config: PruneConfig, plans: Sequence[Plan], own: Claim, progress: Progress) -> None:
+def _write(config: PruneConfig, plans: Sequence[Plan], own: OutputLock, progress: Progress) -> None:
     """Publish all members when all of them are written, or none."""
     with publish_models(own) as begin:
         for i, plan in enumerate(plans):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from hydractl.errors import UsageError
 from hydractl.jsonfile import STDIN
-from hydractl.places import Content
+from hydractl.places import OutputKind
 from hydractl.publish import Folder
 from hydractl.reporting.intervals import SEEDS, SETS
 from hydractl.settings import Role, Setting, check, flag, required, setting
@@ -42,7 +42,7 @@ class ReportConfig:
         "The page: .html, or .md for pull requests and model cards; `-` is Markdown on standard output.",
         metavar="PATH",
         spelled=shared.OUT.spelled,
-        holds=Content(what="a page", suffixes=(PAGE, TEXT), decides=True),
+        holds=OutputKind(description="a page", suffixes=(PAGE, TEXT), decides=True),
         shows=False,
         role=Role.OUTPUT,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.errors import InputError, UsageError
 from hydractl.jsonfile import STDIN
 from hydractl.manifest.report import Report
@@ -76,7 +76,7 @@ def run_report(config: ReportConfig, progress: Progress = SILENT) -> ReportRepor
         return ReportReport(compared=compared, paths=tuple(files))
 
 
-def _check(paths: Sequence[Path], config: ReportConfig, own: Claim, *, option: str = "-o") -> None:
+def _check(paths: Sequence[Path], config: ReportConfig, own: OutputLock, *, option: str = "-o") -> None:
     """Refuse outputs that must not be written; `--if-changed` replaces none but a report's."""
     inputs = [path for path in config.files if path != STDIN]
     check_outputs(paths, force=own.may_replace, files=inputs, option=option)
@@ -117,7 +117,9 @@ def _read(paths: Sequence[Path]) -> dict[str, Report]:
     return dict(zip(names, reports, strict=True))
 
 
-def _files(config: ReportConfig, compared: Compared, own: Claim, progress: Progress) -> dict[Path, bytes]:
+def _files(
+    config: ReportConfig, compared: Compared, own: OutputLock, progress: Progress
+) -> dict[Path, bytes]:
     """Return the content of every output."""
     drawn = tuple(figures(compared))
     files: dict[Path, bytes] = {}
@@ -131,7 +133,7 @@ def _files(config: ReportConfig, compared: Compared, own: Claim, progress: Progr
 
 
 def _pictures(
-    config: ReportConfig, folder: Path, drawn: Sequence[Figure], own: Claim, progress: Progress
+    config: ReportConfig, folder: Path, drawn: Sequence[Figure], own: OutputLock, progress: Progress
 ) -> dict[Path, bytes]:
     if not drawn:
         raise UsageError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.parallel import refuse_shared_input
 from hydractl.parsing import bytes_of
 from hydractl.places import WEIGHTS
@@ -100,7 +100,7 @@ class ScoreConfig:
         after="cooldown",
         role=Role.OUTPUT,
     )
-    budget: Budget | None = by_default(None, shared.budget(" without a budget: 2/3"))
+    budget: HeadBudget | None = by_default(None, shared.budget(" without a budget: 2/3"))
     towers: tuple[str, ...] = setting(
         (),
         "Score the heads of these towers only (text, vision); the others keep all of theirs.",

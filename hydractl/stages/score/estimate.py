@@ -15,7 +15,7 @@ import torch
 from hydractl.heads.budget import total_heads
 from hydractl.inputs import batch_of
 from hydractl.manifest.heads import HeadId
-from hydractl.parallel import Team, own_device, require_one_process
+from hydractl.parallel import ProcessGroup, own_device, require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.scoring.circuit.lazy import trials_of
 from hydractl.scoring.circuit.memory import Peak
@@ -56,7 +56,7 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
     _, removals = amounts(config, scored, progress)
     sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress, workers=config.num_workers)
     classes = config.naming.classes(opened, data=sets["id"].class_names)
-    job = make_job(config, opened, classes, sets, Run(Team(), State(), progress))
+    job = make_job(config, opened, classes, sets, Run(ProcessGroup(), State(), progress))
     job = replace(job, towers=tuple(scored), budget=removals)
     counts = {role: len(found) for role, found in sets.items()}
     counts["id"] = min(counts["id"], config.drawn or counts["id"])
@@ -103,7 +103,7 @@ def _spread(data: Iterable[Samples], count: int) -> list[Samples]:
 
 def _timed(circuit: Circuit, times: float) -> Timed:
     """Return seconds for so many times the samples that a circuit has."""
-    whole, warming = _seconds(circuit, circuit.whole)
+    whole, warming = _seconds(circuit, circuit.evaluate)
     found: dict[str, list[float]] = {}
     for name in circuit.towers:
         left = circuit.left[name]

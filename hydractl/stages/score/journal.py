@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from hydractl.errors import ManifestError, reason_of
 from hydractl.jsonfile import compact, parse, read_limited
 from hydractl.manifest.heads import HeadId, Removal, Shape
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.publish import append, is_stream, publish_text
 from hydractl.runtime import digest_text
@@ -140,7 +140,7 @@ def _followed(text: str) -> list[dict[str, object]]:
 
 
 def open_journal(
-    config: ScoreConfig, new: Journal, *, heads: Shape, team: Team, progress: Progress
+    config: ScoreConfig, new: Journal, *, heads: Shape, team: ProcessGroup, progress: Progress
 ) -> Journal:
     """Open the journal of an output, `<out>.journal`; a stream has none.
 
@@ -158,9 +158,9 @@ def open_journal(
         ManifestError: If a damaged one is.
     """
     if not team.leads:
-        return Journal.parsed(team.told(""))
+        return Journal.parsed(team.broadcast(""))
     journal = _opened(config, new, heads=heads, progress=progress)
-    team.told(journal.text())
+    team.broadcast(journal.text())
     return journal
 
 

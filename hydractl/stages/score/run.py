@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl.claims import Claim
-from hydractl.data.batches import Deal, epoch_order
+from hydractl.claims import OutputLock
+from hydractl.data.batches import BatchShare, epoch_order
 from hydractl.data.inputs import encoded
 from hydractl.data.items import Items
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.opening import OpenModel, load_model
-from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
+from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Architecture, InputFile, Kind
 from hydractl.manifest.heads import HeadScores, TowerHeads, TowerScores
-from hydractl.parallel import Team, own_device, start_team
+from hydractl.parallel import ProcessGroup, own_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
@@ -47,7 +47,7 @@ from hydractl.wording import counted
 class Run(NamedTuple):
     """Who scores, from where on, and who hears of it."""
 
-    team: Team
+    team: ProcessGroup
     state: State
     progress: Progress
 
@@ -72,7 +72,7 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
         return _run(config, team, own, progress)
 
 
-def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> ScoreReport:
+def _run(config: ScoreConfig, team: ProcessGroup, own: OutputLock, progress: Progress) -> ScoreReport:
     opened = open_base(config)
     if team.leads:  # once: another process may come here when the first one has written
         check_outputs(
@@ -200,11 +200,14 @@ def scored_towers(config: ScoreConfig, architecture: Architecture) -> dict[str, 
 
 def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
     """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
-    means, budget = config.settings.budget_means, config.budget or Budget(keep_fraction=COMMON_KEEP_FRACTION)
+    means, budget = (
+        config.settings.budget_means,
+        config.budget or HeadBudget(keep_fraction=COMMON_KEEP_FRACTION),
+    )
     removals, keep = quota_of(budget, towers).removals, budget.kept_a_layer(towers)
     if config.budget is not None and means == BudgetMeaning.NOTHING:
         progress.warn(
-            f"`{config.budget.typed}` has no effect: scores by `{config.method}` are the same for every budget, which "
+            f"`{config.budget.option_text}` has no effect: scores by `{config.method}` are the same for every budget, which "
             "`prune` takes"
         )
     layers = sum(t.layers for t in towers.values())
@@ -212,7 +215,7 @@ def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Pro
     if means == BudgetMeaning.KEEP and config.budget is not None and keep * layers != kept:
         progress.warn(
             f"`--method {config.method}` scores layers that keep equally many heads: {keep} each, "
-            f"{counted(keep * layers, 'head')} in all; `{config.budget.typed}` keeps {kept}"
+            f"{counted(keep * layers, 'head')} in all; `{config.budget.option_text}` keeps {kept}"
         )
     return keep, removals
 
@@ -298,12 +301,12 @@ def _samples(
     *,
     labels: torch.Tensor | None,
     like: torch.Tensor,
-    team: Team,
+    team: ProcessGroup,
 ) -> Iterable[Samples]:
     """Return this process's batches on the device and in the dtype of `like`; held in memory where they fit."""
     indices = None if labels is None else _chosen(config, found)
     how, size = opened.header.preprocess, config.batch_size
-    deal = Deal(team.rank, team.world, as_given=config.entry.as_given)
+    deal = BatchShare(team.rank, team.world, as_given=config.entry.as_given)
     cached = encoded(found, how, batch_size=size, indices=indices, deal=deal)
     return Again(cached, labels, like)
 

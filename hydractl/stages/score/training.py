@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from hydractl.checkpoint import write_tensors
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.data.items import Items
 from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel, open_model
@@ -18,7 +18,7 @@ from hydractl.manifest.heads import HeadScores
 from hydractl.progress import Progress
 from hydractl.publish import Digested, is_stream, publish_text, publish_together
 from hydractl.runtime import digest_text, versions
-from hydractl.scoring.job import Ranking, Training
+from hydractl.scoring.job import GateTraining, Ranking
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.shared.finite import stored_tensors
 from hydractl.stages.shared.lineage import make_step
@@ -28,7 +28,7 @@ from hydractl.training.run_settings import texts_of
 from hydractl.training.state import Snapshot, StateFolder
 
 
-def check_training(config: ScoreConfig, opened: OpenModel, claim: Claim) -> None:
+def check_training(config: ScoreConfig, opened: OpenModel, claim: OutputLock) -> None:
     """Refuse what cannot train, and weights that cannot be written, before any work.
 
     Raises:
@@ -111,7 +111,7 @@ def offered(
     *,
     indices: torch.Tensor | None,
     state: State,
-) -> Training:
+) -> GateTraining:
     """Return what a method needs that trains.
 
     Args:
@@ -126,7 +126,7 @@ def offered(
 
     def feed() -> ItemFeed:
         return ItemFeed.open(
-            items.taken(chosen),
+            items.subset(chosen),
             labels[chosen].tolist(),
             opened.header.preprocess,
             augment=(),
@@ -134,7 +134,7 @@ def offered(
             seed=config.seed,
         )
 
-    return Training(
+    return GateTraining(
         feed=feed, folder=state.folder, start=state.start, keeps_weights=config.trained is not None
     )
 
@@ -146,7 +146,7 @@ def publish_scores(
     ranking: Ranking,
     *,
     inputs: tuple[InputFile, ...],
-    claim: Claim,
+    claim: OutputLock,
 ) -> HeadScores:
     """Write the scores, and the trained weights if they are wanted: the scores then are of these.
 

@@ -278,7 +278,7 @@ def _fingerprints(ref: DataRef) -> frozenset[str]:
         for i in range(len(items)):
             with contextlib.suppress(HydraError):
                 read[i] = items.item_digest(i)
-        found.add(items.taken([*read]).fingerprint(read.values()))
+        found.add(items.subset([*read]).fingerprint(read.values()))
     return frozenset(found)
 
 
@@ -310,7 +310,7 @@ def _opened(ref: DataRef, *, labelled: bool) -> list[Items]:
     refused = None
     for wants in kinds:
         try:
-            found.append(open_data(ref, wants=wants, labelled=labelled))
+            found.append(open_data(ref, content=wants, labelled=labelled))
         except HydraError as error:
             refused = error
     if refused is not None and not found:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydractl.errors import EDITED, ManifestError, UsageError
-from hydractl.heads.budget import Budget, total_heads
+from hydractl.heads.budget import HeadBudget, total_heads
 from hydractl.heads.knee import fall_off
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
 from hydractl.heads.members import cluster_masks
@@ -37,7 +37,7 @@ class Quota:
     said: str | None = None
 
 
-def quota_of(budget: Budget, shape: Shape, *, where: str = "") -> Quota:
+def quota_of(budget: HeadBudget, shape: Shape, *, where: str = "") -> Quota:
     """Return what a budget means to a model.
 
     Args:
@@ -51,7 +51,7 @@ def quota_of(budget: Budget, shape: Shape, *, where: str = "") -> Quota:
     try:
         removals = budget.removals(shape)
     except ValueError as error:
-        raise UsageError(f"`{budget.typed}`: {where}{error}") from error
+        raise UsageError(f"`{budget.option_text}`: {where}{error}") from error
     options: dict[str, OptionValue] = {
         "keep_per_layer": budget.keep_per_layer,
         "remove": budget.remove,
@@ -59,7 +59,7 @@ def quota_of(budget: Budget, shape: Shape, *, where: str = "") -> Quota:
     }
     return Quota(
         removals=removals,
-        typed=budget.typed,
+        typed=budget.option_text,
         keep=budget.keep_per_layer if budget.per_layer else None,
         options={name: value for name, value in options.items() if value is not None},
     )

@@ -11,7 +11,7 @@ from hydractl.families.opening import OpenModel
 from hydractl.fusion.detecting import WithOodScores
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.metrics.scores import MAHALANOBIS
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.shared.predictions import Predictor, PreparedData
 
@@ -35,7 +35,7 @@ def fitted_beside(
     opened: OpenModel,
     scores: Sequence[str],
     on: FitOn,
-    team: Team,
+    team: ProcessGroup,
     progress: Progress,
 ) -> WithOodScores:
     """Return a model beside OOD scores that are fitted for it; the data goes through it once.

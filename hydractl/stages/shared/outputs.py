@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.claims import Claim, claimed
+from hydractl.claims import OutputLock, claimed
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import OutputExists
 from hydractl.jsonfile import parse
@@ -60,7 +60,7 @@ def check_outputs(
         check_output(path, force=may, inputs=inputs, folders=folders, option=option)
 
 
-def check_models(outputs: Iterable[Path], claim: Claim, **read: Any) -> None:  # noqa: ANN401 - what `check_outputs` takes
+def check_models(outputs: Iterable[Path], claim: OutputLock, **read: Any) -> None:  # noqa: ANN401 - what `check_outputs` takes
     """Refuse outputs that are models, of which one may be a folder; see `check_outputs`."""
     from hydractl.hub.folders import check_replaces  # noqa: PLC0415 - most outputs are files
     from hydractl.hub.layout import of_model  # noqa: PLC0415 - as above
@@ -78,7 +78,7 @@ def check_models(outputs: Iterable[Path], claim: Claim, **read: Any) -> None:  #
 @contextmanager
 def claim(
     outputs: Iterable[Path | None], progress: Progress, *, force: bool, wait: bool | None = None
-) -> Iterator[Claim]:
+) -> Iterator[OutputLock]:
     """Have the outputs of a command to oneself as long as the block runs; see `claimed`."""
     first = next((path for path in outputs if path is not None and not is_stream(path)), None)
     with claimed(first, force=force, wait=wait, progress=progress) as own:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, Deal
+from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items
 from hydractl.errors import InputError
@@ -28,13 +28,13 @@ from hydractl.metrics.samples import Responses, Scored, StoredPredictions, toget
 from hydractl.metrics.scores import MSP
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperature
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.shared.spool import Filled, PredictionStore
 from hydractl.wording import counted
 
 Predictor = Towers
-ALONE = Team()
+ALONE = ProcessGroup()
 
 
 @contextmanager
@@ -60,7 +60,7 @@ class PreparedData:
         batch_size: int,
         limit_bytes: int = CACHE_BYTES,
         name: str | None = None,
-        deal: Deal = EVERY_BATCH,
+        deal: BatchShare = EVERY_BATCH,
     ) -> None:
         """Remember what to decode; nothing is read yet.
 
@@ -96,7 +96,7 @@ class PreparedData:
 
     def tracked(self, preprocess: Reading, name: str, progress: Progress) -> Iterable[Batch[Inputs]]:
         """Return the batches that a model of some name takes, and let progress see them pass."""
-        total = len(range(self.deal.which, -(-len(self) // self.batch_size), self.deal.of))
+        total = len(range(self.deal.rank, -(-len(self) // self.batch_size), self.deal.of))
         return progress.track(self.batches(preprocess), label=f"{name} on {self.name}", total=total)
 
     def batches(self, preprocess: Reading) -> Iterable[Batch[Inputs]]:
@@ -120,7 +120,7 @@ def predict(
     preprocess: Reading,
     *,
     name: str,
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
     progress: Progress = SILENT,
 ) -> Responses:
     """Return what each of a model's members says of a whole data set, in every process.
@@ -144,13 +144,13 @@ def predict(
         CheckpointError: If the model's tokenizer is missing or unfit.
     """
     own = responses(model, inputs.tracked(preprocess, name, progress), name=name, data=inputs.name)
-    return gathered(team.each(own), count=len(inputs), data=inputs.name)
+    return gathered(team.iterate(own), count=len(inputs), data=inputs.name)
 
 
 class Keeping(NamedTuple):
     """Who predicts together, and in which folder what they say is kept where memory is not the place; None for any."""
 
-    team: Team
+    team: ProcessGroup
     folder: Path | None
 
 
@@ -222,7 +222,7 @@ class _Said:
             own = responses(model, batches, name=name, data=part.name)
             if isinstance(model, WithConfidence):
                 own = _unsure(model, own)
-        for indices, log_probs, logsumexp, *scored in self._team.each(own):
+        for indices, log_probs, logsumexp, *scored in self._team.iterate(own):
             if self._team.leads:
                 self._spool.put(indices + begin, Responses(log_probs, logsumexp))
                 for scores in scored:

@@ -18,7 +18,7 @@ from hydractl.data.reference import DataRef
 from hydractl.data.sources.passing import DIGEST
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.inputs import Inputs, inputs_like
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.scoring.job import Samples
 from hydractl.stages.shared.classes import Classes
@@ -127,7 +127,7 @@ class Again:
             yield Samples(inputs_like(batch.inputs, self.like), labels)
 
 
-def digests(items: Items, team: Team) -> Iterator[bytes]:
+def digests(items: Items, team: ProcessGroup) -> Iterator[bytes]:
     """Yield the digest of every item in order; each process reads its share of them.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.inputs import LARGEST_SIDE
 from hydractl.metrics.scores import KNN
 from hydractl.parsing import number, words
@@ -296,7 +296,7 @@ def budget(default: str = "", keep: Setting = KEEP) -> OptionGroup:
 
 def budget_of(
     *, keep: int | None = None, remove: int | None = None, keep_fraction: float | None = None
-) -> Budget | None:
+) -> HeadBudget | None:
     """Return the budget that one of three options gives, or None without any.
 
     Raises:
@@ -316,4 +316,4 @@ def budget_of(
             f"`--keep-fraction {keep_fraction:g}`: the share must be more than 0 and at most 1",
             hint="`--keep 0` removes all heads; two thirds are `--keep-fraction 0.667`",
         )
-    return Budget(keep_per_layer=keep, remove=remove, keep_fraction=keep_fraction)
+    return HeadBudget(keep_per_layer=keep, remove=remove, keep_fraction=keep_fraction)

@@ -20,7 +20,7 @@ from hydractl.training.feeding.feed import Feed, ItemFeed, Piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedsApart(Feed):
+class MemberFeeds(Feed):
     """Each member's batches side by side: pieces hold the inputs (M P, ...) and labels (M P, ...) of one after another.
 
     Attributes:
@@ -32,7 +32,7 @@ class FeedsApart(Feed):
     how: Reading
 
     @classmethod
-    def of(cls, first: ItemFeed, members: int, how: Reading) -> FeedsApart:
+    def of(cls, first: ItemFeed, members: int, how: Reading) -> MemberFeeds:
         """Return feeds of which member m's is the first one with a seed greater by m."""
         return cls(feeds=tuple(first.reseeded(first.seed + m) for m in range(members)), how=how)
 
@@ -43,8 +43,8 @@ class FeedsApart(Feed):
 
     @override
     def steps(self, start: int, stop: int, share: Share) -> Iterator[list[Piece]]:
-        for each in zip(*(feed.steps(start, stop, share) for feed in self.feeds), strict=True):
-            yield [self._side_by_side(pieces) for pieces in zip(*each, strict=True)]
+        for member_steps in zip(*(feed.steps(start, stop, share) for feed in self.feeds), strict=True):
+            yield [self._side_by_side(pieces) for pieces in zip(*member_steps, strict=True)]
 
     def _side_by_side(self, pieces: Sequence[Piece]) -> Piece:
         first = pieces[0]

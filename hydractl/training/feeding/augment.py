@@ -85,10 +85,10 @@ def shifted(
     columns = torch.arange(width) - right[:, None]
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     batch = torch.arange(len(inputs))[:, None, None]
-    taken = inputs.permute(0, 2, 3, 1)[
+    moved = inputs.permute(0, 2, 3, 1)[
         batch, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]
     ]
-    return torch.where(inside[:, None], taken.permute(0, 3, 1, 2), fill)
+    return torch.where(inside[:, None], moved.permute(0, 3, 1, 2), fill)
 
 
 def _pixels(uniform: torch.Tensor, side: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from hydractl.data.sources.passing import Shuffled
 from hydractl.inputs import Inputs
 from hydractl.training.engine import Share
 from hydractl.training.feeding.mix import Mix, Mixing, rows_read
-from hydractl.training.feeding.sources import Planned, Source, open_source
+from hydractl.training.feeding.sources import InputSource, Planned, open_source
 from hydractl.training.feeding.streamed import StreamSource, buffer_order
 
 
@@ -74,7 +74,7 @@ class ItemFeed:
         buffer: How many rows of a stream are held, which the order takes into account; None for other data.
     """
 
-    source: Source
+    source: InputSource
     labels: torch.Tensor
     batch_size: int
     seed: int
@@ -130,16 +130,18 @@ class ItemFeed:
                 Planned(batch=batch, pieces=self._read(batch, cut))
                 for batch, cut in zip(batches, cuts, strict=True)
             ]
-            found = self.source.steps(plan, epoch=epoch)
-            for step, cut, inputs in zip(plan, cuts, found, strict=True):
+            inputs_of_steps = self.source.steps(plan, epoch=epoch)
+            for step, cut, inputs in zip(plan, cuts, inputs_of_steps, strict=True):
                 samples = (
                     zip(inputs, (self.labels[piece] for piece in step.pieces), strict=True)
                     if self.mixing is None
                     else self._mixed(self.mixing.at(start, seed=self.seed), step.batch, cut, inputs[0])
                 )
                 yield [
-                    Piece(inputs=own, labels=labels, first=first, total=len(step.batch), weight=weight)
-                    for (own, labels), (first, _, weight) in zip(samples, cut, strict=True)
+                    Piece(
+                        inputs=piece_inputs, labels=labels, first=first, total=len(step.batch), weight=weight
+                    )
+                    for (piece_inputs, labels), (first, _, weight) in zip(samples, cut, strict=True)
                 ]
                 start += 1
 
@@ -157,17 +159,17 @@ class ItemFeed:
         return tuple(batch[first:last] for first, last, _ in cut)
 
     def _mixed(
-        self, mix: Mix, batch: torch.Tensor, cut: Sequence[tuple[int, int, float]], found: Inputs
+        self, mix: Mix, batch: torch.Tensor, cut: Sequence[tuple[int, int, float]], images: Inputs
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield images and targets of each piece, given the images of all that `_read` names."""
-        if not isinstance(found, torch.Tensor):
+        if not isinstance(images, torch.Tensor):
             raise TypeError("only images can be mixed")
         rows, labels = rows_read(len(batch), cut), self.labels[batch]
         for first, last, _ in cut:
-            own = torch.arange(first, last)
-            sides = own, len(batch) - 1 - own
+            rows_of_piece = torch.arange(first, last)
+            sides = rows_of_piece, len(batch) - 1 - rows_of_piece
             yield (
-                mix.images(*(found[torch.searchsorted(rows, side)] for side in sides)),
+                mix.images(*(images[torch.searchsorted(rows, side)] for side in sides)),
                 mix.targets(*(labels[side] for side in sides)),
             )
 

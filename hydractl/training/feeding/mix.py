@@ -20,7 +20,7 @@ from hydractl.errors import UsageError
 from hydractl.manifest.header import Tokenization
 from hydractl.training.recipes.recipe import Recipe
 
-BOTH = 2
+TWO_SHARES = 2
 SWITCH_PROBABILITY = 0.5
 """Of CutMix where a batch may have either."""
 _STREAM = -3
@@ -41,17 +41,17 @@ class Mix:
     classes: int
     box: tuple[slice, slice] | None = None
 
-    def images(self, own: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
+    def images(self, images: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
         """Return mixed images (P, C, H, W)."""
         if self.box is None:
-            return own * self.weight + partners * (1 - self.weight)
-        mixed = own.clone()
+            return images * self.weight + partners * (1 - self.weight)
+        mixed = images.clone()
         mixed[..., *self.box] = partners[..., *self.box]
         return mixed
 
-    def targets(self, own: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
+    def targets(self, labels: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
         """Return the share of each class (P, L), float32, of labels (P,); a row sums to 1."""
-        first, second = (F.one_hot(labels, self.classes).float() for labels in (own, partners))
+        first, second = (F.one_hot(labels, self.classes).float() for labels in (labels, partners))
         return first * self.weight + second * (1 - self.weight)
 
 
@@ -78,12 +78,12 @@ class Mixing:
         Raises:
             UsageError: If it would mix texts.
         """
-        asked = {name: value for name in ("mixup", "cutmix") if (value := getattr(recipe, name))}
-        if not asked:
+        requested = {name: value for name in ("mixup", "cutmix") if (value := getattr(recipe, name))}
+        if not requested:
             return None
         if isinstance(how, Tokenization):
-            name, value = next(iter(asked.items()))
-            none = " ".join(f"--{name} 0" for name in asked)
+            name, value = next(iter(requested.items()))
+            none = " ".join(f"--{name} 0" for name in requested)
             raise UsageError(
                 f"`--{name} {value:g}` is for images, but the model reads texts: between two tokens there is none",
                 hint=f"leave it out, or add `{none}`; texts have `--label-smoothing` and `--dropout`",
@@ -95,7 +95,7 @@ class Mixing:
         """Return what befalls the batch of a step, counted from 0; it hangs on the two numbers alone."""
         draws = np.random.default_rng(sample_seed(_STREAM, seed, step))
         either = [(cuts, a) for cuts, a in ((False, self.mixup), (True, self.cutmix)) if a is not None]
-        cuts, alpha = either[len(either) == BOTH and draws.random() < SWITCH_PROBABILITY]
+        cuts, alpha = either[len(either) == TWO_SHARES and draws.random() < SWITCH_PROBABILITY]
         weight = float(draws.beta(alpha, alpha))
         if not cuts:
             return Mix(weight=weight, classes=self.classes)
@@ -107,9 +107,9 @@ class Mixing:
 
 def rows_read(total: int, cut: Iterable[tuple[int, int, float]]) -> torch.Tensor:
     """Return which rows (R,) of a batch of `total`, rising, pieces need that go from one row to another: theirs and partners."""
-    own = torch.cat([torch.arange(first, last) for first, last, _ in cut])
-    found: torch.Tensor = torch.cat([own, total - 1 - own]).unique()
-    return found
+    rows = torch.cat([torch.arange(first, last) for first, last, _ in cut])
+    with_partners: torch.Tensor = torch.cat([rows, total - 1 - rows]).unique()
+    return with_partners
 
 
 def _span(draws: np.random.Generator, side: int, length: int) -> slice:

@@ -32,20 +32,20 @@ class Planned(NamedTuple):
     pieces: tuple[torch.Tensor, ...]
 
 
-class Source(Protocol):
+class InputSource(Protocol):
     """Makes inputs of a data set's items."""
 
     def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
         """Yield the inputs of each step's pieces; they hang on the items, the epoch and the step's batch alone."""
         ...
 
-    def reseeded(self, seed: int) -> Source:
+    def reseeded(self, seed: int) -> InputSource:
         """Return the same items with the augmentation of another seed; itself where nothing is random."""
         del seed
         return self
 
 
-def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: int) -> Source:
+def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: int) -> InputSource:
     """Return a source of inputs for a model that reads items so.
 
     Args:
@@ -67,7 +67,7 @@ def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextSource(Source):
+class TextSource(InputSource):
     """Tokenised texts. All pieces of a batch are as long as its longest text, so that cutting a batch changes nothing."""
 
     tokens: Tokens
@@ -81,7 +81,7 @@ class TextSource(Source):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSource(Source):
+class ImageSource(InputSource):
     """Augmented images.
 
     Attributes:
@@ -89,14 +89,14 @@ class ImageSource(Source):
         preprocessing: How the model wants them.
         augment: Names from `hydractl.data.preprocess.AUGMENTATIONS`.
         seed: Of the augmentation.
-        held: Shape (N, C, H, W): all inputs before augmentation, where that is possible and they fit in memory.
+        cached_inputs: Shape (N, C, H, W): all inputs before augmentation, where that is possible and they fit in memory.
     """
 
     dataset: ImageSet
     preprocessing: Preprocess
     augment: tuple[str, ...]
     seed: int
-    held: torch.Tensor | None
+    cached_inputs: torch.Tensor | None
 
     @classmethod
     def open(
@@ -108,13 +108,13 @@ class ImageSource(Source):
             DataError: If an image is missing or corrupt.
         """
         fits = 4 * prod(preprocessing.input_size) * len(dataset) <= CACHE_BYTES
-        holds = fits and TENSOR_AUGMENTATIONS.issuperset(augment)
+        cacheable = fits and TENSOR_AUGMENTATIONS.issuperset(augment)
         return cls(
             dataset=dataset,
             preprocessing=preprocessing,
             augment=augment,
             seed=seed,
-            held=_decoded(dataset, preprocessing) if holds else None,
+            cached_inputs=_decoded(dataset, preprocessing) if cacheable else None,
         )
 
     @override
@@ -130,18 +130,18 @@ class ImageSource(Source):
 
     def _inputs(self, indices: torch.Tensor, epoch: int, *, sizes: Sequence[int]) -> Iterator[torch.Tensor]:
         """Yield the augmented inputs of `indices`, `sizes` of them at a time."""
-        if self.held is not None:
+        if self.cached_inputs is not None:
             draws = EpochDraws.of(len(self.dataset), self.preprocessing, seed=self.seed, epoch=epoch)
             for chosen in indices.split(list(sizes)):
-                yield draws.apply(self.held[chosen], chosen, self.augment)
+                yield draws.apply(self.cached_inputs[chosen], chosen, self.augment)
             return
         transform = train_transform(self.preprocessing, self.augment).at(seed=self.seed, epoch=epoch)
         stream = batches(self.dataset, transform, batch_size=max(sizes), indices=indices)
         waiting = torch.empty(0)
         for size in sizes:
             while len(waiting) < size:
-                found = next(stream).inputs
-                waiting = torch.cat([waiting, found]) if len(waiting) else found
+                batch_inputs = next(stream).inputs
+                waiting = torch.cat([waiting, batch_inputs]) if len(waiting) else batch_inputs
             yield waiting[:size]
             waiting = waiting[size:]
 

@@ -20,7 +20,7 @@ from hydractl.data.sources.passing import Shuffled
 from hydractl.data.tokenize import tokenize
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Tokenization
-from hydractl.training.feeding.sources import ImageSource, Planned, Source, TextSource
+from hydractl.training.feeding.sources import ImageSource, InputSource, Planned, TextSource
 
 AHEAD = 4
 """Batches whose rows are read together, so that images are decoded while one is in use."""
@@ -34,12 +34,12 @@ def buffer_order(count: int, buffer: int, *, seed: int, epoch: int) -> torch.Ten
     i - buffer + 1. It hangs on nothing but these four.
     """
     generator = np.random.default_rng(sample_seed(seed, epoch, buffer))
-    held = np.arange(min(count, buffer))
+    buffered = np.arange(min(count, buffer))
     order = np.empty(count, np.int64)
-    for place, drawn in enumerate(generator.integers(len(held), size=count - len(held))):
-        order[place] = held[drawn]
-        held[drawn] = place + len(held)
-    order[count - len(held) :] = generator.permutation(held)
+    for place, slot in enumerate(generator.integers(len(buffered), size=count - len(buffered))):
+        order[place] = buffered[slot]
+        buffered[slot] = place + len(buffered)
+    order[count - len(buffered) :] = generator.permutation(buffered)
     return torch.from_numpy(order)
 
 
@@ -47,23 +47,23 @@ def buffer_order(count: int, buffer: int, *, seed: int, epoch: int) -> torch.Ten
 class Window(ImageStore):
     """The images of a stream that are held, by their rows."""
 
-    held: dict[int, ImageStore]
+    stores_by_row: dict[int, ImageStore]
 
     @override
     def image(self, index: int) -> Image.Image:
-        return self.held[index].image(index)
+        return self.stores_by_row[index].image(index)
 
     @override
     def only(self, places: Sequence[int]) -> ImageStore:
-        return Window({place: self.held[place] for place in places})
+        return Window({place: self.stores_by_row[place] for place in places})
 
     @override
     def item_digest(self, index: int) -> bytes:
-        return self.held[index].item_digest(index)
+        return self.stores_by_row[index].item_digest(index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSource(Source):
+class StreamSource(InputSource):
     """Rows of a stream, of which those are held that are still to come; each pass reads it from the first on.
 
     Attributes:
@@ -90,20 +90,20 @@ class StreamSource(Source):
 
     @override
     def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
-        wanted = torch.zeros(len(self.rows), dtype=torch.bool)
+        row_mask = torch.zeros(len(self.rows), dtype=torch.bool)
         for step in plan:
-            wanted[self._read(step)] = True
-        coming, held = self._coming(wanted), dict[int, Items]()
+            row_mask[self._read(step)] = True
+        coming, buffered = self._coming(row_mask), dict[int, Items]()
         for begin in range(0, len(plan), AHEAD):
-            some = plan[begin : begin + AHEAD]
-            own: list[int] = torch.cat([self._read(step) for step in some]).unique().tolist()
-            missing = {*own} - held.keys()
+            next_steps = plan[begin : begin + AHEAD]
+            rows_needed: list[int] = torch.cat([self._read(step) for step in next_steps]).unique().tolist()
+            missing = {*rows_needed} - buffered.keys()
             while missing:
                 index, row = next(coming)
-                held[index] = row
+                buffered[index] = row
                 missing.discard(index)
-            chosen = {index: held.pop(index) for index in own}
-            yield from self._made(chosen, some, epoch)
+            chosen = {index: buffered.pop(index) for index in rows_needed}
+            yield from self._inputs_of_steps(chosen, next_steps, epoch)
 
     @override
     def reseeded(self, seed: int) -> StreamSource:
@@ -113,30 +113,32 @@ class StreamSource(Source):
         """Return the rows that a step needs here: of texts all of its batch, since the longest says how long all are."""
         return step.batch if isinstance(self.how, Tokenization) else torch.cat(step.pieces)
 
-    def _coming(self, wanted: torch.Tensor) -> Iterator[tuple[int, Items]]:
+    def _coming(self, row_mask: torch.Tensor) -> Iterator[tuple[int, Items]]:
         """Yield the rows that are wanted, one by one, in the order of the stream."""
         for first, items in self.rows.parts():
-            for at in wanted[first : first + len(items)].nonzero().flatten().tolist():
+            for at in row_mask[first : first + len(items)].nonzero().flatten().tolist():
                 yield (
                     first + at,
                     replace(items.sent([at]), crew=items.crew)
                     if isinstance(items, ImageSet)
-                    else items.taken([at]),
+                    else items.subset([at]),
                 )
 
-    def _made(self, rows: dict[int, Items], some: Sequence[Planned], epoch: int) -> Iterator[list[Inputs]]:
+    def _inputs_of_steps(
+        self, rows: dict[int, Items], steps: Sequence[Planned], epoch: int
+    ) -> Iterator[list[Inputs]]:
         if isinstance(self.how, Tokenization):
             numbers = torch.tensor([*rows])
             texts: tuple[Text, ...] = tuple(of_kind(row, TextSet).texts[0] for row in rows.values())
             source = TextSource(tokens=tokenize(texts, self.how, where=self.rows.name))
-            own = [
+            renumbered = [
                 Planned(
                     torch.searchsorted(numbers, step.batch),
                     tuple(torch.searchsorted(numbers, piece) for piece in step.pieces),
                 )
-                for step in some
+                for step in steps
             ]
-            yield from source.steps(own, epoch=epoch)
+            yield from source.steps(renumbered, epoch=epoch)
             return
         images = {number: of_kind(row, ImageSet) for number, row in rows.items()}
         first = next(iter(images.values()))
@@ -145,7 +147,7 @@ class StreamSource(Source):
             store=Window({number: row.store for number, row in images.items()}),
             places=range(len(self.rows)),
         )
-        made = ImageSource(
-            dataset=dataset, preprocessing=self.how, augment=self.augment, seed=self.seed, held=None
+        image_source = ImageSource(
+            dataset=dataset, preprocessing=self.how, augment=self.augment, seed=self.seed, cached_inputs=None
         )
-        yield from made.steps(some, epoch=epoch)
+        yield from image_source.steps(steps, epoch=epoch)

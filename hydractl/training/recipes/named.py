@@ -180,31 +180,31 @@ def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
     """
     if name is not None and name not in RECIPES:
         raise UsageError(f"unknown recipe `{name}`", hint=f"choose one of {', '.join(RECIPES)}")
-    given = {key: value for key, value in overrides.items() if value is not None}
+    stated = {key: value for key, value in overrides.items() if value is not None}
     base = asdict(RECIPES[name]) if name is not None else {}
     for either in EXCLUSIVE:
-        if given.keys() & set(either):
+        if stated.keys() & set(either):
             base |= dict.fromkeys(either)
-    if given.get("optimizer", base.get("optimizer")) != base.get("optimizer"):
+    if stated.get("optimizer", base.get("optimizer")) != base.get("optimizer"):
         # a rate and a decay are meant for one optimiser
         base = {k: v for k, v in base.items() if k not in {"lr", "weight_decay"}}
-    recipe = replace(Recipe(), **{"lr": (), "weight_decay": None, "epochs": None, **base, **given})
-    _refuse_idle(recipe, given)
+    recipe = replace(Recipe(), **{"lr": (), "weight_decay": None, "epochs": None, **base, **stated})
+    _refuse_idle(recipe, stated)
     return recipe
 
 
-def _refuse_idle(recipe: Recipe, given: Mapping[str, object]) -> None:
+def _refuse_idle(recipe: Recipe, stated: Mapping[str, object]) -> None:
     """Refuse options that were given and that another one makes idle."""
     for name, constraint in recipe.idle().items():
-        if name in given:
+        if name in stated:
             raise constraint.refusal(recipe, name, "only_with")
-    if given.get("keep_best") is False and recipe.early_stop is not None:
+    if stated.get("keep_best") is False and recipe.early_stop is not None:
         raise UsageError(
             "`--keep-last` and `--early-stop` exclude each other: stopping early keeps the best weights",
             hint="leave one of them out",
         )
     blocks = next((name for name in ("last_blocks", "freeze_blocks") if name in recipe.options()), None)
-    if "train" in given and "embed" in recipe.train and blocks is not None:
+    if "train" in stated and "embed" in recipe.train and blocks is not None:
         raise UsageError(
             f"`--train embed` has no effect with `{spelled(blocks)} {getattr(recipe, blocks)}`, which leave the embedding as it is",
             hint="leave `embed` out of `--train`",

@@ -46,10 +46,10 @@ def trainable(
         if tensor.requires_grad and place.part in recipe.parts and late:
             chosen.append(name)
     if not chosen:
-        own = " that members have as their own" if recipe.own else ""
+        of_members = " that members have as their own" if recipe.trains_own_parts else ""
         blocks = "" if count is None else f" left by `{option} {count}`"
         raise UsageError(
-            f"nothing would train: {architecture.name} has no {', '.join(recipe.parts)} parameters{own}{blocks}",
+            f"nothing would train: {architecture.name} has no {', '.join(recipe.parts)} parameters{of_members}{blocks}",
             hint=f"widen `--train` or `{option}`",
         )
     return tuple(sorted(chosen))

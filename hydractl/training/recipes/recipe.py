@@ -17,9 +17,14 @@ from hydractl.wording import counted
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
 
-LEARN, TIME, WHAT, STOP = "Optimisation", "Length and batches", "What trains", "Evaluation and stopping"
+LEARN, TIME, TRAINED_PARTS, STOP = (
+    "Optimisation",
+    "Length and batches",
+    "What trains",
+    "Evaluation and stopping",
+)
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
-OWN = "own"
+OWN_PARTS = "own"
 """Stands beside parts for: no more of them than members of a hydra have as their own."""
 BLOCKLESS = frozenset({"readout", "head"})
 """Parts that train whatever `last_blocks` or `freeze_blocks` says."""
@@ -236,10 +241,10 @@ class Recipe:
     train: tuple[str, ...] = setting(
         PARTS,
         f"{', '.join(PARTS)}; default: all. `own` leaves what members of a hydra share as it is.",
-        choices=(*PARTS, OWN),
+        choices=(*PARTS, OWN_PARTS),
         parse=partial(words, "--train"),
         metavar="PART[,...]",
-        panel=WHAT,
+        panel=TRAINED_PARTS,
     )
     last_blocks: int | None = setting(
         None,
@@ -247,7 +252,7 @@ class Recipe:
         low=0,
         tells=False,
         metavar="N",
-        panel=WHAT,
+        panel=TRAINED_PARTS,
         only_with=TRAINS_BLOCKS,
         excludes="freeze_blocks",
     )
@@ -258,7 +263,7 @@ class Recipe:
         low=0,
         tells=False,
         metavar="N",
-        panel=WHAT,
+        panel=TRAINED_PARTS,
         only_with=TRAINS_BLOCKS,
     )
     reset_head: bool | None = by_default(
@@ -267,7 +272,7 @@ class Recipe:
             "Start from a classifier of zeros, drawn with `--head-seed`; or insist on the model's own. Default: its own "
             "where it fits the data, else one drawn anew.",
             spelled=("--reset-head/--keep-head",),
-            panel=WHAT,
+            panel=TRAINED_PARTS,
         ),
     )
     """None for a classifier that fits the data, drawn anew where the model's own does not."""
@@ -323,13 +328,13 @@ class Recipe:
         set_field(self, "lr", self.lr or DEFAULT_LR[self.optimizer])
         if self.weight_decay is None:
             set_field(self, "weight_decay", DEFAULT_DECAY[self.optimizer])
-        set_field(self, "train", tuple(part for part in (*PARTS, OWN) if part in self.train))
+        set_field(self, "train", tuple(part for part in (*PARTS, OWN_PARTS) if part in self.train))
         set_field(self, "keep_best", self.keep_best or self.early_stop is not None)
 
     @property
-    def own(self) -> bool:
+    def trains_own_parts(self) -> bool:
         """Whether what members of a hydra share stays as it is."""
-        return OWN in self.train
+        return OWN_PARTS in self.train
 
     @property
     def parts(self) -> tuple[str, ...]:

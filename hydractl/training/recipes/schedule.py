@@ -25,13 +25,13 @@ def lr_factor(step: int, *, total: int, warmup: int, schedule: str, floor: float
         raise ValueError(f"step {step} of {total}, warmup {warmup}, floor {floor}: out of range")
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    done = (step - warmup) / (total - warmup)
+    progress = (step - warmup) / (total - warmup)
     match schedule:
         case "constant":
             return 1.0
         case "linear":
-            return floor + (1 - floor) * (1 - done)
+            return floor + (1 - floor) * (1 - progress)
         case "cosine":
-            return floor + (1 - floor) * (1 + cos(pi * done)) / 2
+            return floor + (1 - floor) * (1 + cos(pi * progress)) / 2
         case _:
             raise ValueError(f"unknown schedule {schedule!r}")

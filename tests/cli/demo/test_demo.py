@@ -63,7 +63,7 @@ def test_every_data_reference_can_be_read(call, commands, tmp_path, task):
         b.partition("=")[2] for line, _ in commands for a, b in pairwise(line) if a in {"--near", "--far"}
     }
     assert (len(plain), len(named)) == (4, 4)
-    assert all(len(open_data(ref, wants=wants)) >= 100 for ref in plain | named)
+    assert all(len(open_data(ref, content=wants)) >= 100 for ref in plain | named)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -53,7 +53,7 @@ def test_members_differ_in_their_seed_alone(tmp_path):
 
 def test_no_text_has_two_uses():
     foreign = [ref.partition("=")[2] for ref in (*steps.NEAR, *steps.FAR)]
-    sets = [open_data(ref, wants=Content.TEXTS) for ref in (steps.TRAIN, steps.VAL, steps.TEST, *foreign)]
+    sets = [open_data(ref, content=Content.TEXTS) for ref in (steps.TRAIN, steps.VAL, steps.TEST, *foreign)]
 
     texts = [text for one in sets for text in one.texts]
     assert len({*texts}) == len(texts)

@@ -40,14 +40,14 @@ def test_ids_count_up_from_the_padding(tokenizer):
 
 
 def test_a_word_of_the_films_is_one_token(tokenizer):
-    for text in open_data("reviews::split=val", wants=Content.TEXTS).texts:
+    for text in open_data("reviews::split=val", content=Content.TEXTS).texts:
         words = re.findall(r"[a-z]+|[.,]", text)
         assert tokenizer.encode(text.upper()).tokens == ["[CLS]", *words, "[SEP]"]
 
 
 @pytest.mark.parametrize("ref", ["reviews::domain=hotels", "reviews::domain=gadgets", "letters::limit=50"])
 def test_another_word_is_spelt(tokenizer, ref):
-    for text in open_data(ref, wants=Content.TEXTS).texts:
+    for text in open_data(ref, content=Content.TEXTS).texts:
         found = tokenizer.encode(text)
         assert UNKNOWN not in found.ids
         assert "".join(found.tokens[1:-1]).replace("##", "") == re.sub("[^a-z.,]", "", text)
@@ -66,7 +66,7 @@ def test_the_base_reads_every_text(tokenizer, tmp_path):
 
     assert (how.vocab_size, how.pad_id) == (len(demo_text.vocabulary()), 0)
     longest = {
-        ref: encode_texts(open_data(ref, wants=Content.TEXTS).texts, how)["input_ids"].shape[1]
+        ref: encode_texts(open_data(ref, content=Content.TEXTS).texts, how)["input_ids"].shape[1]
         for ref in ("reviews::split=train,limit=500", "reviews::domain=restaurants", "manual::limit=50")
     }
     assert (

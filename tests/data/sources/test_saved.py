@@ -45,7 +45,7 @@ TEXTS = datasets.Dataset.from_dict(
 
 
 def texts_of(reference, **options):
-    found = open_data(str(reference), wants=Content.TEXTS, **options)
+    found = open_data(str(reference), content=Content.TEXTS, **options)
     return found.texts, found.class_names, found.labels
 
 
@@ -56,7 +56,7 @@ def test_texts_that_were_saved(tmp_path):
     assert texts_of(f"{tmp_path}/saved::label=other")[1:] == (("x", "y"), (0, 1, 0))
     assert texts_of(f"{tmp_path}::split=saved")[2] == (1, 0, 0)
     assert texts_of(tmp_path / "saved", labelled=False)[2] is None
-    assert open_data(f"{tmp_path}/saved::limit=2", wants=Content.TEXTS).name == "saved::limit=2"
+    assert open_data(f"{tmp_path}/saved::limit=2", content=Content.TEXTS).name == "saved::limit=2"
     with pytest.raises(DataError, match="saved: has no splits"):
         texts_of(f"{tmp_path}/saved::split=train")
 

@@ -93,7 +93,7 @@ def test_labels_may_be_in_json_alone_and_lacking(tmp_path, encoded):
 
 def test_texts(tmp_path):
     write(tmp_path / "a.tar", {"1.txt": "one", "1.cls": "good", "2.txt": "two", "2.cls": "bad"})
-    items = open_data(str(tmp_path / "a.tar"), wants=Content.TEXTS)
+    items = open_data(str(tmp_path / "a.tar"), content=Content.TEXTS)
 
     assert (items.texts, items.class_names, items.labels) == (("one", "two"), ("bad", "good"), (1, 0))
 

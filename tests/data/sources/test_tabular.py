@@ -221,16 +221,16 @@ def test_a_column_that_datasets_cannot_hold_is_in_the_way_only_where_it_is_asked
     with pytest.raises(ValueError, match="map"):
         datasets.Features.from_arrow_schema(pq.read_schema(path))
 
-    found = open_data(str(path), wants=Content.TEXTS)
+    found = open_data(str(path), content=Content.TEXTS)
     assert (found.texts, found.class_names, found.labels) == (("good", "bad"), ("x", "y"), (0, 1))
     for option in ("text", "label"):
         with pytest.raises(DataError, match="column `extra`: is of the type `map<"):
-            open_data(f"{path}::{option}=extra", wants=Content.TEXTS)
+            open_data(f"{path}::{option}=extra", content=Content.TEXTS)
     with pytest.raises(DataError, match="its columns are `text`, `label`, `extra`"):
-        open_data(f"{path}::label=other", wants=Content.TEXTS)
+        open_data(f"{path}::label=other", content=Content.TEXTS)
     pq.write_table(pa.table({"extra": MAP}), path)
     with pytest.raises(DataError, match=r"holds no column of a type that can be read, but `extra` \(map<"):
-        open_data(str(path), wants=Content.TEXTS)
+        open_data(str(path), content=Content.TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_notes_of_datasets_in_a_file_that_are_none(tmp_path, note):
     pq.write_table(table, tmp_path / "t.parquet")
 
     with pytest.raises(DataError, match=r"t\.parquet: cannot be read as Parquet"):
-        open_data(str(tmp_path / "t.parquet"), wants=Content.TEXTS)
+        open_data(str(tmp_path / "t.parquet"), content=Content.TEXTS)
 
 
 def test_label_outside_the_declared_classes(heard):
@@ -346,7 +346,7 @@ def test_json_is_an_array_or_an_object_a_line(here, suffix):
 
 
 def _texts(path):
-    found = open_data(str(path), wants=Content.TEXTS)
+    found = open_data(str(path), content=Content.TEXTS)
     return found.texts, found.class_names, found.labels, found.numbered
 
 
@@ -444,7 +444,7 @@ def test_blanks_around_names_of_columns_do_not_count(tmp_path):
         path = write(tmp_path / f"t.{suffix}", [{" text": "a", "label ": "x"}])
 
         assert _texts(path)[:2] == (("a",), ("x",))
-        assert open_data(f"{path}::text=text,label=label", wants=Content.TEXTS).class_names == ("x",)
+        assert open_data(f"{path}::text=text,label=label", content=Content.TEXTS).class_names == ("x",)
 
 
 def test_a_cell_may_be_longer_than_the_library_lets_it(tmp_path):
@@ -455,7 +455,7 @@ def test_a_cell_may_be_longer_than_the_library_lets_it(tmp_path):
 
 
 def test_without_labels_the_columns_are_named(tmp_path):
-    items = open_data(str(write(tmp_path / "t.csv", [{"text": "a", "mood": "x"}])), wants=Content.TEXTS)
+    items = open_data(str(write(tmp_path / "t.csv", [{"text": "a", "mood": "x"}])), content=Content.TEXTS)
 
     with pytest.raises(DataError, match=r"needs; its columns are `text`, `mood`: name one with `::label="):
         required_labels(items, "--data")
@@ -474,6 +474,6 @@ def test_a_line_that_is_no_row_is_shown_one_of_what_is_looked_for(here, wants, c
     (here / "t.jsonl").write_text("the cat sat\n")
 
     with pytest.raises(DataError, match="line 1 is not JSON") as caught:
-        open_data(str(here / "t.jsonl"), wants=wants)
+        open_data(str(here / "t.jsonl"), content=wants)
     _, _, example = caught.value.hint.partition("for example ")
     assert [*json.loads(example)] == [column, "label"]

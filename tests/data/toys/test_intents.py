@@ -39,7 +39,7 @@ def stored():
 
 
 def texts(ref):
-    return open_data(f"intents::{ref}", wants=Content.TEXTS)
+    return open_data(f"intents::{ref}", content=Content.TEXTS)
 
 
 @pytest.mark.parametrize("part", COUNTS)

@@ -27,7 +27,7 @@ LINK = re.compile(r"(and|but|while|although) (?=the )")
 
 
 def texts(ref):
-    return open_data(ref, wants=Content.TEXTS)
+    return open_data(ref, content=Content.TEXTS)
 
 
 def read(review):
@@ -113,7 +113,7 @@ def test_the_first_words_are_pinned():
 @pytest.mark.parametrize("domain", OTHERS)
 def test_domains_share_their_judgements_but_not_their_things(domain):
     known = set(prose.vocabulary())
-    things = {word for thing in prose.THINGS[domain] for word in thing.split()}
+    things = {word for thing in prose.SUBJECTS[domain] for word in thing.split()}
     words = {w for text in texts(f"reviews::domain={domain}").texts for w in re.findall(r"[a-z]+|[.,]", text)}
 
     assert words - things <= known

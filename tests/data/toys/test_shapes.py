@@ -10,7 +10,17 @@ from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
 from hydractl.data.reference import DataRef
 from hydractl.data.toys.builtin import SPLITS
-from hydractl.data.toys.shapes import COLOURS, COUNTS, DOMAINS, KNOWN, NOVEL, SHAPES, SIZE, draw, open_shapes
+from hydractl.data.toys.shapes import (
+    COLOURS,
+    COUNTS,
+    DOMAINS,
+    KNOWN_DOMAIN,
+    NOVEL_DOMAIN,
+    SHAPES,
+    SIZE,
+    draw,
+    open_shapes,
+)
 from hydractl.errors import DataError, UsageError
 
 
@@ -19,11 +29,13 @@ def pixels(images, indices):
 
 
 def test_every_pair_is_known_or_novel_and_each_word_is_known():
-    known, novel = ({tuple(name.split()) for name in DOMAINS[domain]} for domain in (KNOWN, NOVEL))
+    known, novel = (
+        {tuple(name.split()) for name in DOMAINS[domain]} for domain in (KNOWN_DOMAIN, NOVEL_DOMAIN)
+    )
 
     assert known | novel == {(colour, shape) for colour in COLOURS for shape in SHAPES}
     assert (len(known), len(novel), known & novel) == (24, 12, set())
-    for half in (DOMAINS[NOVEL][:6], DOMAINS[NOVEL][6:]):
+    for half in (DOMAINS[NOVEL_DOMAIN][:6], DOMAINS[NOVEL_DOMAIN][6:]):
         assert {name.split()[0] for name in half} == set(COLOURS)
         assert {name.split()[1] for name in half} == set(SHAPES)
     assert {colour for colour, _ in known} == set(COLOURS)
@@ -130,7 +142,7 @@ def test_keys_of_other_sources_are_refused(key):
 
 def test_a_text_model_cannot_read_them():
     with pytest.raises(DataError, match="`shapes` are images"):
-        open_data("shapes", wants=Content.TEXTS)
+        open_data("shapes", content=Content.TEXTS)
 
 
 def test_a_place_outside_the_set_is_refused():

@@ -12,7 +12,7 @@ from scipy.stats import entropy
 from hydractl.data.batches import Batch
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics import samples
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import SILENT
 from hydractl.research.analyses.mlps import alike
 from hydractl.research.analyses.predictions import ask, measured
@@ -60,7 +60,7 @@ def subject():
         ranks=("msp",),
         classes=None,
         seed=0,
-        team=Team(),
+        team=ProcessGroup(),
         progress=SILENT,
     )
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.base import Role, place_of
+from hydractl.families.base import TensorRole, place_of
 from hydractl.research.methods.options import (
     BatchEnsemble,
     LoraEnsemble,
@@ -58,7 +58,7 @@ def trained(model):
 
 def of_attention(sample, name):
     heads = place_of(sample.family, name).heads
-    return heads is not None and heads.role in {Role.INPUT, Role.OUTPUT}
+    return heads is not None and heads.role in {TensorRole.INPUT, TensorRole.OUTPUT}
 
 
 @pytest.fixture(params=BASES)

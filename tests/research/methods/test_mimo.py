@@ -69,7 +69,7 @@ def test_a_model_that_changes_images_first_is_refused(layer):
 def test_rows_of_a_batch_as_torch_uncertainty_deals_them():
     """Each slot sees every image R times; a share of rows is the same in all, the others are not; labels go with images."""
     how = base().header.preprocess
-    items = open_data(DataRef.parse("digits::classes=0-6,limit=40"), wants=Content.IMAGES)
+    items = open_data(DataRef.parse("digits::classes=0-6,limit=40"), content=Content.IMAGES)
     feed = ItemFeed.open(items, list(range(40)), how, augment=(), batch_size=16, seed=3)
     slots = MimoFeed(feed=feed, slots=3, repeat=4, rho=0.25)
     share = Share(0, 2, 2)

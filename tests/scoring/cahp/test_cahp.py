@@ -169,7 +169,7 @@ def test_permuting_the_heads_of_a_layer_permutes_the_answer():
     job, other = (job_for(sample, settings=settings, budget=8) for _ in range(2))
     attention = other.model.tower("vision").layers()[1].attn
     permuted = attention.groups()[0].select(order)
-    permuted.kept = (0, 1, 2, 3)
+    permuted.head_numbers = (0, 1, 2, 3)
     attention.members[0] = permuted
 
     found, moved = score_cahp(job, SILENT), score_cahp(other, SILENT)

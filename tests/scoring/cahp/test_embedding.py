@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 
 from hydractl.scoring.cahp.clusters import group_points
 from hydractl.scoring.cahp.embedding import embed, fitting_perplexity, principal_start
-from hydractl.scoring.cahp.profile import Compared, Form
+from hydractl.scoring.cahp.profile import Form, HeadDistances
 
 DOUBLE = torch.float64
 KINDS = 4
@@ -28,8 +28,8 @@ def compared(x, form):
     centred = x - x.mean(0)
     distances = torch.cdist(x, x)
     if form == Form.DIRECT:
-        return Compared(form, distances, profiles=x)
-    return Compared(form, distances, gram=centred @ centred.T)
+        return HeadDistances(form, distances, profiles=x)
+    return HeadDistances(form, distances, gram=centred @ centred.T)
 
 
 @pytest.mark.parametrize("seed", [0, 7])

@@ -10,7 +10,7 @@ from sklearn.metrics import pairwise_distances
 from hydractl.errors import DataError
 from hydractl.progress import SILENT
 from hydractl.scoring.cahp import profile as cahp_profile
-from hydractl.scoring.cahp.moments import Moments
+from hydractl.scoring.cahp.moments import SignatureMoments
 from hydractl.scoring.cahp.profile import Form, compare, gram_distances, jeffries_matusita
 from support import naive_cahp
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def moments(classes=4, heads=10, width=9, *, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shape = classes, heads, width
-    return Moments(
+    return SignatureMoments(
         tuple(range(classes)),
         (5,) * classes,
         torch.rand(shape, generator=generator, dtype=DOUBLE),
@@ -67,7 +67,7 @@ def test_profiles_are_those_of_the_transcription():
     labels = torch.tensor([*torch.arange(16).remainder(3).tolist(), 3])
     groups = [signed[labels == c] for c in range(4)]
     variance = [x.var(0) if len(x) > 1 else torch.full_like(x[0], 1e-6) for x in groups]
-    found = Moments(
+    found = SignatureMoments(
         (0, 1, 2, 3), (6, 5, 5, 1), torch.stack([x.mean(0) for x in groups]), torch.stack(variance), 1
     )
 

@@ -11,7 +11,7 @@ from hydractl.manifest.heads import HeadId, Removal
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import lazy, swaps
 from hydractl.scoring.circuit import memory as circuit_memory
-from hydractl.scoring.circuit.doubt import Doubt, promise
+from hydractl.scoring.circuit.doubt import DeviationBound, promise
 from hydractl.scoring.circuit.lazy import Lazy
 from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.model import Circuit
@@ -213,13 +213,13 @@ def test_swaps_end_where_half_as_many_as_go_were_in_vain(monkeypatch, swaps, wor
 
     def tried(self, swap):
         made = len(self.tried) in worth
-        self.tried.add(self.gone ^ {*swap})
+        self.tried.add(self.removed ^ {*swap})
         self.made += made
         return made
 
     def promises(self):
-        every = (Swap(a, b) for a in sorted(self.gone) for b in self.circuit.candidates())
-        untried = (swap for swap in every if self.gone ^ {*swap} not in self.tried)
+        every = (Swap(a, b) for a in sorted(self.removed) for b in self.circuit.candidates())
+        untried = (swap for swap in every if self.removed ^ {*swap} not in self.tried)
         return next(untried) if len(self.tried) < promising else None
 
     monkeypatch.setattr(Swaps, "_try", tried)
@@ -241,7 +241,7 @@ def test_what_promises_nothing_is_tried_where_the_search_was_cheap(monkeypatch, 
     monkeypatch.setattr(lazy, "CHEAP", cheap)
     monkeypatch.setattr(Swaps, "_expected", lambda self, changes: [self.value] * len(changes))
     monkeypatch.setattr(
-        Swaps, "_try", lambda self, swap: tried.append(swap) or self.tried.add(self.gone ^ {*swap})
+        Swaps, "_try", lambda self, swap: tried.append(swap) or self.tried.add(self.removed ^ {*swap})
     )
     sample = base(variant("class-token"))
 
@@ -312,7 +312,7 @@ def test_what_was_tried_is_expected_to_do_what_it_did_and_what_was_made_to_be_un
 def test_a_look_around_sees_each_change(name):
     sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
-    circuit = Circuit(job_for(sample, data, settings=CircuitSettings(search="lazy")), keeps=True)
+    circuit = Circuit(job_for(sample, data, settings=CircuitSettings(search="lazy")), keeps_streams=True)
     towers = list(circuit.left)
     gone = [HeadId(tower, layer, 2 * layer % 3) for tower in towers for layer in (0, 1, 2)]
     with torch.inference_mode():
@@ -325,10 +325,10 @@ def test_a_look_around_sees_each_change(name):
         assert list(after) == every == sorted({*circuit.candidates(), *gone}, key=every.index)
         assert list(some) == every[::5]
         assert circuit.value() == before
-        same_traits(now, circuit.whole()[1])
+        same_traits(now, circuit.evaluate()[1])
         for head, traits in after.items():
             circuit.change([head])
-            same_traits(traits, circuit.whole()[1])
+            same_traits(traits, circuit.evaluate()[1])
             same_traits(some.get(head, traits), traits)
             circuit.change([head])
 
@@ -345,7 +345,7 @@ def test_a_trial_sees_what_a_change_makes(monkeypatch, name, kept):
     monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
     sample = base(variant(name))
     settings = CircuitSettings(search="lazy", objective="nll")
-    circuit = Circuit(job_for(sample, data_for(sample, count=24), settings=settings), keeps=True)
+    circuit = Circuit(job_for(sample, data_for(sample, count=24), settings=settings), keeps_streams=True)
     with torch.inference_mode():
         for tower in circuit.left:
             last = len(circuit.left[tower]) - 1
@@ -368,7 +368,7 @@ def test_a_trial_sees_what_a_change_makes(monkeypatch, name, kept):
 def test_what_enters_a_layer_is_computed_once_for_all_trials(monkeypatch, name, kept):
     monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
     sample = base(variant(name))
-    circuit = Circuit(job_for(sample, data_for(sample, count=24, others=20)), keeps=True)
+    circuit = Circuit(job_for(sample, data_for(sample, count=24, others=20)), keeps_streams=True)
     tower = next(name for name in circuit.left if name not in circuit.model.answer.fixed)
     first = circuit.model.tower(tower).layers()[0]
     whole, seen = type(first).heads, []
@@ -389,7 +389,7 @@ def test_what_enters_a_layer_is_computed_once_for_all_trials(monkeypatch, name, 
 
 def test_a_trial_leaves_the_circuit_as_it_was():
     sample = base(variant("class-token"))
-    circuit = Circuit(job_for(sample, data_for(sample, count=24, others=20)), keeps=True)
+    circuit = Circuit(job_for(sample, data_for(sample, count=24, others=20)), keeps_streams=True)
     with torch.inference_mode():
         circuit.remove(HeadId("vision", 1, 2))
         before, heads = circuit.value(), circuit.candidates()
@@ -404,7 +404,7 @@ def test_a_trial_leaves_the_circuit_as_it_was():
 
 
 def test_doubt_grows_with_time_and_with_what_was_missed():
-    doubt = Doubt.of([0.0, 0.3, 0.6])
+    doubt = DeviationBound.of([0.0, 0.3, 0.6])
     near, far = HeadId("vision", 0, 0), HeadId("vision", 1, 0)
 
     assert doubt.deviation(near, 4) == pytest.approx(8**0.5 * doubt.deviation(near, 1))

@@ -13,7 +13,7 @@ from hydractl.scoring.gates.dsp import score_dsp
 from hydractl.scoring.gates.l0 import CLOSED, HardConcrete, score_l0
 from hydractl.scoring.gates.settings import DspSettings, L0Settings
 from hydractl.scoring.gates.training import train_gates
-from hydractl.scoring.job import Samples, ScoreJob, Training
+from hydractl.scoring.job import GateTraining, Samples, ScoreJob
 from support.builders import base
 from support.gates import COUNT, Rows, planted, training_job
 from support.heard import Heard
@@ -142,7 +142,7 @@ def test_both_towers_of_a_zero_shot_model_are_gated():
         id_data=[Samples(images, labels)],
         settings=DspSettings(**SHORT),
         budget=8,
-        training=Training(feed=lambda: Rows(images, labels)),
+        training=GateTraining(feed=lambda: Rows(images, labels)),
     )
 
     found = score_dsp(asked, SILENT).scores

@@ -151,7 +151,7 @@ def test_of_equal_heads_the_lower_go_first(settings):
 
     assert rows(found.scores).count_nonzero() == 0
     if settings.scope == "layer":
-        assert [b.attn.groups()[0].kept for b in job.model.tower().layers()] == [(3,)] * 3
+        assert [b.attn.groups()[0].head_numbers for b in job.model.tower().layers()] == [(3,)] * 3
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])

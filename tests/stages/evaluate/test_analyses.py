@@ -292,7 +292,7 @@ def test_both_towers_and_texts_are_pruned_and_compared(kind, tmp_path, capsys):
         assert (found.gap, found.gap_pruned) == pytest.approx((gap(single), gap(row)), abs=1e-5)
         assert found.slope
         assert [own.tower for own in row.analyses.taylor] == (["text", "vision"] if zero_shot else ["text"])
-        assert all(min(own.known) > 0 for own in row.analyses.taylor)
+        assert all(min(own.defined_scores) > 0 for own in row.analyses.taylor)
     assert {h.head.tower for h in members[0].analyses.centroids.heads} == {"vision" if zero_shot else "text"}
     per_head = 3 * 8 * (32 + 1) + 32 * 8
     first, second = (row.analyses.proposition[0].moved for row in members)

@@ -11,13 +11,13 @@ import datasets
 import pytest
 import torch
 
-from hydractl.data.batches import Deal
+from hydractl.data.batches import BatchShare
 from hydractl.data.corruptions.names import Corruptions
 from hydractl.data.inputs import open_items, open_stream
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, DataError, HubError, UsageError
 from hydractl.families.opening import open_model
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import SILENT
 from hydractl.research.bench.config import BenchConfig
 from hydractl.settings import declared
@@ -188,13 +188,13 @@ def test_each_process_has_the_batches_that_it_has_of_a_file(served, made):
     lake, how = served(made(75)), open_model("vit.st" if made is of_images else "bert").header.preprocess
     whole = open_items(stored(lake, "rows.parquet"), how)
     for world, rank in ((1, 0), (3, 0), (3, 1), (3, 2)):
-        deal = Deal(rank, world, among=streams.BATCHES)
+        deal = BatchShare(rank, world, among=streams.BATCHES)
         mine = streams.StreamedData(
             stream=open_stream(DataRef.parse(STREAM, endless=True), how),
             name="id",
             batch_size=2,
             limit_bytes=0,
-            team=Team(rank=rank, world=world),
+            team=ProcessGroup(rank=rank, world=world),
             progress=SILENT,
         )
         mine.passed = _passed(mine)
@@ -204,7 +204,7 @@ def test_each_process_has_the_batches_that_it_has_of_a_file(served, made):
 
 
 def _passed(mine):
-    alone = replace(mine, team=Team())
+    alone = replace(mine, team=ProcessGroup())
     for _ in alone.parts():
         pass
     return alone.passed

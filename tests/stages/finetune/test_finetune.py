@@ -18,7 +18,7 @@ from PIL import Image
 
 import hydractl
 from hydractl.checkpoint import Checkpoint
-from hydractl.claims import Claim, claimed
+from hydractl.claims import OutputLock, claimed
 from hydractl.data.dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
@@ -490,7 +490,7 @@ def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said):
     everything = DataRef.parse("digits::split=train,classes=0-6")
     data = DataRef.parse(TRAIN) if "60" in val else everything
 
-    prepare(config(tmp_path / "out.st", data=data, val=DataRef.parse(val)), heard, Claim(force=False))
+    prepare(config(tmp_path / "out.st", data=data, val=DataRef.parse(val)), heard, OutputLock(force=False))
 
     lost = (
         "accuracy and NLL will look better than they are, and the rate and weights that are kept are chosen by what may be "

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.claims import Claim
+from hydractl.claims import OutputLock
 from hydractl.data.dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
@@ -44,7 +44,7 @@ def config(out, model, classes="0-2", **changes):
 
 def prepared(given):
     heard = Heard()
-    return prepare(given, heard, Claim(force=False)), heard
+    return prepare(given, heard, OutputLock(force=False)), heard
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from hydractl.families.classifier import with_classifier
 from hydractl.families.opening import open_model
 from hydractl.fusion.loaded import load
 from hydractl.fusion.plan import split_members
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate, Kind
 from hydractl.progress import SILENT
 from hydractl.reporting.lineage import member_names
@@ -172,7 +172,7 @@ def test_a_temperature_is_not_kept_and_that_is_said(tmp_path):
         model=str(stored),
         out=tmp_path / "m.st",
         strategy=Strategy.RANDOM,
-        budget=Budget(remove=2),
+        budget=HeadBudget(remove=2),
         verify=False,
     )
     run_prune(mask, heard)

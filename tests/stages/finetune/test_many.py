@@ -121,7 +121,7 @@ def test_blocks_that_run_again_under_autocast_change_no_bit_for_several_processe
     ],
 )
 def test_what_parts_cannot_do_is_refused(monkeypatch, tmp_path, settings, options, message):
-    for name, value in {"WORLD_SIZE": "2", sharding.ASKED: "true", **settings}.items():
+    for name, value in {"WORLD_SIZE": "2", sharding.USE_FSDP: "true", **settings}.items():
         monkeypatch.setenv(name, value)
 
     with pytest.raises(UsageError, match=message):

@@ -215,7 +215,7 @@ def test_the_gap_of_merged_mlps_is_measured_and_no_failure(tmp_path):
 
 
 def test_lineage_holds_every_member_and_where_it_came_from(tmp_path):
-    from hydractl.heads.budget import Budget
+    from hydractl.heads.budget import HeadBudget
     from hydractl.stages.prune.config import PruneConfig
     from hydractl.stages.prune.run import run_prune
     from support.builders import scores_file
@@ -223,7 +223,7 @@ def test_lineage_holds_every_member_and_where_it_came_from(tmp_path):
     model = base(PLAIN).save(tmp_path / "base.st")
     scores = scores_file(tmp_path / "s.json", ((0.4, 0.3, 0.2, 0.1),) * 3)
     pruned = run_prune(PruneConfig(
-        model=str(model), out=tmp_path / "m-{i}.st", scores=(scores,), budget=Budget(remove=4), members=2, pool=9,
+        model=str(model), out=tmp_path / "m-{i}.st", scores=(scores,), budget=HeadBudget(remove=4), members=2, pool=9,
     ))  # fmt: skip
     fuse([m.path for m in pruned.members], tmp_path / "hydra.st")
     header = open_model(str(tmp_path / "hydra.st")).header

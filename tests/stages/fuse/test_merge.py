@@ -14,7 +14,7 @@ from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.base import place_of
 from hydractl.families.opening import open_model
 from hydractl.fusion.loaded import load
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
@@ -65,7 +65,7 @@ def test_the_paper_s_pipeline_with_a_merged_trunk(tmp_path):
     model = base(PLAIN).save(tmp_path / "base.st")
     scores = scores_file(tmp_path / "s.json", ((0.4, 0.3, 0.2, 0.1),) * 3)
     pruned = run_prune(PruneConfig(
-        model=str(model), out=tmp_path / "m-{i}.st", scores=(scores,), budget=Budget(remove=4), members=2, pool=9,
+        model=str(model), out=tmp_path / "m-{i}.st", scores=(scores,), budget=HeadBudget(remove=4), members=2, pool=9,
         diverge_from=1,
     ))  # fmt: skip
     members = [finetuned(m.path, tmp_path / f"t-{i}.st", i) for i, m in enumerate(pruned.members)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hydractl.errors import CheckpointError, InputError, ManifestError, UsageError
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.heads.masks import dropped
 from hydractl.manifest.heads import HeadId, HeadMask, HeadScores, Removal, TowerKeep, TowerScores
 from hydractl.stages.inspect.choices import Cut, check_comparable, read_choices, shape_text
@@ -53,9 +53,9 @@ def masked(path, *keep, name="vision", num_heads=3, **changes) -> str:
     [
         ({}, None, None, "--keep-fraction 0.666667", "default", 2),
         ({"kept": 1}, None, None, "--remove 5", "recorded", 5),
-        ({"keep": 1}, None, Budget(remove=3), "--remove 3", "asked", 3),
+        ({"keep": 1}, None, HeadBudget(remove=3), "--remove 3", "asked", 3),
         ({"removals": 3}, 3, None, "--remove 3", "recorded", 3),
-        ({"removals": 3}, 3, Budget(keep_per_layer=2), "--keep 2", "asked", 2),
+        ({"removals": 3}, 3, HeadBudget(keep_per_layer=2), "--keep 2", "asked", 2),
         ({"removals": 3}, 1, None, "--remove 1", "recorded", 1),  # it stopped early
         ({"removals": 6}, 6, None, "--keep-fraction 0.666667", "default", 2),  # an order of all heads
         ({}, 1, None, "--remove 1", "default", 1),  # two would be the default
@@ -86,7 +86,7 @@ def test_scores_that_group_heads_keep_one_of_each_group(tmp_path):
     )  # the group's first head, and the best of the empty layer
 
 
-@pytest.mark.parametrize(("budget", "source"), [(None, "recorded"), (Budget(keep_per_layer=1), "asked")])
+@pytest.mark.parametrize(("budget", "source"), [(None, "recorded"), (HeadBudget(keep_per_layer=1), "asked")])
 def test_scores_taken_layer_by_layer_are_cut_layer_by_layer(tmp_path, budget, source):
     choice, _ = one(scored(tmp_path / "s.json", options={"keep": 1}), budget)
 
@@ -112,11 +112,11 @@ def test_a_mask_is_what_prune_makes_of_the_scores(tmp_path):
             model=str(tmp_path / "base.st"),
             out=tmp_path / "m.st",
             scores=(Path(file),),
-            budget=Budget(remove=5),
+            budget=HeadBudget(remove=5),
         )
     )
 
-    ours, _ = one(file, Budget(remove=5))
+    ours, _ = one(file, HeadBudget(remove=5))
     mask, _ = one(str(tmp_path / "m.mask.json"))
     member, _ = one(str(tmp_path / "m.st"))
 
@@ -161,9 +161,9 @@ def test_a_foreign_checkpoint_does_not_say_which_heads_it_has(tmp_path):
 @pytest.mark.parametrize(
     ("removed", "budget", "text"),
     [
-        (3, Budget(remove=4), "orders 3 heads only, but `--remove 4` removes 4"),
-        (None, Budget(remove=7), "`--remove 7`: {file}: cannot remove 7 heads: the model has 6"),
-        (None, Budget(keep_per_layer=4), "`--keep 4`: {file}: cannot keep 4 heads a layer"),
+        (3, HeadBudget(remove=4), "orders 3 heads only, but `--remove 4` removes 4"),
+        (None, HeadBudget(remove=7), "`--remove 7`: {file}: cannot remove 7 heads: the model has 6"),
+        (None, HeadBudget(keep_per_layer=4), "`--keep 4`: {file}: cannot keep 4 heads a layer"),
     ],
 )
 def test_budgets_that_do_not_fit(tmp_path, removed, budget, text):

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from hydractl.errors import OutputError, OutputExists, UsageError
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.heads.compare import jaccard, jensen_shannon, kendall, overlap, spearman
 from hydractl.manifest.heads import HeadMask, TowerKeep, TowerScores
 from hydractl.stages.inspect import compare as inspect_compare
@@ -71,7 +71,7 @@ def test_the_order_of_files_changes_no_number(files):
 
 
 def test_the_numbers_are_those_of_heads_compare(files):
-    report = compared(*files, budget=Budget(remove=4))
+    report = compared(*files, budget=HeadBudget(remove=4))
     first, second = report.choices[:2]
     pair = report.pairs[0]
     tables = [{"text": TEXT, "vision": TABLES[name]} for name in "ab"]
@@ -184,7 +184,7 @@ def test_a_budget_needs_scores(files):
     with pytest.raises(
         UsageError, match="`--remove 1`: makes masks of scores, and none of the files are scores"
     ):
-        compared(files[3], files[3], budget=Budget(remove=1))
+        compared(files[3], files[3], budget=HeadBudget(remove=1))
 
 
 def test_a_figure_holds_so_many_choices_and_no_more(files, tmp_path):

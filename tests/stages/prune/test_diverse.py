@@ -10,7 +10,7 @@ import torch
 from hydractl.data.inputs import encoded, open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.families.opening import load_model, open_model
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.heads import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ranking import auroc
@@ -66,7 +66,7 @@ class Case:
                 "device": "cpu",
             }
             diverse = DiverseConfig(**given | (asked or {}))
-        given = {"budget": Budget(remove=5), "pool": 8, "members": 3, "verify": False}
+        given = {"budget": HeadBudget(remove=5), "pool": 8, "members": 3, "verify": False}
         config = PruneConfig(
             model=self.model, out=self.folder / f"{out}-{{i}}.st", scores=(scores,), strategy=strategy,
             diverse=diverse, **given | changes,
@@ -151,7 +151,7 @@ def test_what_is_reported_is_what_the_members_are(tmp_path, name, kind):
 def test_towers_without_scores_keep_their_heads(tmp_path):
     case = zero_shot(tmp_path)
 
-    report = case.prune(case.scores(towers=("vision",)), budget=Budget(remove=3), pool=6)
+    report = case.prune(case.scores(towers=("vision",)), budget=HeadBudget(remove=3), pool=6)
 
     assert {t["text"] for t in map(dict, towers_of(report))} == {case.opened.header.masks[0]["text"]}
     probs = torch.stack([case.probabilities(m.path, case.data)[0] for m in report.members])

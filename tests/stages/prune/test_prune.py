@@ -15,7 +15,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, ManifestError, OutputExists, UsageError
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import HeadMask, Removal
 from hydractl.metrics.cost import count_macs
@@ -90,7 +90,7 @@ def test_parameters_macs_and_bytes_are_what_shapes_predict(tmp_path, name):
 
 def test_the_best_mask_of_a_budget(tmp_path, model):
     scores = scores_file(tmp_path / "s.json", TABLE)
-    prune(model, tmp_path / "m.st", scores=(scores,), budget=Budget(keep_per_layer=2))
+    prune(model, tmp_path / "m.st", scores=(scores,), budget=HeadBudget(keep_per_layer=2))
     kept = HeadMask.read(tmp_path / "m.mask.json")
     assert kept.towers["vision"].keep == ((0, 2, 3), (2,), (0, 3))
     assert kept.origin is not None
@@ -99,14 +99,14 @@ def test_the_best_mask_of_a_budget(tmp_path, model):
 
 def test_equally_many_in_every_layer(tmp_path, model):
     scores = scores_file(tmp_path / "s.json", TABLE)
-    prune(model, tmp_path / "m.st", scores=(scores,), budget=Budget(keep_per_layer=2), per_layer=True)
+    prune(model, tmp_path / "m.st", scores=(scores,), budget=HeadBudget(keep_per_layer=2), per_layer=True)
     assert HeadMask.read(tmp_path / "m.mask.json").towers["vision"].keep == ((0, 2), (2, 3), (0, 3))
 
 
 @pytest.mark.parametrize(
     ("budget", "kept"),
     [
-        (Budget(remove=0), 12), (Budget(remove=12), 0), (Budget(keep_fraction=0.5), 6), (Budget(keep_per_layer=4), 12),
+        (HeadBudget(remove=0), 12), (HeadBudget(remove=12), 0), (HeadBudget(keep_fraction=0.5), 6), (HeadBudget(keep_per_layer=4), 12),
     ],
 )  # fmt: skip
 def test_budgets(tmp_path, model, budget, kept):
@@ -120,7 +120,7 @@ def test_members_cut_off_between_two_names_are_finished(tmp_path, model, monkeyp
         (tmp_path / folder).mkdir()
     told = {
         "scores": (tmp_path / "s.json",),
-        "budget": Budget(remove=4),
+        "budget": HeadBudget(remove=4),
         "members": 3,
         "pool": 6,
         "verify": False,
@@ -143,7 +143,7 @@ def test_several_members_differ_and_agree_before_the_layer_they_diverge_from(tmp
         model,
         tmp_path / "m-{i}.st",
         scores=(scores,),
-        budget=Budget(remove=4),
+        budget=HeadBudget(remove=4),
         members=3,
         pool=8,
         diverge_from=1,
@@ -166,13 +166,16 @@ def test_several_members_differ_and_agree_before_the_layer_they_diverge_from(tmp
 
 def test_one_member_for_each_scores_file(tmp_path, model):
     files = [scores_file(tmp_path / f"s{i}.json", TABLE[i:] + TABLE[:i]) for i in range(3)]
-    report = prune(model, tmp_path / "m-{i}.st", scores=tuple(files), budget=Budget(remove=6))
+    report = prune(model, tmp_path / "m-{i}.st", scores=tuple(files), budget=HeadBudget(remove=6))
     assert len({HeadMask.read(m.mask_path).towers["vision"].keep for m in report.members}) == 3
 
 
 def test_keeping_every_head_keeps_every_byte(tmp_path, model):
     prune(
-        model, tmp_path / "m.st", scores=(scores_file(tmp_path / "s.json", TABLE),), budget=Budget(remove=0)
+        model,
+        tmp_path / "m.st",
+        scores=(scores_file(tmp_path / "s.json", TABLE),),
+        budget=HeadBudget(remove=0),
     )
     before, after = Checkpoint.open(model), Checkpoint.open(tmp_path / "m.st")
     assert before.specs == after.specs
@@ -243,7 +246,7 @@ def test_twice_is_the_same_bytes_whatever_the_folder(tmp_path, model):
             model,
             tmp_path / folder / "m-{i}.st",
             scores=(scores,),
-            budget=Budget(remove=4),
+            budget=HeadBudget(remove=4),
             members=2,
             pool=8,
         )
@@ -256,7 +259,9 @@ def test_another_seed_is_another_draw(tmp_path, model):
     scores = scores_file(tmp_path / "s.json", TABLE)
     masks = []
     for seed in range(4):
-        prune(model, tmp_path / f"m{seed}.st", scores=(scores,), budget=Budget(remove=3), pool=9, seed=seed)
+        prune(
+            model, tmp_path / f"m{seed}.st", scores=(scores,), budget=HeadBudget(remove=3), pool=9, seed=seed
+        )
         masks.append(HeadMask.read(tmp_path / f"m{seed}.mask.json").towers["vision"].keep)
     assert len(set(masks)) > 1
 
@@ -334,7 +339,12 @@ def test_members_may_diverge_from_any_layer_or_nowhere(tmp_path, model, layer):
 
 def test_a_random_architecture_can_be_pruned(tmp_path):
     arch = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=7"
-    prune(arch, tmp_path / "m.st", scores=(scores_file(tmp_path / "s.json", TABLE),), budget=Budget(remove=5))
+    prune(
+        arch,
+        tmp_path / "m.st",
+        scores=(scores_file(tmp_path / "s.json", TABLE),),
+        budget=HeadBudget(remove=5),
+    )
     assert sum(map(len, open_model(str(tmp_path / "m.st")).header.masks[0]["vision"].keep)) == 7
 
 
@@ -357,7 +367,7 @@ def with_scores(table=TABLE, *, stopped=None, **changes):
 
     def make(folder):
         file = scores_file(folder / "s.json", table, removals=removals)
-        return {"scores": (file,), "budget": Budget(remove=4)} | changes
+        return {"scores": (file,), "budget": HeadBudget(remove=4)} | changes
 
     return make
 
@@ -428,17 +438,17 @@ ERRORS = {
     "missing-mask": (lambda f: {"masks": (f / "none.json",)}, ManifestError, "none.json: no such file"),
     "scores-of-another-depth": (with_scores(TABLE[:2]), ManifestError, "s.json: towers.vision.scores is 2 layers by 4 heads, but"),
     "scores-of-another-width": (with_scores(((0.1,),) * 3), ManifestError, "s.json: towers.vision.scores is 3 layers by 1 heads, but"),
-    "too-many-removed": (with_scores(budget=Budget(remove=13)), UsageError, "`--remove 13`: cannot remove 13 heads: the model has 12"),
-    "too-many-kept": (with_scores(budget=Budget(keep_per_layer=5)), UsageError, "`--keep 5`: cannot keep 5 heads a layer"),
+    "too-many-removed": (with_scores(budget=HeadBudget(remove=13)), UsageError, "`--remove 13`: cannot remove 13 heads: the model has 12"),
+    "too-many-kept": (with_scores(budget=HeadBudget(keep_per_layer=5)), UsageError, "`--keep 5`: cannot keep 5 heads a layer"),
     "pool-too-small": (with_scores(pool=3), UsageError, "`--pool 3`: `--remove 4` removes 4 heads of each member"),
     "pool-too-large": (with_scores(pool=13), UsageError, "`--pool 13`: the model has 12 heads"),
     "diverge-too-late": (with_scores(diverge_from=4), UsageError, "`--diverge-from 4`: must lie in 0..3; the model has 3 layers"),
     "diverge-too-late-in-a-pool": (with_scores(diverge_from=4, pool=8, members=2, out="m-{i}.st"), UsageError, "must lie in 0..3"),
     "fewer-ordered-than-removed": (with_scores(stopped=3), UsageError, "s.json: orders 3 heads only, but `--remove 4` removes 4"),
-    "fewer-ordered-than-go": (with_scores(stopped=3, budget=Budget(keep_per_layer=2)), UsageError, "s.json: orders 3 heads only, but `--keep 2` removes 6"),
-    "one-ordered": (with_scores(stopped=1, budget=Budget(keep_fraction=0.5)), UsageError, "s.json: orders 1 head only, but `--keep-fraction 0.5` removes 6"),
+    "fewer-ordered-than-go": (with_scores(stopped=3, budget=HeadBudget(keep_per_layer=2)), UsageError, "s.json: orders 3 heads only, but `--keep 2` removes 6"),
+    "one-ordered": (with_scores(stopped=1, budget=HeadBudget(keep_fraction=0.5)), UsageError, "s.json: orders 1 head only, but `--keep-fraction 0.5` removes 6"),
     "fewer-ordered-than-the-pool": (with_scores(stopped=5, pool=8), UsageError, "s.json: orders 5 heads only, but `--pool 8` draws from 8"),
-    "fewer-ordered-in-a-layer": (with_scores(stopped=3, budget=Budget(keep_per_layer=2), per_layer=True), UsageError, "`--per-layer`: layer 0 of tower `vision` must lose 2 heads"),
+    "fewer-ordered-in-a-layer": (with_scores(stopped=3, budget=HeadBudget(keep_per_layer=2), per_layer=True), UsageError, "`--per-layer`: layer 0 of tower `vision` must lose 2 heads"),
     "other-architecture": (bad_mask(lambda r: r.update(architecture="vit_other")), ManifestError, "mask.json: architecture is `vit_other`, but"),
     "too-few-masks": (with_scores(pool=4, members=3, out="m-{i}.st"), UsageError, "3 different masks are wanted"),
     "unknown-dtype": (with_scores(dtype="fp8"), UsageError, "unknown dtype `fp8`"),
@@ -452,7 +462,7 @@ ERRORS = {
     "no-architecture": (with_model(bare), CheckpointError, "does not say which architecture it is"),
     "missing-folder": (with_scores(out="none/m.st"), HydraError, "does not exist"),
     "output-is-input": (with_scores(out="base.st", force=True), OutputExists, "is an input of this command"),
-    "mask-would-replace-scores": (lambda f: {"scores": (scores_file(f / "m.mask.json", TABLE),), "budget": Budget(remove=4), "force": True}, OutputExists, "m.mask.json: is an input of this command"),
+    "mask-would-replace-scores": (lambda f: {"scores": (scores_file(f / "m.mask.json", TABLE),), "budget": HeadBudget(remove=4), "force": True}, OutputExists, "m.mask.json: is an input of this command"),
 }  # fmt: skip
 
 
@@ -506,13 +516,13 @@ CONFIGS = {
     "nothing": ({}, "give either `--scores` or `--mask`"),
     "both": ({"scores": S, "masks": M}, "`--scores` and `--mask` exclude each other"),
     "no-budget": ({"scores": S}, "how many heads should stay?"),
-    "mask-and-budget": ({"masks": M, "budget": Budget(remove=1)}, "a mask says itself which heads stay"),
+    "mask-and-budget": ({"masks": M, "budget": HeadBudget(remove=1)}, "a mask says itself which heads stay"),
     "mask-and-layer": ({"masks": M, "diverge_from": 2}, "a mask says itself which heads stay"),
     "mask-and-members": ({"masks": M, "members": 2}, "a mask says itself which heads stay"),
-    "members-and-several-scores": ({"scores": S * 2, "budget": Budget(remove=1), "members": 2, "pool": 3}, "already make one member each"),
-    "members-without-pool": ({"scores": S, "budget": Budget(remove=1), "members": 2}, "`--members` needs a pool"),
-    "pool-and-per-layer": ({"scores": S, "budget": Budget(keep_per_layer=1), "pool": 3, "per_layer": True}, "`--pool` samples from one global removal order"),
-    "per-layer-without-keep": ({"scores": S, "budget": Budget(remove=1), "per_layer": True}, "`--per-layer` goes with `--keep N`"),
+    "members-and-several-scores": ({"scores": S * 2, "budget": HeadBudget(remove=1), "members": 2, "pool": 3}, "already make one member each"),
+    "members-without-pool": ({"scores": S, "budget": HeadBudget(remove=1), "members": 2}, "`--members` needs a pool"),
+    "pool-and-per-layer": ({"scores": S, "budget": HeadBudget(keep_per_layer=1), "pool": 3, "per_layer": True}, "`--pool` samples from one global removal order"),
+    "per-layer-without-keep": ({"scores": S, "budget": HeadBudget(remove=1), "per_layer": True}, "`--per-layer` goes with `--keep N`"),
     "one-name-for-two": ({"masks": M * 2}, "2 members need 2 names"),
     "two-from-standard-input": ({"model": "-", "masks": (Path("-"),)}, "only one input can come from standard input"),
     "one-mask-name-for-two": ({"masks": M * 2, "out": Path("m.{i}")}, "2 members need 2 names"),

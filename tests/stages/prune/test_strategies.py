@@ -9,7 +9,7 @@ import pytest
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.opening import open_model
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.heads import HeadMask, HeadName, Removal
 from hydractl.stages.inspect.choices import read_choices
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
@@ -22,7 +22,7 @@ from support.variants import PLAIN
 TABLE = ((0.9, 0.1, 0.8, 0.7), (0.2, 0.3, 0.6, 0.5), (0.95, 0.4, 0.05, 0.85))
 CLUSTERS = (((0, 0), (2, 0), (2, 3)), ((0, 2), (0, 3)), ((2, 1),), ((0, 1), (2, 2)))
 """Layer 1 has no head in them."""
-REMOVE = Budget(remove=4)
+REMOVE = HeadBudget(remove=4)
 
 
 def named(clusters):
@@ -73,7 +73,7 @@ STRATEGIES = {
     "objectives": {"strategy": Strategy.OBJECTIVES, "budget": REMOVE, "scores": 2},
     "clusters": {"strategy": Strategy.CLUSTERS, "scores": 1, "members": 3},
     "random": {"strategy": Strategy.RANDOM, "budget": REMOVE, "members": 3},
-    "random-layers": {"strategy": Strategy.RANDOM, "budget": Budget(keep_per_layer=2), "per_layer": True, "members": 3},
+    "random-layers": {"strategy": Strategy.RANDOM, "budget": HeadBudget(keep_per_layer=2), "per_layer": True, "members": 3},
     "diverse": {
         "strategy": Strategy.DIVERSE, "budget": REMOVE, "scores": 1, "members": 3, "pool": 8,
         "diverse": DiverseConfig(data="digits::classes=0-6,limit=20", candidates=6),
@@ -194,7 +194,7 @@ def test_scores_by_layer_that_are_compared_over_layers_are_warned_about(tmp_path
 
     def said(name, keep, **changes):
         heard = Heard()
-        budget = Budget(keep_per_layer=keep)
+        budget = HeadBudget(keep_per_layer=keep)
         prune(model, tmp_path / name, heard, scores=(by_layer,), budget=budget, **changes)
         return of_heads(heard)
 
@@ -232,7 +232,7 @@ def test_lineage_takes_no_masks_word_for_how_it_was_made(tmp_path, model, scores
 
 
 def test_the_base_is_reported_as_it_is(tmp_path, model, scores):
-    report = prune(model, tmp_path / "a.st", scores=(scores,), budget=Budget(remove=0), dtype="bf16")
+    report = prune(model, tmp_path / "a.st", scores=(scores,), budget=HeadBudget(remove=0), dtype="bf16")
 
     assert report.base.size_bytes == 2 * report.members[0].size.size_bytes
 
@@ -241,7 +241,7 @@ def test_the_base_is_reported_as_it_is(tmp_path, model, scores):
 
 
 def test_random_needs_no_scores_and_its_lineage_names_the_base_alone(tmp_path, model):
-    prune(model, tmp_path / "m.st", strategy=Strategy.RANDOM, budget=Budget(keep_per_layer=2), seed=5)
+    prune(model, tmp_path / "m.st", strategy=Strategy.RANDOM, budget=HeadBudget(keep_per_layer=2), seed=5)
     mask = HeadMask.read(tmp_path / "m.mask.json")
     step = open_model(str(tmp_path / "m.st")).header.made_by
     assert sum(map(len, mask.towers["vision"].keep)) == 6
@@ -310,7 +310,9 @@ def test_open_gates_stay(tmp_path, model, opened):
 
 
 def test_a_given_number_goes_before_what_the_scores_chose(tmp_path, model):
-    report = prune(model, tmp_path / "m.st", scores=(circuit(tmp_path / "c.json"),), budget=Budget(remove=2))
+    report = prune(
+        model, tmp_path / "m.st", scores=(circuit(tmp_path / "c.json"),), budget=HeadBudget(remove=2)
+    )
     assert (report.members[0].heads_removed, report.found) == (2, ())
 
 
@@ -351,8 +353,8 @@ REFUSED = {
     "clusters-without-clusters": ({"strategy": Strategy.CLUSTERS, "scores": "s"}, "is by `random`, which makes no clusters", "--method cahp"),
     "more-members-than-heads": ({"strategy": Strategy.CLUSTERS, "scores": "cahp", "members": 4}, "members 0 and 3 would keep the same heads: the largest of 4 clusters has 3 heads", "fewer `--members`"),
     "members-of-no-clusters": ({"auto": True, "scores": "open", "members": 2}, "`--members` needs a pool", "--pool P"),
-    "too-many-random": ({"strategy": Strategy.RANDOM, "budget": Budget(remove=12), "members": 2}, "2 different masks are wanted", "fewer `--members`"),
-    "random-beyond": ({"strategy": Strategy.RANDOM, "budget": Budget(remove=13)}, "cannot remove 13 heads", None),
+    "too-many-random": ({"strategy": Strategy.RANDOM, "budget": HeadBudget(remove=12), "members": 2}, "2 different masks are wanted", "fewer `--members`"),
+    "random-beyond": ({"strategy": Strategy.RANDOM, "budget": HeadBudget(remove=13)}, "cannot remove 13 heads", None),
     "random-diverges-late": ({"strategy": Strategy.RANDOM, "budget": REMOVE, "diverge_from": 4}, "must lie in 0..3", "nowhere"),
     "auto-pool-too-small": ({"auto": True, "scores": "open", "pool": 5}, "`--pool 5`: `--keep auto` removes 7 heads", "larger pool"),
 }  # fmt: skip
@@ -383,7 +385,7 @@ CONFIGS = {
     "best-of-many": ({"strategy": Strategy.BEST, "scores": S, "budget": REMOVE, "members": 2}, "makes one member a scores file"),
     "best-of-a-pool": ({"strategy": Strategy.BEST, "scores": S, "budget": REMOVE, "pool": 8}, "`--pool` has no effect with `--strategy best`"),
     "sample-without-pool": ({"strategy": Strategy.SAMPLE, "scores": S, "budget": REMOVE, "members": 2}, "`--strategy sample` draws from a pool"),
-    "sample-by-layer": ({"strategy": Strategy.SAMPLE, "scores": S, "budget": Budget(keep_per_layer=2), "pool": 8, "per_layer": True}, "`--per-layer` has no effect with `--strategy sample`"),
+    "sample-by-layer": ({"strategy": Strategy.SAMPLE, "scores": S, "budget": HeadBudget(keep_per_layer=2), "pool": 8, "per_layer": True}, "`--per-layer` has no effect with `--strategy sample`"),
     "objectives-of-one": ({"strategy": Strategy.OBJECTIVES, "scores": S, "budget": REMOVE}, "wants several"),
     "objectives-and-members": ({"strategy": Strategy.OBJECTIVES, "scores": S * 2, "budget": REMOVE, "members": 2}, "drop `--members`"),
     "clusters-and-budget": ({"strategy": Strategy.CLUSTERS, "scores": S, "budget": REMOVE}, "keeps one head a cluster, so `--remove 4` has no effect"),

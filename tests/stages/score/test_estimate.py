@@ -8,7 +8,7 @@ import pytest
 from hydractl import runtime
 from hydractl.cli.app import main
 from hydractl.errors import CheckpointError
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.progress import Silent
 from hydractl.stages.score import estimate
 from hydractl.stages.score.config import ScoreConfig
@@ -38,7 +38,7 @@ def test_an_estimate_is_near_what_a_run_takes(model, tmp_path, monkeypatch, give
     # others on the machine make seconds of the clock longer
     monkeypatch.setattr(estimate.time, "perf_counter", time.process_time)
     config = ScoreConfig(
-        model=model, out=tmp_path / "s.json", budget=Budget(remove=6), batch_size=16, given=given, **DATA
+        model=model, out=tmp_path / "s.json", budget=HeadBudget(remove=6), batch_size=16, given=given, **DATA
     )
 
     found = estimate.run_estimate(config)
@@ -60,7 +60,7 @@ def test_compiling_counts_once(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runtime, "BACKEND", slow)
     config = ScoreConfig(
-        model=model, out=tmp_path / "s.json", budget=Budget(remove=6), batch_size=16, compile=True, **DATA
+        model=model, out=tmp_path / "s.json", budget=HeadBudget(remove=6), batch_size=16, compile=True, **DATA
     )
 
     found = estimate.run_estimate(config)
@@ -74,7 +74,7 @@ def test_compiling_counts_once(model, tmp_path, monkeypatch):
 
 def test_what_a_run_would_refuse_is_refused(tmp_path):
     member = base(variant("class-token")).pruned((0, 1), (1, 2, 3), (0,)).save(tmp_path / "member.st")
-    config = ScoreConfig(model=str(member), out=tmp_path / "s.json", budget=Budget(remove=2), **DATA)
+    config = ScoreConfig(model=str(member), out=tmp_path / "s.json", budget=HeadBudget(remove=2), **DATA)
 
     for work in (run_score, estimate.run_estimate):
         with pytest.raises(CheckpointError, match="is a member, but heads are scored in a base"):

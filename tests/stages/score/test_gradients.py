@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.heads import HeadScores
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
@@ -18,7 +18,7 @@ DIGITS = "digits::classes=0-6,limit=40"
 
 
 def config(model, out, method, **changes):
-    settings = {"data": DIGITS, "budget": Budget(remove=5), "batch_size": 16} | changes
+    settings = {"data": DIGITS, "budget": HeadBudget(remove=5), "batch_size": 16} | changes
     return ScoreConfig(model=model, out=out, method=method, **settings)
 
 

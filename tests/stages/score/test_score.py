@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounter
 
 from hydractl import runtime
 from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.jsonfile import compact
 from hydractl.manifest.heads import HeadScores
 from hydractl.runtime import digest_text
@@ -24,7 +24,7 @@ NINES = "digits::classes=9,limit=30"
 
 
 def circuit(model, out, **changes):
-    settings = {"data": DIGITS, "ood": NINES, "budget": Budget(remove=5), "batch_size": 16} | changes
+    settings = {"data": DIGITS, "ood": NINES, "budget": HeadBudget(remove=5), "batch_size": 16} | changes
     return ScoreConfig(model=model, out=out, **settings)
 
 
@@ -164,9 +164,9 @@ def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
         run_score(circuit(model, out), Stopped(2))
 
     with pytest.raises(OutputExists, match=r"other options, inputs or versions: `removals` was 5, is 4$"):
-        run_score(circuit(model, out, budget=Budget(remove=4)))
+        run_score(circuit(model, out, budget=HeadBudget(remove=4)))
     heard = Heard()
-    report = run_score(circuit(model, out, budget=Budget(remove=4), force=True), heard)
+    report = run_score(circuit(model, out, budget=HeadBudget(remove=4), force=True), heard)
 
     assert heard.warnings == [
         f"`--force` starts anew: what an unfinished run left in {out}.journal is dropped"
@@ -235,7 +235,13 @@ def test_what_is_no_journal_is_never_touched(model, tmp_path, make, force):
 
 @pytest.mark.parametrize("method", ["taylor", "magnitude", "random"])
 def test_other_methods_score_every_head_twice_alike(model, tmp_path, method):
-    config = {"model": model, "method": method, "data": DIGITS, "budget": Budget(keep_per_layer=2), "seed": 3}
+    config = {
+        "model": model,
+        "method": method,
+        "data": DIGITS,
+        "budget": HeadBudget(keep_per_layer=2),
+        "seed": 3,
+    }
 
     for name in ("a.json", "b.json"):
         run_score(ScoreConfig(out=tmp_path / name, **config))
@@ -265,7 +271,7 @@ def test_scoring_in_a_dtype_is_scoring_a_model_of_that_dtype(model, tmp_path, me
     ("changes", "asked"),
     [
         ({}, True),
-        ({"budget": Budget(remove=4)}, False),
+        ({"budget": HeadBudget(remove=4)}, False),
         ({"method": "taylor", "given": {}}, True),
         ({"method": "taylor", "given": {"scope": "global"}}, False),
         ({"method": "magnitude", "given": {}}, False),
@@ -342,7 +348,7 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
         ({"method": "random", "ood": None, "compile": True}, UsageError, "`--compile` has no effect with"),
         ({"method": "random"}, UsageError, "`--ood` is read only by"),
         (
-            {"budget": Budget(remove=13)},
+            {"budget": HeadBudget(remove=13)},
             UsageError,
             "`--remove 13`: cannot remove 13 heads: the model has 12",
         ),
@@ -372,7 +378,7 @@ def test_a_member_and_an_existing_output_are_refused(model, tmp_path):
 
 @pytest.mark.parametrize("method", ["headmap", "taylor"])
 @pytest.mark.parametrize(
-    ("budget", "said"), [(Budget(remove=5), True), (Budget(remove=6), False), (None, False)]
+    ("budget", "said"), [(HeadBudget(remove=5), True), (HeadBudget(remove=6), False), (None, False)]
 )
 def test_a_budget_that_layers_cannot_share_evenly_is_said(model, tmp_path, method, budget, said):
     heard = Heard()

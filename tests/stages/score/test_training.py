@@ -10,7 +10,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, OutputExists, UsageError
 from hydractl.families.opening import load_model, open_model
-from hydractl.heads.budget import Budget
+from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import HeadScores
 from hydractl.progress import Silent
@@ -55,7 +55,7 @@ def test_scores_that_are_learned_say_how(model, tmp_path):
 def test_dsp_keeps_two_thirds_unless_told_and_says_so(model, tmp_path):
     told, untold = (
         run_score(config(model, tmp_path / f"{i}.json", method="dsp", given={}, budget=budget))
-        for i, budget in enumerate((Budget(remove=5), None))
+        for i, budget in enumerate((HeadBudget(remove=5), None))
     )
 
     assert (told.scores.options["kept"], told.default_budget) == (7, False)
@@ -138,7 +138,7 @@ def test_the_same_seed_trains_the_same_base(model, tmp_path):
         ({"trained": "-", "given": JOINT}, UsageError, "is a stream"),
         ({"trained": "s", "out": "s", "given": JOINT}, UsageError, "is where the scores go"),
         ({"given": {"cooldown": 0.5}}, UsageError, "`--cooldown` has no effect with `--method l0`"),
-        ({"method": "dsp", "budget": Budget(remove=12)}, UsageError, "leave no choice"),
+        ({"method": "dsp", "budget": HeadBudget(remove=12)}, UsageError, "leave no choice"),
     ],
 )
 def test_bad_input(model, tmp_path, changes, error, message):

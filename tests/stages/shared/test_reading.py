@@ -9,14 +9,14 @@ import torch
 
 from hydractl.data.inputs import open_items
 from hydractl.manifest.header import Preprocess
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.stages.shared.reading import digests
 
 GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
 SIZE = hashlib.sha256().digest_size
 
 
-class Share(Team):
+class Share(ProcessGroup):
     """One of several processes, told what the others read."""
 
     def __init__(self, items, rank, world):
@@ -37,4 +37,8 @@ def test_shares_of_the_digests_make_the_fingerprint(world):
     for rank in range(world):
         found = list(digests(items, Share(items, rank, world)))
         assert [len(digest) for digest in found] == [SIZE] * 5
-        assert items.fingerprint(found) == items.fingerprint() == items.fingerprint(digests(items, Team()))
+        assert (
+            items.fingerprint(found)
+            == items.fingerprint()
+            == items.fingerprint(digests(items, ProcessGroup()))
+        )

@@ -68,7 +68,8 @@ def test_an_epoch_holds_every_sample_once():
 def test_inputs_go_with_their_labels():
     feed = feed_of()
     whole = {
-        tuple(x.flatten().tolist()): y for x, y in zip(feed.source.held, feed.labels.tolist(), strict=True)
+        tuple(x.flatten().tolist()): y
+        for x, y in zip(feed.source.cached_inputs, feed.labels.tolist(), strict=True)
     }
 
     for pieces in feed.steps(0, 4, ALL):
@@ -84,11 +85,11 @@ def test_epochs_and_seeds_differ(augment):
 
 def test_what_is_held_does_not_change():
     feed = feed_of(("shift", "flip"))
-    before = feed.source.held.clone()
+    before = feed.source.cached_inputs.clone()
 
     seen(feed, 0, 8)
 
-    assert torch.equal(feed.source.held, before)
+    assert torch.equal(feed.source.cached_inputs, before)
 
 
 def test_unknown_augmentation():

@@ -83,7 +83,7 @@ def feeds(lake, model, augment):
         ItemFeed.open(of, of.labels, how, augment=augment, batch_size=6, seed=5) for of in (rows, items)
     )
     if isinstance(other.source, ImageSource):  # what is held is augmented by other draws
-        other = replace(other, source=replace(other.source, held=None))
+        other = replace(other, source=replace(other.source, cached_inputs=None))
     return mine, replace(other, buffer=REF.buffer)
 
 

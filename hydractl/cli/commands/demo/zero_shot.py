@@ -119,6 +119,6 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
 
 def class_names() -> str:
     """Return the names of the known shapes as `--classes` takes them."""
-    from hydractl.data.toys.shapes import DOMAINS, KNOWN
+    from hydractl.data.toys.shapes import DOMAINS, KNOWN_DOMAIN
 
-    return ",".join(DOMAINS[KNOWN])
+    return ",".join(DOMAINS[KNOWN_DOMAIN])

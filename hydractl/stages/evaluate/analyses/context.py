@@ -20,7 +20,7 @@ from hydractl.fusion.classes import Classes
 from hydractl.inputs import Inputs, inputs_like
 from hydractl.manifest.heads import HeadScores
 from hydractl.metrics.samples import Responses, StoredPredictions
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 
 
@@ -91,7 +91,7 @@ class AnalysisContext:
     ranks: Sequence[str]
     classes: Classes | None
     seed: int
-    team: Team
+    team: ProcessGroup
     progress: Progress
 
     @property

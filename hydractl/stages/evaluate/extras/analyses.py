@@ -17,7 +17,7 @@ from hydractl.manifest.heads import HeadScores
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.samples import StoredPredictions
 from hydractl.metrics.scores import SCORES
-from hydractl.parallel import Team
+from hydractl.parallel import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
 from hydractl.stages.evaluate.analyses.settings import ANALYSES, GIVEN
@@ -50,7 +50,7 @@ class Analyst:
     data: EvalData
     corruptions: Sequence[Corruption]
     scores: Mapping[str, HeadScores]
-    team: Team
+    team: ProcessGroup
     progress: Progress
 
     def of(
