@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.families.base import DEFAULT_POOLING, Family, place_of, with_pooling
-from hydractl.families.folder import expected_specs
 from hydractl.families.opening import OpenModel
+from hydractl.families.registry import expected_specs
 from hydractl.manifest.header import Architecture
 from hydractl.source import parse_arch
 from hydractl.tensors import TensorSpec

@@ -20,10 +20,17 @@ from hydractl.families.base import (
     without_wrapper,
 )
 from hydractl.families.conversion import naming_import, trained_head_hint
-from hydractl.families.folder import base_header, describe_folder, expected_specs
 from hydractl.families.gate import answer_problem, check_weights
 from hydractl.families.options import check_filled
-from hydractl.families.registry import FAMILIES, as_typed, described_as, family_of
+from hydractl.families.registry import (
+    FAMILIES,
+    as_typed,
+    base_header,
+    describe_folder,
+    described_as,
+    expected_specs,
+    family_of,
+)
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import (
     Architecture,

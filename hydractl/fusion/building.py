@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from hydractl.errors import EDITED, CheckpointError
-from hydractl.families.folder import expected_specs
 from hydractl.families.opening import OpenModel, build_checked, in_one_dtype, load_model
-from hydractl.families.registry import family_of
+from hydractl.families.registry import expected_specs, family_of
 from hydractl.families.tower import Model
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import fused_spec, split_members

@@ -8,8 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hydractl.checkpoint import write_checkpoint
-from hydractl.families.folder import base_header, expected_specs
-from hydractl.families.registry import FAMILIES, family_for_name
+from hydractl.families.registry import FAMILIES, base_header, expected_specs, family_for_name
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.prune.config import PruneConfig

@@ -11,10 +11,9 @@ import torch
 
 import support.trunks  # noqa: F401 - registers architectures
 from hydractl.checkpoint import write_tensors
-from hydractl.families.folder import expected_specs
 from hydractl.families.opening import check_tensors
 from hydractl.families.probe import probe_inputs
-from hydractl.families.registry import FAMILIES
+from hydractl.families.registry import FAMILIES, expected_specs
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
 from hydractl.heads.masks import full_mask
 from hydractl.inputs import map_inputs

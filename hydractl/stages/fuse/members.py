@@ -7,9 +7,8 @@ from math import inf
 
 from hydractl.data.inputs import reading_differences
 from hydractl.errors import EDITED, CheckpointError, UsageError
-from hydractl.families.folder import expected_specs
 from hydractl.families.opening import OpenModel, check_tensors
-from hydractl.families.registry import architecture_differences
+from hydractl.families.registry import architecture_differences, expected_specs
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Kind
 from hydractl.stages.fuse.config import FuseConfig

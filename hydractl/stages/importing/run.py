@@ -10,9 +10,15 @@ from hydractl.claims import OutputLock
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import DEFAULT_POOLING, Described, Family, with_pooling
 from hydractl.families.classifier import CLASSES, drawn_for, resized
-from hydractl.families.folder import base_header, describe_folder, expected_specs
 from hydractl.families.gate import answer_problem
-from hydractl.families.registry import FAMILIES, described_as, family_for_name
+from hydractl.families.registry import (
+    FAMILIES,
+    base_header,
+    describe_folder,
+    described_as,
+    expected_specs,
+    family_for_name,
+)
 from hydractl.heads.budget import total_heads
 from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Header, InputFile, Step, Tokenization

@@ -14,9 +14,8 @@ from pydantic import ValidationError
 
 from hydractl.errors import HydraError, UnsupportedModelError
 from hydractl.families.base import Described, Family
-from hydractl.families.folder import describe_folder
 from hydractl.families.opening import classifier_hint
-from hydractl.families.registry import FAMILIES, family_for_config
+from hydractl.families.registry import FAMILIES, describe_folder, family_for_config
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept

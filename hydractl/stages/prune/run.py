@@ -12,9 +12,9 @@ import torch
 from hydractl.checkpoint import write_checkpoint
 from hydractl.claims import OutputLock
 from hydractl.errors import CheckFailed, CheckpointError
-from hydractl.families.folder import expected_specs
 from hydractl.families.opening import OpenModel, build_checked, check_tensors, open_model
 from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
+from hydractl.families.registry import expected_specs
 from hydractl.fusion.streaming import hollow, streamed_logits
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept

@@ -1,0 +1,1 @@
+"""Ways to train that others proposed, one module each."""
