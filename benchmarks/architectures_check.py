@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydractl.errors import HydraError, UnsupportedModelError
-from hydractl.families.opening import load_model, open_model
-from hydractl.families.probe import TOLERANCE, largest_difference
+from hydractl.families.dummy_inputs import TOLERANCE, largest_difference
+from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import family_of
-from hydractl.fusion.loaded import load
+from hydractl.fusion.loaded_model import load
 from hydractl.heads.masks import full_mask
-from hydractl.inputs import inputs_like
 from hydractl.manifest.header import Header, Kind
+from hydractl.model_inputs import inputs_like
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hydractl.families.base import Described
-    from hydractl.inputs import Inputs
+    from hydractl.model_inputs import Inputs
 
 DEPTH = 2
 VISIBLE = 1e-3

@@ -11,7 +11,7 @@ from architectures_variants import TINY, VARIANTS, Options
 from transformers.models.auto import modeling_auto
 
 from hydractl.families.registry import family_for_config
-from hydractl.families.transformers.library import quiet
+from hydractl.families.transformers.hf_models import quiet
 from support.text_folders import save_tokenizer
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import timm
 import torch
 
-from hydractl.families.opening import load_model, open_model
+from hydractl.families.load import load_model, open_model
 from hydractl.manifest.heads import HeadId
 from hydractl.runtime import pick_device
-from hydractl.scoring.circuit.model import Circuit
+from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.outcomes import values_of
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import Samples, ScoreJob

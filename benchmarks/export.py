@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.cli.app import main as hydractl
-from hydractl.families.opening import open_model
-from hydractl.fusion.building import load_any
+from hydractl.families.load import open_model
+from hydractl.fusion.build import load_any
 from hydractl.stages.export.compare import named, samples
+from hydractl.stages.export.export_module import Subject
 from hydractl.stages.export.formats import run_onnx
-from hydractl.stages.export.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable

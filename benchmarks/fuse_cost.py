@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from hydractl.checkpoint import Checkpoint, write_tensors
-from hydractl.families.opening import open_model
+from hydractl.families.load import open_model
 from hydractl.manifest.heads import HeadMask, TowerKeep
 
 MEGABYTE = 1e6

@@ -25,12 +25,12 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
     """Keep and measure predictions, and print the peak of memory beyond that of the libraries, in bytes."""
     import torch
 
-    from hydractl.metrics.measures import measure
+    from hydractl.metrics.compute import measure
+    from hydractl.metrics.per_sample import Responses
+    from hydractl.metrics.registry import METRICS
     from hydractl.metrics.resampling import Resampling
-    from hydractl.metrics.samples import Responses
-    from hydractl.metrics.table import METRICS
     from hydractl.metrics.temperature import Scaled, scaled_nll
-    from hydractl.stages.shared.spool import PredictionStore
+    from hydractl.stages.shared.prediction_store import PredictionStore
 
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)

@@ -23,9 +23,9 @@ import torch
 from photos import write_photos
 
 from hydractl.checkpoint import write_tensors
-from hydractl.data.inputs import encoded, open_items
-from hydractl.families.opening import open_model
-from hydractl.fusion.building import load_any
+from hydractl.data.encode import encoded, open_items
+from hydractl.families.load import open_model
+from hydractl.fusion.build import load_any
 from hydractl.runtime import pick_device
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict

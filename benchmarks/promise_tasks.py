@@ -15,11 +15,11 @@ import torch
 from promise_plan import FORWARD, Data, Plan, Task
 
 from hydractl.cli.commands.demo.zero_shot import CAPTIONS
-from hydractl.data.dataset import open_data
-from hydractl.data.inputs import of_kind
-from hydractl.data.items import ImageSet
+from hydractl.data.datasets import ImageSet
+from hydractl.data.encode import of_kind
+from hydractl.data.open_dataset import open_data
 from hydractl.runtime import one_thread
-from hydractl.training.contrastive import PairConfig, train_pair
+from hydractl.training.clip_pretraining import PairConfig, train_pair
 
 HERE = Path(__file__).parent
 

@@ -124,7 +124,7 @@ def measured(world: int, options: argparse.Namespace) -> Run:
 def work(options: argparse.Namespace) -> None:
     """Be one of the processes: score, and write down how long it took."""
     from hydractl.heads.budget import HeadBudget
-    from hydractl.parallel import rank
+    from hydractl.processes.distributed import rank
     from hydractl.stages.score.config import ScoreConfig
     from hydractl.stages.score.run import run_score
 

@@ -47,16 +47,16 @@ from scipy.stats import spearmanr
 
 from hydractl.cli.commands.demo import digits as demo_digits
 from hydractl.cli.commands.demo import text as demo_text
-from hydractl.data.inputs import encoded, open_items
-from hydractl.families.opening import load_model
+from hydractl.data.encode import encoded, open_items
+from hydractl.families.load import load_model
 from hydractl.manifest.heads import Removal
 from hydractl.progress import Silent
 from hydractl.scoring import circuit
+from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.method import score_circuit
-from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import Ranking, ScoreJob
-from hydractl.stages.shared.reading import Again, open_reader
+from hydractl.stages.shared.open_inputs import Again, open_reader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from search_results import DEFAULT, Run, claims, publish, spelt
@@ -67,7 +67,7 @@ from support.variants import LIBRARY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from hydractl.families.opening import OpenModel
+    from hydractl.families.load import OpenModel
 
 T = TypeVar("T")
 STEPS, CANDIDATES = 4, 2

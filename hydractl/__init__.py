@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from hydractl.auto.hooks import listen
+from hydractl.auto.import_hook import listen
 from hydractl.version import __version__
 
 TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than a signal to come
 if TYPE_CHECKING:
     from hydractl.api.stages import evaluate, export, finetune, fuse, predict, prune, push, report, score
     from hydractl.fusion.hydra import Hydra
-    from hydractl.fusion.loaded import load
+    from hydractl.fusion.loaded_model import load
     from hydractl.fusion.predictions import Predictions
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 _PLACES = {
     "Hydra": "hydractl.fusion.hydra",
     "Predictions": "hydractl.fusion.predictions",
-    "load": "hydractl.fusion.loaded",
+    "load": "hydractl.fusion.loaded_model",
     **dict.fromkeys(
         ("score", "prune", "finetune", "fuse", "evaluate", "report", "predict", "export", "push"),
         "hydractl.api.stages",

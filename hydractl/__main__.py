@@ -11,7 +11,7 @@ try:
     from importlib.util import find_spec
     from typing import TYPE_CHECKING, TextIO
 
-    from hydractl.signals import ENDING, heed_no_more_signals, heed_signals, told_to_end
+    from hydractl.processes.signals import ENDING, heed_no_more_signals, heed_signals, told_to_end
 except KeyboardInterrupt:  # nothing has begun
     sys.stderr.write("interrupted\n")
     raise SystemExit(130) from None

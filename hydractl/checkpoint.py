@@ -26,13 +26,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from hydractl.claims import keep, remove_dead
 from hydractl.errors import CheckpointError, ManifestError, OutputError
-from hydractl.jsonfile import MAX_BYTES, compact, opened, parse
 from hydractl.manifest.header import Header
-from hydractl.publish import FULL, Sink, is_stream
+from hydractl.messages import did_you_mean_path
+from hydractl.output.atomic_write import FULL, Sink, is_stream
+from hydractl.output.locks import keep, remove_dead
 from hydractl.runtime import CHUNK_BYTES, digest_files
-from hydractl.tensors import (
+from hydractl.strict_json import MAX_BYTES, compact, opened, parse
+from hydractl.tensor_spec import (
     ITEM_BYTES,
     TORCH_NAMES,
     Chunks,
@@ -42,7 +43,6 @@ from hydractl.tensors import (
     tensor_bytes,
     tensor_of,
 )
-from hydractl.wording import did_you_mean_path
 
 if TYPE_CHECKING:
     import torch

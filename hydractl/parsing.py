@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
+from hydractl.messages import did_you_mean
 from hydractl.settings import KEY, Option, OptionGroup, Setting, options_of
-from hydractl.wording import did_you_mean
 
 C = TypeVar("C")
 Cut: TypeAlias = Callable[[str, Iterable[str]], str]

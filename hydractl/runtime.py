@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError, UsageError, reason_of
-from hydractl.wording import listed
+from hydractl.messages import listed
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
-from hydractl.wording import did_you_mean, exactly
+from hydractl.messages import did_you_mean, exactly
 
 C = TypeVar("C")
 P = ParamSpec("P")

@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, digest_together, write_checkpoint, write_tensors
 from hydractl.errors import CheckpointError
-from hydractl.jsonfile import MAX_BYTES
 from hydractl.runtime import CHUNK_BYTES
-from hydractl.tensors import DTYPE_NAMES, ITEM_BYTES, TensorSpec, spec_of, tensor_bytes
+from hydractl.strict_json import MAX_BYTES
+from hydractl.tensor_spec import DTYPE_NAMES, ITEM_BYTES, TensorSpec, spec_of, tensor_bytes
 from support.builders import base
 
 DTYPES = [getattr(torch, name) for name in DTYPE_NAMES]
@@ -330,7 +330,7 @@ def test_a_malformed_stream_is_called_by_its_name(tmp_path):
 
 def test_standard_input_to_standard_output():
     code = (
-        "import sys\nfrom pathlib import Path\nfrom hydractl.checkpoint import *\nfrom hydractl.publish import publish\n"
+        "import sys\nfrom pathlib import Path\nfrom hydractl.checkpoint import *\nfrom hydractl.output.atomic_write import publish\n"
         "c = Checkpoint.open(Path('-'))\n"
         "with publish(Path('-')) as f:\n    write_checkpoint(f, c.specs, lambda n: c.spans[n].pieces(), header=c.header)\n"
         "assert 'torch' not in sys.modules\n"

@@ -44,7 +44,7 @@ MARKUP = "arch:markuplm::hidden_size=32,num_hidden_layers=2,num_attention_heads=
 AS_THE_LIBRARY = """
 import sys
 import torch, transformers
-from hydractl.families.opening import load_model, open_model
+from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import FAMILIES
 
 model, texts = load_model(open_model(sys.argv[1])), {"input_ids": torch.arange(4, 20).reshape(2, 8)}
@@ -138,7 +138,7 @@ def test_an_option_is_one_line(copy):
 
 
 def test_a_strategy_is_two_files(copy):
-    words, draws = "hydractl/stages/prune/strategy.py", "hydractl/stages/prune/draw.py"
+    words, draws = "hydractl/stages/prune/strategy.py", "hydractl/stages/prune/sample_masks.py"
     copy.insert(words, '    LAST = "last"\n', before='    DIVERSE = "diverse"\n')
     copy.insert(
         words,
@@ -160,7 +160,7 @@ def test_a_strategy_is_two_files(copy):
 
 def test_a_metric_is_one_file(copy):
     copy.insert(
-        "hydractl/metrics/labelled.py",
+        "hydractl/metrics/classification.py",
         '    _labelled(name="worst", column="Worst", definition="Largest surprise.", higher_is_better=False, '
         'reads=("nll",), compute=lambda nll: nll.amax(-1)),\n',
         before='    _labelled(\n        name="ece"',

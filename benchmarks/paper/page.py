@@ -21,7 +21,7 @@ import zero_shot
 from claims import CALLED, CLAIMS, UNTESTED, Claim, Found, Seeds, about, judge
 from plan import MIMO, WITHOUT
 
-from hydractl.wording import counted
+from hydractl.messages import counted
 
 PAGE = HERE.parents[1] / "docs" / "paper.md"
 RESULTS = HERE.parent / "results"

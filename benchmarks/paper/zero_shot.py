@@ -21,11 +21,11 @@ from promise_tasks import make_clip
 from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
 
 from hydractl.cli.commands.demo.zero_shot import CAPTIONS, TRAIN, VAL, class_names
-from hydractl.data.dataset import open_data
-from hydractl.data.inputs import of_kind
-from hydractl.data.items import ImageSet
+from hydractl.data.datasets import ImageSet
+from hydractl.data.encode import of_kind
+from hydractl.data.open_dataset import open_data
 from hydractl.manifest.report import Row as Measured
-from hydractl.training.contrastive import PairConfig
+from hydractl.training.clip_pretraining import PairConfig
 
 NAME = "zero-shot"
 SCALED, BAYES, VILU = "temperature scaling", "BayesVLM", "ViLU"

@@ -10,12 +10,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydractl.hubclient import without_bars
+from hydractl.hub_client import without_bars
+from hydractl.messages import did_you_mean
 from hydractl.parsing import configured
 from hydractl.progress import Progress, Silent
 from hydractl.runtime import enough_memory
 from hydractl.settings import Option, Setting, options_of
-from hydractl.wording import did_you_mean
 
 FIRST_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 

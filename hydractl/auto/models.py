@@ -18,19 +18,19 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 from typing_extensions import override
 
-from hydractl.auto.asking import check_settings, device_of, relabelled
-from hydractl.auto.configuration import HydraConfig, floating
+from hydractl.auto.arguments import check_settings, device_of, relabelled
+from hydractl.auto.config import HydraConfig, floating
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model
-from hydractl.fusion.loaded import LoadedHydra, LoadedModel, load
+from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import files_of
-from hydractl.inputs import Inputs
-from hydractl.jsonfile import parse
-from hydractl.metrics.samples import opinions
-from hydractl.metrics.scores import entropy, mutual_information
-from hydractl.source import download
+from hydractl.metrics.ood_scores import entropy, mutual_information
+from hydractl.metrics.per_sample import opinions
+from hydractl.model_inputs import Inputs
+from hydractl.model_source import download
+from hydractl.strict_json import parse
 
 HUB = ("revision", "cache_dir", "token", "local_files_only", "force_download")
 OF_NO_CONCERN = frozenset(

@@ -19,10 +19,10 @@ from hydractl.cli.helptext import escaped, literal_help
 from hydractl.cli.refusals import help_of, name_of
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import HydraError, InputError, UsageError, shortened
+from hydractl.messages import did_you_mean, quoted
 from hydractl.plugins import load, plugins
 from hydractl.runtime import short_of_memory, spare_memory
 from hydractl.version import __version__
-from hydractl.wording import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from hydractl.cli.documents import CommandDocument

@@ -13,8 +13,8 @@ import typer
 
 from hydractl.cli.output import Terminal
 from hydractl.errors import UnreadableError
+from hydractl.output.atomic_write import STDOUT, is_stdout
 from hydractl.parsing import configured
-from hydractl.publish import STDOUT, is_stdout
 from hydractl.runtime import enough_memory
 from hydractl.settings import Option, Setting, options_of, spelled
 from hydractl.stages.shared.provenance import check_statement, write_statement
@@ -111,8 +111,8 @@ def _naming_skip_bad(config: object) -> Iterator[None]:
 
 def _check_inputs(config: object) -> None:
     """Refuse inputs that are not there before libraries are loaded to read them; of several processes the first says it later."""
-    from hydractl.parallel import world_size
-    from hydractl.stages.shared.asked import references
+    from hydractl.processes.distributed import world_size
+    from hydractl.stages.shared.cache_key import references
 
     if world_size() == 1:
         for one in references(config):
@@ -120,7 +120,7 @@ def _check_inputs(config: object) -> None:
 
 
 def _is_up_to_date(config: Any, terminal: Terminal, say: Callable[[Any, Terminal], None] | None) -> bool:  # noqa: ANN401 - of any command that has `--if-changed`
-    from hydractl.stages.shared.unchanged import looked
+    from hydractl.stages.shared.up_to_date import looked
 
     found = looked(config)
     if found.why is not None:

@@ -16,10 +16,10 @@ from typing import IO, TYPE_CHECKING, Protocol, TypeVar, cast
 
 from hydractl.cli.documents import DOCUMENT
 from hydractl.errors import HydraError, OutputError, UsageError, harmless, harmless_line, in_one_line
-from hydractl.parallel import LINGER_S
-from hydractl.publish import STDOUT
-from hydractl.signals import heed_no_more_signals
-from hydractl.wording import count
+from hydractl.messages import count
+from hydractl.output.atomic_write import STDOUT
+from hydractl.processes.distributed import LINGER_S
+from hydractl.processes.signals import heed_no_more_signals
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

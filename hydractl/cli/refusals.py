@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hydractl.errors import UsageError
-from hydractl.wording import did_you_mean
+from hydractl.messages import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

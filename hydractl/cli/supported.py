@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hydractl.families.registry import FAMILIES
 from hydractl.families.transformers.models import LIBRARY as TRANSFORMERS
-from hydractl.families.transformers.refused import REFUSED
+from hydractl.families.transformers.unsupported import REFUSED
 
 PAGE = Path("docs/models.md")
 START = "<!-- models: written by `python -m hydractl.cli.supported` -->"

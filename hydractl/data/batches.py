@@ -17,13 +17,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hydractl.data.crew import cores, unshared
 from hydractl.data.decoding import at_least
 from hydractl.data.preprocess import EvalTransform, Normalised, PerItem, TrainTransform, pixels, sample_seed
+from hydractl.data.worker_pool import cores, unshared
 from hydractl.errors import DataError, UnreadableError
 
 if TYPE_CHECKING:
-    from hydractl.data.items import ImageSet
+    from hydractl.data.datasets import ImageSet
 
 Transform: TypeAlias = "Callable[[Image.Image], Tensor] | PerItem"
 CACHE_BYTES = 512 * 2**20

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from hydractl.data.items import LABELS_HINT, Items, columns_there
+from hydractl.data.datasets import LABELS_HINT, Items, columns_there
 from hydractl.data.names import (
     ALPHABET,
     LEAST,
@@ -23,8 +23,8 @@ from hydractl.data.names import (
 )
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
+from hydractl.messages import quoted
 from hydractl.progress import Progress
-from hydractl.wording import quoted
 
 T = TypeVar("T", bound=Items)
 

@@ -19,8 +19,8 @@ from hydractl.data.names import (
     write_name,
 )
 from hydractl.errors import DataError
+from hydractl.messages import counted, nearest
 from hydractl.progress import SILENT, Progress
-from hydractl.wording import counted, nearest
 
 _BY_POSITION = f"add `::classes-by={POSITION}` to take the classes in order whatever their names"
 

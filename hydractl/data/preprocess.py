@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from hydractl.data.resizing import Steps, resizing, rounded
 from hydractl.errors import DataError, UsageError
-from hydractl.wording import did_you_mean
+from hydractl.messages import did_you_mean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
-from hydractl.jsonfile import parse
 from hydractl.manifest.tokenizers import SENTENCEPIECE, SETTINGS, check_packages, check_settings, parts_of
+from hydractl.strict_json import parse
 
 if TYPE_CHECKING:
-    from hydractl.data.items import Text
+    from hydractl.data.datasets import Text
 
 
 class Encoding(NamedTuple):

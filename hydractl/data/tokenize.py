@@ -18,15 +18,15 @@ from torch import Tensor
 from hydractl.data.batches import Batch
 from hydractl.data.python_tokenizers import PythonTokenizer, from_text
 from hydractl.errors import CheckpointError, DataError, HydraError, UsageError, reason_of
-from hydractl.jsonfile import parse
 from hydractl.manifest.tokenizers import check_document, is_python_tokenizer
+from hydractl.messages import counted
 from hydractl.runtime import without_panic
-from hydractl.wording import counted
+from hydractl.strict_json import parse
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from hydractl.data.items import Text
+    from hydractl.data.datasets import Text
     from hydractl.manifest.header import Tokenization
 
 CHUNK = 1024

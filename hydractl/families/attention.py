@@ -14,10 +14,17 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 from typing_extensions import override
 
+from hydractl.families.attention_bias import NOTHING, AttentionExtras, StackedBias
+from hydractl.families.batched_members import (
+    MemberParallel,
+    StackedLinear,
+    StackedNorm,
+    fixed,
+    shallow_copy,
+    stacked,
+)
 from hydractl.families.head_group import HeadGroup, Projection
-from hydractl.families.side import NOTHING, AttentionExtras, StackedBias
-from hydractl.families.stacked import MemberParallel, StackedLinear, StackedNorm, fixed, shallow_copy, stacked
-from hydractl.inputs import split_batch
+from hydractl.model_inputs import split_batch
 
 
 def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-    from hydractl.families.gate import Rule
+    from hydractl.families.model_folder import Rule
     from hydractl.families.tower import Model
     from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
     from hydractl.manifest.heads import TowerKeep

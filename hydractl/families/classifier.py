@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.families.base import DEFAULT_POOLING, Family, place_of, with_pooling
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.families.registry import expected_specs
 from hydractl.manifest.header import Architecture
-from hydractl.source import parse_arch
-from hydractl.tensors import TensorSpec
+from hydractl.model_source import parse_arch
+from hydractl.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     import torch

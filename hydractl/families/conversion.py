@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from hydractl.errors import CheckpointError
 from hydractl.families.base import Family, name_in_memory, place_of
 from hydractl.manifest.header import Architecture
-from hydractl.source import INDEX, Located
-from hydractl.tensors import TensorSpec
+from hydractl.model_source import INDEX, Located
+from hydractl.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.side import NOTHING, AttentionExtras, HeadBias
-from hydractl.families.stacked import applied, only_rows, product, shallow_copy
+from hydractl.families.attention_bias import NOTHING, AttentionExtras, HeadBias
+from hydractl.families.batched_members import applied, only_rows, product, shallow_copy
 
 Rotation = Literal["half", "pairs"]
 

@@ -10,21 +10,21 @@ from types import MappingProxyType
 
 from hydractl.errors import EDITED, UnsupportedModelError, UsageError
 from hydractl.families.base import Described, Family, is_replaceable, name_in_memory
-from hydractl.families.gate import ModelFolder, check_folder
+from hydractl.families.config_checks import OptionsError
+from hydractl.families.model_folder import ModelFolder, check_folder
 from hydractl.families.openclip.config import PREFIX, library
 from hydractl.families.openclip.family import OPENCLIP
-from hydractl.families.options import OptionsError
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
 from hydractl.families.timm.models import LIBRARY as TIMM
 from hydractl.families.timm.names import check_known
 from hydractl.families.transformers.clip import PAIRS
-from hydractl.families.transformers.refused import REFUSED
 from hydractl.families.transformers.text import TEXTS
+from hydractl.families.transformers.unsupported import REFUSED
 from hydractl.families.transformers.vision_models import IMAGES
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, Kind
-from hydractl.tensors import TensorSpec, spec_of
-from hydractl.wording import did_you_mean, quoted
+from hydractl.messages import did_you_mean, quoted
+from hydractl.tensor_spec import TensorSpec, spec_of
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {

@@ -19,9 +19,9 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.side import QuietDropout, share
-from hydractl.families.stacked import MemberParallel, Sources, all_same
-from hydractl.inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
+from hydractl.families.attention_bias import QuietDropout, share
+from hydractl.families.batched_members import MemberParallel, Sources, all_same
+from hydractl.model_inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.errors import CheckpointError
-from hydractl.families.side import share
+from hydractl.families.attention_bias import share
 from hydractl.families.tower import OutputHead, Towers
-from hydractl.inputs import TEXTS, Inputs
+from hydractl.model_inputs import TEXTS, Inputs
 from hydractl.runtime import at_least_single
 
 CLASS_EMBEDDINGS = "class_embeddings"

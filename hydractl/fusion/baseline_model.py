@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hydractl.families.tower import OutputHead, Towers
-from hydractl.inputs import Inputs
+from hydractl.model_inputs import Inputs
 
 
 class BaselineModel(Towers):

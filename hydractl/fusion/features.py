@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from hydractl.data.batches import Batch
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Family
-from hydractl.families.stacked import MemberParallel
+from hydractl.families.batched_members import MemberParallel
 from hydractl.families.tower import Stream, Towers
 from hydractl.families.zero_shot import Contrast
-from hydractl.fusion.responding import respond
-from hydractl.inputs import Inputs, batch_of
-from hydractl.metrics.fitted import Classifier
-from hydractl.metrics.samples import Responses
+from hydractl.fusion.inference import respond
+from hydractl.metrics.feature_scores import Classifier
+from hydractl.metrics.per_sample import Responses
+from hydractl.model_inputs import Inputs, batch_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,10 +11,10 @@ from torch.utils._pytree import _register_namedtuple
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.stacked import MemberParallel, all_same, stacked
+from hydractl.families.batched_members import MemberParallel, all_same, stacked
 from hydractl.families.tower import Block, Model, Stream, Tower, Towers, joined
-from hydractl.inputs import Inputs, checked_inputs, split_inputs
-from hydractl.metrics.samples import opinions
+from hydractl.metrics.per_sample import opinions
+from hydractl.model_inputs import Inputs, checked_inputs, split_inputs
 
 Layout = Literal["auto", "in turn", "stacked"]
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Literal
 
 from hydractl.errors import CheckpointError
 from hydractl.families.base import Family, place_of
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.manifest.header import Fate, Header
 from hydractl.manifest.heads import Shape
+from hydractl.messages import counted
 from hydractl.runtime import one_thread
-from hydractl.tensors import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
-from hydractl.wording import counted
+from hydractl.tensor_spec import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hydractl.metrics.measures import scored
-from hydractl.metrics.samples import SAMPLES_AT_ONCE, Responses, Scored, ensemble_log_probs, whole
-from hydractl.metrics.scores import SCORES
+from hydractl.metrics.compute import scored
+from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.per_sample import SAMPLES_AT_ONCE, Responses, Scored, ensemble_log_probs, whole
 
 
 class Bound(NamedTuple):

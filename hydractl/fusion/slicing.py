@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hydractl.families.base import Family, HeadTensor, TensorRole, place_of
-from hydractl.tensors import TensorSpec
+from hydractl.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     import torch

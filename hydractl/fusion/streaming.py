@@ -12,14 +12,14 @@ from typing import TypeAlias, cast
 import torch
 from torch import nn
 
-from hydractl.families.opening import OpenModel, build_checked
+from hydractl.families.load import OpenModel, build_checked
 from hydractl.families.tower import Model, Tower, Towers
-from hydractl.fusion.building import members_of
+from hydractl.fusion.build import members_of
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion, split_members
-from hydractl.inputs import Inputs
 from hydractl.manifest.header import Fate, Header
-from hydractl.tensors import TensorSpec
+from hydractl.model_inputs import Inputs
+from hydractl.tensor_spec import TensorSpec
 
 Read: TypeAlias = "Callable[[str], Sequence[torch.Tensor]]"
 """Returns each member's tensor of a name."""

@@ -11,18 +11,18 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import harmless_line
+from hydractl.hub.card_commands import making
 from hydractl.hub.layout import is_stock, labels_of
-from hydractl.hub.making import making
 from hydractl.hub.readme import Readme, code
 from hydractl.hub.repository import MAIN
 from hydractl.manifest.header import Header, Kind, Preprocess, steps_to
 from hydractl.manifest.report import Report, Row, Value, scaled_alike
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.metric import Needs, Unit
-from hydractl.metrics.table import METRICS, TEMPERATURE
-from hydractl.source import HUB_ID
-from hydractl.tensors import TensorSpec
-from hydractl.wording import counted
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.messages import counted
+from hydractl.metrics.metric_spec import Needs, Unit
+from hydractl.metrics.registry import METRICS, TEMPERATURE
+from hydractl.model_source import HUB_ID
+from hydractl.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

@@ -15,11 +15,11 @@ from hydractl.families.base import Described
 from hydractl.families.registry import family_of
 from hydractl.families.transformers.models import labels_as_config, named
 from hydractl.heads.masks import full_mask
-from hydractl.jsonfile import canonical, parse, plain
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
 from hydractl.manifest.heads import HeadMask
 from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
-from hydractl.source import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
+from hydractl.model_source import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
+from hydractl.strict_json import canonical, parse, plain
 
 TYPE = "hydractl"
 """Our `model_type` of transformers, and architecture of timm."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hydractl.errors import UsageError, reason_of
-from hydractl.wording import did_you_mean
+from hydractl.messages import did_you_mean
 
 _IDENTIFIERS = (
     "afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0 "

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from hydractl.errors import HubError, reason_of
 from hydractl.hub.layout import is_ours
-from hydractl.hubclient import NO_ANSWER, asking
-from hydractl.jsonfile import MAX_BYTES, read_limited
+from hydractl.hub_client import NO_ANSWER, asking
+from hydractl.messages import counted
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import CHUNK_BYTES, digest_file
-from hydractl.wording import counted
+from hydractl.strict_json import MAX_BYTES, read_limited
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, RepoFile

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_checkpoint
 from hydractl.hub.layout import SHARD
-from hydractl.jsonfile import canonical
 from hydractl.manifest.header import Header
-from hydractl.source import INDEX, WEIGHTS
-from hydractl.tensors import TensorSpec
+from hydractl.model_source import INDEX, WEIGHTS
+from hydractl.strict_json import canonical
+from hydractl.tensor_spec import TensorSpec
 
 
 def weights_of(

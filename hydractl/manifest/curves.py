@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from hydractl.manifest.document import StrictModel
 from hydractl.manifest.header import Step
 from hydractl.manifest.heads import TowerKeep
-from hydractl.manifest.scopes import ID_NAME
+from hydractl.manifest.shift_groups import ID_NAME
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]

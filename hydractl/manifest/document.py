@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hydractl.errors import ManifestError
-from hydractl.jsonfile import NotJSONError, canonical, parse, read_text
 from hydractl.runtime import digest_text
+from hydractl.strict_json import NotJSONError, canonical, parse, read_text
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:@+-]{0,63}$")]

@@ -12,7 +12,7 @@ from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.curves import Curves, Origin
 from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, StrictModel, Version
 from hydractl.manifest.heads import HeadMask, HeadScores
-from hydractl.manifest.scopes import scopes
+from hydractl.manifest.shift_groups import scopes
 from hydractl.manifest.threshold import Threshold
 
 USUAL = "msp"

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.jsonfile import NotJSONError, compact, parse
+from hydractl.strict_json import NotJSONError, compact, parse
 
 SENTENCEPIECE = "`pip install 'hydractl[sentencepiece]'`"
 CLASSES = ("BertweetTokenizer", "EsmTokenizer", "PhobertTokenizer", "SiglipTokenizer")

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from hydractl.manifest.curves import MOST_POINTS, Bins, Curves, Line
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.labelled import BINS
-from hydractl.metrics.measures import answered, scored
-from hydractl.metrics.samples import StoredPredictions, places
-from hydractl.metrics.scores import MSP
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.classification import BINS
+from hydractl.metrics.compute import answered, scored
+from hydractl.metrics.ood_scores import MSP
+from hydractl.metrics.per_sample import StoredPredictions, places
 
 PARTS = 20
 """Of [0, 1], in which confidences are counted."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hydractl.metrics.checks import check_probs
-from hydractl.metrics.metric import Metric, Needs, Unit
+from hydractl.metrics.metric_spec import Metric, Needs, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hydractl.manifest.report import Value
-from hydractl.metrics.metric import Metric
+from hydractl.metrics.metric_spec import Metric
 
 BOUNDS = (0.025, 0.975)
 DRAWN_AT_ONCE = 2**18  # indices: resamples are few at a time where samples are many

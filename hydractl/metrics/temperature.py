@@ -24,7 +24,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from hydractl.metrics.checks import check_labels
-from hydractl.metrics.samples import Responses, StoredPredictions, at_labels
+from hydractl.metrics.per_sample import Responses, StoredPredictions, at_labels
 
 LOWEST, HIGHEST = 0.05, 20.0
 LOG_TOLERANCE = 1e-6

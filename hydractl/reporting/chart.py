@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, cos, floor, log10, pi, sin
 from typing import Literal, NamedTuple
 
-from hydractl.reporting.drawing import (
+from hydractl.reporting.svg import (
     DASHES,
     LINES,
     TEXT,

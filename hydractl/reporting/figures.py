@@ -8,18 +8,18 @@ from math import sqrt
 
 from hydractl.manifest.curves import Bins, Curves, Line, Origin
 from hydractl.manifest.report import Row
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.metric import Needs
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.messages import count, counted
+from hydractl.metrics.metric_spec import Needs
 from hydractl.reporting.analyses.figures import analysis_figures
 from hydractl.reporting.chart import SEVERAL, Axis, Chart, Figure, Series, look
-from hydractl.reporting.compared import Compared
-from hydractl.reporting.drawing import Drawing, Point
+from hydractl.reporting.comparison import Compared
+from hydractl.reporting.head_maps import head_map
 from hydractl.reporting.lineage import member_names
-from hydractl.reporting.maps import head_map
-from hydractl.reporting.numbers import GROUPS, Quantity, told, written
+from hydractl.reporting.report_values import GROUPS, Quantity, told, written
 from hydractl.reporting.shift import severity_chart
-from hydractl.reporting.verdict import JUDGED
-from hydractl.wording import count, counted
+from hydractl.reporting.summary import JUDGED
+from hydractl.reporting.svg import Drawing, Point
 
 UNDER_SHIFT = ("accuracy", "nll", "ece")
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))

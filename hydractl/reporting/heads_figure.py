@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import shortened
-from hydractl.reporting.picture import FORMATS, picture, printable
+from hydractl.reporting.matplotlib_figure import FORMATS, picture, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import hypot, inf, sqrt
 from statistics import fmean, stdev
 
-from hydractl.reporting.numbers import Number
+from hydractl.reporting.report_values import Number
 
 LEVEL = 0.95
 SEEDS, SETS = "seeds", "sets"

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 
 from hydractl.errors import harmless
-from hydractl.reporting.compared import Compared
-from hydractl.reporting.content import checks, facts, tables, title
-from hydractl.reporting.drawing import MARK
-from hydractl.reporting.numbers import Table
-from hydractl.reporting.verdict import verdict
+from hydractl.reporting.comparison import Compared
+from hydractl.reporting.report_values import Table
+from hydractl.reporting.sections import checks, facts, tables, title
+from hydractl.reporting.summary import verdict
+from hydractl.reporting.svg import MARK
 
 
 def markdown(compared: Compared, pictures: Mapping[str, tuple[str, str]]) -> str:

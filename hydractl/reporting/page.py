@@ -7,10 +7,10 @@ from importlib.resources import files
 
 from hydractl.errors import harmless
 from hydractl.reporting.chart import Figure, sample
-from hydractl.reporting.compared import Compared
-from hydractl.reporting.content import checks, facts, lineages, tables, title
-from hydractl.reporting.drawing import MARK, style, svg
-from hydractl.reporting.verdict import verdict
+from hydractl.reporting.comparison import Compared
+from hydractl.reporting.sections import checks, facts, lineages, tables, title
+from hydractl.reporting.summary import verdict
+from hydractl.reporting.svg import MARK, style, svg
 from hydractl.version import __version__
 
 TEMPLATE = "page.html"

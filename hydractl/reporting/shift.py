@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hydractl.data.corruptions.names import ALL_CORRUPTIONS
-from hydractl.manifest.scopes import SHIFT
-from hydractl.metrics.metric import Metric
+from hydractl.manifest.shift_groups import SHIFT
+from hydractl.messages import counted
+from hydractl.metrics.metric_spec import Metric
 from hydractl.reporting.chart import SEVERAL, Axis, Chart, Series, look
-from hydractl.reporting.numbers import Cell, Number, Quantity, Table, cell_of, number_of, signed, told
-from hydractl.wording import counted
+from hydractl.reporting.report_values import Cell, Number, Quantity, Table, cell_of, number_of, signed, told
 
 if TYPE_CHECKING:
-    from hydractl.reporting.compared import Compared
+    from hydractl.reporting.comparison import Compared
 
 TABLED = ("accuracy", "brier", "nll", "ece")
 APART, TOGETHER = 0.06, 0.3

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import torch
 
 from hydractl.families.tower import Stream, Tower
-from hydractl.inputs import map_inputs
+from hydractl.model_inputs import map_inputs
 from hydractl.progress import Progress
-from hydractl.scoring.circuit.memory import MemoryBudget
+from hydractl.scoring.attention_hooks import heads_left, keep_heads
+from hydractl.scoring.circuit.memory_budget import MemoryBudget
 from hydractl.scoring.circuit.tower import LayerInput, without
 from hydractl.scoring.gradients.settings import HeadmapSettings
-from hydractl.scoring.gradients.weights import losses_of, not_finite, sample_losses
+from hydractl.scoring.gradients.weight_gradients import losses_of, not_finite, sample_losses
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
-from hydractl.scoring.taps import heads_left, keep_heads
 
 
 def score_headmap(job: ScoreJob, progress: Progress) -> Ranking:

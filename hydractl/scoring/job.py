@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from hydractl.errors import DataError
 from hydractl.families.base import Family
-from hydractl.inputs import Inputs
-from hydractl.parallel import ProcessGroup
+from hydractl.model_inputs import Inputs
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.scoring.settings import Settings
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hydractl.manifest.header import Architecture
     from hydractl.manifest.heads import HeadName, Removal, TowerHeads
     from hydractl.training.feeding.feed import Feed
-    from hydractl.training.state import Snapshot, StateFolder
+    from hydractl.training.resume import Snapshot, StateFolder
 
 S = TypeVar("S", bound=Settings)
 Memory: TypeAlias = "Mapping[str, tuple[float, ...]]"

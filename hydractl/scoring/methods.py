@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
+from hydractl.messages import did_you_mean
 from hydractl.progress import Progress
 from hydractl.scoring.cahp.settings import CahpSettings
 from hydractl.scoring.circuit.settings import CircuitSettings
@@ -23,7 +24,6 @@ from hydractl.scoring.gradients.settings import (
 from hydractl.scoring.job import Method, Ranking, ScoreJob
 from hydractl.scoring.settings import PANELS, Settings
 from hydractl.settings import Option, declared, spelled
-from hydractl.wording import did_you_mean
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue

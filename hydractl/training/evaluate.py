@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from hydractl.data.batches import Batch
-from hydractl.inputs import Inputs, map_inputs
-from hydractl.metrics.labelled import mean
-from hydractl.metrics.samples import answers
-from hydractl.training.engine import Engine
-from hydractl.training.state import Metrics
+from hydractl.metrics.classification import mean
+from hydractl.metrics.per_sample import answers
+from hydractl.model_inputs import Inputs, map_inputs
+from hydractl.training.accelerator import Engine
+from hydractl.training.resume import Metrics
 
 TALLIED = 4
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from hydractl.errors import CheckFailed
+from hydractl.processes.signals import signals_held
 from hydractl.progress import Progress
-from hydractl.signals import signals_held
-from hydractl.training.candidate import Job, TrainingRun
-from hydractl.training.engine import Engine
-from hydractl.training.state import Metrics, Position, Snapshot, StateFolder, Winner
+from hydractl.training.accelerator import Engine
+from hydractl.training.resume import Metrics, Position, Snapshot, StateFolder, Winner
+from hydractl.training.trainer import Job, TrainingRun
 
 SAVE_EVERY_S = 30.0
 EPOCH_SAVE_EVERY_S = 5.0

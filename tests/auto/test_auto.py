@@ -15,15 +15,15 @@ from PIL import ExifTags, Image
 
 import hydractl
 from hydractl.checkpoint import write_tensors
-from hydractl.claims import OutputLock
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, OutputExists, UsageError
-from hydractl.hub.folders import publish_models
-from hydractl.publish import Folder
+from hydractl.hub.model_outputs import publish_models
+from hydractl.output.atomic_write import Folder
+from hydractl.output.locks import OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.export.subject import Subject
+from hydractl.stages.export.export_module import Subject
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig
@@ -279,8 +279,8 @@ def test_ood_scores_beside_the_weights_stay_as_they_are(images, tmp_path):
 
 
 def test_classes_that_a_zero_shot_model_is_asked_by_are_not_renamed():
-    from hydractl.auto.asking import relabelled
-    from hydractl.auto.configuration import HydraConfig
+    from hydractl.auto.arguments import relabelled
+    from hydractl.auto.config import HydraConfig
 
     header = base(variant("transformers-clip-plain")).header
     asked = header.prompting.model_copy(update={"templates": ("a {label}",)})
@@ -316,7 +316,7 @@ def test_tensors_that_do_not_fit_are_said(images, tmp_path):
 def test_whoever_asks_hears_the_same_in_as_many_digits_as_members_disagree_by(images, dtype):
     from transformers import AutoModelForImageClassification
 
-    from hydractl.auto.vision import TimmHydra
+    from hydractl.auto.timm_model import TimmHydra
 
     own = hydractl.load(images, dtype=dtype)
     theirs = AutoModelForImageClassification.from_pretrained(images, dtype=dtype)

@@ -13,15 +13,15 @@ from PIL import Image
 
 from hydractl.cli.app import command_tree
 from hydractl.cli.commands.run.pipeline import parsed
-from hydractl.data.dataset import open_data
-from hydractl.data.inputs import of_kind
-from hydractl.data.items import ImageSet
-from hydractl.families.opening import open_model
+from hydractl.data.datasets import ImageSet
+from hydractl.data.encode import of_kind
+from hydractl.data.open_dataset import open_data
+from hydractl.families.load import open_model
 from hydractl.manifest.report import Report
 from hydractl.research.bench.plan import Pace, Work
 from hydractl.research.bench.rows import PLANS, Terms
-from hydractl.stages.shared.classes import Classes, with_classes
-from hydractl.training.contrastive import PairConfig, train_pair
+from hydractl.stages.shared.zero_shot_classes import Classes, with_classes
+from hydractl.training.clip_pretraining import PairConfig, train_pair
 from hydractl.training.methods.registry import METHODS
 from support.builders import Sample
 from support.pairs import pair

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydractl.claims import claimed
 from hydractl.errors import InputError
-from hydractl.jsonfile import compact
-from hydractl.places import check_output
+from hydractl.output.locks import claimed
+from hydractl.output.paths import check_output
 from hydractl.runtime import enough_memory
 from hydractl.stages.predict.journal import SCHEMA as PREDICTIONS
 from hydractl.stages.score import journal as score
-from hydractl.training.state import Snapshot, StateFolder
+from hydractl.strict_json import compact
+from hydractl.training.resume import Snapshot, StateFolder
 
 COMMANDS = {
     "prune": ("prune", "base.st", "--scores", "scores.json", "--keep", "2", "-o", "new.st"),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hydractl.data.presets.preset import ROLES
-from hydractl.data.presets.table import PRESETS
+from hydractl.data.presets.registry import PRESETS
+from hydractl.data.presets.schema import ROLES
 from hydractl.data.reference import DataRef
 
 

@@ -11,7 +11,7 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report
-from hydractl.metrics.table import METRICS
+from hydractl.metrics.registry import METRICS
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedData, NamedModels

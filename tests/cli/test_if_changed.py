@@ -17,9 +17,9 @@ from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.settings import Role
 from hydractl.stages.export.formats import TRACES
-from hydractl.stages.shared import unchanged
-from hydractl.stages.shared.asked import Reference
-from hydractl.training.state import StateFolder
+from hydractl.stages.shared import up_to_date
+from hydractl.stages.shared.cache_key import Reference
+from hydractl.training.resume import StateFolder
 
 ARCH = (
     "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
@@ -216,11 +216,11 @@ def test_what_has_changed_is_made_again(folder, again, name):
     ],
 )
 def test_options_that_differ_are_named(before, now, text):
-    assert unchanged._other_options(before, now) == text
+    assert up_to_date._other_options(before, now) == text
 
 
 def test_another_version_makes_again(folder, again, monkeypatch):
-    monkeypatch.setattr(unchanged, "versions", lambda name: {name: "0.0"})
+    monkeypatch.setattr(up_to_date, "versions", lambda name: {name: "0.0"})
 
     assert "was made with hydractl" in again("score without data").err
 

@@ -12,7 +12,7 @@ from hydractl.cli import output
 from hydractl.cli.output import Terminal, as_json, line, size
 from hydractl.cli.tables import facts
 from hydractl.errors import OutputError, UsageError
-from hydractl.wording import count
+from hydractl.messages import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,7 @@ import sys, time
 from pathlib import Path
 from hydractl import __main__ as program
 from hydractl.cli.app import app
-from hydractl.publish import publish
+from hydractl.output.atomic_write import publish
 
 @app.command()
 def work():

@@ -16,8 +16,8 @@ from PIL import Image
 from hydractl.cli import output
 from hydractl.cli.commands import eval as eval_command
 from hydractl.errors import CheckFailed, HydraError, Interrupted
+from hydractl.messages import counted
 from hydractl.runtime import one_thread
-from hydractl.wording import counted
 from support.ranks import environment, launcher
 
 DIGITS = ("--data", "digits::classes=0-6", "--objective", "acc", "--device", "cpu", "--batch-size", "16")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from hydractl.cli.commands.run import command as runs
-from hydractl.data.dataset import open_data
-from hydractl.data.inputs import of_kind
-from hydractl.data.items import ImageSet
-from hydractl.training.contrastive import PairConfig, train_pair
+from hydractl.data.datasets import ImageSet
+from hydractl.data.encode import of_kind
+from hydractl.data.open_dataset import open_data
+from hydractl.training.clip_pretraining import PairConfig, train_pair
 
 PIPELINE = """
 [params]

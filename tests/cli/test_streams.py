@@ -12,7 +12,7 @@ import pytest
 
 import hydractl.__main__
 from hydractl.cli.app import main
-from hydractl.publish import is_stdout
+from hydractl.output.atomic_write import is_stdout
 
 FUSE = ["fuse", "m-0.st", "m-1.st", "--no-verify"]
 
@@ -95,7 +95,7 @@ class Interrupted(ModuleType):
 
 
 def test_an_interrupt_while_the_program_loads(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "hydractl.signals", Interrupted("hydractl.signals"))
+    monkeypatch.setitem(sys.modules, "hydractl.processes.signals", Interrupted("hydractl.processes.signals"))
     spec = importlib.util.spec_from_file_location("program", hydractl.__main__.__file__)
     assert spec is not None
     assert spec.loader is not None

@@ -10,8 +10,8 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
-from hydractl.families.opening import open_model
-from hydractl.fusion.building import load_any
+from hydractl.families.load import open_model
+from hydractl.fusion.build import load_any
 from support.predictions import SavedPredictions
 from support.reviews import GADGETS, arch, gibberish, reviews
 
@@ -124,7 +124,7 @@ def test_the_datas_order_changes_no_prediction(call, here):
 
 
 def test_a_run_goes_on_where_it_was_and_gives_the_same_bytes(call, here, monkeypatch):
-    from hydractl.training.candidate import TrainingRun
+    from hydractl.training.trainer import TrainingRun
 
     argv = ("finetune", "base.st", "--data", "train.jsonl", "--val", "val.jsonl", "--steps", 12, "--save-every", 5,
             "--dropout", 0.1, "-o")  # fmt: skip

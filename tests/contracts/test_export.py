@@ -7,15 +7,15 @@ import torch
 
 import hydractl
 from hydractl.data import tokenize
-from hydractl.families.probe import largest_difference, probe_inputs
-from hydractl.inputs import PIXELS, TEXTS
+from hydractl.families.dummy_inputs import largest_difference, probe_inputs
 from hydractl.manifest.header import Tokenization
+from hydractl.model_inputs import PIXELS, TEXTS
 from hydractl.stages.export import formats
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.shared.classes import Naming
+from hydractl.stages.shared.zero_shot_classes import Naming
 from support.builders import base
 from support.variants import VARIANTS
 

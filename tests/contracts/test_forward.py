@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.probe import largest_difference
+from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
 from hydractl.families.tower import Stream
 from support.builders import base

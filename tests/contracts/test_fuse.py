@@ -11,9 +11,9 @@ import torch
 
 import hydractl
 from hydractl.families.base import place_of
-from hydractl.families.probe import largest_difference
+from hydractl.families.dummy_inputs import largest_difference
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.loaded import load
+from hydractl.fusion.loaded_model import load
 from hydractl.manifest.header import Fate
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
@@ -210,7 +210,7 @@ def test_softmax_of_the_answer_is_the_mean_of_the_members_softmax(tmp_path):
 
 
 def test_extreme_logits_do_not_overflow():
-    from hydractl.metrics.samples import ensemble_log_probs
+    from hydractl.metrics.per_sample import ensemble_log_probs
 
     z = torch.tensor([[[1e4, -1e4, 0.0]], [[-1e4, 1e4, 0.0]]])
     assert (
@@ -334,7 +334,7 @@ def test_a_fresh_process_gives_the_same_logits(tmp_path, python):
     sample.save(tmp_path / "base.st")
     code = (
         "import sys, torch, hydractl\n"
-        "from hydractl.families.probe import probe_inputs\n"
+        "from hydractl.families.dummy_inputs import probe_inputs\n"
         "from hydractl.checkpoint import Checkpoint\n"
         "torch.set_num_threads(1)\n"
         "for p in sys.argv[1:]:\n"

@@ -7,15 +7,15 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.families.base import place_of
-from hydractl.families.opening import open_model
-from hydractl.families.probe import largest_difference
-from hydractl.fusion.building import stored_specs
+from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.load import open_model
+from hydractl.fusion.build import stored_specs
 from hydractl.fusion.plan import split_members
 from hydractl.manifest.header import Fate
-from hydractl.stages.finetune.subject import Subject, of_each
+from hydractl.stages.finetune.trainable import Subject, of_each
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.training.feeding.apart import joined_inputs
+from hydractl.training.feeding.per_member import joined_inputs
 from support.builders import base
 from support.variants import PLAIN, VARIANTS
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.probe import largest_difference
-from hydractl.fusion.loaded import load
-from hydractl.inputs import map_inputs
+from hydractl.families.dummy_inputs import largest_difference
+from hydractl.fusion.loaded_model import load
+from hydractl.model_inputs import map_inputs
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

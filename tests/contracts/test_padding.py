@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hydractl.families.attention import Attention
-from hydractl.families.probe import largest_difference
+from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.header import Tokenization

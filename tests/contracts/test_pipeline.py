@@ -7,11 +7,11 @@ import json
 import pytest
 import transformers
 
-import hydractl.auto.registering  # noqa: F401 - lets transformers know members and hydras
-from hydractl.families.opening import open_model
-from hydractl.fusion.loaded import load
+import hydractl.auto.register  # noqa: F401 - lets transformers know members and hydras
+from hydractl.families.load import open_model
+from hydractl.fusion.loaded_model import load
 from hydractl.hub.layout import is_stock
-from hydractl.publish import Folder
+from hydractl.output.atomic_write import Folder
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample

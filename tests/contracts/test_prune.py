@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydractl.families.base import TensorRole
-from hydractl.families.probe import largest_difference
+from hydractl.families.dummy_inputs import largest_difference
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from support.builders import base, mask_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.opening import load_model, open_model
+from hydractl.families.load import load_model, open_model
 from hydractl.fusion.streaming import member_logits
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

@@ -14,11 +14,11 @@ from PIL import Image
 from hydractl.data.batches import BatchShare
 from hydractl.data.corruptions.images import ICE_MEAN, ICE_SPREAD, _ice, corrupted
 from hydractl.data.corruptions.names import ALL, IMAGES, TEXTS, Corruption, Corruptions, chosen
-from hydractl.data.corruptions.strengths import CIFAR, IMAGENET, TINY, strengths
+from hydractl.data.corruptions.severities import CIFAR, IMAGENET, TINY, strengths
 from hydractl.data.corruptions.texts import NEIGHBOURS, RATES, corrupted_text
-from hydractl.data.dataset import open_data
-from hydractl.data.inputs import encoded, with_corruption
-from hydractl.data.items import TextSet
+from hydractl.data.datasets import TextSet
+from hydractl.data.encode import encoded, with_corruption
+from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, sample_seed
 from hydractl.errors import UsageError
 from support.builders import base

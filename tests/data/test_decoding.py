@@ -16,13 +16,13 @@ from transformers.image_utils import load_image
 
 import hydractl
 from hydractl.data.batches import batches
-from hydractl.data.dataset import open_data
 from hydractl.data.decoding import FORMATS, decode, upright
-from hydractl.data.given import given_items
-from hydractl.data.inputs import encoded
+from hydractl.data.encode import encoded
+from hydractl.data.in_memory import given_items
+from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.errors import DataError
-from hydractl.fusion.encoder import Encoder
+from hydractl.fusion.preprocess import Encoder
 from hydractl.manifest.header import Preprocess
 from hydractl.stages.export.compare import undecoded
 from hydractl.training.feeding.sources import Planned, open_source

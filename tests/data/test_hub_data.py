@@ -10,8 +10,8 @@ import pytest
 from datasets.packaged_modules.parquet.parquet import Parquet
 from httpx2 import ConnectError, ReadTimeout, Request, Response
 
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError, HubError, UsageError
 
 

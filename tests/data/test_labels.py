@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.datasets import Content
 from hydractl.data.labels import select_classes, training_labels
+from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 

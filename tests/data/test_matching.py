@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.data.items import TextSet
+from hydractl.data.datasets import TextSet
 from hydractl.data.matching import filled_names, match_classes, names_agree, names_all, new_names
 from hydractl.errors import DataError
 

@@ -9,7 +9,7 @@ from PIL import Image
 from pydantic import ValidationError
 from timm.data import create_transform
 
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import AUGMENTATIONS, eval_transform, sample_seed, to_channels, train_transform
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess

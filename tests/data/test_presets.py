@@ -8,10 +8,10 @@ import datasets
 import pytest
 from datasets.packaged_modules.parquet.parquet import Parquet
 
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
-from hydractl.data.presets.preset import ROLES
-from hydractl.data.presets.table import PRESETS
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
+from hydractl.data.presets.registry import PRESETS
+from hydractl.data.presets.schema import ROLES
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import DataError, UsageError
 

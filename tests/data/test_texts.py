@@ -5,8 +5,8 @@ from __future__ import annotations
 import datasets
 import pytest
 
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 from support.tabular import write

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hydractl.data import tokenize as tokenize_module
 from hydractl.data.tokenize import TokenBatches, encode_texts, tokenize
 from hydractl.errors import CheckpointError, DataError, UsageError
-from hydractl.families.opening import open_model
+from hydractl.families.load import open_model
 from support.reviews import SPECIAL, WORDS, tokenization, tokenizer
 from support.text_folders import save_text_model
 from support.variants import variant

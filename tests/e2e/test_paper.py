@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.research.methods.packed import narrow_reference
 from hydractl.training.methods.registry import parse_method
 from support.commands import check_plan

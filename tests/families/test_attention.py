@@ -9,9 +9,9 @@ from timm.layers import Attention as TimmAttention
 from torch import nn
 
 from hydractl.families.attention import Attention
+from hydractl.families.attention_bias import AttentionExtras, PositionBias
+from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.probe import largest_difference
-from hydractl.families.side import AttentionExtras, PositionBias
 from hydractl.families.timm.modules import head_group
 
 ALL = (0, 1, 2, 3)

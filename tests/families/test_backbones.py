@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.classifier import with_classifier
-from hydractl.families.opening import load_model, open_model
-from hydractl.families.probe import largest_difference
+from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import FAMILIES
 from support.builders import base
 from support.text_folders import save_tokenizer

@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from hydractl.data.inputs import reading_differences
+from hydractl.data.encode import reading_differences
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import HydraError
 from hydractl.families.base import Described
 from hydractl.families.classifier import resized
+from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.openclip import config as openclip
-from hydractl.families.probe import largest_difference
 from hydractl.families.registry import architecture_differences
 from hydractl.families.timm import models as timm
-from hydractl.families.transformers import library as transformers
+from hydractl.families.transformers import hf_models as transformers
 from hydractl.manifest.header import Preprocess
 from support.builders import base
 from support.variants import PLAIN, VARIANTS, Variant, variant

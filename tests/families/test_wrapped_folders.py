@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from hydractl.cli.app import main
 from hydractl.errors import CheckpointError
-from hydractl.families.opening import load_model, open_model
+from hydractl.families.load import load_model, open_model
 from support.builders import base
 from support.text_folders import save_text_model
 from support.variants import variant

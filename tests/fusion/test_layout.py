@@ -11,10 +11,10 @@ from PIL import Image
 from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call
 
-from hydractl.families.probe import largest_difference
-from hydractl.families.stacked import MemberParallel
+from hydractl.families.batched_members import MemberParallel
+from hydractl.families.dummy_inputs import largest_difference
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.loaded import load
+from hydractl.fusion.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

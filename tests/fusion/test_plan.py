@@ -13,7 +13,7 @@ from hydractl.families.timm.families import TIMM_VIT
 from hydractl.fusion.plan import fused_spec, group_axis, member_widths, split_members, trunk_length
 from hydractl.fusion.slicing import kept_indices, prune_tensor, pruned_spec, unpruned_shape, zero_dropped
 from hydractl.manifest.header import Fate, FusePlan, Kind
-from hydractl.tensors import TensorSpec
+from hydractl.tensor_spec import TensorSpec
 from support.builders import base, keeping
 
 ARCHITECTURE = base().header.architecture

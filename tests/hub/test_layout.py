@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from hydractl.checkpoint import write_tensors
-from hydractl.claims import OutputLock
-from hydractl.families.opening import open_model
-from hydractl.families.probe import largest_difference
-from hydractl.fusion.loaded import load
-from hydractl.hub.folders import publish_models
+from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.load import open_model
+from hydractl.fusion.loaded_model import load
 from hydractl.hub.layout import files_of, is_stock
+from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Kind, Preprocess, Tokenization
 from hydractl.manifest.heads import HeadMask
-from hydractl.publish import Folder
+from hydractl.output.atomic_write import Folder
+from hydractl.output.locks import OutputLock
 from support.builders import Sample, base
 from support.pairs import pair
 from support.text_folders import save_tokenizer

@@ -17,8 +17,8 @@ from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Document, Fingerprint
 from hydractl.manifest.header import Header, Step, check_mask_fits
 from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Removal, TowerKeep, TowerScores
-from hydractl.manifest.record import Record
 from hydractl.manifest.report import DOCUMENTS
+from hydractl.manifest.sidecar import Record
 from support.builders import base, sha
 
 GOLDEN = Path(__file__).parents[1] / "golden"

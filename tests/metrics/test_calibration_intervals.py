@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydractl.metrics.labelled import of_equal_count, of_equal_width
+from hydractl.metrics.classification import of_equal_count, of_equal_width
+from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.table import METRICS
 
 ERRORS = [METRICS["ece"], METRICS["adaptive_ece"]]
 TRIALS, SAMPLES = 200, 400

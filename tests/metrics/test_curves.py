@@ -8,10 +8,10 @@ import torch
 from sklearn.metrics import roc_curve
 
 from hydractl.manifest.curves import MOST_POINTS
+from hydractl.metrics.classification import ece
 from hydractl.metrics.curves import curves_of, histogram, reliability, risk_coverage, roc
-from hydractl.metrics.labelled import ece
-from hydractl.metrics.ranking import auroc
-from hydractl.metrics.samples import Responses, places
+from hydractl.metrics.ood_ranking import auroc
+from hydractl.metrics.per_sample import Responses, places
 
 
 def drawn(seed, n, *, levels=None):
@@ -77,7 +77,7 @@ def test_what_is_looked_at_together_plays_no_part(monkeypatch):
     labels = torch.randint(0, 4, (50,), generator=generator)
     said, strange = (Responses(torch.randn(3, n, 4, generator=generator).log_softmax(-1)) for n in (50, 30))
     whole = curves_of(said, labels, {"far": strange}, "mi")
-    monkeypatch.setattr("hydractl.metrics.samples.SAMPLES_AT_ONCE", 7)
+    monkeypatch.setattr("hydractl.metrics.per_sample.SAMPLES_AT_ONCE", 7)
 
     assert curves_of(said, labels, {"far": strange}, "mi") == whole
     assert whole.is_of(["far"])

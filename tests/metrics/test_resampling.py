@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hydractl.metrics.classification import LABELLED
+from hydractl.metrics.compute import ShiftNumbers, measure
 from hydractl.metrics.diversity import disagreement
-from hydractl.metrics.labelled import LABELLED
-from hydractl.metrics.measures import ShiftNumbers, measure
-from hydractl.metrics.metric import Metric, Needs
+from hydractl.metrics.metric_spec import Metric, Needs
+from hydractl.metrics.per_sample import Responses, answers, places
+from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling, measured
-from hydractl.metrics.samples import Responses, answers, places
-from hydractl.metrics.table import METRICS
 
 MEAN = Metric(
     name="mean",

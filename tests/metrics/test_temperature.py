@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydractl.metrics import temperature as module
-from hydractl.metrics.samples import answers
+from hydractl.metrics.per_sample import answers
 from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale_log_probs, scaled_nll
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 60), st.integers(1, 6))

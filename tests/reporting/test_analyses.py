@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from hydractl.manifest.report import Report
-from hydractl.reporting import drawing
+from hydractl.reporting import svg
 from hydractl.reporting.analyses.figures import analysis_figures
 from hydractl.reporting.analyses.tables import analysis_tables
-from hydractl.reporting.compared import Compared
-from hydractl.reporting.content import tables
+from hydractl.reporting.comparison import Compared
 from hydractl.reporting.page import page
+from hydractl.reporting.sections import tables
 from support.analysed import FIGURES, analysed
 from support.reports import seeded
 
@@ -61,12 +61,10 @@ def test_tables_have_the_numbers(report):
 
 def test_maps_are_on_one_scale_for_both_towers(drawn):
     text, vision = drawn["taylor"].panels[:2]
-    darkest = [
-        max(s.opacity for s in p.shapes if isinstance(s, drawing.Path) and s.fill) for p in (text, vision)
-    ]
+    darkest = [max(s.opacity for s in p.shapes if isinstance(s, svg.Path) and s.fill) for p in (text, vision)]
     assert darkest == [0.5, 1.0]
     assert "layer 0: 0.25, gone; layer 1: 0.062, 0.12" in text.told
-    outlined = [s for s in text.shapes if isinstance(s, drawing.Path) and s.stroke == "rule"]
+    outlined = [s for s in text.shapes if isinstance(s, svg.Path) and s.stroke == "rule"]
     assert [len(shape.parts) for shape in outlined] == [1]
 
 
@@ -78,7 +76,7 @@ def test_times_are_of_all_batches(report, drawn):
         t for t in tables(Compared.of({"a": report})) if t.title.startswith("Time for 100 ID samples")
     )
     assert times.rows[0] == ("hydra", ((f"{6 * batches / 1e3:.3g}", ""), ("3.00", "")))
-    widths = [s.parts[0][1][0] for s in bars.shapes if isinstance(s, drawing.Path)]
+    widths = [s.parts[0][1][0] for s in bars.shapes if isinstance(s, svg.Path)]
     assert widths[0] == pytest.approx(3 * widths[1])
 
 
@@ -90,7 +88,7 @@ def test_heads_are_drawn_from_few_to_all(report, drawn):
 
 def test_dots_of_a_set_are_one_shape(drawn):
     plane = drawn["pca"].panels[0]
-    dots = [s for s in plane.shapes if isinstance(s, drawing.Path) and s.title in {"id", "birds", "noise"}]
+    dots = [s for s in plane.shapes if isinstance(s, svg.Path) and s.title in {"id", "birds", "noise"}]
     assert [(s.title, len(s.parts)) for s in dots] == [("id", 5), ("birds", 5), ("noise", 5)]
 
 
@@ -100,7 +98,7 @@ def test_names_are_text_whatever_they_are():
     text = page(compared, tuple(analysis_figures(compared)))
     assert "<b>" not in text
     assert "&lt;b&gt;" in text
-    assert all(re.search("<svg", drawing.svg(figure.sheet())) for figure in analysis_figures(compared))
+    assert all(re.search("<svg", svg.svg(figure.sheet())) for figure in analysis_figures(compared))
 
 
 def test_of_several_reports_the_first_is_drawn_and_all_are_told(report):

@@ -11,10 +11,10 @@ from itertools import combinations
 
 import pytest
 
-from hydractl.reporting.compared import Compared
-from hydractl.reporting.drawing import PAINTS
+from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.page import page
+from hydractl.reporting.svg import PAINTS
 from support.analysed import FIGURES, analysed
 from support.reports import seeded
 

@@ -29,8 +29,10 @@ from hydractl.reporting.chart import (
     legend,
     look,
 )
-from hydractl.reporting.compared import Compared
-from hydractl.reporting.drawing import (
+from hydractl.reporting.comparison import Compared
+from hydractl.reporting.figures import figures, pareto, pooled
+from hydractl.reporting.head_maps import head_map
+from hydractl.reporting.svg import (
     DASHES,
     EDGE,
     HEADING,
@@ -44,8 +46,6 @@ from hydractl.reporting.drawing import (
     png,
     svg,
 )
-from hydractl.reporting.figures import figures, pareto, pooled
-from hydractl.reporting.maps import head_map
 from support.analysed import analysed
 from support.reports import seeded
 

@@ -14,12 +14,12 @@ from hydractl.errors import InputError
 from hydractl.manifest.curves import Bins
 from hydractl.manifest.report import Report, Value
 from hydractl.reporting.chart import look
-from hydractl.reporting.compared import Compared
-from hydractl.reporting.drawing import PAINTS, Path, svg
+from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.markdown import markdown
-from hydractl.reporting.numbers import Quantity
 from hydractl.reporting.page import page
+from hydractl.reporting.report_values import Quantity
+from hydractl.reporting.svg import PAINTS, Path, svg
 from support.reports import seeded
 
 ALL = ["cost", "reliability", "confidence", "roc", "risk", "heads"]

@@ -5,8 +5,8 @@ import torch
 
 from hydractl.errors import DataError, UsageError
 from hydractl.heads.masks import best_mask_per_layer, removal_order
-from hydractl.inputs import map_inputs
 from hydractl.manifest.heads import TowerShape
+from hydractl.model_inputs import map_inputs
 from hydractl.progress import SILENT
 from hydractl.scoring.gradients.settings import HeadmapSettings
 from hydractl.scoring.headmap import easiest, score_headmap

@@ -9,9 +9,9 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.families.base import SCALE
-from hydractl.families.opening import open_model
+from hydractl.families.load import open_model
 from hydractl.families.registry import family_of
-from hydractl.fusion.loaded import load
+from hydractl.fusion.loaded_model import load
 from hydractl.manifest.heads import HeadMask, HeadScores
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.claims import OutputLock
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.output.locks import OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.prepare import prepare
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.stages.finetune.work import prepare
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig

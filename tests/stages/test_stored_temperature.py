@@ -11,8 +11,8 @@ from rich.console import Console
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.commands.eval import render
 from hydractl.data.reference import DataRef
-from hydractl.families.opening import load_model, open_model
-from hydractl.fusion.loaded import load
+from hydractl.families.load import load_model, open_model
+from hydractl.fusion.loaded_model import load
 from hydractl.manifest.header import Header
 from hydractl.manifest.heads import HeadScores
 from hydractl.stages.evaluate.config import EvalConfig

@@ -13,7 +13,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
-from hydractl.families.opening import open_model
+from hydractl.families.load import open_model
 from hydractl.manifest.report import Report
 from hydractl.metrics import selective
 from hydractl.stages.evaluate.config import EvalConfig

@@ -11,17 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.data.inputs import encoded, open_items
+from hydractl.data.encode import encoded, open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, DataError, UsageError
-from hydractl.families.opening import load_model, open_model
-from hydractl.fusion.loaded import load
+from hydractl.families.load import load_model, open_model
+from hydractl.fusion.loaded_model import load
 from hydractl.fusion.slicing import zero_dropped
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate, Kind, Prompting
 from hydractl.manifest.heads import TowerKeep
-from hydractl.scoring.circuit import streams as circuit_streams
+from hydractl.scoring.circuit import activation_cache as circuit_streams
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -33,7 +33,14 @@ from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from hydractl.stages.shared.classes import DEFAULT_TEMPLATE, Classes, Naming, ask, settle, with_classes
+from hydractl.stages.shared.zero_shot_classes import (
+    DEFAULT_TEMPLATE,
+    Classes,
+    Naming,
+    ask,
+    settle,
+    with_classes,
+)
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base as classifier
 from support.heard import Heard

@@ -11,15 +11,15 @@ import torch
 
 import support.trunks  # noqa: F401 - registers architectures
 from hydractl.checkpoint import write_tensors
-from hydractl.families.opening import check_tensors
-from hydractl.families.probe import probe_inputs
+from hydractl.families.dummy_inputs import probe_inputs
+from hydractl.families.load import check_tensors
 from hydractl.families.registry import FAMILIES, expected_specs
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
 from hydractl.heads.masks import full_mask
-from hydractl.inputs import map_inputs
 from hydractl.manifest.header import Header, Kind
 from hydractl.manifest.heads import HeadMask, HeadScores, TowerKeep
-from hydractl.tensors import spec_of
+from hydractl.model_inputs import map_inputs
+from hydractl.tensor_spec import spec_of
 from support.variants import LIBRARY, PLAIN, Variant
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from hydractl.families.base import Family
     from hydractl.families.tower import Model
-    from hydractl.inputs import Inputs
-    from hydractl.tensors import TensorSpec
+    from hydractl.model_inputs import Inputs
+    from hydractl.tensor_spec import TensorSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

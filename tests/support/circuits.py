@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hydractl.inputs import cut_batch, map_inputs
+from hydractl.model_inputs import cut_batch, map_inputs
 from hydractl.scoring.job import NullLog, Samples, ScoreJob
 from support.jobs import CLASSES, DOUBLE, model_for
 

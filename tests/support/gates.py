@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from hydractl.families.base import TensorRole, place_of
-from hydractl.inputs import map_inputs
+from hydractl.model_inputs import map_inputs
 from hydractl.scoring.job import GateTraining, Samples, ScoreJob
 from hydractl.training.feeding.feed import Piece
 from support.builders import base

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hydractl.data.inputs import open_items
+from hydractl.data.encode import open_items
 from hydractl.stages.shared.predictions import PreparedData
 
 

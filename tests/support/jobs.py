@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hydractl.inputs import cut_batch
-from hydractl.parallel import ProcessGroup
+from hydractl.model_inputs import cut_batch
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.scoring.job import Samples, ScoreJob
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydractl.families.tower import Model
-    from hydractl.inputs import Inputs
     from hydractl.manifest.heads import Removal
+    from hydractl.model_inputs import Inputs
     from hydractl.scoring.job import Ranking
     from support.builders import Sample
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from hydractl.fusion import responding
+from hydractl.fusion import inference
 
 IMAGES = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["r", "b"]))
 TEXTS = datasets.Features(text=datasets.Value("string"), label=datasets.Value("int64"))
@@ -75,7 +75,7 @@ class Held(NamedTuple):
 def most_held(lake, work, *, batch_size=1):
     """Do `work`, which reads a lake and answers its rows by so many, and return what is held meanwhile."""
     size = len(lake.row(0)["image"]["bytes"])
-    seen, answered, respond = [], [], responding.respond
+    seen, answered, respond = [], [], inference.respond
 
     def counting(*args, **named):
         answered.append(batch_size)
@@ -90,7 +90,7 @@ def most_held(lake, work, *, batch_size=1):
     before = pa.total_allocated_bytes()
     try:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(responding, "respond", counting)
+            patched.setattr(inference, "respond", counting)
             work()
     finally:
         tracemalloc.stop()

@@ -11,14 +11,14 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import TensorRole
 from hydractl.families.registry import FAMILIES
-from hydractl.inputs import cut_batch
+from hydractl.model_inputs import cut_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import nn
 
-    from hydractl.inputs import Inputs
+    from hydractl.model_inputs import Inputs
 
     Data = tuple[Inputs | list[Inputs], torch.Tensor, Inputs | list[Inputs]]
     """ID inputs, their labels, OOD inputs; lists are batches already."""

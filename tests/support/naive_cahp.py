@@ -15,14 +15,14 @@ from kneed import KneeLocator
 from sklearn.manifold import TSNE
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.inputs import batch_of, cut_batch
+from hydractl.model_inputs import batch_of, cut_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import nn
 
-    from hydractl.inputs import Inputs
+    from hydractl.model_inputs import Inputs
 
 
 class Answer(NamedTuple):

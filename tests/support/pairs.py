@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydractl.families.opening import open_model
+from hydractl.families.load import open_model
 from support.builders import Sample, perturbed
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 
 
 def digits_folder(root, reference):

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.metrics.samples import Responses, Scored, StoredPredictions, whole
+from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, whole
 from hydractl.stages.evaluate.predictions_file import LABELS, LOG_PROBS, LOGSUMEXP, SCORES
 
 

@@ -10,7 +10,7 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.heads import TowerKeep
 from hydractl.manifest.report import Report, Row, Shift, Value
-from hydractl.metrics.table import METRICS
+from hydractl.metrics.registry import METRICS
 from support.builders import sha
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.inputs import cut_batch
+from hydractl.model_inputs import cut_batch
 from support import naive
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from hydractl.inputs import Inputs
+    from hydractl.model_inputs import Inputs
 
 STEP = 3e-3
 """Wide enough that single precision inside a library (ModernBERT's rotations) leaves six digits."""

@@ -11,9 +11,9 @@ from datetime import timedelta
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
-from hydractl.families.opening import open_model
-from hydractl.fusion.responding import responses
-from hydractl.parallel import ProcessGroup
+from hydractl.families.load import open_model
+from hydractl.fusion.inference import responses
+from hydractl.processes.distributed import ProcessGroup
 
 CPU = torch.device("cpu")
 

@@ -12,12 +12,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from hydractl.errors import CheckFailed
 from hydractl.progress import SILENT
-from hydractl.training.candidate import Job, freeze_unused
-from hydractl.training.engine import start_engine
+from hydractl.training.accelerator import start_engine
 from hydractl.training.feeding.feed import Piece
 from hydractl.training.loop import train
 from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.state import Metrics, Snapshot, StateFolder
+from hydractl.training.resume import Metrics, Snapshot, StateFolder
+from hydractl.training.trainer import Job, freeze_unused
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(12, generator=torch.Generator().manual_seed(1))

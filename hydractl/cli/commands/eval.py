@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summarize, table
 from hydractl.errors import CheckFailed, Interrupted, UsageError
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.metric import Metric, Needs, Unit
-from hydractl.metrics.scores import MSP, number_name
-from hydractl.metrics.table import METRICS, TEMPERATURE, needing
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.messages import counted, listed
+from hydractl.metrics.metric_spec import Metric, Needs, Unit
+from hydractl.metrics.ood_scores import MSP, number_name
+from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
 from hydractl.reporting.analyses.tables import analysis_tables
-from hydractl.reporting.numbers import (
+from hydractl.reporting.report_values import (
     GROUPS,
     Quantity,
     Table,
@@ -26,7 +27,6 @@ from hydractl.reporting.numbers import (
 )
 from hydractl.reporting.shift import shift_tables
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.wording import counted, listed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ def again(config: EvalConfig, terminal: Terminal) -> None:
     """Show the report that is there, as if it had been made, and exit as it says."""
     from hydractl.manifest.report import Report
     from hydractl.stages.evaluate.report import EvalReport
-    from hydractl.stages.shared.unchanged import outputs_of
+    from hydractl.stages.shared.up_to_date import outputs_of
 
     document = Report.read(cast("Path", config.out))
     report = EvalReport(document=document, paths=outputs_of(config), config=config)

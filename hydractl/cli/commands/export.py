@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from hydractl.cli.command import command
 from hydractl.cli.commands.eval import render as measured
 from hydractl.cli.output import Terminal, line, size, table
+from hydractl.messages import counted
 from hydractl.stages.export.config import ExportConfig
-from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

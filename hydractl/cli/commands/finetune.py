@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, table
+from hydractl.messages import count
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.wording import count
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, size, table
+from hydractl.messages import counted
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.fuse.outcome import Measured, Quality
+    from hydractl.stages.fuse.result import Measured, Quality
     from hydractl.stages.fuse.run import FuseReport
 
 ENSEMBLE = "the members' ensemble"

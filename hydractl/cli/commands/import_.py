@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, size, table
-from hydractl.places import is_folder
+from hydractl.messages import count
+from hydractl.output.paths import is_folder
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.shared.outputs import check_outputs
-from hydractl.wording import count
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,7 +38,7 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
       hydractl import pytorch_model.bin --arch bert::num_labels=4 --tokenizer tokenizer.json -o base.st
     """
     from hydractl.stages.importing.run import ImportReport, ImportReports, run_import
-    from hydractl.stages.shared.unchanged import looked
+    from hydractl.stages.shared.up_to_date import looked
 
     progress = terminal.progress()
     if len(config.sources) > 1:  # before the first is written

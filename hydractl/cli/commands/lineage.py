@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from hydractl.cli.command import QUIET, command
 from hydractl.cli.commands.inspect.documents import lineage_tree
 from hydractl.cli.output import Terminal, line, model_cell
+from hydractl.messages import quoted
 from hydractl.reporting.lineage import short
 from hydractl.stages.lineage.config import LineageConfig
-from hydractl.wording import quoted
 
 if TYPE_CHECKING:
     from rich.console import Console

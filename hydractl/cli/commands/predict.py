@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, table
+from hydractl.messages import counted
 from hydractl.stages.predict.config import PredictConfig
-from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

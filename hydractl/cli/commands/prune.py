@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
-from hydractl.publish import STDOUT
+from hydractl.messages import count
+from hydractl.output.atomic_write import STDOUT
 from hydractl.stages.prune.config import PruneConfig
-from hydractl.wording import count
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -33,7 +33,7 @@ def push(config: PushConfig, terminal: Terminal) -> None:
     """
     from huggingface_hub import utils
 
-    from hydractl.hubclient import without_bars
+    from hydractl.hub_client import without_bars
     from hydractl.stages.push.run import run_push
 
     with without_bars(utils) if terminal.quiet or terminal.as_json else nullcontext():

@@ -51,8 +51,8 @@ def told(_report: ReportReport, _out: Console) -> None:
 
 def render(report: ReportReport, out: Console) -> None:
     """Show the sentences and the tables."""
-    from hydractl.reporting.content import checks, tables
-    from hydractl.reporting.verdict import verdict
+    from hydractl.reporting.sections import checks, tables
+    from hydractl.reporting.summary import verdict
 
     for sentence in (*verdict(report.compared), *report.compared.notes):
         line(out, sentence)

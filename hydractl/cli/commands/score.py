@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, table
+from hydractl.messages import counted, lasting
 from hydractl.stages.score.config import Estimate, ScoreConfig, ScoreReport
-from hydractl.wording import counted, lasting
 
 if TYPE_CHECKING:
     from rich.console import Console

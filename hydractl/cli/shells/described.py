@@ -10,9 +10,9 @@ import typer.core
 from hydractl.cli.helptext import unescaped
 from hydractl.cli.shells.scripts import Command, Completes, ShellOption
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS
-from hydractl.data.presets.table import PRESETS
+from hydractl.data.presets.registry import PRESETS
 from hydractl.data.reference import BUILT_IN
-from hydractl.metrics.scores import EVERY
+from hydractl.metrics.ood_scores import EVERY
 from hydractl.runtime import DTYPES
 from hydractl.stages.datasets.config import LIST, SHOW
 

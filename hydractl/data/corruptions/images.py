@@ -27,7 +27,7 @@ from scipy import ndimage
 from scipy.signal import fftconvolve
 
 from hydractl.data.corruptions.names import PHOTOGRAPHS, Corruption, Photographs
-from hydractl.data.corruptions.strengths import frost_scale, strengths
+from hydractl.data.corruptions.severities import frost_scale, strengths
 from hydractl.data.decoding import decode, read_bytes, upright
 
 Pixels: TypeAlias = NDArray[np.float64]

@@ -10,8 +10,8 @@ from typing import Self
 
 from hydractl.data.reference import IMAGE_SUFFIXES
 from hydractl.errors import UsageError
+from hydractl.messages import did_you_mean
 from hydractl.runtime import digest_files
-from hydractl.wording import did_you_mean
 
 IMAGES: Mapping[str, str] = MappingProxyType(
     {

@@ -5,7 +5,7 @@ OpenOOD 1.5 (Zhang et al. 2023): its lists, folders and roles are those of `open
 
 from __future__ import annotations
 
-from hydractl.data.presets.preset import (
+from hydractl.data.presets.schema import (
     FAR,
     NEAR,
     NOT_STATED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydractl.data.presets.preset import (
+from hydractl.data.presets.schema import (
     FAR,
     NEAR,
     NOT_STATED,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.rows import read_rows
-from hydractl.data.sources.tabular import ArrowTable, DataTable, RowTable, folder_of
+from hydractl.data.sources.csv_jsonl import read_rows
+from hydractl.data.sources.tables import ArrowTable, DataTable, RowTable, folder_of
 from hydractl.errors import DataError, reason_of
 
 if TYPE_CHECKING:
-    from hydractl.data.items import Content
+    from hydractl.data.datasets import Content
 
 
 def open_table(ref: DataRef, content: Content) -> DataTable:

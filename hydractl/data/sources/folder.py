@@ -12,13 +12,13 @@ from types import MappingProxyType
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data import decoding, items
-from hydractl.data.items import Content
+from hydractl.data import datasets, decoding
+from hydractl.data.datasets import Content
 from hydractl.data.reference import IMAGE_SUFFIXES, SOURCES_HINT, DataRef
 from hydractl.data.sources.text import decode_text
 from hydractl.errors import DataError
+from hydractl.messages import did_you_mean, quoted
 from hydractl.progress import Progress
-from hydractl.wording import did_you_mean, quoted
 
 SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
     {
@@ -34,7 +34,7 @@ SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "t
 
 
 @dataclass(frozen=True, slots=True)
-class FileStore(items.ImageStore):
+class FileStore(datasets.ImageStore):
     """Image files below `root`, by paths with forward slashes."""
 
     root: Path
@@ -71,7 +71,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name == RESOURCE_FORKS
 
 
-def open_folder(ref: DataRef, content: Content, progress: Progress) -> items.Items:
+def open_folder(ref: DataRef, content: Content, progress: Progress) -> datasets.Items:
     """Return the images or texts under a folder, class by class, in the order of torchvision's `ImageFolder`; of texts each file is one.
 
     Hidden files are left alone; others that are not of the kind are skipped with a warning. Files below a class's folder are of
@@ -85,7 +85,7 @@ def open_folder(ref: DataRef, content: Content, progress: Progress) -> items.Ite
     return _items(root, content, *_files(root, content, progress))
 
 
-def open_tree(ref: DataRef, content: Content, progress: Progress) -> items.Items:
+def open_tree(ref: DataRef, content: Content, progress: Progress) -> datasets.Items:
     """Return all images or texts below a folder, at any depth and without labels, sorted by their folders and names.
 
     Hidden files and folders are left alone; others that are not of the kind are skipped with a warning.
@@ -98,16 +98,16 @@ def open_tree(ref: DataRef, content: Content, progress: Progress) -> items.Items
     if not files:
         raise _nothing(root, content, skipped)
     _tell_skipped(root, content, skipped, progress)
-    return _items(root, content, tuple(files), items.Labels())
+    return _items(root, content, tuple(files), datasets.Labels())
 
 
-def _items(root: Path, content: Content, files: tuple[str, ...], labels: items.Labels) -> items.Items:
+def _items(root: Path, content: Content, files: tuple[str, ...], labels: datasets.Labels) -> datasets.Items:
     name = root.resolve().name
     if content is Content.TEXTS:
         paths = [root / file for file in files]
         texts, keys = tuple(map(_text, paths)), tuple(map(str, paths))
-        return items.TextSet(texts=texts, keys=keys, name=name, **labels._asdict())
-    return items.ImageSet(
+        return datasets.TextSet(texts=texts, keys=keys, name=name, **labels._asdict())
+    return datasets.ImageSet(
         store=FileStore(root, files), places=range(len(files)), name=name, **labels._asdict()
     )
 
@@ -119,7 +119,7 @@ def _text(path: Path) -> str:
     return text
 
 
-def _files(root: Path, content: Content, progress: Progress) -> tuple[tuple[str, ...], items.Labels]:
+def _files(root: Path, content: Content, progress: Progress) -> tuple[tuple[str, ...], datasets.Labels]:
     """Return the paths of files of one kind below a folder, and their classes: the names of its sub-folders, if there are any."""
     folders, loose, skipped = _listing(root, content)
     if folders and loose:
@@ -140,7 +140,7 @@ def _files(root: Path, content: Content, progress: Progress) -> tuple[tuple[str,
         skipped += others
     _tell_skipped(root, content, skipped, progress)
     names = tuple(os.fsencode(folder).decode(errors="backslashreplace") for folder in folders)
-    return tuple(files), items.Labels(names, tuple(labels) if folders else None)
+    return tuple(files), datasets.Labels(names, tuple(labels) if folders else None)
 
 
 def _walk(root: Path, below: str, content: Content) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydractl.data.reference import IMAGE_SUFFIXES, DataRef
 from hydractl.data.sources.folder import is_hidden
-from hydractl.data.sources.tabular import ArrowTable, choose, quiet
+from hydractl.data.sources.tables import ArrowTable, choose, quiet
 from hydractl.errors import DataError, reason_of
 from hydractl.progress import Progress
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hydractl.data.items import Content, Items
-from hydractl.data.sources.columns import LabelReader
-from hydractl.data.sources.tabular import DataTable, RowStream
+from hydractl.data.datasets import Content, Items
+from hydractl.data.sources.column_roles import LabelReader
+from hydractl.data.sources.tables import DataTable, RowStream
 
 BATCHES = 16
 """How many batches of rows are read at a time; texts are sorted by length among as many, however they are stored."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data.items import ImageSet, ImageStore
+from hydractl.data.datasets import ImageSet, ImageStore
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 

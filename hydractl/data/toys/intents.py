@@ -14,11 +14,11 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TypeAlias, cast
 
-from hydractl.data.items import TextSet
+from hydractl.data.datasets import TextSet
 from hydractl.data.reference import DataRef
 from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError
-from hydractl.wording import did_you_mean
+from hydractl.messages import did_you_mean
 
 FILE = "intents.json.xz"
 DOMAINS = ("near-val", "near", "far-val", "far")

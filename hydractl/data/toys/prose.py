@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
-from hydractl.data.items import TextSet
+from hydractl.data.datasets import TextSet
 from hydractl.data.reference import DataRef
 from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError
-from hydractl.wording import did_you_mean
+from hydractl.messages import did_you_mean
 
 COUNTS: Mapping[str, int] = MappingProxyType(dict(zip(SPLITS, (8000, 600, 1000), strict=True)))
 """How many reviews of films a split has."""

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from typing_extensions import override
 
-from hydractl.data.items import ImageSet, ImageStore
+from hydractl.data.datasets import ImageSet, ImageStore
 from hydractl.data.reference import DataRef
 from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError

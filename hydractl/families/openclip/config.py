@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.options import building, check_options
+from hydractl.families.config_checks import building, check_options
 
 if TYPE_CHECKING:
     import torch
@@ -190,7 +190,7 @@ def created(config: Mapping[str, Any], name: str, *, weights: bool = True) -> An
     """
     import torch
 
-    from hydractl.families.dismantling import without_weights
+    from hydractl.families.surgery import without_weights
 
     with building("open_clip", name):
         if reason := refusal(config):

@@ -16,15 +16,15 @@ from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import SCALE, Described, Family, HeadTensor, TensorRole, TowerLayout
-from hydractl.families.gate import COMMON_RULES
+from hydractl.families.config_checks import building, check_patches
+from hydractl.families.model_folder import COMMON_RULES
 from hydractl.families.openclip import config as configs
-from hydractl.families.options import building, check_patches
 from hydractl.families.timm.models import LAYOUT, tower_heads
-from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Preprocess, Prompting
 from hydractl.manifest.heads import TowerHeads, TowerKeep
-from hydractl.source import OPEN_CLIP_CONFIG
+from hydractl.model_source import OPEN_CLIP_CONFIG
+from hydractl.strict_json import plain
 
 if TYPE_CHECKING:
     import torch
@@ -73,8 +73,8 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
     ) -> Model:
-        from hydractl.families.dismantling import cut_heads, fill
         from hydractl.families.openclip.modules import wrap
+        from hydractl.families.surgery import cut_heads, fill
         from hydractl.families.timm.modules import complete
 
         config: dict[str, Any] = dict(architecture.config)

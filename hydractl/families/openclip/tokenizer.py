@@ -19,10 +19,10 @@ from pydantic import ValidationError
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.openclip.config import CLIP_TOKENS, library
 from hydractl.families.transformers.tokenizers import read_tokenizer
-from hydractl.jsonfile import compact, parse
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Tokenization
 from hydractl.manifest.tokenizers import is_python_tokenizer
+from hydractl.strict_json import compact, parse
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

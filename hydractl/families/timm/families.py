@@ -67,7 +67,7 @@ def _family(row: TimmRow) -> Family:
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
     ) -> Model:
-        from hydractl.families.dismantling import cut_heads, fill
+        from hydractl.families.surgery import cut_heads, fill
         from hydractl.families.timm.modules import wrap
 
         library = covered(row, architecture.name, {**architecture.config, **row.build_options})

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described
-from hydractl.families.gate import COMMON_RULES, ModelFolder, Rule, answer_problem
-from hydractl.families.options import check_values
+from hydractl.families.config_checks import check_values
+from hydractl.families.model_folder import COMMON_RULES, ModelFolder, Rule, answer_problem
 from hydractl.families.timm.models import TimmRow, architecture_of, check_covered, create, preprocess_of
 from hydractl.families.timm.names import untagged
-from hydractl.jsonfile import compact
 from hydractl.manifest.header import Preprocess
+from hydractl.strict_json import compact
 
 DEFAULT_CLASSES = 1000
 """How many classes a model has whose `config.json` does not say it, in timm."""

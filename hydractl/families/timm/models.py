@@ -20,12 +20,12 @@ from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, HeadTensor, TensorRole, TowerLayout, projections_apart
-from hydractl.families.options import building, check_options, check_patches
+from hydractl.families.config_checks import building, check_options, check_patches
 from hydractl.families.timm.names import check_known
-from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Preprocess
 from hydractl.manifest.heads import TowerHeads
+from hydractl.strict_json import plain
 
 if TYPE_CHECKING:
     import torch

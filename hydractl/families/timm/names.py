@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.wording import did_you_mean
+from hydractl.messages import did_you_mean
 
 
 def check_known(name: str, others: Iterable[str] = ()) -> None:

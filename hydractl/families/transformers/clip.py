@@ -27,7 +27,7 @@ from hydractl.families.transformers.vision import (
 from hydractl.manifest.header import Preprocess, Tokenization
 
 if TYPE_CHECKING:
-    from hydractl.families.dismantling import HeadNumbers
+    from hydractl.families.surgery import HeadNumbers
     from hydractl.families.tower import Model
 
 ANSWER = (*SCALE, CLASS_EMBEDDINGS)

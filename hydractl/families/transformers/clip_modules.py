@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hydractl.families.dismantling import HeadNumbers
+from hydractl.families.surgery import HeadNumbers
 from hydractl.families.tower import Model, Stream
 from hydractl.families.transformers.encoder import Paired
 from hydractl.families.transformers.encoder_modules import Ends, embed_images, key_mask, tower

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from hydractl.families.attention_bias import AttentionExtras, SharedDropout
+from hydractl.families.batched_members import StackedLinear
 from hydractl.families.head_group import HeadGroup, HeadParts, Projection
-from hydractl.families.side import AttentionExtras, SharedDropout
-from hydractl.families.stacked import StackedLinear
 from hydractl.families.tower import Hosted, Stream, Tower
 from hydractl.families.transformers.encoder import EncoderNames, TextEncoderNames
 from hydractl.families.transformers.encoder_modules import PostNormBlock, key_mask

@@ -12,10 +12,10 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.dismantling import HeadNumbers, part
+from hydractl.families.attention_bias import AttentionExtras, PositionBias, looked_up
+from hydractl.families.batched_members import applied
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.side import AttentionExtras, PositionBias, looked_up
-from hydractl.families.stacked import applied
+from hydractl.families.surgery import HeadNumbers, part
 from hydractl.families.tower import PRE_NORM, Block, FunctionModule, LayerScale, Stream, Tower
 from hydractl.families.transformers.encoder import EncoderNames, heads_of
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from hydractl.errors import CheckpointError
 from hydractl.families.base import Described
-from hydractl.families.gate import COMMON_RULES, DEQUANTIZE, ModelFolder, Rule, answer_problem
-from hydractl.jsonfile import compact, parse
+from hydractl.families.model_folder import COMMON_RULES, DEQUANTIZE, ModelFolder, Rule, answer_problem
 from hydractl.manifest.header import Tokenization
-from hydractl.wording import quoted
+from hydractl.messages import quoted
+from hydractl.strict_json import compact, parse
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 POOLINGS = ("cls", "mean")

@@ -21,11 +21,11 @@ from hydractl.families.base import (
     place_on_disk,
     with_pooling,
 )
-from hydractl.families.gate import ModelFolder
-from hydractl.families.options import OptionsError, building, check_patches
+from hydractl.families.config_checks import OptionsError, building, check_patches
+from hydractl.families.model_folder import ModelFolder
 from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.folder_rules import RULES, with_sentence_settings
-from hydractl.families.transformers.library import (
+from hydractl.families.transformers.hf_models import (
     NOT_ARCHITECTURE,
     Adoption,
     adopted_state,
@@ -37,14 +37,14 @@ from hydractl.families.transformers.library import (
     random_state,
 )
 from hydractl.families.transformers.vision import FILES, image_size, says_images, write_image_processor
-from hydractl.jsonfile import plain
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 from hydractl.manifest.heads import TowerKeep
+from hydractl.strict_json import plain
 
 if TYPE_CHECKING:
     import torch
 
-    from hydractl.families.dismantling import HeadNumbers
+    from hydractl.families.surgery import HeadNumbers
     from hydractl.families.tower import Model
 
 LIBRARY = "transformers"
@@ -202,7 +202,7 @@ def family_of_row(row: FamilyRow) -> Family:
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
     ) -> Model:
-        from hydractl.families.dismantling import cut_heads, fill
+        from hydractl.families.surgery import cut_heads, fill
         from hydractl.families.zero_shot import Contrast
 
         library = blank(row.class_of(architecture.name), architecture, row.spared(architecture.pooling))

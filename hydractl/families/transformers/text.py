@@ -16,7 +16,7 @@ from hydractl.families.transformers.tokenizers import read_texts
 from hydractl.manifest.header import Tokenization
 
 if TYPE_CHECKING:
-    from hydractl.families.dismantling import HeadNumbers
+    from hydractl.families.surgery import HeadNumbers
     from hydractl.families.tower import Model
 
 ROTATIONS = ("default", "linear", "yarn", "llama3")

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.dismantling import HeadNumbers
+from hydractl.families.attention_bias import AttentionExtras
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.side import AttentionExtras
+from hydractl.families.surgery import HeadNumbers
 from hydractl.families.tower import Model, Stream
 from hydractl.families.transformers import deberta_modules as deberta
 from hydractl.families.transformers.encoder import TextEncoderNames

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
-from hydractl.families.transformers.library import check_small, quiet
-from hydractl.jsonfile import compact, parse, read_object
+from hydractl.families.transformers.hf_models import check_small, quiet
 from hydractl.manifest.header import InputName, Tokenization
 from hydractl.manifest.tokenizers import SENTENCEPIECE, SETTINGS, check_document, check_settings, to_text
 from hydractl.runtime import without_panic
+from hydractl.strict_json import compact, parse, read_object
 
 COMPLETE_TOKENIZERS = ("tokenizer.json", "tokenizer.*.json")
 TOKENIZER_FILES = (*COMPLETE_TOKENIZERS, "vocab.*", "merges.txt", "bpe.codes", "*.model")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
-from hydractl.families.transformers.library import check_small, quiet
+from hydractl.families.transformers.hf_models import check_small, quiet
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Preprocess
 

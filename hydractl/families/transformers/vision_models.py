@@ -29,7 +29,7 @@ from hydractl.manifest.header import Preprocess
 if TYPE_CHECKING:
     import torch
 
-    from hydractl.families.dismantling import HeadNumbers
+    from hydractl.families.surgery import HeadNumbers
     from hydractl.families.tower import Model, Stream
 
 OBLONG = "oblong images: the library resizes positions of squares only"

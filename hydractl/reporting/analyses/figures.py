@@ -7,13 +7,13 @@ from itertools import chain
 
 from hydractl.manifest.analyses import Analyses, BaseWithFewerHeads, Plane, Pruned
 from hydractl.manifest.report import Row
-from hydractl.manifest.scopes import ID_NAME
+from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.reporting.analyses.tables import of_size
 from hydractl.reporting.chart import WIDTH, Axis, Chart, Figure, Series, look
-from hydractl.reporting.compared import Compared, Runtimes
-from hydractl.reporting.drawing import TEXT, Drawing, Path, Text, breadth, fitting
-from hydractl.reporting.maps import value_map
-from hydractl.reporting.numbers import GROUPS, Quantity, written
+from hydractl.reporting.comparison import Compared, Runtimes
+from hydractl.reporting.head_maps import value_map
+from hydractl.reporting.report_values import GROUPS, Quantity, written
+from hydractl.reporting.svg import TEXT, Drawing, Path, Text, breadth, fitting
 
 SHOWN = ("accuracy", "nll", "ece", "auroc", "fpr95")
 FAINT = 0.55

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.metrics.metric import Needs
-from hydractl.metrics.table import METRICS, needing
-from hydractl.reporting.numbers import GROUPS, Cell, Quantity, Table, written
+from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.registry import METRICS, needing
+from hydractl.reporting.report_values import GROUPS, Cell, Quantity, Table, written
 
 if TYPE_CHECKING:
     from hydractl.manifest.analyses import Analyses, EnsembleSize, Pruned, Spread

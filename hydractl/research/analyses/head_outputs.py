@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Stream, Towers
-from hydractl.inputs import Inputs, batch_of, repeat_batch
 from hydractl.manifest.heads import HeadName
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.fitted import whitening
-from hydractl.scoring.taps import Heard, tapped
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.feature_scores import whitening
+from hydractl.model_inputs import Inputs, batch_of, repeat_batch
+from hydractl.scoring.attention_hooks import Heard, tapped
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
 
 

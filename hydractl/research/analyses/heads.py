@@ -14,7 +14,7 @@ from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import HeadScores, Mask, Shape
 from hydractl.research.analyses.load_models import single
 from hydractl.research.analyses.predictions import ask, measured
-from hydractl.scoring.taps import Gated, tapped
+from hydractl.scoring.attention_hooks import Gated, tapped
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
 
 SIXTHS = range(1, 6)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from hydractl.families.opening import OpenModel, load_model
+from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Model
 from hydractl.families.zero_shot import Contrast
-from hydractl.fusion.building import members_from_state
-from hydractl.fusion.classes import prompts_of
-from hydractl.inputs import inputs_like
+from hydractl.fusion.build import members_from_state
+from hydractl.fusion.prompts import prompts_of
 from hydractl.manifest.header import Kind
-from hydractl.manifest.scopes import ID_NAME
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.model_inputs import inputs_like
 from hydractl.scoring.job import Samples
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from hydractl.manifest.analyses import EnsembleSize, Spread
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.samples import Joined, StoredPredictions
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.per_sample import Joined, StoredPredictions
 from hydractl.research.analyses.predictions import measured
 from hydractl.stages.evaluate.analyses.context import AnalysisContext
 

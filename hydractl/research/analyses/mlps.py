@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from hydractl.families.base import place_of
-from hydractl.families.opening import OpenModel, load_model
+from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Towers
-from hydractl.fusion.classes import settle
+from hydractl.fusion.prompts import settle
 from hydractl.manifest.analyses import MergedAndSeparate, Merging
 from hydractl.manifest.header import Fate
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.samples import Joined, StoredPredictions, at_once, ensemble_log_probs
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.per_sample import Joined, StoredPredictions, at_once, ensemble_log_probs
 from hydractl.research.analyses.predictions import ask, measured
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
 

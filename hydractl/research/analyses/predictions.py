@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hydractl.families.tower import Towers
-from hydractl.fusion.responding import responses
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.measures import means, measure
-from hydractl.metrics.metric import Needs
+from hydractl.fusion.inference import responses
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.compute import means, measure
+from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.per_sample import Responses, StoredPredictions
+from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Responses, StoredPredictions
-from hydractl.metrics.table import needing
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
 
 

@@ -22,17 +22,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hydractl.data.corruptions.names import Corruption
 from hydractl.errors import DataError, InputError
 from hydractl.families.base import place_of
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.families.tower import Model
 from hydractl.fusion.plan import split_members
 from hydractl.fusion.slicing import kept_indices
-from hydractl.inputs import Inputs, inputs_like
 from hydractl.manifest.analyses import Pruned
 from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import Mask
-from hydractl.manifest.scopes import ID_NAME
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.research.analyses.load_models import single
-from hydractl.scoring.gradients.weights import losses_of
+from hydractl.scoring.gradients.weight_gradients import losses_of
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
 
 PROBES = 8

@@ -24,23 +24,23 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from typing_extensions import override
 
-from hydractl.data.inputs import open_items
-from hydractl.data.items import Items
+from hydractl.data.datasets import Items
+from hydractl.data.encode import open_items
 from hydractl.errors import DataError, UnsupportedModelError
-from hydractl.families.opening import OpenModel
-from hydractl.families.probe import blank_inputs
+from hydractl.families.dummy_inputs import blank_inputs
+from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.families.zero_shot import Contrast, unit
 from hydractl.fusion.baseline_model import BaselineModel
-from hydractl.fusion.building import load_any
-from hydractl.fusion.classes import Classes, prompts_of
-from hydractl.inputs import Inputs
+from hydractl.fusion.build import load_any
+from hydractl.fusion.prompts import Classes, prompts_of
 from hydractl.manifest.header import Tokenization
+from hydractl.messages import counted
+from hydractl.model_inputs import Inputs
 from hydractl.research.baselines.laplace import HIGHEST, LOWEST, exact
 from hydractl.research.baselines.options import FEWEST, BayesVlmOptions
 from hydractl.runtime import at_least_single
 from hydractl.stages.evaluate.baseline_rows import BaselineInputs
-from hydractl.wording import counted
 
 CHUNK = 256
 """Embeddings whose candidates are held at once."""

@@ -25,17 +25,17 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.opening import OpenModel
-from hydractl.families.probe import probe_inputs
+from hydractl.families.dummy_inputs import probe_inputs
+from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.baseline_model import BaselineModel
-from hydractl.fusion.building import load_any
-from hydractl.fusion.classes import Classes
-from hydractl.inputs import Inputs
+from hydractl.fusion.build import load_any
+from hydractl.fusion.prompts import Classes
+from hydractl.messages import counted
+from hydractl.model_inputs import Inputs
 from hydractl.progress import Progress
 from hydractl.research.baselines.options import FULL, LaplaceOptions
 from hydractl.stages.evaluate.baseline_rows import BaselineInputs
-from hydractl.wording import counted
 
 LOWEST, HIGHEST = 1e-6, 1e9
 """Between them is the prior's precision looked for."""

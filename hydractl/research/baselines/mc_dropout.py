@@ -18,15 +18,15 @@ from typing_extensions import override
 
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.opening import OpenModel
-from hydractl.families.side import SharedDropout
+from hydractl.families.attention_bias import SharedDropout
+from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.baseline_model import BaselineModel
-from hydractl.fusion.classes import Classes
-from hydractl.inputs import Inputs
+from hydractl.fusion.prompts import Classes
+from hydractl.model_inputs import Inputs
 from hydractl.research.baselines.options import McDropoutOptions
 from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
-from hydractl.training.noise import NOT_DROPPED, dropout_layers
+from hydractl.training.dropout import NOT_DROPPED, dropout_layers
 
 
 class McDropout(BaselineModel):

@@ -18,20 +18,20 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from hydractl.data.inputs import reading_differences
+from hydractl.data.encode import reading_differences
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.families.registry import architecture_differences
 from hydractl.families.tower import Towers
 from hydractl.families.zero_shot import Contrast
 from hydractl.fusion.baseline_model import BaselineModel
-from hydractl.fusion.classes import Classes
-from hydractl.inputs import Inputs
+from hydractl.fusion.prompts import Classes
+from hydractl.messages import counted, quoted
+from hydractl.model_inputs import Inputs
 from hydractl.research.baselines.laplace import exact
 from hydractl.research.baselines.options import SwagOptions
 from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
-from hydractl.wording import counted, quoted
 
 ONE_TRAINING = "the checkpoints of `swag:` are of one training: one architecture, the same heads"
 

@@ -24,19 +24,19 @@ from typing_extensions import override
 
 from hydractl.data.batches import epoch_order
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.families.zero_shot import Contrast
 from hydractl.fusion.baseline_model import WithConfidence
-from hydractl.fusion.classes import Classes
-from hydractl.inputs import Inputs, inputs_like
+from hydractl.fusion.prompts import Classes
+from hydractl.messages import counted
 from hydractl.metrics.cost import count_macs, macs_of
+from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.progress import Progress
 from hydractl.research.baselines.options import ViluOptions
 from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
-from hydractl.training.engine import Share
+from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import ItemFeed, Piece
-from hydractl.wording import counted
 
 WIDTHS = (512, 256, 128, 1)
 MOMENTUM, DECAY = 0.9, 5e-4

@@ -10,15 +10,15 @@ from hydractl.cli.commands.run.command import go, show
 from hydractl.cli.commands.run.pipeline import parsed
 from hydractl.cli.output import Terminal, console, line, table, written_out
 from hydractl.errors import OutputError, OutputExists
+from hydractl.messages import lasting
+from hydractl.output.atomic_write import publish_text
 from hydractl.progress import Progress
-from hydractl.publish import publish_text
 from hydractl.research.bench.config import BenchConfig
 from hydractl.research.bench.plan import Pace, Work, in_order, stages, written
 from hydractl.research.bench.rows import PLANS
-from hydractl.wording import lasting
 
 if TYPE_CHECKING:
-    from hydractl.families.opening import OpenModel
+    from hydractl.families.load import OpenModel
 
 PLAN = "bench.toml"
 

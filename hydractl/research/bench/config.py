@@ -9,18 +9,18 @@ from typing import ClassVar
 from hydractl.cli.commands.run.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.messages import did_you_mean, listed
+from hydractl.output.atomic_write import Folder
 from hydractl.parsing import made_of
-from hydractl.publish import Folder
 from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.research.bench.rows import PLANS, SAME, Terms
 from hydractl.settings import Option, OptionGroup, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels
 from hydractl.stages.finetune.config import RECIPE
 from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
-from hydractl.training.recipes.named import recipe_of
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
+from hydractl.training.recipes.presets import recipe_of
 from hydractl.training.recipes.recipe import Recipe
-from hydractl.wording import did_you_mean, listed
 
 ALL = "all"
 EVERY = tuple(name for name, plan in PLANS.items() if not plan.named)

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
 from hydractl.errors import HydraError, UsageError
-from hydractl.families.opening import OpenModel
-from hydractl.heads.members import check_enough
+from hydractl.families.load import OpenModel
+from hydractl.heads.member_masks import check_enough
+from hydractl.messages import listed
 from hydractl.progress import Progress
 from hydractl.research.baselines.bayesvlm import check_pairs, text_settings
 from hydractl.research.baselines.options import BayesVlmOptions
@@ -22,10 +23,9 @@ from hydractl.stages.evaluate.baselines.base import BaselineOptions
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.selective_threshold import check_stores
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.work import check_classes, check_trains, open_trained
+from hydractl.stages.finetune.prepare import check_classes, check_trains, open_trained
 from hydractl.stages.prune.config import PruneConfig
-from hydractl.stages.shared.classes import Classes
-from hydractl.wording import listed
+from hydractl.stages.shared.zero_shot_classes import Classes
 
 
 def fitting(

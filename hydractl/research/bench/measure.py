@@ -8,12 +8,12 @@ from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hydractl.data.dataset import open_data
-from hydractl.data.inputs import content_of
-from hydractl.data.items import Content, Items
+from hydractl.data.datasets import Content, Items
+from hydractl.data.encode import content_of
+from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.opening import OpenModel, open_model
+from hydractl.families.load import OpenModel, open_model
 from hydractl.manifest.header import Kind
 from hydractl.progress import Progress
 from hydractl.research.bench.config import BenchConfig

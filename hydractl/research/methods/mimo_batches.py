@@ -12,7 +12,7 @@ import torch
 from typing_extensions import override
 
 from hydractl.data.preprocess import sample_seed
-from hydractl.training.engine import Share
+from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import Feed, ItemFeed, Piece
 
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.registry import described_as, family_for_name
+from hydractl.model_source import parse_arch, split_options
 from hydractl.research.methods.options import Packed
-from hydractl.source import parse_arch, split_options
 
 SIZES = (("hidden_size", "intermediate_size"), ("dim", "hidden_dim"))
 """What configurations call the width of the stream and of the MLP; timm's architectures have `embed_dim`, and a ratio."""

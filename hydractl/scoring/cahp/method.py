@@ -9,15 +9,15 @@ import torch
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.heads import HeadName
+from hydractl.messages import counted
 from hydractl.progress import Progress
 from hydractl.scoring.cahp.clusters import Clustering, find_knee, group_points, silhouettes
 from hydractl.scoring.cahp.embedding import embed, fitting_perplexity
 from hydractl.scoring.cahp.moments import SignatureMoments, class_moments
 from hydractl.scoring.cahp.profile import HeadDistances, compare
 from hydractl.scoring.cahp.settings import CahpSettings
-from hydractl.scoring.gradients.salience import gate_gradients
+from hydractl.scoring.gradients.gate_gradients import gate_gradients
 from hydractl.scoring.job import Ranking, ScoreJob
-from hydractl.wording import counted
 
 FEWEST_HEADS = 3
 SEEDS = 2**32

@@ -13,9 +13,9 @@ import torch
 from scipy.spatial.distance import cdist
 
 from hydractl.errors import DataError
+from hydractl.messages import counted
 from hydractl.progress import Progress
 from hydractl.scoring.cahp.moments import VARIANCE_FLOOR, SignatureMoments
-from hydractl.wording import counted
 
 DIRECT_BYTES = 256 << 20
 """How large the table of profiles, 8 N D P bytes, may be; beyond it only the heads' distances are computed."""

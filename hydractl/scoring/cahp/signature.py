@@ -13,8 +13,8 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.errors import DataError
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Model
-from hydractl.inputs import Inputs
-from hydractl.scoring.taps import AttentionTap, tapped
+from hydractl.model_inputs import Inputs
+from hydractl.scoring.attention_hooks import AttentionTap, tapped
 
 
 def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.Tensor:

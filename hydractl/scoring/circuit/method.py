@@ -12,7 +12,7 @@ import torch
 from hydractl.manifest.heads import Removal
 from hydractl.progress import Progress
 from hydractl.scoring.circuit import settings
-from hydractl.scoring.circuit.lazy import Lazy
+from hydractl.scoring.circuit.lazy_greedy import Lazy
 from hydractl.scoring.circuit.search import Exact
 from hydractl.scoring.job import Ranking, ScoreJob
 

@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from hydractl.errors import UsageError
-from hydractl.metrics.metric import Metric, Needs
-from hydractl.metrics.table import metric_named
-from hydractl.wording import did_you_mean
+from hydractl.messages import did_you_mean
+from hydractl.metrics.metric_spec import Metric, Needs
+from hydractl.metrics.registry import metric_named
 
 TERMS: Mapping[str, Metric] = MappingProxyType(
     {name: metric_named(name) for name in ("acc", "ood", "nll", "ece", "fpr95")}

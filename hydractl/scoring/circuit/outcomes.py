@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl.metrics.samples import at_labels, places
-from hydractl.metrics.scores import MSP, SCORES
+from hydractl.metrics.ood_scores import MSP, SCORES
+from hydractl.metrics.per_sample import at_labels, places
 from hydractl.scoring.circuit.objective import TERMS, Objective
 
 HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.heads import HeadId, Removal
-from hydractl.scoring.circuit.model import Circuit
+from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.outcomes import first_best
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import NOTHING_LEARNT, Memory, ScoreJob

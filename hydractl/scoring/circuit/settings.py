@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.metrics.scores import MSP, OF_ONE, SCORES
+from hydractl.metrics.ood_scores import MSP, OF_ONE, SCORES
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
 from hydractl.settings import Constraint, check, setting

@@ -13,8 +13,8 @@ import torch
 
 from hydractl.families.head_group import HeadGroup
 from hydractl.families.tower import Block, Stream, Tower
-from hydractl.inputs import Inputs
-from hydractl.scoring.circuit.memory import MemoryBudget
+from hydractl.model_inputs import Inputs
+from hydractl.scoring.circuit.memory_budget import MemoryBudget
 
 
 class LayerInput(NamedTuple):

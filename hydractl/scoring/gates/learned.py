@@ -14,8 +14,8 @@ from torch import nn
 
 from hydractl.data.preprocess import sample_seed
 from hydractl.families.tower import Model
-from hydractl.inputs import Inputs
-from hydractl.scoring.taps import Gated
+from hydractl.model_inputs import Inputs
+from hydractl.scoring.attention_hooks import Gated
 
 if TYPE_CHECKING:
     from hydractl.manifest.heads import TowerHeads

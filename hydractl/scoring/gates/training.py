@@ -12,18 +12,18 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import CheckFailed
-from hydractl.inputs import map_inputs
-from hydractl.parallel import world_size
+from hydractl.model_inputs import map_inputs
+from hydractl.processes.distributed import world_size
 from hydractl.progress import Progress
 from hydractl.scoring.gates.learned import GatedModel, Gates
 from hydractl.scoring.gates.settings import GateSettings
 from hydractl.scoring.job import GateTraining, ScoreJob
-from hydractl.training.candidate import Job
-from hydractl.training.engine import Share, start_engine
+from hydractl.training.accelerator import Share, start_engine
 from hydractl.training.evaluate import metrics_of, tally
 from hydractl.training.loop import Trained, train
 from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.state import Metrics, Snapshot
+from hydractl.training.resume import Metrics, Snapshot
+from hydractl.training.trainer import Job
 
 if TYPE_CHECKING:
     from hydractl.training.feeding.feed import Feed

@@ -11,10 +11,10 @@ import torch
 
 from hydractl.errors import DataError
 from hydractl.families.attention import Attention
-from hydractl.inputs import Inputs
+from hydractl.model_inputs import Inputs
 from hydractl.runtime import at_least_single
+from hydractl.scoring.attention_hooks import AttentionTap, tapped
 from hydractl.scoring.job import Samples, ScoreJob
-from hydractl.scoring.taps import AttentionTap, tapped
 
 
 def attention_entropy(job: ScoreJob) -> dict[str, list[list[float]]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from hydractl.progress import Progress
+from hydractl.scoring.attention_hooks import heads_left
+from hydractl.scoring.gradients.iterative import HeadImportance, remove_lowest
 from hydractl.scoring.gradients.settings import GnormSettings
-from hydractl.scoring.gradients.stepwise import HeadImportance, remove_lowest
-from hydractl.scoring.gradients.weights import input_blocks, mean_gradient
+from hydractl.scoring.gradients.weight_gradients import input_blocks, mean_gradient
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
-from hydractl.scoring.taps import heads_left
 
 MATRICES = 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hydractl.progress import Progress
 from hydractl.scoring.gradients.entropy import attention_entropy
-from hydractl.scoring.gradients.samples import absolute_gradients
+from hydractl.scoring.gradients.per_sample_gradients import absolute_gradients
 from hydractl.scoring.gradients.settings import HiesSettings
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import min_max, normalized, warn_of_unlike_towers

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from hydractl.progress import Progress
-from hydractl.scoring.gradients.salience import gate_gradients
-from hydractl.scoring.gradients.samples import absolute_gradients
+from hydractl.scoring.attention_hooks import heads_left
+from hydractl.scoring.gradients.gate_gradients import gate_gradients
+from hydractl.scoring.gradients.iterative import HeadImportance, remove_lowest
+from hydractl.scoring.gradients.per_sample_gradients import absolute_gradients
 from hydractl.scoring.gradients.settings import MichelSettings
-from hydractl.scoring.gradients.stepwise import HeadImportance, remove_lowest
-from hydractl.scoring.gradients.weights import mean_loss
+from hydractl.scoring.gradients.weight_gradients import mean_loss
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import Tables, min_max, normalized, warn_of_unlike_towers
-from hydractl.scoring.taps import heads_left
 
 
 def score_michel(job: ScoreJob, progress: Progress) -> Ranking:

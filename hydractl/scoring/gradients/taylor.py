@@ -8,8 +8,9 @@ from typing import TypeAlias
 import torch
 
 from hydractl.progress import Progress
+from hydractl.scoring.attention_hooks import heads_left, keep_heads
 from hydractl.scoring.gradients.settings import TaylorSettings
-from hydractl.scoring.gradients.weights import (
+from hydractl.scoring.gradients.weight_gradients import (
     Layer,
     WeightBlock,
     batch_gradients,
@@ -19,7 +20,6 @@ from hydractl.scoring.gradients.weights import (
 )
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
-from hydractl.scoring.taps import heads_left, keep_heads
 
 _Rows: TypeAlias = "dict[Layer, list[float]]"
 

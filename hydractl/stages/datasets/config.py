@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hydractl.data.presets.table import PRESETS, of_name
+from hydractl.data.presets.registry import PRESETS, of_name
 from hydractl.errors import UsageError
+from hydractl.messages import did_you_mean
 from hydractl.settings import Setting, required
-from hydractl.wording import did_you_mean
 
 LIST, SHOW = "list", "show"
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hydractl.errors import reason_of
+from hydractl.messages import counted
 from hydractl.runtime import DTYPES, torch_dtype
 from hydractl.stages.doctor.finding import Finding, State
-from hydractl.wording import counted
 
 if TYPE_CHECKING:
     import torch

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl.errors import CheckFailed
+from hydractl.messages import counted, quoted
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.doctor.config import DoctorConfig
 from hydractl.stages.doctor.finding import Finding, State
 from hydractl.stages.doctor.hub import hub
 from hydractl.stages.doctor.libraries import libraries
 from hydractl.stages.doctor.machine import machine
-from hydractl.wording import counted, quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
-from hydractl.data.inputs import Reading, encoded
-from hydractl.data.items import Items
-from hydractl.families.opening import OpenModel, build_checked
+from hydractl.data.datasets import Items
+from hydractl.data.encode import Reading, encoded
+from hydractl.families.load import OpenModel, build_checked
 from hydractl.families.tower import Towers
-from hydractl.fusion.building import hydra_from_state
-from hydractl.fusion.classes import Classes
+from hydractl.fusion.build import hydra_from_state
+from hydractl.fusion.prompts import Classes
 from hydractl.fusion.streaming import hollow
-from hydractl.inputs import Inputs, inputs_like
 from hydractl.manifest.header import Kind
 from hydractl.manifest.report import Derived
-from hydractl.manifest.scopes import ID_NAME
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.baselines.base import DATA, VAL, BaselineOptions
 from hydractl.stages.evaluate.cost import Loaded

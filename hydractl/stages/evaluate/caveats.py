@@ -9,22 +9,22 @@ from itertools import chain
 import numpy as np
 
 from hydractl.errors import DataError, UsageError
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Step, steps_to
 from hydractl.manifest.report import Row, scaled_alike
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.labelled import CALIBRATED
-from hydractl.metrics.metric import Needs
-from hydractl.metrics.ranking import TPR
-from hydractl.metrics.scores import MSP, SCORES
-from hydractl.metrics.table import FIT, METRICS, TEMPERATURE, VAL, needing
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.messages import counted, listed
+from hydractl.metrics.classification import CALIBRATED
+from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.ood_ranking import TPR
+from hydractl.metrics.ood_scores import MSP, SCORES
+from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.selective_threshold import THRESHOLD, sources_of_stored
-from hydractl.stages.shared.reading import held_twice
-from hydractl.wording import counted, listed
+from hydractl.stages.shared.open_inputs import held_twice
 
 FEW = 100
 """Of fewer samples the rate at 95 % rests on a handful, and a temperature is hardly known."""

@@ -10,12 +10,12 @@ from typing import ClassVar
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.manifest.scopes import scopes
-from hydractl.metrics.metric import Needs
-from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP
-from hydractl.metrics.table import FIT, TEMPERATURE, VAL, choose_metrics, needing
-from hydractl.parallel import refuse_shared_input
-from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
+from hydractl.manifest.shift_groups import scopes
+from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.ood_scores import EVERY, FITTED, KNN, MSP
+from hydractl.metrics.registry import FIT, TEMPERATURE, VAL, choose_metrics, needing
+from hydractl.output.paths import PREDICTIONS, REPORT, WEIGHTS, output
+from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.analyses.settings import ANALYSING, NOTHING_ANALYSED, Analysing
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
@@ -32,8 +32,8 @@ from hydractl.stages.evaluate.refs import (
     model_name,
 )
 from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.asked import Reference
-from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
+from hydractl.stages.shared.cache_key import Reference
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 TABLE, DATA, THRESHOLD = "Table", "Data", "Threshold"
 

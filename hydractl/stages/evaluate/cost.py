@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import UsageError
-from hydractl.families.probe import blank_inputs
+from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.tower import Block, Stream, Tower
 from hydractl.fusion.baseline_model import BaselineModel
-from hydractl.inputs import Inputs
 from hydractl.manifest.header import Preprocess, Tokenization, steps_to
 from hydractl.manifest.report import Value
 from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
+from hydractl.model_inputs import Inputs
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.training.methods.registry import is_one_network
 
 if TYPE_CHECKING:
-    from hydractl.families.opening import OpenModel
+    from hydractl.families.load import OpenModel
     from hydractl.stages.shared.predictions import Predictor
 
 LEAST, MOST = 3, 50

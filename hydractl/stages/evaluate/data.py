@@ -13,27 +13,27 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, BatchShare
-from hydractl.data.inputs import Reading, check_skips, open_items, open_readable, open_stream
-from hydractl.data.items import LABELS_HINT, Items
+from hydractl.data.datasets import LABELS_HINT, Items
+from hydractl.data.encode import Reading, check_skips, open_items, open_readable, open_stream
 from hydractl.data.labels import Classed, are_numerals, first_names, required_labels
 from hydractl.data.matching import match_classes, nameless
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.columns import LabelReader
+from hydractl.data.sources.column_roles import LabelReader
 from hydractl.data.sources.stream import BATCHES, ItemStream
 from hydractl.errors import DataError
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.table import FIT, TEMPERATURE, VAL
-from hydractl.parallel import ProcessGroup
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.caveats import check_apart, of_data, of_training
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.selective_threshold import check_count
 from hydractl.stages.evaluate.streamed import Identity, StreamedData
-from hydractl.stages.shared.classes import Classes
+from hydractl.stages.shared.open_inputs import warn
 from hydractl.stages.shared.predictions import PreparedData
-from hydractl.stages.shared.reading import warn
+from hydractl.stages.shared.zero_shot_classes import Classes
 
 
 class RivalData(NamedTuple):

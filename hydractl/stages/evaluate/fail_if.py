@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Self
 
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, SEVERITIES
 from hydractl.errors import UsageError
-from hydractl.manifest.scopes import SHIFT
-from hydractl.metrics.metric import Needs, Unit
-from hydractl.metrics.scores import EVERY, MSP, number_name
-from hydractl.metrics.table import METRICS, metric_named
+from hydractl.manifest.shift_groups import SHIFT
+from hydractl.messages import did_you_mean
+from hydractl.metrics.metric_spec import Needs, Unit
+from hydractl.metrics.ood_scores import EVERY, MSP, number_name
+from hydractl.metrics.registry import METRICS, metric_named
 from hydractl.parsing import number
-from hydractl.wording import did_you_mean
 
 if TYPE_CHECKING:
     from hydractl.manifest.report import Check, Row

@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from hydractl.errors import UsageError
-from hydractl.families.opening import OpenModel
-from hydractl.fusion.detecting import Scores, WithOodScores
+from hydractl.families.load import OpenModel
+from hydractl.fusion.feature_ood import Scores, WithOodScores
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.manifest.report import StoredScores, Value
-from hydractl.metrics.measures import means, measure
+from hydractl.metrics.compute import means, measure
+from hydractl.metrics.per_sample import StoredPredictions
+from hydractl.metrics.registry import VAL
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import StoredPredictions
-from hydractl.metrics.table import VAL
-from hydractl.parallel import ProcessGroup
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.selective_threshold import stores_other_classes
-from hydractl.stages.shared.classes import Classes
-from hydractl.stages.shared.fitting import FitOn, fitted_beside
+from hydractl.stages.shared.fit_ood_scores import FitOn, fitted_beside
 from hydractl.stages.shared.predictions import Predictor
+from hydractl.stages.shared.zero_shot_classes import Classes
 
 BY = "auroc"
 """What scores are compared by on validation data."""

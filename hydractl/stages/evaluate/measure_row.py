@@ -8,20 +8,20 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from hydractl.data.corruptions.names import Corruption
-from hydractl.data.inputs import with_corruption
-from hydractl.families.opening import OpenModel
-from hydractl.fusion.building import load_any
-from hydractl.fusion.detecting import Scores, WithOodScores
+from hydractl.data.encode import with_corruption
+from hydractl.families.load import OpenModel
+from hydractl.fusion.build import load_any
+from hydractl.fusion.feature_ood import Scores, WithOodScores
 from hydractl.manifest.curves import Origin
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import Row
-from hydractl.manifest.scopes import ID_NAME
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.compute import RowNumbers, ShiftNumbers, means, measure
 from hydractl.metrics.curves import curves_of
-from hydractl.metrics.measures import RowNumbers, ShiftNumbers, means, measure
-from hydractl.metrics.metric import Needs
+from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.per_sample import StoredPredictions
+from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import Estimate, Resampling
-from hydractl.metrics.samples import StoredPredictions
-from hydractl.metrics.table import needing
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.baseline_rows import derive
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
@@ -32,8 +32,8 @@ from hydractl.stages.evaluate.extras.analyses import Analyst
 from hydractl.stages.evaluate.measure_ood import best_on_validation, stored_scores, with_ood_scores
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.selective_threshold import threshold_of
-from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.predictions import Asked, Keeping, Predictor, Scaling, fits, predict_together
+from hydractl.stages.shared.zero_shot_classes import settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

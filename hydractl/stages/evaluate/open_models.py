@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from hydractl.claims import OutputLock
 from hydractl.data.corruptions.names import Corruption
-from hydractl.data.corruptions.strengths import frost_scale
-from hydractl.data.inputs import Reading, content_of
+from hydractl.data.corruptions.severities import frost_scale
+from hydractl.data.encode import Reading, content_of
 from hydractl.errors import DataError, InputError
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.manifest.header import Tokenization
+from hydractl.output.locks import OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.shared import outputs
-from hydractl.stages.shared.reading import open_reader
+from hydractl.stages.shared.open_inputs import open_reader
 
 
 def open_rows(config: EvalConfig) -> list[list[OpenModel]]:

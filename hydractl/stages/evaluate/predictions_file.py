@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from hydractl.checkpoint import write_checkpoint
-from hydractl.metrics.samples import Scored, StoredPredictions, at_once
-from hydractl.publish import Sink
-from hydractl.tensors import Chunks, TensorSpec, spec_of, tensor_bytes
+from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once
+from hydractl.output.atomic_write import Sink
+from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 
 LOG_PROBS, LOGSUMEXP, LABELS, SCORES = "log_probs", "logsumexp", "labels", "scores"
 

@@ -12,9 +12,9 @@ from typing import Self
 from hydractl.data.names import continues, split_keys
 from hydractl.data.reference import ENDLESS_HINT, DataRef, SourceKind
 from hydractl.errors import UsageError
-from hydractl.manifest.scopes import ID_NAME
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.model_source import named, split_options, unclosed
 from hydractl.settings import Role, Setting
-from hydractl.source import named, split_options, unclosed
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
 from hydractl.stages.evaluate.baselines.registry import is_baseline, is_of_several, parse_baseline
 

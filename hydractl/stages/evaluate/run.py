@@ -7,19 +7,19 @@ from pathlib import Path
 
 import torch
 
-from hydractl.claims import OutputLock
 from hydractl.data.corruptions.names import chosen
-from hydractl.data.inputs import content_of
-from hydractl.data.items import Content
-from hydractl.hub.folders import publish_models
+from hydractl.data.datasets import Content
+from hydractl.data.encode import content_of
+from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.report import Report
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.scores import KNN, MSP, SCORES, definition_of
-from hydractl.metrics.table import METRICS
-from hydractl.parallel import ProcessGroup, answering_device, start_team
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.ood_scores import KNN, MSP, SCORES, definition_of
+from hydractl.metrics.registry import METRICS
+from hydractl.output.atomic_write import is_stream
+from hydractl.output.locks import OutputLock
+from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, torch_dtype, versions
 from hydractl.stages.evaluate.baseline_rows import check_made
 from hydractl.stages.evaluate.caveats import of_temperatures
@@ -34,10 +34,10 @@ from hydractl.stages.evaluate.open_models import check_alike, check_outputs, che
 from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.selective_threshold import ModelCopy, check_stores
-from hydractl.stages.shared.asked import asked_of
+from hydractl.stages.shared.cache_key import asked_of
 from hydractl.stages.shared.outputs import claim
 from hydractl.stages.shared.predictions import Keeping
-from hydractl.stages.shared.unchanged import replaces
+from hydractl.stages.shared.up_to_date import replaces
 from hydractl.version import __version__
 
 

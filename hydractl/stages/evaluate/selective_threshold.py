@@ -11,26 +11,26 @@ from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import CheckFailed, UsageError
-from hydractl.families.opening import OpenModel
-from hydractl.fusion.detecting import Scores
+from hydractl.families.load import OpenModel
+from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.predictions import Predictions
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.report import Row
-from hydractl.manifest.scopes import ID_NAME
+from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.threshold import FittedScores, Threshold
-from hydractl.metrics.samples import Scored, StoredPredictions, at_once
-from hydractl.metrics.scores import FITTED, KNN
+from hydractl.metrics.ood_scores import FITTED, KNN
+from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once
+from hydractl.metrics.registry import FIT, TEMPERATURE
 from hydractl.metrics.selective import fewest, select
-from hydractl.metrics.table import FIT, TEMPERATURE
 from hydractl.metrics.temperature import rounded
+from hydractl.output.atomic_write import Sink
 from hydractl.progress import Progress
-from hydractl.publish import Sink
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
-from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.lineage import make_step
-from hydractl.tensors import spec_of, tensor_bytes
+from hydractl.stages.shared.zero_shot_classes import Classes
+from hydractl.tensor_spec import spec_of, tensor_bytes
 
 FUSE = "fuse"
 """The command that keeps what members store."""

@@ -15,19 +15,19 @@ import torch
 from typing_extensions import override
 
 from hydractl.data.batches import Batch, BatchShare
-from hydractl.data.inputs import Reading
-from hydractl.data.items import Items
+from hydractl.data.datasets import Items
+from hydractl.data.encode import Reading
 from hydractl.data.reference import ENDLESS_HINT
-from hydractl.data.sources.columns import LabelReader
-from hydractl.data.sources.passing import StreamDigest, StreamDigestBuilder, digests_of, marks_of
+from hydractl.data.sources.column_roles import LabelReader
+from hydractl.data.sources.multi_pass import StreamDigest, StreamDigestBuilder, digests_of, marks_of
 from hydractl.data.sources.stream import BATCHES, ItemStream
 from hydractl.errors import DataError
-from hydractl.inputs import Inputs
 from hydractl.manifest.document import Fingerprint
-from hydractl.parallel import ProcessGroup
+from hydractl.model_inputs import Inputs
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
+from hydractl.stages.shared.open_inputs import digests, identified
 from hydractl.stages.shared.predictions import PreparedData
-from hydractl.stages.shared.reading import digests, identified
 
 
 class Identity(NamedTuple):

@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 
 from hydractl.data.batches import Batch
-from hydractl.data.items import ImageSet
+from hydractl.data.datasets import ImageSet
 from hydractl.data.preprocess import eval_transform, to_channels
 from hydractl.errors import CheckFailed, InputError, reason_of
-from hydractl.families.probe import largest_difference, probe_inputs
-from hydractl.inputs import PIXELS, Inputs
+from hydractl.families.dummy_inputs import largest_difference, probe_inputs
 from hydractl.manifest.header import Header, Preprocess, Tokenization
+from hydractl.model_inputs import PIXELS, Inputs
+from hydractl.stages.export.export_module import IMAGES, OUTPUTS
 from hydractl.stages.export.formats import Named, Program
-from hydractl.stages.export.subject import IMAGES, OUTPUTS
 
 BATCHES = (1, 2, 5)
 SIZES = ((1.0, 1.0), (0.6, 0.8), (1.7, 2.3), (3.1, 1.3))

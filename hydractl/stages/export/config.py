@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from hydractl.places import DOCUMENT, OutputKind
+from hydractl.output.paths import DOCUMENT, OutputKind
 from hydractl.settings import (
     CheckedSettings,
     Constraint,
@@ -18,7 +18,7 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 ONNX, PT2 = ".onnx", ".pt2"
 FORMATS = (ONNX, PT2)

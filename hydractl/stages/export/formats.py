@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.errors import UnsupportedModelError, reason_of
-from hydractl.stages.export.subject import OUTPUTS, Subject
+from hydractl.stages.export.export_module import OUTPUTS, Subject
 from hydractl.version import __version__
 
 Named: TypeAlias = "Mapping[str, torch.Tensor]"

@@ -10,21 +10,22 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl.claims import OutputLock
 from hydractl.errors import UnsupportedModelError, UsageError
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
-from hydractl.fusion.building import load_any
-from hydractl.inputs import PIXELS
+from hydractl.fusion.build import load_any
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Report
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.samples import Responses
-from hydractl.parallel import require_one_process
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.per_sample import Responses
+from hydractl.model_inputs import PIXELS
+from hydractl.output.atomic_write import publish_together
+from hydractl.output.locks import OutputLock
+from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import publish_together
 from hydractl.stages.export import formats
+from hydractl.stages.export.accuracy_drop import OOD, Trial, furthest, measured
 from hydractl.stages.export.compare import (
     Runner,
     difference,
@@ -35,15 +36,14 @@ from hydractl.stages.export.compare import (
     trials,
 )
 from hydractl.stages.export.config import ONNX, ExportConfig
-from hydractl.stages.export.effect import OOD, Trial, furthest, measured
-from hydractl.stages.export.pixels import FILTERS, Pixels
-from hydractl.stages.export.subject import IMAGES, Subject
-from hydractl.stages.shared.classes import Classes, settle
+from hydractl.stages.export.export_module import IMAGES, Subject
+from hydractl.stages.export.pixel_input import FILTERS, Pixels
 from hydractl.stages.shared.lineage import make_step, recorded
-from hydractl.stages.shared.made import begun, check_record
+from hydractl.stages.shared.open_inputs import labels_of, open_reader, open_sets
+from hydractl.stages.shared.output_record import begun, check_record
 from hydractl.stages.shared.outputs import check_outputs, claim
-from hydractl.stages.shared.reading import labels_of, open_reader, open_sets
-from hydractl.stages.shared.unchanged import replaces
+from hydractl.stages.shared.up_to_date import replaces
+from hydractl.stages.shared.zero_shot_classes import Classes, settle
 
 EXAMPLES = 2
 """Samples that a model is traced with: torch takes an axis of 1 for one that is always 1."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.parallel import refuse_shared_input
+from hydractl.output.atomic_write import is_stream
 from hydractl.parsing import words
-from hydractl.publish import is_stream
+from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import (
     Constraint,
     Option,
@@ -27,7 +27,7 @@ from hydractl.settings import (
 from hydractl.stages.shared import settings as shared
 from hydractl.training.methods.base import TrainingMethod
 from hydractl.training.methods.registry import METHODS, method_reference, parse_method
-from hydractl.training.recipes.named import RECIPES, recipe_of
+from hydractl.training.recipes.presets import RECIPES, recipe_of
 from hydractl.training.recipes.recipe import TRAINED_PARTS, Recipe
 
 if TYPE_CHECKING:

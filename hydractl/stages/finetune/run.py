@@ -13,38 +13,38 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.checkpoint import write_tensors
-from hydractl.claims import OutputLock
-from hydractl.data.inputs import encoded
+from hydractl.data.encode import encoded
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
-from hydractl.families.probe import blank_inputs
-from hydractl.hub.folders import publish_models
-from hydractl.inputs import map_inputs
+from hydractl.families.dummy_inputs import blank_inputs
+from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Header, Kind
+from hydractl.messages import counted
 from hydractl.metrics.cost import macs_of
-from hydractl.parallel import follow_leader, rank
+from hydractl.model_inputs import map_inputs
+from hydractl.output.locks import OutputLock
+from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import SILENT, Progress
 from hydractl.settings import spelled
 from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.prepare import Work, prepare
 from hydractl.stages.finetune.state import state_folder
-from hydractl.stages.finetune.subject import Jointly, Subject, is_own, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
-from hydractl.stages.finetune.work import Work, prepare
+from hydractl.stages.finetune.trainable import Jointly, Subject, is_own, of_each, stay_equal
 from hydractl.stages.shared.finite import check_finite, check_weights, stored_tensors
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import claim, resumable, way_on
-from hydractl.stages.shared.unchanged import replaces
-from hydractl.training import sharding
-from hydractl.training.candidate import Job
-from hydractl.training.engine import Engine, Share, start_engine
+from hydractl.stages.shared.up_to_date import replaces
+from hydractl.training import fsdp
+from hydractl.training.accelerator import Engine, Share, start_engine
+from hydractl.training.dropout import HAS_LAYERS_FOR
 from hydractl.training.evaluate import classifier_metrics
-from hydractl.training.feeding.apart import MemberFeeds
 from hydractl.training.feeding.feed import Feed, ItemFeed, Piece
+from hydractl.training.feeding.per_member import MemberFeeds
 from hydractl.training.loop import Trained, train
-from hydractl.training.noise import HAS_LAYERS_FOR
-from hydractl.training.recipes.parts import rate_scales, reset_head
-from hydractl.training.state import Metrics, Snapshot, StateFolder
+from hydractl.training.recipes.parameter_groups import rate_scales, reset_head
+from hydractl.training.resume import Metrics, Snapshot, StateFolder
+from hydractl.training.trainer import Job
 from hydractl.training.weight_sites import sites_of
-from hydractl.wording import counted
 
 EVAL_BATCH = 256
 
@@ -97,7 +97,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         CheckFailed: If training diverged.
         OutputExists: If the output is there already, or what another run left of it, or another command makes it.
     """
-    leads, shards = rank() == 0, sharding.launcher_uses_fsdp()
+    leads, shards = rank() == 0, fsdp.launcher_uses_fsdp()
     if config.compile and shards:
         raise UsageError(
             "`--compile` and `--use_fsdp` exclude each other: a model that lies in parts is no single graph",

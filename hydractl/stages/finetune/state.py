@@ -6,12 +6,12 @@ import json
 from typing import TYPE_CHECKING
 
 from hydractl.runtime import digest_text, versions
+from hydractl.training.resume import StateFolder
 from hydractl.training.run_settings import texts_of
-from hydractl.training.state import StateFolder
 from hydractl.version import __version__
 
 if TYPE_CHECKING:
-    from hydractl.stages.finetune.work import Work
+    from hydractl.stages.finetune.prepare import Work
 
 
 def state_folder(work: Work) -> StateFolder | None:

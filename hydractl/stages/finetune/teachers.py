@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from hydractl.data.inputs import Reading, reading_differences
+from hydractl.data.encode import Reading, reading_differences
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.opening import OpenModel, check_tensors, open_model
-from hydractl.fusion.building import load_any, stored_specs
-from hydractl.inputs import Inputs
+from hydractl.families.load import OpenModel, check_tensors, open_model
+from hydractl.fusion.build import load_any, stored_specs
 from hydractl.manifest.header import Header, Tokenization
+from hydractl.messages import counted
+from hydractl.model_inputs import Inputs
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.training.engine import Engine
-from hydractl.training.teaching import DistillationLoss, Teacher
-from hydractl.wording import counted
+from hydractl.training.accelerator import Engine
+from hydractl.training.distillation import DistillationLoss, Teacher
 
 SHOWN = 60
 """Longest text of a value that a message shows."""

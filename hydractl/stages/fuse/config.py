@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.parallel import refuse_shared_input
+from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import (
     Constraint,
     Option,
@@ -24,7 +24,7 @@ from hydractl.settings import (
     spelled,
 )
 from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 AUTO, MEASURING = shared.AUTO, "Measuring"
 

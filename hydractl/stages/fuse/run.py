@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import digest_together, write_checkpoint
-from hydractl.claims import OutputLock
 from hydractl.errors import CheckFailed
-from hydractl.families.opening import OpenModel, open_model
+from hydractl.families.load import OpenModel, open_model
 from hydractl.fusion.plan import Fusion, trunk_length
-from hydractl.hub.folders import publish_models
+from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Fate, FusePlan, Header, Kind
-from hydractl.parallel import ProcessGroup, require_one_process, start_team
+from hydractl.messages import counted
+from hydractl.output.atomic_write import is_stream
+from hydractl.output.locks import OutputLock
+from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import is_stream
-from hydractl.stages.fuse.config import FuseConfig
-from hydractl.stages.fuse.members import (
+from hydractl.stages.fuse.compatibility import (
     check_compatible,
     check_layout,
     check_one_start,
@@ -27,15 +27,15 @@ from hydractl.stages.fuse.members import (
     most_merged,
     stored_temperature,
 )
-from hydractl.stages.fuse.outcome import Measured, Outcome
-from hydractl.stages.shared.classes import with_classes
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.result import Measured, Outcome
 from hydractl.stages.shared.lineage import make_step, warn_refusing
 from hydractl.stages.shared.outputs import check_models, claim
-from hydractl.stages.shared.unchanged import replaces
-from hydractl.wording import counted
+from hydractl.stages.shared.up_to_date import replaces
+from hydractl.stages.shared.zero_shot_classes import with_classes
 
 if TYPE_CHECKING:
-    from hydractl.stages.fuse.measuring import Judge
+    from hydractl.stages.fuse.merge_quality import Judge
 
 UNKNOWN = f"sha256:{'0' * 64}"
 """What stands for a digest until it is known: as long as one."""
@@ -211,7 +211,7 @@ def _judge(
     """Return what measures hydras, if there are data to do it on."""
     if not config.measuring.refs:
         return None
-    from hydractl.stages.fuse.measuring import Judge  # noqa: PLC0415 - runs models: not needed to fuse
+    from hydractl.stages.fuse.merge_quality import Judge  # noqa: PLC0415 - runs models: not needed to fuse
 
     return Judge(config.measuring, members, temperature, team, progress)
 
@@ -327,9 +327,9 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
     """Run hydra and members on one batch in fp32; without averaged tensors they must agree."""
     import torch  # noqa: PLC0415 - fusing without averages does not need torch
 
-    from hydractl.families.probe import TOLERANCE, largest_difference, probe_inputs  # noqa: PLC0415 - builds models: not needed to fuse
+    from hydractl.families.dummy_inputs import TOLERANCE, largest_difference, probe_inputs  # noqa: PLC0415 - builds models: not needed to fuse
     from hydractl.fusion.streaming import hydra_logits, member_logits  # noqa: PLC0415 - as above
-    from hydractl.metrics.samples import ensemble_log_probs  # noqa: PLC0415 - as above
+    from hydractl.metrics.per_sample import ensemble_log_probs  # noqa: PLC0415 - as above
 
     inputs = probe_inputs(header, seed=config.seed)
     # first, as these say which member is not what its header says

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from hydractl.errors import CheckFailed
-from hydractl.families.opening import OpenModel
-from hydractl.fusion.building import hydra_from_state
+from hydractl.families.load import OpenModel
+from hydractl.fusion.build import hydra_from_state
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.header import Fate, Header
+from hydractl.messages import counted
 from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.stages.fuse.measuring import Judge
-from hydractl.stages.fuse.outcome import Measured, Outcome, Tried
-from hydractl.wording import counted
+from hydractl.stages.fuse.merge_quality import Judge
+from hydractl.stages.fuse.result import Measured, Outcome, Tried
 
 HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
 

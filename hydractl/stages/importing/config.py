@@ -22,7 +22,7 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.classes import FORMS
+from hydractl.stages.shared.zero_shot_classes import FORMS
 
 ENDINGS = re.compile(r"(\.pth\.tar|(\.[a-z]+)?\.index(\.[\w-]+)?\.json|\.[^.]*)$")
 """What the name of a file of weights ends with."""

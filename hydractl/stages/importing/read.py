@@ -14,12 +14,12 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.publish import is_stream
-from hydractl.source import PICKLES as SUFFIXES
-from hydractl.source import is_index, locate
+from hydractl.messages import did_you_mean_path, quoted
+from hydractl.model_source import PICKLES as SUFFIXES
+from hydractl.model_source import is_index, locate
+from hydractl.output.atomic_write import is_stream
 from hydractl.stages.importing.metadata import Metadata, metadata_of
-from hydractl.stages.importing.records import record_class
-from hydractl.stages.importing.rehearsal import (
+from hydractl.stages.importing.pickle_scan import (
     MOST_BYTES,
     PICKLES,
     TIMES,
@@ -28,8 +28,8 @@ from hydractl.stages.importing.rehearsal import (
     most,
     rehearse,
 )
-from hydractl.tensors import DTYPE_NAMES
-from hydractl.wording import did_you_mean_path, quoted
+from hydractl.stages.importing.records import record_class
+from hydractl.tensor_spec import DTYPE_NAMES
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
 EMA_WRAPPERS = ("state_dict_ema", "model_ema", "ema_state_dict")

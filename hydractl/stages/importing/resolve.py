@@ -16,10 +16,10 @@ from hydractl.families.classifier import CLASSES
 from hydractl.families.registry import architecture_called, described_as, family_for_name
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Header, Preprocess
-from hydractl.source import parse_arch
+from hydractl.messages import quoted
+from hydractl.model_source import parse_arch
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.metadata import Metadata
-from hydractl.wording import quoted
 
 SQUARES = {"img_size", "patch_size", "image_size"}
 """Options whose one number is height and width."""

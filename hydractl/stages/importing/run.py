@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.checkpoint import write_tensors
-from hydractl.claims import OutputLock
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import DEFAULT_POOLING, Described, Family, with_pooling
 from hydractl.families.classifier import CLASSES, drawn_for, resized
-from hydractl.families.gate import answer_problem
+from hydractl.families.model_folder import answer_problem
 from hydractl.families.registry import (
     FAMILIES,
     base_header,
@@ -20,24 +19,25 @@ from hydractl.families.registry import (
     family_for_name,
 )
 from hydractl.heads.budget import total_heads
-from hydractl.hub.folders import publish_models
+from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Header, InputFile, Step, Tokenization
-from hydractl.parallel import require_one_process
+from hydractl.messages import counted, quoted
+from hydractl.model_source import folder_config, folder_files
+from hydractl.output.locks import OutputLock
+from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_files
-from hydractl.source import folder_config, folder_files
 from hydractl.stages.importing.config import ImportConfig
-from hydractl.stages.importing.fit import Fitted, OtherClassesError, TrainedHeadError, fit, fit_encoder
+from hydractl.stages.importing.match_keys import Fitted, OtherClassesError, TrainedHeadError, fit, fit_encoder
 from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.importing.resolve import Resolved, resolve, with_images
-from hydractl.stages.shared.classes import POOLED, read_names
 from hydractl.stages.shared.finite import check_finite
-from hydractl.stages.shared.images import check_takes, told
+from hydractl.stages.shared.image_preprocessing import check_takes, told
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_models, claim
-from hydractl.stages.shared.unchanged import replaces
-from hydractl.tensors import spec_of
-from hydractl.wording import counted, quoted
+from hydractl.stages.shared.up_to_date import replaces
+from hydractl.stages.shared.zero_shot_classes import POOLED, read_names
+from hydractl.tensor_spec import spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

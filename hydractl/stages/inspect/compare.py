@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from hydractl.claims import OutputLock
 from hydractl.errors import UsageError
 from hydractl.families.timm.names import untagged
 from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
 from hydractl.manifest.heads import Mask, Tables
+from hydractl.output.atomic_write import publish
+from hydractl.output.locks import OutputLock
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import publish
 from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads, told_apart
-from hydractl.stages.inspect.choices import Choice, check_comparable, read_choices
 from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.inspect.head_choices import Choice, check_comparable, read_choices
 from hydractl.stages.shared.outputs import check_outputs, claim
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.places import OutputKind
-from hydractl.reporting.picture import FORMATS
+from hydractl.output.paths import OutputKind
+from hydractl.reporting.matplotlib_figure import FORMATS
 from hydractl.settings import Constraint, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 

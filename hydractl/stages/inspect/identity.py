@@ -14,16 +14,16 @@ from pydantic import ValidationError
 
 from hydractl.errors import HydraError, UnsupportedModelError
 from hydractl.families.base import Described, Family
-from hydractl.families.opening import classifier_hint
+from hydractl.families.load import classifier_hint
 from hydractl.families.registry import FAMILIES, describe_folder, family_for_config
-from hydractl.families.transformers.refused import REFUSED
+from hydractl.families.transformers.unsupported import REFUSED
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
-from hydractl.jsonfile import parse
 from hydractl.manifest.header import Architecture, Header, Preprocess, Prompting, Tokenization
 from hydractl.manifest.heads import Mask
 from hydractl.runtime import digest_text
-from hydractl.tensors import TensorSpec
+from hydractl.strict_json import parse
+from hydractl.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

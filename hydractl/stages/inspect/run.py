@@ -18,14 +18,14 @@ from hydractl.manifest.document import Document
 from hydractl.manifest.header import Fate, Header, Step
 from hydractl.manifest.heads import HeadScores
 from hydractl.manifest.threshold import FittedScores, Threshold
+from hydractl.model_source import Located
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.lineage import member_names
-from hydractl.source import Located
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.identity import Identity, identity_of, of_folder
-from hydractl.stages.inspect.sniff import open_local
-from hydractl.stages.shared.choosing import order_of
-from hydractl.tensors import TensorSpec
+from hydractl.stages.inspect.open_any import open_local
+from hydractl.stages.shared.mask_selection import order_of
+from hydractl.tensor_spec import TensorSpec
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"
 PART_ORDER = ("embed", "attention", "mlp", "norm", "readout", "head")

@@ -8,11 +8,11 @@ from pathlib import Path
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.manifest.header import InputFile, Step, steps_to
+from hydractl.messages import counted, quoted
+from hydractl.model_source import locate
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_file
-from hydractl.source import locate
 from hydractl.stages.lineage.config import LineageConfig
-from hydractl.wording import counted, quoted
 
 JSON = ".json"
 

@@ -10,15 +10,15 @@ from typing import ClassVar
 
 from hydractl.data.reference import IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
-from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP, SCORES, limits
-from hydractl.parallel import refuse_shared_input
+from hydractl.metrics.ood_scores import EVERY, FITTED, KNN, MSP, SCORES, limits
+from hydractl.output.atomic_write import STDOUT, is_stream
+from hydractl.output.paths import OutputKind
 from hydractl.parsing import number
-from hydractl.places import OutputKind
-from hydractl.publish import STDOUT, is_stream
+from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.asked import Reference
-from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
+from hydractl.stages.shared.cache_key import Reference
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 LINES = "-"
 """DATA that come on standard input, one a line."""

@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import BatchShare
-from hydractl.data.inputs import open_items
-from hydractl.data.items import Items
+from hydractl.data.datasets import Items
+from hydractl.data.encode import open_items
 from hydractl.data.labels import required_labels
 from hydractl.data.matching import match_classes
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
-from hydractl.fusion.detecting import Scores, WithOodScores
+from hydractl.fusion.feature_ood import Scores, WithOodScores
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.manifest.report import Report
-from hydractl.metrics.scores import FITTED, KNN
-from hydractl.metrics.table import FIT
-from hydractl.parallel import ProcessGroup
+from hydractl.metrics.ood_scores import FITTED, KNN
+from hydractl.metrics.registry import FIT
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.rows import RowFormatter
-from hydractl.stages.shared.fitting import FitOn, fitted_beside
+from hydractl.stages.shared.fit_ood_scores import FitOn, fitted_beside
+from hydractl.stages.shared.open_inputs import digests
 from hydractl.stages.shared.predictions import PreparedData
-from hydractl.stages.shared.reading import digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

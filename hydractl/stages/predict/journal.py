@@ -18,16 +18,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from hydractl.data.items import ImageSet, Items
+from hydractl.data.datasets import ImageSet, Items
 from hydractl.data.sources.stream import ItemStream, parts_of
 from hydractl.errors import ManifestError
-from hydractl.jsonfile import compact, parse
+from hydractl.output.atomic_write import append
 from hydractl.progress import Progress
-from hydractl.publish import append
 from hydractl.stages.predict.writers import Line, text
 from hydractl.stages.shared.outputs import LONGEST, first_line
+from hydractl.strict_json import compact, parse
+from hydractl.training.resume import DROPPED, OtherRunError
 from hydractl.training.run_settings import changes, stored_texts
-from hydractl.training.state import DROPPED, OtherRunError
 
 SCHEMA = "hydractl.predictions-journal/1"
 AT_ONCE = 1024

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.fusion.predictions import Bound, Predictions
-from hydractl.jsonfile import read_text
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.threshold import Threshold
-from hydractl.metrics.scores import FITTED, KNN, MSP
-from hydractl.metrics.table import TEMPERATURE
+from hydractl.metrics.ood_scores import FITTED, KNN, MSP
+from hydractl.metrics.registry import TEMPERATURE
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
 from hydractl.stages.predict.sources import Source
 from hydractl.stages.predict.stream import Answered
 from hydractl.stages.predict.writers import DATA, ERROR, PATH, ROW, Line, columns, lines_of, path_text
-from hydractl.stages.shared.classes import Classes
+from hydractl.stages.shared.zero_shot_classes import Classes
+from hydractl.strict_json import read_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,17 +13,17 @@ from typing import TypeAlias
 
 import torch
 
-from hydractl.claims import OutputLock
-from hydractl.data.crew import WorkerPool
-from hydractl.data.inputs import lenient
+from hydractl.data.encode import lenient
+from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
-from hydractl.families.opening import OpenModel
-from hydractl.fusion.building import load_any
-from hydractl.jsonfile import compact, parse
+from hydractl.families.load import OpenModel
+from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Step
-from hydractl.parallel import ProcessGroup, answering_device, start_team
+from hydractl.messages import counted
+from hydractl.output.atomic_write import is_stream, publish, publish_together
+from hydractl.output.locks import OutputLock
+from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import is_stream, publish, publish_together
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path, parsed
 from hydractl.stages.predict.fit_scores import FeatureScore
@@ -32,17 +32,17 @@ from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import Answered, BatchPredictor, window
 from hydractl.stages.predict.writers import ACCEPTED, ERROR, WRITERS, JSONLines, Line
-from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.lineage import recorded
-from hydractl.stages.shared.made import begun, check_record
+from hydractl.stages.shared.open_inputs import open_reader, warn
+from hydractl.stages.shared.output_record import begun, check_record
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.predictions import fits
-from hydractl.stages.shared.reading import open_reader, warn
-from hydractl.stages.shared.unchanged import replaces
+from hydractl.stages.shared.up_to_date import replaces
+from hydractl.stages.shared.zero_shot_classes import settle
+from hydractl.strict_json import compact, parse
+from hydractl.training.resume import FORCED, OTHERS, OtherRunError
 from hydractl.training.run_settings import texts_of
-from hydractl.training.state import FORCED, OTHERS, OtherRunError
 from hydractl.version import __version__
-from hydractl.wording import counted
 
 _Block: TypeAlias = tuple[list[Line], Answered]
 """Consecutive lines, and what they are of."""

@@ -10,16 +10,16 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from hydractl.data.crew import WorkerPool
-from hydractl.data.given import GivenStore
-from hydractl.data.inputs import Reading, content_of, crewed, open_items, open_lenient, open_stream
-from hydractl.data.items import Content, ImageSet, Items, TextSet
+from hydractl.data.datasets import Content, ImageSet, Items, TextSet
+from hydractl.data.encode import Reading, content_of, crewed, open_items, open_lenient, open_stream
+from hydractl.data.in_memory import GivenStore
 from hydractl.data.reference import LIST_SUFFIX, SOURCES_HINT, DataRef
 from hydractl.data.sources.stream import ItemStream
+from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
-from hydractl.jsonfile import opened
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path, is_file, parsed
+from hydractl.strict_json import opened
 
 STDIN = "standard input"
 LONGEST = 1 << 20

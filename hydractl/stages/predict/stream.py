@@ -13,16 +13,16 @@ from itertools import islice, repeat
 import torch
 
 from hydractl.data.batches import Batch, BatchShare
-from hydractl.data.crew import cores
-from hydractl.data.inputs import Reading, encoded
-from hydractl.data.items import Items, TextSet
+from hydractl.data.datasets import Items, TextSet
+from hydractl.data.encode import Reading, encoded
 from hydractl.data.sources.stream import BATCHES, ItemStream
+from hydractl.data.worker_pool import cores
 from hydractl.families.tower import Towers
-from hydractl.fusion.detecting import WithOodScores
-from hydractl.fusion.responding import responses
-from hydractl.inputs import Inputs
-from hydractl.metrics.samples import Responses, Scored
-from hydractl.parallel import ProcessGroup
+from hydractl.fusion.feature_ood import WithOodScores
+from hydractl.fusion.inference import responses
+from hydractl.metrics.per_sample import Responses, Scored
+from hydractl.model_inputs import Inputs
+from hydractl.processes.distributed import ProcessGroup
 
 
 def window(batch_size: int) -> int:

@@ -18,8 +18,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from hydractl.fusion.predictions import Predictions
-from hydractl.jsonfile import NOT_UTF8
-from hydractl.publish import Sink
+from hydractl.output.atomic_write import Sink
+from hydractl.strict_json import NOT_UTF8
 
 Line = dict[str, Any]
 PATH, ROW, DATA, ACCEPTED, ERROR = "path", "row", "data", "accepted", "error"

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.parallel import refuse_shared_input
-from hydractl.places import is_folder
-from hydractl.publish import is_stream
+from hydractl.output.atomic_write import is_stream
+from hydractl.output.paths import is_folder
+from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import (
     CheckedSettings,
     Constraint,
@@ -28,7 +28,7 @@ from hydractl.settings import (
 )
 from hydractl.stages.prune.strategy import DEFAULT_CANDIDATES, RULES, Diversity, Strategy
 from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 MEMBERS, DIVERSE = "Members", "Strategy diverse"
 AUTO = shared.AUTO

@@ -14,30 +14,30 @@ from typing import NamedTuple
 import torch
 
 from hydractl.data.batches import BatchShare
-from hydractl.data.inputs import encoded, limited
-from hydractl.data.items import Items
+from hydractl.data.datasets import Items
+from hydractl.data.encode import encoded, limited
 from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
-from hydractl.families.opening import OpenModel, load_model
+from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Model
 from hydractl.heads.diverse import choose_diverse
-from hydractl.inputs import Inputs
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import InputFile
 from hydractl.manifest.heads import HeadScores, Mask
+from hydractl.messages import counted
 from hydractl.metrics.diversity import disagreement, mutual_information
-from hydractl.metrics.scores import MSP, OF_ONE
-from hydractl.parallel import ProcessGroup, answering_device
+from hydractl.metrics.ood_scores import MSP, OF_ONE
+from hydractl.model_inputs import Inputs
+from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
+from hydractl.scoring.attention_hooks import tapped
 from hydractl.scoring.circuit.objective import AVERAGE, Objective, parse_objective
 from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, values_of
 from hydractl.scoring.job import Samples
-from hydractl.scoring.taps import tapped
 from hydractl.stages.prune.config import DiverseConfig
 from hydractl.stages.prune.strategy import Diversity
-from hydractl.stages.shared.classes import ask
-from hydractl.stages.shared.reading import Again, digests, labels_of, open_sets
-from hydractl.wording import counted
+from hydractl.stages.shared.open_inputs import Again, digests, labels_of, open_sets
+from hydractl.stages.shared.zero_shot_classes import ask
 
 ACCURACY = "acc"
 PREDICTION_BYTES = 8 << 30

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl.errors import ManifestError, UsageError
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.families.timm.names import untagged
 from hydractl.heads.masks import full_mask, shape_of
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import InputFile, check_mask_fits
 from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
-from hydractl.parallel import ProcessGroup
+from hydractl.messages import counted
+from hydractl.output.atomic_write import is_stream
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.publish import is_stream
 from hydractl.stages.prune.config import PruneConfig, needs_pool
 from hydractl.stages.prune.diverse import DiverseReport
-from hydractl.stages.prune.draw import STRATEGIES, Drawn, Material
+from hydractl.stages.prune.sample_masks import STRATEGIES, Drawn, Material
 from hydractl.stages.prune.strategy import Strategy
-from hydractl.stages.shared.choosing import Quota, own_quota, quota_of
 from hydractl.stages.shared.lineage import TOOL, document_input, scored_by
-from hydractl.wording import counted
+from hydractl.stages.shared.mask_selection import Quota, own_quota, quota_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

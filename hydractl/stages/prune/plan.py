@@ -9,12 +9,12 @@ from typing import Self
 
 import torch
 
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.manifest.header import InputFile
 from hydractl.manifest.heads import HeadMask
 from hydractl.stages.shared.finite import as_stored
-from hydractl.tensors import Chunks, TensorSpec, tensor_bytes
+from hydractl.tensor_spec import Chunks, TensorSpec, tensor_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,19 +10,19 @@ from pathlib import Path
 import torch
 
 from hydractl.checkpoint import write_checkpoint
-from hydractl.claims import OutputLock
 from hydractl.errors import CheckFailed, CheckpointError
-from hydractl.families.opening import OpenModel, build_checked, check_tensors, open_model
-from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
+from hydractl.families.dummy_inputs import TOLERANCE, blank_inputs, largest_difference, probe_inputs
+from hydractl.families.load import OpenModel, build_checked, check_tensors, open_model
 from hydractl.families.registry import expected_specs
 from hydractl.fusion.streaming import hollow, streamed_logits
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
-from hydractl.hub.folders import publish_models
+from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Header, Kind
 from hydractl.manifest.heads import Mask
 from hydractl.metrics.cost import macs_of
-from hydractl.parallel import ProcessGroup, require_one_process, start_team
+from hydractl.output.locks import OutputLock
+from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig, mask_path
@@ -30,11 +30,11 @@ from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.prune.plan import Plan
 from hydractl.stages.shared.finite import check_weights
-from hydractl.stages.shared.images import warn_of_folder
+from hydractl.stages.shared.image_preprocessing import warn_of_folder
 from hydractl.stages.shared.lineage import make_step, warn_temperature
 from hydractl.stages.shared.outputs import check_models, claim
-from hydractl.stages.shared.unchanged import replaces
-from hydractl.tensors import TensorSpec
+from hydractl.stages.shared.up_to_date import replaces
+from hydractl.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

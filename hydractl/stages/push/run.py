@@ -8,11 +8,11 @@ from pathlib import Path
 
 from hydractl.checkpoint import ScratchFolder
 from hydractl.errors import UsageError
-from hydractl.families.opening import check_tensors, open_model
-from hydractl.fusion.building import stored_specs
-from hydractl.hub.publication import CARD, Publication, usual_message
+from hydractl.families.load import check_tensors, open_model
+from hydractl.fusion.build import stored_specs
 from hydractl.hub.repository import Pushed, Target, push, require_token, settled
-from hydractl.parallel import require_one_process
+from hydractl.hub.upload import CARD, Publication, usual_message
+from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.push.config import PushConfig
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.jsonfile import STDIN
-from hydractl.places import OutputKind
-from hydractl.publish import Folder
+from hydractl.output.atomic_write import Folder
+from hydractl.output.paths import OutputKind
 from hydractl.reporting.intervals import SEEDS, SETS
 from hydractl.settings import Role, Setting, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
+from hydractl.strict_json import STDIN
 
 PAGE, TEXT = ".html", ".md"
 

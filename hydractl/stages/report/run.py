@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from hydractl.claims import OutputLock
 from hydractl.errors import InputError, UsageError
-from hydractl.jsonfile import STDIN
 from hydractl.manifest.report import Report
-from hydractl.parallel import require_one_process
-from hydractl.places import check_folder
+from hydractl.output.atomic_write import is_stream, publish_together
+from hydractl.output.locks import OutputLock
+from hydractl.output.paths import check_folder
+from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import is_stream, publish_together
 from hydractl.reporting.chart import Figure
-from hydractl.reporting.compared import Compared
-from hydractl.reporting.drawing import MARK, Drawing, png, svg
+from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.heads_figure import told_apart
 from hydractl.reporting.markdown import markdown
 from hydractl.reporting.page import page
-from hydractl.reporting.verdict import verdict
+from hydractl.reporting.summary import verdict
+from hydractl.reporting.svg import MARK, Drawing, png, svg
 from hydractl.stages.report.config import PAGE, ReportConfig
-from hydractl.stages.shared.made import NotMadeError
+from hydractl.stages.shared.output_record import NotMadeError
 from hydractl.stages.shared.outputs import check_outputs, claim
-from hydractl.stages.shared.unchanged import check_comparable
+from hydractl.stages.shared.up_to_date import check_comparable
+from hydractl.strict_json import STDIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

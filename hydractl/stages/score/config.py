@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.parallel import refuse_shared_input
+from hydractl.output.paths import WEIGHTS
 from hydractl.parsing import bytes_of
-from hydractl.places import WEIGHTS
+from hydractl.processes.distributed import refuse_shared_input
 from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
 from hydractl.scoring.settings import CIRCUIT, GATES, Settings
@@ -29,7 +29,7 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue

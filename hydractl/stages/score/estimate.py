@@ -13,20 +13,20 @@ import numpy as np
 import torch
 
 from hydractl.heads.budget import total_heads
-from hydractl.inputs import batch_of
 from hydractl.manifest.heads import HeadId
-from hydractl.parallel import ProcessGroup, own_device, require_one_process
+from hydractl.model_inputs import batch_of
+from hydractl.processes.distributed import ProcessGroup, own_device, require_one_process
 from hydractl.progress import SILENT, Progress
-from hydractl.scoring.circuit.lazy import trials_of
-from hydractl.scoring.circuit.memory import Peak
-from hydractl.scoring.circuit.model import Circuit
+from hydractl.scoring.circuit.ablation import Circuit
+from hydractl.scoring.circuit.lazy_greedy import trials_of
+from hydractl.scoring.circuit.local_search import PATIENCE
+from hydractl.scoring.circuit.memory_budget import Peak
 from hydractl.scoring.circuit.settings import RECHECK, CircuitSettings
-from hydractl.scoring.circuit.swaps import PATIENCE
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.stages.score.config import Estimate, ScoreConfig
 from hydractl.stages.score.run import Run, amounts, make_job, open_base, scored_towers
 from hydractl.stages.score.training import State
-from hydractl.stages.shared.reading import open_sets
+from hydractl.stages.shared.open_inputs import open_sets
 
 DEVICES = (1, 2, 4, 8, 16)
 BATCHES, LAYERS, AT_ONCE = 2, 3, 4

@@ -17,17 +17,17 @@ from typing import Self
 from pydantic import TypeAdapter
 
 from hydractl.errors import ManifestError, reason_of
-from hydractl.jsonfile import compact, parse, read_limited
 from hydractl.manifest.heads import HeadId, Removal, Shape
-from hydractl.parallel import ProcessGroup
+from hydractl.output.atomic_write import append, is_stream, publish_text
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.publish import append, is_stream, publish_text
 from hydractl.runtime import digest_text
 from hydractl.scoring.job import NOTHING_LEARNT, Memory
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.shared.outputs import first_line
+from hydractl.strict_json import compact, parse, read_limited
+from hydractl.training.resume import DROPPED, FORCED, OTHERS, OtherRunError
 from hydractl.training.run_settings import changes, stored_texts
-from hydractl.training.state import DROPPED, FORCED, OTHERS, OtherRunError
 
 SCHEMA = "hydractl.journal/1"
 MEMORY, CHAIN = "memory", "chain"

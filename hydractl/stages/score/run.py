@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl.claims import OutputLock
 from hydractl.data.batches import BatchShare, epoch_order
-from hydractl.data.inputs import encoded
-from hydractl.data.items import Items
+from hydractl.data.datasets import Items
+from hydractl.data.encode import encoded
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
-from hydractl.families.opening import OpenModel, load_model
+from hydractl.families.load import OpenModel, load_model
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Architecture, InputFile, Kind
 from hydractl.manifest.heads import HeadScores, TowerHeads, TowerScores
-from hydractl.parallel import ProcessGroup, own_device, start_team
+from hydractl.messages import counted
+from hydractl.output.locks import OutputLock
+from hydractl.processes.distributed import ProcessGroup, own_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
@@ -33,15 +34,14 @@ from hydractl.stages.score.training import (
     publish_scores,
     settings_of,
 )
-from hydractl.stages.shared.asked import asked_of, typed_by
-from hydractl.stages.shared.choosing import quota_of
-from hydractl.stages.shared.classes import Classes, ask
+from hydractl.stages.shared.cache_key import asked_of, typed_by
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.lineage import TOOL, made_with
+from hydractl.stages.shared.mask_selection import quota_of
+from hydractl.stages.shared.open_inputs import Again, digests, labels_of, open_reader, open_sets
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
-from hydractl.stages.shared.reading import Again, digests, labels_of, open_reader, open_sets
-from hydractl.stages.shared.unchanged import replaces
-from hydractl.wording import counted
+from hydractl.stages.shared.up_to_date import replaces
+from hydractl.stages.shared.zero_shot_classes import Classes, ask
 
 
 class Run(NamedTuple):

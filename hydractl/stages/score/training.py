@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 
 from hydractl.checkpoint import write_tensors
-from hydractl.claims import OutputLock
-from hydractl.data.items import Items
+from hydractl.data.datasets import Items
 from hydractl.errors import UsageError
-from hydractl.families.opening import OpenModel, open_model
+from hydractl.families.load import OpenModel, open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.heads import HeadScores
+from hydractl.output.atomic_write import Digested, is_stream, publish_text, publish_together
+from hydractl.output.locks import OutputLock
 from hydractl.progress import Progress
-from hydractl.publish import Digested, is_stream, publish_text, publish_together
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.job import GateTraining, Ranking
 from hydractl.stages.score.config import ScoreConfig
@@ -24,8 +24,8 @@ from hydractl.stages.shared.finite import stored_tensors
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.resume import Snapshot, StateFolder
 from hydractl.training.run_settings import texts_of
-from hydractl.training.state import Snapshot, StateFolder
 
 
 def check_training(config: ScoreConfig, opened: OpenModel, claim: OutputLock) -> None:

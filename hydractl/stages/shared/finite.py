@@ -8,10 +8,10 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
-from hydractl.families.opening import OpenModel
-from hydractl.fusion.responding import NOT_FINITE
-from hydractl.tensors import TensorSpec
-from hydractl.wording import counted
+from hydractl.families.load import OpenModel
+from hydractl.fusion.inference import NOT_FINITE
+from hydractl.messages import counted
+from hydractl.tensor_spec import TensorSpec
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str | None = None) -> None:

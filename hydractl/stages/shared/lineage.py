@@ -7,17 +7,17 @@ from pathlib import Path
 
 from hydractl.data.reference import DataRef
 from hydractl.families.base import Family
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.heads import HeadScores
+from hydractl.messages import quoted
+from hydractl.output.atomic_write import is_stream
 from hydractl.progress import Progress
-from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, versions
-from hydractl.stages.shared.asked import Commanded, Stage, asked_of, references, typed_by
-from hydractl.stages.shared.made import is_recorded
+from hydractl.stages.shared.cache_key import Commanded, Stage, asked_of, references, typed_by
+from hydractl.stages.shared.output_record import is_recorded
 from hydractl.version import __version__
-from hydractl.wording import quoted
 
 TOOL = f"hydractl {__version__}"
 

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.claims import OutputLock, claimed
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import OutputExists
-from hydractl.jsonfile import parse
-from hydractl.places import check_folder, check_output, is_folder
+from hydractl.output.atomic_write import is_stream
+from hydractl.output.locks import OutputLock, claimed
+from hydractl.output.paths import check_folder, check_output, is_folder
 from hydractl.progress import Progress
-from hydractl.publish import is_stream
+from hydractl.strict_json import parse
 
 if TYPE_CHECKING:
-    from hydractl.families.opening import OpenModel
+    from hydractl.families.load import OpenModel
 
 KEPT = (".journal", ".state")
 LONGEST = 1 << 24
@@ -62,8 +62,8 @@ def check_outputs(
 
 def check_models(outputs: Iterable[Path], claim: OutputLock, **read: Any) -> None:  # noqa: ANN401 - what `check_outputs` takes
     """Refuse outputs that are models, of which one may be a folder; see `check_outputs`."""
-    from hydractl.hub.folders import check_replaces  # noqa: PLC0415 - most outputs are files
     from hydractl.hub.layout import of_model  # noqa: PLC0415 - as above
+    from hydractl.hub.model_outputs import check_replaces  # noqa: PLC0415 - most outputs are files
 
     for path in outputs:
         if not is_folder(path):

@@ -15,23 +15,23 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare
-from hydractl.data.inputs import Reading, encoded
-from hydractl.data.items import Items
+from hydractl.data.datasets import Items
+from hydractl.data.encode import Reading, encoded
 from hydractl.errors import InputError
 from hydractl.families.tower import Towers
 from hydractl.fusion.baseline_model import WithConfidence
-from hydractl.fusion.detecting import WithOodScores
-from hydractl.fusion.responding import gathered, responses
-from hydractl.inputs import Inputs
+from hydractl.fusion.feature_ood import WithOodScores
+from hydractl.fusion.inference import gathered, responses
 from hydractl.manifest.report import Value
-from hydractl.metrics.samples import Responses, Scored, StoredPredictions, together
-from hydractl.metrics.scores import MSP
-from hydractl.metrics.table import TEMPERATURE
+from hydractl.messages import counted
+from hydractl.metrics.ood_scores import MSP
+from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, together
+from hydractl.metrics.registry import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperature
-from hydractl.parallel import ProcessGroup
+from hydractl.model_inputs import Inputs
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT, Progress
-from hydractl.stages.shared.spool import Filled, PredictionStore
-from hydractl.wording import counted
+from hydractl.stages.shared.prediction_store import Filled, PredictionStore
 
 Predictor = Towers
 ALONE = ProcessGroup()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import InputError, OutputExists, UsageError
-from hydractl.publish import is_stream
-from hydractl.stages.shared.asked import references
-from hydractl.stages.shared.unchanged import outputs_of
+from hydractl.output.atomic_write import is_stream
+from hydractl.stages.shared.cache_key import references
+from hydractl.stages.shared.up_to_date import outputs_of
 
 if TYPE_CHECKING:
     from hydractl.manifest.header import Step
@@ -30,7 +30,7 @@ def check_statement(path: Path, config: Any) -> None:  # noqa: ANN401 - of any c
         OutputExists: If something else has its name.
         OutputError: If it cannot be written.
     """
-    from hydractl.places import check_output  # noqa: PLC0415 - loads what `--help` does without
+    from hydractl.output.paths import check_output  # noqa: PLC0415 - loads what `--help` does without
 
     streams = [one for one in (path, *outputs_of(config)) if is_stream(one)]
     if streams:
@@ -54,10 +54,10 @@ def write_statement(path: Path, config: Any) -> None:  # noqa: ANN401 - as above
         OutputError: If it cannot be written.
     """
     from hydractl.checkpoint import Checkpoint  # noqa: PLC0415 - as above
-    from hydractl.jsonfile import canonical  # noqa: PLC0415 - as above
-    from hydractl.places import is_folder  # noqa: PLC0415 - as above
-    from hydractl.publish import publish_text  # noqa: PLC0415 - as above
-    from hydractl.source import WEIGHTS  # noqa: PLC0415 - as above
+    from hydractl.model_source import WEIGHTS  # noqa: PLC0415 - as above
+    from hydractl.output.atomic_write import publish_text  # noqa: PLC0415 - as above
+    from hydractl.output.paths import is_folder  # noqa: PLC0415 - as above
+    from hydractl.strict_json import canonical  # noqa: PLC0415 - as above
 
     paths = outputs_of(config)
     files = [file for one in paths for file in (sorted(one.iterdir()) if is_folder(one) else [one])]
@@ -113,7 +113,7 @@ def _digest(text: str) -> dict[str, str]:
 
 def _is_statement(path: Path) -> bool:
     """Return whether a file is a statement of ours, which another may replace."""
-    from hydractl.jsonfile import NotJSONError, parse  # noqa: PLC0415 - as above
+    from hydractl.strict_json import NotJSONError, parse  # noqa: PLC0415 - as above
 
     try:
         found = parse(path.read_text(encoding="utf-8"))

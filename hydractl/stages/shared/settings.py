@@ -11,12 +11,12 @@ from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import HeadBudget
-from hydractl.inputs import LARGEST_SIDE
-from hydractl.metrics.scores import KNN
+from hydractl.metrics.ood_scores import KNN
+from hydractl.model_inputs import LARGEST_SIDE
+from hydractl.output.paths import DOCUMENT, WEIGHTS, output
 from hydractl.parsing import number, words
-from hydractl.places import DOCUMENT, WEIGHTS, output
 from hydractl.settings import LARGEST_SEED, CheckedSettings, Option, OptionGroup, Role, Setting, setting
-from hydractl.stages.shared.classes import FORMS, Naming
+from hydractl.stages.shared.zero_shot_classes import FORMS, Naming
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue

@@ -12,12 +12,12 @@ from typing import Protocol
 import torch
 
 from hydractl.data.batches import epoch_order
-from hydractl.data.inputs import Reading
-from hydractl.data.items import Items
-from hydractl.data.sources.passing import Shuffled
-from hydractl.inputs import Inputs
-from hydractl.training.engine import Share
-from hydractl.training.feeding.mix import Mix, Mixing, rows_read
+from hydractl.data.datasets import Items
+from hydractl.data.encode import Reading
+from hydractl.data.sources.multi_pass import Shuffled
+from hydractl.model_inputs import Inputs
+from hydractl.training.accelerator import Share
+from hydractl.training.feeding.mixup import Mix, Mixing, rows_read
 from hydractl.training.feeding.sources import InputSource, Planned, open_source
 from hydractl.training.feeding.streamed import StreamSource, buffer_order
 

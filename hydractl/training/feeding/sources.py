@@ -14,12 +14,12 @@ import torch
 from typing_extensions import override
 
 from hydractl.data.batches import CACHE_BYTES, batches
-from hydractl.data.inputs import Reading, check_augment, of_kind
-from hydractl.data.items import ImageSet, Items, TextSet
+from hydractl.data.datasets import ImageSet, Items, TextSet
+from hydractl.data.encode import Reading, check_augment, of_kind
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.data.tokenize import Tokens, tokenize
-from hydractl.inputs import Inputs
 from hydractl.manifest.header import Preprocess, Tokenization
+from hydractl.model_inputs import Inputs
 from hydractl.training.feeding.augment import TENSOR_AUGMENTATIONS, EpochDraws
 
 _CHUNK = 256

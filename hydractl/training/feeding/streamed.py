@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data.inputs import Reading, check_augment, of_kind
-from hydractl.data.items import ImageSet, ImageStore, Items, Text, TextSet
+from hydractl.data.datasets import ImageSet, ImageStore, Items, Text, TextSet
+from hydractl.data.encode import Reading, check_augment, of_kind
 from hydractl.data.preprocess import sample_seed
-from hydractl.data.sources.passing import Shuffled
+from hydractl.data.sources.multi_pass import Shuffled
 from hydractl.data.tokenize import tokenize
-from hydractl.inputs import Inputs
 from hydractl.manifest.header import Tokenization
+from hydractl.model_inputs import Inputs
 from hydractl.training.feeding.sources import ImageSource, InputSource, Planned, TextSource
 
 AHEAD = 4

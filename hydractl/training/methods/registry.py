@@ -7,10 +7,10 @@ from dataclasses import asdict
 from types import MappingProxyType
 
 from hydractl.errors import UsageError
+from hydractl.messages import did_you_mean
 from hydractl.parsing import written
 from hydractl.plugins import load, plugins
 from hydractl.training.methods.base import TrainingMethod
-from hydractl.wording import did_you_mean
 
 METHODS: Mapping[str, type[TrainingMethod]] = MappingProxyType(
     {method.KIND: method for plugin in plugins() for method in load(plugin.methods)}

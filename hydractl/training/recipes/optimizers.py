@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hydractl.training.fsdp import in_parts, like
 from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.sharding import in_parts, like
 from hydractl.training.weight_sites import ORIGINAL
 
 PEAK = "peak"

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
+from hydractl.messages import counted
 from hydractl.parsing import number, words
 from hydractl.settings import Constraint, Setting, by_default, check, flag, setting, violations
-from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue

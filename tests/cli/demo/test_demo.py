@@ -8,9 +8,9 @@ import pytest
 
 from hydractl.cli.commands.demo import command as demo
 from hydractl.cli.commands.demo.plan import Part, page
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
-from hydractl.jsonfile import parse
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
+from hydractl.strict_json import parse
 from support.commands import check_order, check_typed
 
 TASKS = ("digits", "text")

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from hydractl.cli.commands.demo import pretrained as steps
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
 from hydractl.errors import InputError
 from support.commands import check_order, check_typed
 

@@ -8,11 +8,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from hydractl.cli.commands.demo import text as demo_text
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import OutputError
-from hydractl.families.opening import open_model
+from hydractl.families.load import open_model
 
 UNKNOWN = 1
 

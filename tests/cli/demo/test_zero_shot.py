@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 
 from hydractl.cli.commands.demo import zero_shot as steps
-from hydractl.data.dataset import open_data
-from hydractl.stages.shared.classes import Naming
-from hydractl.training import contrastive
+from hydractl.data.open_dataset import open_data
+from hydractl.stages.shared.zero_shot_classes import Naming
+from hydractl.training import clip_pretraining
 from support.commands import check_order, check_typed
 
 
@@ -20,7 +20,7 @@ def trained(monkeypatch):
         kept.append((len(images), out, config))
         return 1.25
 
-    monkeypatch.setattr(contrastive, "train_pair", train)
+    monkeypatch.setattr(clip_pretraining, "train_pair", train)
     return kept
 
 

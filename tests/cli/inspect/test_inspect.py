@@ -9,7 +9,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.commands.inspect import command
 from hydractl.cli.output import console
 from hydractl.manifest.header import InputFile, Step, Tokenization
-from hydractl.training.state import Metrics, Position, Snapshot, StateFolder
+from hydractl.training.resume import Metrics, Position, Snapshot, StateFolder
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

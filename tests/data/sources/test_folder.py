@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import features
 
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError
 
 

@@ -10,8 +10,8 @@ import datasets
 import numpy as np
 import pytest
 
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError, UsageError
 from support.tabular import write
 

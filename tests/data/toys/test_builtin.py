@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits, load_sample_image
 
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.data.toys.builtin import spread, stratified_split
 from hydractl.errors import DataError, UsageError
 

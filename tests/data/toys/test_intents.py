@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError
 
 ROOT = Path(__file__).parents[3]

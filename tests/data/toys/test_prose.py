@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
 from hydractl.data.toys import prose
 from hydractl.errors import DataError, UsageError
 

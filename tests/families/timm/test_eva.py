@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import place_of
-from hydractl.families.opening import load_model, open_model
-from hydractl.families.probe import largest_difference
+from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import family_for_config, family_for_name
 from hydractl.families.timm.families import TIMM_EVA, TIMM_VIT
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.loaded import load
+from hydractl.fusion.loaded_model import load
 from support.builders import base
 from support.variants import TINY, VARIANTS
 

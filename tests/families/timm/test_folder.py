@@ -17,9 +17,9 @@ from timm.data import CustomDatasetInfo, create_transform, resolve_data_config
 
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import HydraError
-from hydractl.families.gate import COMMON_RULES
-from hydractl.families.opening import load_model, open_model
-from hydractl.families.probe import largest_difference
+from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.load import load_model, open_model
+from hydractl.families.model_folder import COMMON_RULES
 from hydractl.families.timm.folder import RULES
 
 ARCH = "vit_tiny_patch16_384"  # whose own images are of another size than timm's default

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.probe import largest_difference
+from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
 from hydractl.families.transformers.text import ROTATIONS
 from support.builders import base

@@ -9,12 +9,12 @@ from safetensors.torch import load_file
 
 from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.base import name_in_memory, place_of
-from hydractl.families.opening import load_model, open_model
-from hydractl.families.probe import blank_inputs, largest_difference
+from hydractl.families.dummy_inputs import blank_inputs, largest_difference
+from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import FAMILIES, family_for_name
-from hydractl.families.transformers.refused import REFUSED
+from hydractl.families.transformers.unsupported import REFUSED
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.loaded import load
+from hydractl.fusion.loaded_model import load
 from hydractl.manifest.header import Tokenization
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.fuse.config import FuseConfig

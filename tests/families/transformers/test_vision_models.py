@@ -10,8 +10,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.opening import load_model, open_model
-from hydractl.families.probe import largest_difference
+from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import FAMILIES, family_for_config
 from support.builders import base
 from support.variants import VARIANTS, variant

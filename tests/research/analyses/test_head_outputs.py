@@ -7,8 +7,8 @@ import torch
 
 from hydractl.families.zero_shot import Contrast, unit
 from hydractl.fusion.hydra import Hydra
-from hydractl.inputs import map_inputs
 from hydractl.manifest.heads import HeadName
+from hydractl.model_inputs import map_inputs
 from hydractl.research.analyses.head_outputs import Group, data_tower, heard
 from support.builders import base
 from support.variants import variant

@@ -10,15 +10,15 @@ import torch
 from scipy.stats import entropy
 
 from hydractl.data.batches import Batch
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics import samples
-from hydractl.parallel import ProcessGroup
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics import per_sample
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT
 from hydractl.research.analyses.mlps import alike
 from hydractl.research.analyses.predictions import ask, measured
-from hydractl.scoring.circuit.memory import Peak
+from hydractl.scoring.circuit.memory_budget import Peak
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
-from hydractl.stages.shared import spool
+from hydractl.stages.shared import prediction_store
 
 MEMBERS, SAMPLES, CLASSES, BATCH = 2, 512, 4000, 16
 SAID = 4 * MEMBERS * SAMPLES * CLASSES
@@ -54,7 +54,7 @@ def subject():
         corruptions=(),
         scores={},
         said={},
-        spool=spool.PredictionStore,
+        spool=prediction_store.PredictionStore,
         scaled=lambda said: said,
         metrics=("accuracy", "nll", "auroc"),
         ranks=("msp",),
@@ -72,9 +72,11 @@ def answers(seed):
 
 @pytest.mark.parametrize("at_once", [2**20, 2**14])
 def test_how_alike_two_ensembles_are(monkeypatch, at_once):
-    monkeypatch.setattr(samples, "NUMBERS_AT_ONCE", at_once)
+    monkeypatch.setattr(per_sample, "NUMBERS_AT_ONCE", at_once)
     first, second = (answers(seed)[ID_NAME] for seed in (0, 10_000))
-    ours, theirs = (samples.whole(said).log_probs.double().exp().mean(0).numpy() for said in (first, second))
+    ours, theirs = (
+        per_sample.whole(said).log_probs.double().exp().mean(0).numpy() for said in (first, second)
+    )
 
     agreement, divergence = alike(first, second)
 
@@ -84,8 +86,8 @@ def test_how_alike_two_ensembles_are(monkeypatch, at_once):
 
 
 def test_memory_holds_a_part_of_what_is_said(monkeypatch):
-    monkeypatch.setattr(spool, "HELD_BYTES", 0)
-    monkeypatch.setattr(samples, "NUMBERS_AT_ONCE", 2**16)
+    monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
+    monkeypatch.setattr(per_sample, "NUMBERS_AT_ONCE", 2**16)
     with Peak() as peak:
         first, second = answers(0), answers(10_000)
         alike(first[ID_NAME], second[ID_NAME])

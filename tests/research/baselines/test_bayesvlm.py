@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hydractl.data.inputs import encoded, open_items
+from hydractl.data.encode import encoded, open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
@@ -29,7 +29,7 @@ from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.shared.classes import Naming
+from hydractl.stages.shared.zero_shot_classes import Naming
 from support.builders import base
 from support.heard import Heard
 from support.pairs import pair

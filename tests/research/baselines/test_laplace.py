@@ -12,7 +12,7 @@ import torch
 from hydractl.data.reference import DataRef
 from hydractl.errors import UnsupportedModelError
 from hydractl.fusion.hydra import Hydra
-from hydractl.inputs import map_inputs
+from hydractl.model_inputs import map_inputs
 from hydractl.research.baselines.laplace import GRID, Full, Kron, LastLayer, likeliest, with_bias
 from hydractl.research.baselines.options import LaplaceOptions
 from support.builders import base

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.side import SharedDropout
+from hydractl.families.attention_bias import SharedDropout
 from hydractl.fusion.hydra import Hydra
-from hydractl.inputs import map_inputs
+from hydractl.model_inputs import map_inputs
 from hydractl.research.baselines.mc_dropout import McDropout, PassDropout
 from hydractl.research.baselines.options import McDropoutOptions
-from hydractl.training.noise import dropout_layers
+from hydractl.training.dropout import dropout_layers
 from support.builders import base
 from support.variants import TINY, Variant
 

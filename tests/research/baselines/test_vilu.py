@@ -10,13 +10,13 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from hydractl.data.inputs import encoded, open_items
+from hydractl.data.encode import encoded, open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.families.zero_shot import settle_classes, unit
 from hydractl.fusion.hydra import Hydra
-from hydractl.metrics.labelled import adaptive_ece, ece
+from hydractl.metrics.classification import adaptive_ece, ece
 from hydractl.metrics.selective import select
 from hydractl.progress import SILENT
 from hydractl.research.baselines.options import ViluOptions
@@ -24,7 +24,7 @@ from hydractl.research.baselines.vilu import Judge, Vilu, ViluBatches, contrast_
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.shared.classes import Naming
+from hydractl.stages.shared.zero_shot_classes import Naming
 from hydractl.training.feeding.feed import ItemFeed
 from support.builders import base
 from support.heard import Heard

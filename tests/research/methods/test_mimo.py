@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.datasets import Content
+from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import Place
 from hydractl.research.methods.mimo import Slots, stack_images
 from hydractl.research.methods.mimo_batches import MimoFeed
 from hydractl.research.methods.options import Mimo
-from hydractl.training.engine import Share
+from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import ItemFeed
 from hydractl.training.weight_sites import Site, make
 from support.builders import base

@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.registry import family_for_name
+from hydractl.model_source import parse_arch
 from hydractl.research.methods.options import Packed
 from hydractl.research.methods.packed import narrow_reference
-from hydractl.source import parse_arch
 from support.builders import base
 from support.variants import TIMM_VIT, TINY, Variant
 

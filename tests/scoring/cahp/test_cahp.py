@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hydractl.errors import DataError, UsageError
-from hydractl.inputs import batch_of, cut_batch, map_inputs
+from hydractl.model_inputs import batch_of, cut_batch, map_inputs
 from hydractl.progress import SILENT
 from hydractl.scoring.cahp import profile as cahp_profile
 from hydractl.scoring.cahp.method import score_cahp

@@ -5,9 +5,9 @@ import torch
 
 from hydractl.manifest.heads import Removal
 from hydractl.progress import SILENT
-from hydractl.scoring.circuit import memory as circuit_memory
+from hydractl.scoring.circuit import memory_budget as circuit_memory
+from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.method import score_circuit
-from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.settings import CircuitSettings
 from support import naive
 from support.builders import base

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.metrics.scores import OF_ONE
+from hydractl.metrics.ood_scores import OF_ONE
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.scoring.circuit.outcomes import Outcomes, guessed, outcomes_of, traits_of, values_of
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydractl.errors import DataError
-from hydractl.inputs import map_inputs
+from hydractl.model_inputs import map_inputs
 from hydractl.scoring.gradients.entropy import attention_entropy, relative_entropy
 from support.builders import base
 from support.jobs import changed, job_for, labelled, library_for

@@ -6,7 +6,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT
-from hydractl.scoring.gradients import weights as gradients
+from hydractl.scoring.gradients import weight_gradients as gradients
 from hydractl.scoring.gradients.gnorm import gradient_norms, score_gnorm
 from hydractl.scoring.gradients.settings import GnormSettings
 from hydractl.scoring.settings import BudgetMeaning

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hydractl.errors import DataError, UsageError
-from hydractl.inputs import map_inputs
+from hydractl.model_inputs import map_inputs
 from hydractl.progress import SILENT
-from hydractl.scoring.gradients import samples as gate_samples
+from hydractl.scoring.gradients import per_sample_gradients as gate_samples
 from hydractl.scoring.gradients.michel import gate_importance, score_michel
 from hydractl.scoring.gradients.settings import MichelSettings
 from hydractl.scoring.job import Samples

@@ -11,11 +11,11 @@ import torch
 from sklearn.decomposition import PCA
 
 from hydractl.cli.app import main
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import InputError, UsageError
-from hydractl.families.opening import open_model
-from hydractl.fusion.loaded import load
+from hydractl.families.load import open_model
+from hydractl.fusion.loaded_model import load
 from hydractl.manifest.report import Report
 from hydractl.research.analyses import proposition
 from support import pairs, reviews

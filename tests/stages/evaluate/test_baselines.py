@@ -16,7 +16,7 @@ from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.shared.asked import asked_of
+from hydractl.stages.shared.cache_key import asked_of
 from support.builders import base
 from support.heard import Heard
 from support.predictions import SavedPredictions

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.passing import DIGEST
-from hydractl.families.opening import open_model
+from hydractl.data.sources.multi_pass import DIGEST
+from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.heads import HeadScores, TowerScores

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hydractl
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError
 from hydractl.stages.evaluate.config import EvalConfig

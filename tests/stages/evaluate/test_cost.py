@@ -10,12 +10,12 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.probe import blank_inputs
+from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.header import Header, InputFile, Step
 from hydractl.metrics.cost import count_macs
-from hydractl.metrics.metric import Needs
-from hydractl.metrics.table import METRICS, needing
+from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.registry import METRICS, needing
 from hydractl.stages.evaluate import cost as evaluate_cost
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies

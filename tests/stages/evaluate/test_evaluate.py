@@ -14,10 +14,10 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, DataError, InputError, OutputExists, UsageError
 from hydractl.manifest.header import Kind
 from hydractl.manifest.report import Report
-from hydractl.metrics.measures import measure
-from hydractl.metrics.metric import Needs
+from hydractl.metrics.compute import measure
+from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.table import METRICS
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
@@ -469,6 +469,6 @@ def test_reports_that_contradict_themselves_are_refused(change, message):
 
 
 def test_the_hydra_of_the_table_is_a_hydra(models):
-    from hydractl.families.opening import open_model
+    from hydractl.families.load import open_model
 
     assert open_model(str(models / "hydra.st")).header.kind == Kind.HYDRA

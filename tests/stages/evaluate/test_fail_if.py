@@ -6,7 +6,7 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.manifest.report import Row, Shift, Value
-from hydractl.metrics.table import METRICS
+from hydractl.metrics.registry import METRICS
 from hydractl.stages.evaluate.fail_if import Condition
 
 SCOPES = ("birds", "noise", "near", "far", "all")

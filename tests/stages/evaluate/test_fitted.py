@@ -11,13 +11,13 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 
 from hydractl.cli.app import main
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.tower import Tower
 from hydractl.manifest.report import Report
-from hydractl.metrics.scores import FITTED
+from hydractl.metrics.ood_scores import FITTED
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hydractl.data.dataset import open_data
-from hydractl.data.items import ImageSet
+from hydractl.data.datasets import ImageSet
+from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import InputError
-from hydractl.metrics.samples import Responses
+from hydractl.metrics.per_sample import Responses
 from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.shared.predictions import PreparedData, predict
 from support.builders import base

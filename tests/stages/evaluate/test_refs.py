@@ -6,9 +6,9 @@ import pytest
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.opening import open_model
-from hydractl.metrics.metric import Needs
-from hydractl.metrics.table import METRICS, TEMPERATURE, choose_metrics, needing
+from hydractl.families.load import open_model
+from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.registry import METRICS, TEMPERATURE, choose_metrics, needing
 from hydractl.parsing import configured
 from hydractl.settings import options_of
 from hydractl.stages.evaluate.config import EvalConfig

@@ -15,13 +15,13 @@ from rich.console import Console
 from hydractl.cli.app import main
 from hydractl.cli.commands import eval as eval_command
 from hydractl.data.corruptions.names import IMAGES, Corruption, Corruptions, Photographs
-from hydractl.data.dataset import open_data
-from hydractl.data.inputs import encoded, with_corruption
+from hydractl.data.encode import encoded, with_corruption
+from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import ManifestError, UsageError
-from hydractl.fusion.loaded import load
+from hydractl.fusion.loaded_model import load
 from hydractl.manifest.report import Report
-from hydractl.metrics.table import METRICS
+from hydractl.metrics.registry import METRICS
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from support import reviews

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from hydractl.errors import OutputError
-from hydractl.metrics import samples
-from hydractl.metrics.measures import measure
+from hydractl.metrics import per_sample
+from hydractl.metrics.compute import measure
+from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.per_sample import Joined, Responses, whole
+from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Joined, Responses, whole
-from hydractl.metrics.scores import SCORES
-from hydractl.metrics.table import METRICS
 from hydractl.metrics.temperature import Scaled, fit_temperature, scale
 from hydractl.stages.evaluate.predictions_file import write_predictions
-from hydractl.stages.shared import spool
-from hydractl.stages.shared.spool import PredictionStore
+from hydractl.stages.shared import prediction_store
+from hydractl.stages.shared.prediction_store import PredictionStore
 
 M, N, C = 3, 101, 6
 
@@ -35,7 +35,7 @@ def labels():
 
 @pytest.fixture(params=["in the order of the data", "sorted by length"])
 def kept(said, request, tmp_path, monkeypatch):
-    monkeypatch.setattr(spool, "HELD_BYTES", 0)
+    monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
     order = torch.arange(N) if request.param.startswith("in") else torch.randperm(N)
     mine = PredictionStore(N, tmp_path)
     for indices in order.split(8):
@@ -60,7 +60,7 @@ def test_it_reads_as_it_would_in_memory(kept, said, tmp_path):
 
 
 def test_every_number_is_what_it_would_be_in_memory(kept, said, labels, monkeypatch):
-    monkeypatch.setattr(samples, "NUMBERS_AT_ONCE", M * C * 10)
+    monkeypatch.setattr(per_sample, "NUMBERS_AT_ONCE", M * C * 10)
 
     def numbers(found):
         measured = measure(
@@ -81,8 +81,8 @@ def test_every_number_is_what_it_would_be_in_memory(kept, said, labels, monkeypa
 def test_where_nobody_knew_how_many_would_come_it_is_the_same(
     said, labels, tmp_path, monkeypatch, held, block
 ):
-    monkeypatch.setattr(spool, "HELD_BYTES", held)
-    monkeypatch.setattr(spool, "BLOCK", block)
+    monkeypatch.setattr(prediction_store, "HELD_BYTES", held)
+    monkeypatch.setattr(prediction_store, "BLOCK", block)
     mine = PredictionStore(None, tmp_path)
     for part in torch.arange(N).split(16):
         for indices in part[torch.randperm(len(part))].split(5):
@@ -113,8 +113,8 @@ def test_what_is_saved_of_it_is_too(kept, said, tmp_path):
 
 
 def test_a_disk_without_room_is_refused_before_it_is_full(said, tmp_path, monkeypatch):
-    monkeypatch.setattr(spool, "HELD_BYTES", 0)
-    monkeypatch.setattr(spool.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
+    monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
+    monkeypatch.setattr(prediction_store.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
 
     with pytest.raises(OutputError, match=r"take 0\.0 GB until they are measured") as error:
         PredictionStore(N, tmp_path).put(torch.arange(N), said)

@@ -9,10 +9,10 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
-from hydractl.families.opening import open_model
+from hydractl.families.load import open_model
 from hydractl.families.tower import Tower
 from hydractl.manifest.report import Report
-from hydractl.metrics.scores import FITTED
+from hydractl.metrics.ood_scores import FITTED
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -20,7 +20,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
-from hydractl.stages.shared.classes import Classes, Naming, with_classes
+from hydractl.stages.shared.zero_shot_classes import Classes, Naming, with_classes
 from support.builders import Sample, base
 from support.heard import Heard
 from support.pairs import pair

@@ -13,11 +13,11 @@ import torch
 
 from hydractl.data.batches import BatchShare
 from hydractl.data.corruptions.names import Corruptions
-from hydractl.data.inputs import open_items, open_stream
+from hydractl.data.encode import open_items, open_stream
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, DataError, HubError, UsageError
-from hydractl.families.opening import open_model
-from hydractl.parallel import ProcessGroup
+from hydractl.families.load import open_model
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT
 from hydractl.research.bench.config import BenchConfig
 from hydractl.settings import declared
@@ -30,9 +30,9 @@ from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
-from hydractl.stages.shared import spool
+from hydractl.stages.shared import prediction_store
 from hydractl.stages.shared.predictions import PreparedData
-from hydractl.stages.shared.unchanged import looked
+from hydractl.stages.shared.up_to_date import looked
 from support.builders import base
 from support.heard import Heard
 from support.lake import TEXTS, Lake, image, most_held, serve, stored, text
@@ -89,8 +89,8 @@ def served(work, monkeypatch):
 
 @pytest.fixture
 def on_disk(monkeypatch):
-    monkeypatch.setattr(spool, "HELD_BYTES", 300)
-    monkeypatch.setattr(spool, "BLOCK", 5)
+    monkeypatch.setattr(prediction_store, "HELD_BYTES", 300)
+    monkeypatch.setattr(prediction_store, "BLOCK", 5)
 
 
 def config(data=STREAM, **changes):
@@ -311,10 +311,10 @@ def test_processes_that_read_other_rows_are_told(served, crowd, monkeypatch, oth
 
 
 def test_a_stream_that_breaks_off_and_an_interruption_leave_nothing(served, work, monkeypatch):
-    monkeypatch.setattr(spool, "HELD_BYTES", 0)
+    monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
     room = work / "room"
     room.mkdir()
-    monkeypatch.setattr(spool.tempfile, "gettempdir", lambda: str(room))
+    monkeypatch.setattr(prediction_store.tempfile, "gettempdir", lambda: str(room))
 
     def ending(i, error):
         if i == 20:

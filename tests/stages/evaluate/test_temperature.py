@@ -9,11 +9,11 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, OutputExists, UsageError
-from hydractl.families.opening import open_model
+from hydractl.families.load import open_model
 from hydractl.manifest.report import Report
-from hydractl.metrics.measures import measure
+from hydractl.metrics.compute import measure
+from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.table import METRICS
 from hydractl.metrics.temperature import fit_temperature, scale_log_probs
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import Condition
@@ -21,8 +21,8 @@ from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.shared.classes import Naming
 from hydractl.stages.shared.settings import parse_temperature
+from hydractl.stages.shared.zero_shot_classes import Naming
 from support.builders import base
 from support.heard import Heard
 from support.informed import informed

@@ -12,11 +12,11 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.stages.export import formats
 from hydractl.stages.export.config import ExportConfig
+from hydractl.stages.export.export_module import OUTPUTS
 from hydractl.stages.export.run import run_export
-from hydractl.stages.export.subject import OUTPUTS
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.shared.classes import Naming
+from hydractl.stages.shared.zero_shot_classes import Naming
 from support.pairs import ARCHITECTURES, pair
 
 NAMES, TEMPLATES = ("3", "1", "4", "0", "2"), ("a photo of a {label} .", "the big {label}")

@@ -22,9 +22,9 @@ from hydractl.manifest.report import Report
 from hydractl.stages.export import formats
 from hydractl.stages.export.compare import pictures, prepared, trials
 from hydractl.stages.export.config import ExportConfig
-from hydractl.stages.export.pixels import FILTERS, Pixels
+from hydractl.stages.export.export_module import OUTPUTS
+from hydractl.stages.export.pixel_input import FILTERS, Pixels
 from hydractl.stages.export.run import run_export
-from hydractl.stages.export.subject import OUTPUTS
 from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

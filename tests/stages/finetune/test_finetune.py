@@ -18,18 +18,18 @@ from PIL import Image
 
 import hydractl
 from hydractl.checkpoint import Checkpoint
-from hydractl.claims import OutputLock, claimed
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, DataError, OutputError, OutputExists, UsageError
 from hydractl.families.base import place_of
-from hydractl.families.opening import load_model, open_model
+from hydractl.families.load import load_model, open_model
 from hydractl.manifest.header import Kind
+from hydractl.output.locks import OutputLock, claimed
 from hydractl.stages.finetune import run as stage
 from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.prepare import prepare
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.stages.finetune.work import prepare
 from hydractl.training.recipes.recipe import PARTS, Recipe
 from support.builders import base
 from support.heard import Cut, Heard

@@ -12,8 +12,8 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.classifier import with_classifier
-from hydractl.families.opening import open_model
-from hydractl.fusion.loaded import load
+from hydractl.families.load import open_model
+from hydractl.fusion.loaded_model import load
 from hydractl.fusion.plan import split_members
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate, Kind
@@ -192,7 +192,7 @@ def test_members_that_share_everything_have_nothing_of_their_own(tmp_path):
 
 
 def test_reported_metrics_are_the_ensemble_s(report, whole):
-    from hydractl.data.dataset import open_data
+    from hydractl.data.open_dataset import open_data
     from hydractl.data.preprocess import eval_transform
 
     images = open_data(VAL)

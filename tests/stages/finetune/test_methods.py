@@ -11,8 +11,8 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import OutputExists, UsageError
 from hydractl.families.base import place_of
-from hydractl.families.opening import load_model, open_model
-from hydractl.families.probe import blank_inputs
+from hydractl.families.dummy_inputs import blank_inputs
+from hydractl.families.load import load_model, open_model
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels
@@ -21,7 +21,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.training import sharding
+from hydractl.training import fsdp
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base
 from support.heard import Cut
@@ -278,7 +278,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, model, monkeypatch):
         run_finetune(
             config(tmp_path / "out.st", model, "lora-ensemble", recipe=replace(RECIPE, train=("head",)))
         )
-    monkeypatch.setattr(sharding, "asked", lambda: True)
+    monkeypatch.setattr(fsdp, "asked", lambda: True)
     with pytest.raises(UsageError, match="`--method` and `--use_fsdp` exclude each other"):
         run_finetune(config(tmp_path / "out.st", model, "lora-ensemble"))
     assert not (tmp_path / "out.st").exists()

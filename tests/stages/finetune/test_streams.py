@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.settings import declared
@@ -17,7 +17,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.predict.config import PredictConfig
-from hydractl.stages.shared.unchanged import looked
+from hydractl.stages.shared.up_to_date import looked
 from hydractl.training.recipes.recipe import Recipe
 from support.heard import Cut, Heard
 from support.lake import TEXTS, Lake, image, of_images, of_texts, serve, stored, text

@@ -11,7 +11,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, OutputExists, UsageError
-from hydractl.families.opening import open_model
+from hydractl.families.load import open_model
 from hydractl.fusion.plan import split_members
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune

@@ -12,13 +12,13 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExists, UsageError
-from hydractl.families.opening import open_model
-from hydractl.fusion.loaded import load
+from hydractl.families.load import open_model
+from hydractl.fusion.loaded_model import load
 from hydractl.manifest.header import Fate, Kind, Preprocess
 from hydractl.manifest.threshold import Threshold
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.tensors import Span
+from hydractl.tensor_spec import Span
 from support.builders import DTYPES, Sample, base, sha
 from support.heard import Heard
 from support.variants import PLAIN, variant

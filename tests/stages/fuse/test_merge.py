@@ -12,8 +12,8 @@ import torch
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.base import place_of
-from hydractl.families.opening import open_model
-from hydractl.fusion.loaded import load
+from hydractl.families.load import open_model
+from hydractl.fusion.loaded_model import load
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate
 from hydractl.stages.finetune.config import FinetuneConfig

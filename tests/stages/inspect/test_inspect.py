@@ -31,7 +31,7 @@ from hydractl.stages.inspect.run import (
     ranks,
     run_inspect,
 )
-from hydractl.tensors import TensorSpec
+from hydractl.tensor_spec import TensorSpec
 
 SHA = "sha256:" + "ab" * 32
 ARCHITECTURE = Architecture(
@@ -477,7 +477,7 @@ def test_predictions_are_recognised(tmp_path):
 def test_what_eval_saves_is_recognised(tmp_path):
     import torch
 
-    from hydractl.metrics.samples import Responses
+    from hydractl.metrics.per_sample import Responses
     from hydractl.stages.evaluate.predictions_file import write_predictions
 
     predictions = {"base": {"id": Responses(torch.zeros(1, 4, 3))}}

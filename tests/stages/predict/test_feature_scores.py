@@ -13,10 +13,10 @@ from hydractl.checkpoint import BESIDE, Checkpoint, ScratchFolder, write_tensors
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, InputError, UsageError
-from hydractl.fusion import responding
+from hydractl.fusion import inference
 from hydractl.hub.weights import weights_of
 from hydractl.manifest.report import Report
-from hydractl.metrics.scores import FITTED
+from hydractl.metrics.ood_scores import FITTED
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
@@ -118,13 +118,13 @@ def test_a_hydra_has_the_mean_of_its_members(here, found, score):
 
 @pytest.mark.parametrize(("settings", "fitting"), [({}, 0), ({"fit": DataRef.parse(FIT)}, 3)])
 def test_inputs_go_through_the_model_once(here, row, monkeypatch, settings, fitting):
-    passes, respond = [], responding.respond
+    passes, respond = [], inference.respond
 
     def noted(*args, **named):
         passes.append(named["data"])
         return respond(*args, **named)
 
-    monkeypatch.setattr("hydractl.fusion.responding.respond", noted)
+    monkeypatch.setattr("hydractl.fusion.inference.respond", noted)
     monkeypatch.setattr("hydractl.fusion.features.respond", noted)
     model = "hydra.st" if settings else "stored.st"
     lines(here, model, ood_score="mahalanobis", threshold=NONE, batch_size=32, **settings)

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 import hydractl
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError, ManifestError, OutputExists, UsageError
-from hydractl.fusion import responding
+from hydractl.fusion import inference
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict import run as stage
@@ -167,13 +167,13 @@ def test_single_texts_are_answered_as_they_come(models, work, monkeypatch):
             return super().readline(size)
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Slow(b"mat\nsat\ncat\n")))
-    respond = responding.respond
+    respond = inference.respond
 
     def noted(*args, **named):
         seen.append("answered")
         return respond(*args, **named)
 
-    monkeypatch.setattr("hydractl.fusion.responding.respond", noted)
+    monkeypatch.setattr("hydractl.fusion.inference.respond", noted)
     told(models, "-", model="bert", batch_size=1)
     assert seen == ["read", "answered"] * 3 + ["read"]
 
@@ -276,7 +276,7 @@ def test_a_run_that_is_cut_off_goes_on_and_ends_with_the_same_bytes(models, work
     data = "t.jsonl" if model == "bert" else "digits::limit=20"
     monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
     expected = told(models, data, model=model, out="whole.jsonl", batch_size=3)
-    asked, respond = [], responding.respond
+    asked, respond = [], inference.respond
 
     def failing(*args, **named):
         asked.append(1)
@@ -284,7 +284,7 @@ def test_a_run_that_is_cut_off_goes_on_and_ends_with_the_same_bytes(models, work
             raise KeyboardInterrupt
         return respond(*args, **named)
 
-    monkeypatch.setattr("hydractl.fusion.responding.respond", failing)
+    monkeypatch.setattr("hydractl.fusion.inference.respond", failing)
     with pytest.raises(KeyboardInterrupt) as caught:
         told(models, data, model=model, batch_size=3)
     assert caught.value.__notes__ == [
@@ -406,7 +406,7 @@ REFUSED = {
 def test_what_cannot_be_is_refused_and_leaves_nothing(
     models, work, monkeypatch, data, model, settings, error, message
 ):
-    from hydractl.stages.shared.classes import Naming
+    from hydractl.stages.shared.zero_shot_classes import Naming
 
     (work / "empty").mkdir()
     piped(monkeypatch, "")

@@ -9,11 +9,11 @@ import datasets
 import pytest
 
 from hydractl.errors import DataError, HubError, OutputExists, UsageError
-from hydractl.fusion import responding
+from hydractl.fusion import inference
 from hydractl.stages.predict import run as stage
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
-from hydractl.stages.shared.unchanged import looked
+from hydractl.stages.shared.up_to_date import looked
 from support.builders import base
 from support.heard import Heard
 from support.lake import IMAGES, TEXTS, Lake, image, most_held, serve, stored, text
@@ -43,7 +43,7 @@ def interrupted(monkeypatch):
     """Let what the models of one run are asked end with the `at`-th batch; returns what was asked."""
 
     def cut(at):
-        asked, respond = [], responding.respond
+        asked, respond = [], inference.respond
 
         def failing(*args, **named):
             asked.append(1)
@@ -51,7 +51,7 @@ def interrupted(monkeypatch):
                 raise KeyboardInterrupt
             return respond(*args, **named)
 
-        monkeypatch.setattr("hydractl.fusion.responding.respond", failing)
+        monkeypatch.setattr("hydractl.fusion.inference.respond", failing)
         return asked
 
     return cut

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hydractl.fusion.predictions import Bound, Predictions
-from hydractl.metrics.samples import Responses
+from hydractl.metrics.per_sample import Responses
 from hydractl.stages.predict.writers import WRITERS, columns, lines_of
 
 NAMES = ("=1+1", 'a,"b"', "two\nlines", "zwölf")

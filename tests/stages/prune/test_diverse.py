@@ -7,20 +7,20 @@ import statistics
 import pytest
 import torch
 
-from hydractl.data.inputs import encoded, open_items
+from hydractl.data.encode import encoded, open_items
 from hydractl.errors import DataError, HydraError, UsageError
-from hydractl.families.opening import load_model, open_model
+from hydractl.families.load import load_model, open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.heads import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
-from hydractl.metrics.ranking import auroc
-from hydractl.metrics.samples import places
+from hydractl.metrics.ood_ranking import auroc
+from hydractl.metrics.per_sample import places
 from hydractl.stages.evaluate.caveats import tuned_on_ood
 from hydractl.stages.prune import diverse
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.prune.strategy import Diversity, Strategy
-from hydractl.stages.shared.classes import Classes, Naming, ask
+from hydractl.stages.shared.zero_shot_classes import Classes, Naming, ask
 from support.builders import base, sha
 from support.pairs import pair
 from support.reviews import arch, gibberish, reviews

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, ManifestError, OutputExists, UsageError
-from hydractl.families.opening import load_model, open_model
-from hydractl.families.probe import largest_difference
+from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.load import load_model, open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import HeadMask, Removal

@@ -9,12 +9,12 @@ from torch._dynamo.testing import CompileCounter
 from hydractl import runtime
 from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.jsonfile import compact
 from hydractl.manifest.heads import HeadScores
 from hydractl.runtime import digest_text
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
+from hydractl.strict_json import compact
 from support.builders import base
 from support.heard import Heard, Stopped
 from support.variants import variant

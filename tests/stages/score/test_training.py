@@ -9,7 +9,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, OutputExists, UsageError
-from hydractl.families.opening import load_model, open_model
+from hydractl.families.load import load_model, open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import HeadScores

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.data.dataset import open_data
+from hydractl.data.open_dataset import open_data
 from hydractl.errors import UsageError
 from hydractl.manifest.header import Preprocess
-from hydractl.training.engine import Share
+from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import ItemFeed
 
 PREPROCESS = Preprocess(input_size=(1, 8, 8), mean=(0.5,), std=(0.5,))

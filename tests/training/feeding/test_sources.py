@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.data.inputs import open_items
+from hydractl.data.encode import open_items
 from hydractl.errors import UsageError
-from hydractl.training.engine import Share
+from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import ItemFeed
 from support.reviews import reviews, tokenization
 

@@ -12,17 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.data.inputs import open_items, open_stream
+from hydractl.data.encode import open_items, open_stream
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.passing import ROWS, Shuffled
+from hydractl.data.sources.multi_pass import ROWS, Shuffled
 from hydractl.errors import DataError
-from hydractl.families.opening import open_model
-from hydractl.inputs import map_inputs
+from hydractl.families.load import open_model
+from hydractl.model_inputs import map_inputs
 from hydractl.progress import SILENT
-from hydractl.training.engine import Share
+from hydractl.training.accelerator import Share
 from hydractl.training.feeding import streamed
 from hydractl.training.feeding.feed import ItemFeed
-from hydractl.training.feeding.mix import Mixing
+from hydractl.training.feeding.mixup import Mixing
 from hydractl.training.feeding.sources import ImageSource
 from hydractl.training.feeding.streamed import buffer_order
 from support.builders import base

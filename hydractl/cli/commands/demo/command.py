@@ -20,9 +20,9 @@ from hydractl.cli.commands.demo.findings import findings
 from hydractl.cli.commands.demo.plan import Part
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.errors import OutputError, OutputExists, UsageError
-from hydractl.jsonfile import canonical, parse
-from hydractl.publish import publish_text
+from hydractl.output.atomic_write import publish_text
 from hydractl.stages.shared.settings import FORCE, SEED
+from hydractl.strict_json import canonical, parse
 from hydractl.version import __version__
 
 
@@ -273,8 +273,8 @@ def check_replaces(main: Callable[[list[str]], int], parts: Sequence[Part]) -> N
     """
     from hydractl.stages.report.config import ReportConfig
     from hydractl.stages.report.run import check_ours
-    from hydractl.stages.shared.made import NotMadeError
-    from hydractl.stages.shared.unchanged import outputs_of, replaces
+    from hydractl.stages.shared.output_record import NotMadeError
+    from hydractl.stages.shared.up_to_date import outputs_of, replaces
 
     configurations: list[Any] = []
     caught = CONFIGURATIONS.set(configurations)

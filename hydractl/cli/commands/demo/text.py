@@ -50,7 +50,7 @@ def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
     del seed
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    from hydractl.publish import publish_text
+    from hydractl.output.atomic_write import publish_text
 
     ids = {word: i for i, word in enumerate(vocabulary())}
     made = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))

@@ -40,11 +40,11 @@ def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
         seed: Of the first; the others take the next.
         say: Hears what is being done.
     """
-    from hydractl.data.dataset import open_data
-    from hydractl.data.inputs import of_kind
-    from hydractl.data.items import ImageSet
+    from hydractl.data.datasets import ImageSet
+    from hydractl.data.encode import of_kind
+    from hydractl.data.open_dataset import open_data
     from hydractl.runtime import one_thread
-    from hydractl.training.contrastive import PairConfig, train_pair
+    from hydractl.training.clip_pretraining import PairConfig, train_pair
 
     images = of_kind(open_data(TRAIN), ImageSet)
     with one_thread():

@@ -16,9 +16,9 @@ from hydractl.cli.commands.inspect.documents import (
     show_state,
 )
 from hydractl.cli.output import Terminal, line, model_cell, size, table
+from hydractl.messages import count, counted
 from hydractl.reporting.lineage import pairs, plain
 from hydractl.stages.inspect.config import InspectConfig
-from hydractl.wording import count, counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +77,7 @@ def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
     from hydractl.manifest.heads import HeadMask, HeadScores
     from hydractl.manifest.report import Report
     from hydractl.stages.inspect.run import CheckpointReport
-    from hydractl.training.state import StateFile
+    from hydractl.training.resume import StateFile
 
     if isinstance(report, CheckpointReport):
         return _checkpoint(report, out)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.output import line, model_cell, table
 from hydractl.errors import harmless_line
+from hydractl.messages import counted
 from hydractl.reporting.heads_figure import told_apart
 from hydractl.reporting.lineage import Node, lineage, pairs, short
-from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from hydractl.manifest.header import Step
     from hydractl.manifest.heads import HeadMask, HeadScores, Mask, Tables
-    from hydractl.stages.inspect.choices import Choice
     from hydractl.stages.inspect.compare import Agreement, Comparison, ComparisonReport
-    from hydractl.training.state import StateFile
+    from hydractl.stages.inspect.head_choices import Choice
+    from hydractl.training.resume import StateFile
 
 
 def show_mask(file: str, mask: HeadMask, out: Console) -> None:

@@ -19,7 +19,7 @@ from hydractl.cli.command import JSON, QUIET, typed
 from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.errors import UsageError
-from hydractl.wording import did_you_mean
+from hydractl.messages import did_you_mean
 
 
 class Example(StrEnum):

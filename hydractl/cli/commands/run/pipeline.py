@@ -18,7 +18,7 @@ import typer
 from hydractl.cli.command import CONFIGURATIONS
 from hydractl.cli.refusals import usage_error
 from hydractl.errors import HydraError, InputError, UsageError
-from hydractl.wording import did_you_mean, quoted
+from hydractl.messages import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand, TyperGroup

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from hydractl.data.batches import Batch
 from hydractl.data.corruptions.names import Corruption
-from hydractl.families.opening import OpenModel
+from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
-from hydractl.fusion.classes import Classes
-from hydractl.inputs import Inputs, inputs_like
+from hydractl.fusion.prompts import Classes
 from hydractl.manifest.heads import HeadScores
-from hydractl.metrics.samples import Responses, StoredPredictions
-from hydractl.parallel import ProcessGroup
+from hydractl.metrics.per_sample import Responses, StoredPredictions
+from hydractl.model_inputs import Inputs, inputs_like
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from hydractl.data.batches import Batch
 from hydractl.data.corruptions.names import Corruption
-from hydractl.data.inputs import with_corruption
+from hydractl.data.encode import with_corruption
 from hydractl.errors import InputError
-from hydractl.families.opening import OpenModel
-from hydractl.inputs import Inputs
+from hydractl.families.load import OpenModel
 from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.header import Fate, Kind, steps_to
 from hydractl.manifest.heads import HeadScores
-from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.samples import StoredPredictions
-from hydractl.metrics.scores import SCORES
-from hydractl.parallel import ProcessGroup
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.per_sample import StoredPredictions
+from hydractl.model_inputs import Inputs
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
 from hydractl.stages.evaluate.analyses.settings import ANALYSES, GIVEN
@@ -27,8 +27,8 @@ from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.streamed import StreamedData
+from hydractl.stages.shared.prediction_store import PredictionStore
 from hydractl.stages.shared.predictions import PreparedData, Scaling
-from hydractl.stages.shared.spool import PredictionStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

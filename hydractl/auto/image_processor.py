@@ -1,0 +1,28 @@
+"""How transformers' pipelines make inputs of images: to the bit as `encode` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import BatchFeature
+from transformers.image_processing_utils import BaseImageProcessor
+
+from hydractl.fusion.preprocess import Encoder
+from hydractl.manifest.header import Preprocess
+from hydractl.strict_json import compact
+
+
+class HydraImageProcessor(BaseImageProcessor):
+    """Reads images as the checkpoint says; its settings are those of `Preprocess`."""
+
+    def __call__(  # type: ignore[override]  # it has no settings a call
+        self,
+        images: Any,  # noqa: ANN401 - as the library has it
+        return_tensors: str | None = None,
+        **_: Any,  # noqa: ANN401 - as above
+    ) -> BatchFeature:
+        """Return images of Pillow, paths or arrays, one or a list, as `pixel_values` (B, channels, height, width)."""
+        settings = {name: getattr(self, name) for name in Preprocess.model_fields if hasattr(self, name)}
+        encoder = Encoder(images=Preprocess.model_validate_json(compact(settings)), texts=None)
+        image_list = list(images) if isinstance(images, list | tuple) else [images]
+        return BatchFeature({"pixel_values": encoder(image_list)}, tensor_type=return_tensors)

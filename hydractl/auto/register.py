@@ -1,0 +1,46 @@
+"""What is registered with whom."""
+
+from __future__ import annotations
+
+
+def after(name: str) -> None:
+    """Register what a module has a place for."""
+    if name == "timm.models":
+        from timm.models import register_model  # noqa: PLC0415 - loaded by now
+
+        from hydractl.auto.timm_model import hydractl  # noqa: PLC0415 - only where it is wanted
+
+        register_model(hydractl)
+        return
+    _transformers(name.rpartition(".")[2])
+
+
+def _transformers(module: str) -> None:
+    from hydractl.hub.layout import TYPE  # noqa: PLC0415 - as above
+
+    if module == "configuration_auto":
+        from transformers.models.auto.configuration_auto import AutoConfig  # noqa: PLC0415 - as above
+
+        from hydractl.auto.config import HydraConfig  # noqa: PLC0415 - as above
+
+        AutoConfig.register(TYPE, HydraConfig, exist_ok=True)
+    elif module == "image_processing_auto":
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor  # noqa: PLC0415 - as above
+
+        from hydractl.auto.config import HydraConfig  # noqa: PLC0415 - as above
+        from hydractl.auto.image_processor import HydraImageProcessor  # noqa: PLC0415 - as above
+
+        processor_classes: dict[str, type] = dict.fromkeys(("pil", "torchvision"), HydraImageProcessor)
+        AutoImageProcessor.register(HydraConfig, image_processor_classes=processor_classes, exist_ok=True)
+    else:
+        from transformers.models.auto import modeling_auto  # noqa: PLC0415 - as above
+
+        from hydractl.auto import models  # noqa: PLC0415 - as above
+        from hydractl.auto.config import HydraConfig  # noqa: PLC0415 - as above
+
+        modeling_auto.AutoModelForImageClassification.register(
+            HydraConfig, models.HydraForImageClassification, exist_ok=True
+        )
+        modeling_auto.AutoModelForSequenceClassification.register(
+            HydraConfig, models.HydraForSequenceClassification, exist_ok=True
+        )

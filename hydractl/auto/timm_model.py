@@ -1,0 +1,51 @@
+"""Members and hydras of images in timm's registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
+from hydractl.metrics.per_sample import opinions
+from hydractl.model_source import download
+
+
+class TimmHydra(nn.Module):
+    """A member or a hydra that answers as timm's models do: images to logits; `loaded` tells what members say."""
+
+    def __init__(self, loaded: LoadedModel | LoadedHydra, pretrained_cfg: dict[str, Any]) -> None:
+        super().__init__()
+        self.loaded = loaded
+        self.pretrained_cfg = self.default_cfg = pretrained_cfg
+        self.num_classes = loaded.header.num_classes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `log mean_m softmax(z_m)` (B, C), in float32 at least, for images (B, channels, height, width)."""
+        return opinions(self.loaded.member_logits(x)).ensemble
+
+
+def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: ANN401 - as timm calls it
+    """Load a member or a hydra: `timm.create_model("hf-hub:org/name", pretrained=True)`, or `local-dir:folder`.
+
+    Raises:
+        RuntimeError: Without `pretrained=True`, or without a place: it is what its weights are.
+        TypeError: If timm's constructors' options are given that would make it another model, or have no effect.
+    """
+    cfg = dict(kwargs.pop("pretrained_cfg", None) or {})
+    name = cfg.get("hf_hub_id")
+    where = f"hf-hub:{name}" if name else cfg.get("file")
+    if not pretrained or where is None:
+        raise RuntimeError(
+            "a hydra is what its weights are: `timm.create_model('hf-hub:org/name', pretrained=True)`, or `local-dir:folder`"
+        )
+    cache = kwargs.pop("cache_dir", None)
+    model_settings = {"num_classes": cfg.get("num_classes"), "in_chans": cfg.get("input_size", (None,))[0]}
+    if strange := sorted(
+        key for key, value in kwargs.items() if value not in (None, model_settings.get(key))
+    ):
+        raise TypeError(f"a hydra is not made with `{strange[0]}={kwargs[strange[0]]!r}`")
+    if name and cache:
+        where = download(name, cache_dir=cache)
+    return TimmHydra(load(where), cfg).eval()

@@ -1,0 +1,316 @@
+"""Sets of images or texts: what every one offers, and where images are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import ClassVar, NamedTuple, Self, TypeAlias
+
+from PIL import Image
+from typing_extensions import override
+
+from hydractl.data.corruptions.names import Corruption
+from hydractl.data.decoding import upright
+from hydractl.data.worker_pool import WorkerPool
+from hydractl.errors import DataError, UnreadableError
+from hydractl.messages import quoted
+
+LABELS_HINT = (
+    "a folder has one sub-folder a class; a table a column `label`, or one that you name: `::label=COLUMN`"
+)
+Text: TypeAlias = "str | tuple[str, str]"
+"""One text, or two that belong together, as a premise and a hypothesis do."""
+
+
+class Content(StrEnum):
+    """What the items are; the value is how messages call them."""
+
+    IMAGES = "images"
+    TEXTS = "texts"
+
+    @property
+    def singular(self) -> str:
+        """One of them."""
+        return self.value.removesuffix("s")
+
+
+class Labels(NamedTuple):
+    """What is said of the classes of items; as in `Items`."""
+
+    class_names: tuple[str, ...] = ()
+    labels: tuple[int, ...] | None = None
+    numbered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Items(ABC):
+    """Images or texts in a fixed order, with or without labels.
+
+    Safe to read from several threads.
+
+    Attributes:
+        content: What the items are.
+        name: What reports call the set; holds no absolute path.
+        class_names: One name a class, in the order that labels count; empty without labels.
+        labels: For each item an index into `class_names`, or None.
+        numbered: Whether classes have no names: a table's labels are whole numbers, which are a model's class indices. A
+            folder's sub-folder `7` has a name, and so has a class that a data set calls so.
+        columns: Those of the table that the items were read from; empty where there was none.
+        by_position: Whether a user insists that the classes are a model's in order, whatever their names.
+    """
+
+    content: ClassVar[Content]
+
+    name: str
+    class_names: tuple[str, ...] = ()
+    labels: tuple[int, ...] | None = None
+    numbered: bool = False
+    columns: tuple[str, ...] = ()
+    by_position: bool = False
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many items there are."""
+
+    @abstractmethod
+    def key(self, index: int) -> str | int:
+        """Return what a user finds an item by: the path of its file, or its row number where it was read, from 0."""
+
+    @abstractmethod
+    def item_digest(self, index: int) -> bytes:
+        """Return a SHA-256 of one item's content alone; every stage takes the digests before anything is computed.
+
+        Raises:
+            DataError: If the item cannot be read.
+        """
+
+    @abstractmethod
+    def at(self, indices: Sequence[int]) -> Self:
+        """Return the items at `indices`, which are in range, under labels that the caller mends."""
+
+    @property
+    def decoding(self) -> str:
+        """How items are decoded where that changes what a model sees; empty where it is the usual way."""
+        return ""
+
+    def fingerprint(self, digests: Iterable[bytes] | None = None) -> str:
+        """Return `sha256:...` of the selected items, their labels, the class names and `decoding`, in order.
+
+        The same content gives the same fingerprint wherever it lies.
+
+        Args:
+            digests: `item_digest` of every item, in order; None reads them all.
+        """
+        item_digests = map(self.item_digest, range(len(self))) if digests is None else digests
+        return fingerprint_of(len(self), self.class_names, self.labels, item_digests, decoding=self.decoding)
+
+    def subset(self, indices: Sequence[int], *, name: str | None = None) -> Self:
+        """Return the items at `indices`, all classes kept, under another name if one is given.
+
+        Raises:
+            ValueError: If an index is out of range.
+        """
+        if any(not 0 <= index < len(self) for index in indices):
+            raise ValueError(f"an index is outside 0..{len(self) - 1}")
+        labels = None if self.labels is None else tuple(self.labels[index] for index in indices)
+        return replace(self.at(indices), labels=labels, name=name or self.name)
+
+    def of_classes(self, classes: Sequence[int]) -> Self:
+        """Return the items of some classes, labels counted from 0 in the order of `classes`.
+
+        Raises:
+            DataError: If the set has no labels.
+        """
+        if self.labels is None:
+            raise DataError(
+                f"{self.name}: has no labels, so `classes=` cannot choose among them{columns_there(self.columns)}",
+                hint=LABELS_HINT,
+            )
+        position = {label: place for place, label in enumerate(classes)}
+        indices = [i for i, label in enumerate(self.labels) if label in position]
+        return replace(
+            self.at(indices),
+            class_names=tuple(self.class_names[label] for label in classes),
+            labels=tuple(position[self.labels[i]] for i in indices),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TextSet(Items):
+    """Texts in memory; where they were read from does not count for their digests.
+
+    Attributes:
+        texts: Each one, or two that belong together.
+        keys: What `key` returns; empty where that is the position.
+    """
+
+    content = Content.TEXTS
+
+    texts: tuple[Text, ...]
+    keys: tuple[str | int, ...] = ()
+
+    @override
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @override
+    def key(self, index: int) -> str | int:
+        return self.keys[index] if self.keys else index
+
+    @override
+    def item_digest(self, index: int) -> bytes:
+        return hashlib.sha256(json.dumps(self.texts[index]).encode()).digest()
+
+    @override
+    def at(self, indices: Sequence[int]) -> Self:
+        texts, keys = tuple(self.texts[i] for i in indices), tuple(map(self.key, indices))
+        return replace(self, texts=texts, keys=keys)
+
+
+class ImageStore(ABC):
+    """Where images are kept or drawn. Safe to read from several threads."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def image(self, index: int) -> Image.Image:
+        """Return one image, in the mode it is stored in.
+
+        Raises:
+            DataError: If it is missing or corrupt; the message names it.
+        """
+
+    def only(self, places: Sequence[int]) -> ImageStore:
+        """Return what another process needs to read some images, under the same numbers: here the images themselves."""
+        return InMemoryImages({place: self.image(place) for place in places})
+
+    def check_there(self, places: Sequence[int]) -> None:  # noqa: B027 - most stores find out when they read
+        """Refuse images of which it can be told without reading that they are not there.
+
+        Raises:
+            DataError: If there is one.
+        """
+
+    def key(self, index: int) -> str | int:
+        """Return the path of the file that an image is, or its number."""
+        return index
+
+    def item_digest(self, index: int) -> bytes:
+        """Return a SHA-256 of one image: here of its mode, size and pixels.
+
+        Raises:
+            DataError: If it is missing or corrupt.
+        """
+        image = self.image(index)
+        sha = hashlib.sha256(f"{image.mode} {image.size}\n".encode())
+        sha.update(image.tobytes())
+        return sha.digest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InMemoryImages(ImageStore):
+    """Some images of a store, in memory."""
+
+    images: Mapping[int, Image.Image]
+
+    @override
+    def image(self, index: int) -> Image.Image:
+        return self.images[index]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageSet(Items):
+    """Images in a fixed order, with or without labels.
+
+    Attributes:
+        store: Where they are.
+        places: Each one's number in the store.
+        crew: The processes that decode them; None for threads of this one.
+        lenient: Whether batches hold black for what cannot be read, and say why.
+        fast: Whether batches are of images decoded at no more than the size that suffices; see `at_least`.
+        oriented: Whether images are turned as their EXIF orientation says.
+        corruption: What befalls images in batches of evaluation, on their way to a model.
+    """
+
+    content = Content.IMAGES
+
+    store: ImageStore
+    places: Sequence[int]
+    crew: WorkerPool | None = None
+    lenient: bool = False
+    fast: bool = False
+    oriented: bool = True
+    corruption: Corruption | None = None
+
+    @override
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def image(self, index: int) -> Image.Image:
+        """Decode one image, in the mode it is stored in, upright where the set is `oriented`.
+
+        Args:
+            index: 0 <= index < len(self).
+
+        Raises:
+            DataError: If the image is missing or corrupt; the message names it.
+            IndexError: If the index is out of range.
+        """
+        if index < 0:
+            raise IndexError(index)
+        image = self.store.image(self.places[index])
+        return upright(image) if self.oriented else image
+
+    @override
+    def key(self, index: int) -> str | int:
+        return self.store.key(self.places[index])
+
+    @override
+    def item_digest(self, index: int) -> bytes:
+        try:
+            return self.store.item_digest(self.places[index])
+        except DataError as error:
+            if not self.lenient:
+                raise UnreadableError(error.message, hint=error.hint) from error
+            return hashlib.sha256(error.message.encode()).digest()
+
+    @property
+    @override
+    def decoding(self) -> str:
+        return "+".join([*(["fast"] if self.fast else []), *([] if self.oriented else ["exif=ignore"])])
+
+    @override
+    def at(self, indices: Sequence[int]) -> Self:
+        return replace(self, places=tuple(self.places[index] for index in indices))
+
+    def sent(self, indices: Sequence[int]) -> ImageSet:
+        """Return the items at `indices` as another process can read them: without labels, and no more than it needs."""
+        places = [self.places[index] for index in indices]
+        return replace(
+            self, store=self.store.only(places), places=places, crew=None, class_names=(), labels=None
+        )
+
+
+def columns_there(columns: Sequence[str]) -> str:
+    """Return the end of a message about labels that a table has not: the columns that it has."""
+    return f"; its columns are {quoted(columns)}: name one with `::label=COLUMN`" if columns else ""
+
+
+def fingerprint_of(
+    count: int,
+    class_names: Sequence[str],
+    labels: Sequence[int] | None,
+    digests: Iterable[bytes],
+    *,
+    decoding: str,
+) -> str:
+    """Return the fingerprint of so many items of such labels and digests; see `Items`."""
+    description = [count, class_names, labels, *([decoding] if decoding else [])]
+    sha = hashlib.sha256(json.dumps(description).encode())
+    for digest in digests:
+        sha.update(digest)
+    return f"sha256:{sha.hexdigest()}"

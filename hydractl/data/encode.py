@@ -1,0 +1,327 @@
+"""From a DATA reference to a model's inputs: the one place that tells models of images from models of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from hydractl.data.batches import (
+    CACHE_BYTES,
+    EVERY_BATCH,
+    Batch,
+    BatchShare,
+    Transform,
+    checked_order,
+    tensor_cache,
+)
+from hydractl.data.corruptions.names import Corruption
+from hydractl.data.corruptions.texts import corrupted_text
+from hydractl.data.datasets import Content, ImageSet, Items, Text, TextSet
+from hydractl.data.open_dataset import open_data, stream_data
+from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
+from hydractl.data.reference import ENDLESS_HINT, DataRef
+from hydractl.data.resizing import resizing
+from hydractl.data.sources.stream import ItemStream
+from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
+from hydractl.data.worker_pool import MANY, WorkerPool
+from hydractl.errors import DataError, UsageError
+from hydractl.manifest.header import Preprocess, Tokenization
+from hydractl.messages import counted
+from hydractl.model_inputs import Inputs
+from hydractl.progress import SILENT, Progress
+
+T = TypeVar("T", bound=Items)
+CROPPING = frozenset({"crop_mode", "crop_offset", "crop_pct"})
+"""The fields of a `Preprocess` that together say which steps an image goes through."""
+Reading: TypeAlias = "Preprocess | Tokenization"
+"""How an item becomes a model's input, as its header says."""
+
+
+def content_of(how: Reading) -> Content:
+    """Return what a model reads."""
+    return Content.TEXTS if isinstance(how, Tokenization) else Content.IMAGES
+
+
+def reading_differences(ours: Reading, theirs: Reading) -> tuple[str, ...]:
+    """Return the fields by which two models make other inputs of an item; those that change no input are left out."""
+    if type(ours) is not type(theirs):
+        return ("images or texts",)
+    fields = tuple(name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name))
+    if isinstance(ours, Preprocess) and isinstance(theirs, Preprocess) and CROPPING.issuperset(fields):
+        return fields if repr(resizing(ours)) != repr(resizing(theirs)) else ()
+    return fields
+
+
+def check_reads(how: Reading, *, model: str) -> None:
+    """Refuse a model that can read no data, before any are opened.
+
+    Args:
+        how: Of the model.
+        model: What messages call it.
+
+    Raises:
+        CheckpointError: If it reads texts and has no tokenizer.
+    """
+    if isinstance(how, Tokenization):
+        require_tokenizer(how, model=model)
+
+
+def open_items(
+    ref: DataRef | str,
+    how: Reading,
+    *,
+    labelled: bool = True,
+    workers: int | None = 0,
+    skip_bad: bool = False,
+    progress: Progress = SILENT,
+) -> Items:
+    """Return the data that a reference selects, images or texts as the model reads them; as `open_data`.
+
+    Args:
+        ref: As there.
+        how: Of the model.
+        labelled: As there.
+        workers: How many processes decode images; None for what pays, see `WorkerPool.of`.
+        skip_bad: Whether images that cannot be read are left out; `progress` hears how many, see `open_readable`.
+        progress: As there.
+    """
+    if skip_bad:
+        items, left_out = open_readable(ref, how, labelled=labelled, workers=workers, progress=progress)
+        if left_out:
+            progress.warn(left_out)
+        return items
+    return crewed(open_data(ref, content=content_of(how), labelled=labelled, progress=progress), workers)
+
+
+def open_stream(
+    ref: DataRef, how: Reading, *, workers: int | None = 0, progress: Progress = SILENT
+) -> ItemStream:
+    """Return the stream that a reference selects, as the model reads it; as `stream_data`, and `workers` as in `open_items`."""
+    stream = stream_data(ref, content=content_of(how), progress=progress)
+    if stream.content is Content.TEXTS:
+        return stream
+    crew = WorkerPool.of(workers, images=MANY if stream.most is None else stream.most)
+    return stream.mended(lambda part: replace(of_kind(part, ImageSet), crew=crew))
+
+
+def open_readable(
+    ref: DataRef | str,
+    how: Reading,
+    *,
+    labelled: bool = True,
+    workers: int | None = 0,
+    progress: Progress = SILENT,
+) -> tuple[Items, str | None]:
+    """Return the images that a reference selects and the model can read, and a sentence on how many are left out, if any.
+
+    Each image is decoded once; arguments as of `open_items`.
+
+    Raises:
+        UsageError: If they are texts.
+        DataError: If none can be read.
+    """
+    items = open_lenient(ref, how, labelled=labelled, workers=workers, progress=progress)
+    unreadable: dict[int, str] = {}
+    for batch in encoded(items, how, batch_size=64, limit_bytes=0):
+        unreadable.update(batch.bad)
+    items = replace(items, lenient=False)
+    if not unreadable:
+        return items, None
+    first = f"the first: {unreadable[min(unreadable)]}"
+    if len(unreadable) == len(items):
+        raise DataError(f"{items.name}: no image can be read; {first}")
+    readable = items.subset([i for i in range(len(items)) if i not in unreadable])
+    left_out = f"left out {len(unreadable)} of {counted(len(items), 'image')}, which cannot be read"
+    return readable, f"{items.name}: {left_out}; {first}"
+
+
+def open_lenient(
+    ref: DataRef | str,
+    how: Reading,
+    *,
+    labelled: bool = True,
+    workers: int | None = 0,
+    progress: Progress = SILENT,
+) -> ImageSet:
+    """Return images that may be unreadable or missing; arguments as of `open_items`.
+
+    Raises:
+        UsageError: If they are texts.
+    """
+    items = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True, progress=progress)
+    _check_images(items)
+    return _lenient(crewed(items, workers))
+
+
+def lenient(items: Items | ItemStream) -> Items | ItemStream:
+    """Return images that may be unreadable.
+
+    Raises:
+        UsageError: If they are texts.
+    """
+    _check_images(items)
+    return items.mended(_lenient) if isinstance(items, ItemStream) else _lenient(items)
+
+
+def _check_images(items: Items | ItemStream) -> None:
+    if items.content is not Content.IMAGES:
+        raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
+
+
+def _lenient(items: Items) -> ImageSet:
+    return replace(of_kind(items, ImageSet), lenient=True)
+
+
+def check_skips(ref: DataRef, *, skip_bad: bool) -> None:
+    """Refuse to leave out rows of a stream, of which nothing is known before they are used.
+
+    Raises:
+        UsageError: If that is asked for.
+    """
+    if skip_bad:
+        raise UsageError(f"`--skip-bad`: no rows of the stream `{ref}` can be left out", hint=ENDLESS_HINT)
+
+
+def crewed(items: T, workers: int | None) -> T:
+    """Return items of which images are decoded by so many processes; None for what pays."""
+    if not isinstance(items, ImageSet):
+        return items
+    return replace(items, crew=WorkerPool.of(workers, images=len(items)))
+
+
+def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
+    """Return how a model reads texts of `max_length` tokens at most; None leaves it as it is.
+
+    Raises:
+        UsageError: If the model reads images, or not so many tokens.
+    """
+    if max_length is None:
+        return how
+    if not isinstance(how, Tokenization):
+        raise UsageError(f"`--max-length` is for texts, but {model} reads images", hint="leave it out")
+    if how.padding == "max_length" and max_length != how.max_length:
+        raise UsageError(
+            f"`--max-length {max_length}`: {model} reads texts of {counted(how.max_length, 'token')} only"
+        )
+    if not 1 <= max_length <= how.max_length:
+        raise UsageError(
+            f"`--max-length {max_length}`: {model} reads at least 1 and at most {counted(how.max_length, 'token')}",
+            hint=f"add `--max-length {how.max_length}`, or leave it out",
+        )
+    return how.model_copy(update={"max_length": max_length})
+
+
+def shortened(how: Reading, max_length: int | None) -> Reading:
+    """Return how a model reads, texts of no more than `max_length` tokens; one that reads fewer or all alike stays as it is."""
+    if max_length is None or not isinstance(how, Tokenization) or how.padding == "max_length":
+        return how
+    return how.model_copy(update={"max_length": min(how.max_length, max_length)})
+
+
+def encoded(
+    items: Items,
+    how: Reading,
+    *,
+    batch_size: int,
+    indices: Sequence[int] | Tensor | None = None,
+    limit_bytes: int = CACHE_BYTES,
+    deal: BatchShare = EVERY_BATCH,
+) -> Iterable[Batch[Inputs]]:
+    """Return evaluation batches that can be gone over again and again, in an order that is the same each time.
+
+    Images come in the order of `indices`, held in memory if they fit. Texts are held as tokens, and come sorted by length so
+    that little is padded, unless `deal` says otherwise: `Batch.indices` says which items a batch holds.
+
+    Args:
+        items: The data.
+        how: Of the model.
+        batch_size: At least 1.
+        indices: Positions in the data, any order, repeats allowed; None for all of them once.
+        limit_bytes: How much memory decoded images may take.
+        deal: Which of the batches; no other images are decoded, and what a batch holds hangs not on it.
+
+    Raises:
+        DataError: If an item cannot be read.
+        CheckpointError: If the model's tokenizer is missing or unfit.
+        ValueError: If `batch_size` or an index is out of range.
+    """
+    if isinstance(how, Tokenization):
+        texts = of_kind(items, TextSet)
+        order = checked_order(len(texts), batch_size, indices)
+        tokens = tokenize(texts.texts, how, where=texts.name)
+        among = None if deal.among is None else deal.among * batch_size
+        token_batches = TokenBatches.of(
+            tokens,
+            texts.labels,
+            indices=order,
+            batch_size=batch_size,
+            among=1 if deal.as_given else among,
+        )
+        return replace(token_batches, order=token_batches.order[deal.positions(len(order), batch_size)])
+    images = of_kind(items, ImageSet)
+    order = checked_order(len(images), batch_size, indices)
+    return tensor_cache(
+        images,
+        _eval_transform(images, how),
+        batch_size=batch_size,
+        indices=[order[i] for i in deal.positions(len(order), batch_size)],
+        limit_bytes=limit_bytes,
+        ahead=deal.ahead,
+    )
+
+
+def _eval_transform(images: ImageSet, how: Preprocess) -> Transform:
+    clean = eval_transform(how)
+    if images.corruption is None:
+        return clean
+    return CorruptTransform(clean=clean, least=clean.least, corruption=images.corruption)
+
+
+def with_corruption(items: Items, corruption: Corruption) -> Items:
+    """Return the items as a corruption leaves them: texts now, both of a pair; images on their way to a model.
+
+    Draws hang on the seed and on an item's place in the set: not on batches, their order, or who decodes them.
+    """
+    if isinstance(items, ImageSet):
+        return replace(items, corruption=corruption)
+    texts = of_kind(items, TextSet)
+    corrupted_texts = tuple(_corrupted(text, corruption, place) for place, text in enumerate(texts.texts))
+    return replace(texts, texts=corrupted_texts)
+
+
+def _corrupted(text: Text, corruption: Corruption, place: int) -> Text:
+    random = np.random.default_rng(sample_seed(*corruption.seeded(place)))
+    if isinstance(text, str):
+        return corrupted_text(text, corruption, random)
+    first, second = (corrupted_text(part, corruption, random) for part in text)
+    return first, second
+
+
+def check_augment(how: Reading, augment: tuple[str, ...]) -> None:
+    """Refuse augmentations that are not known, or not for what the model reads.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    if not isinstance(how, Tokenization):
+        train_transform(how, augment)
+    elif augment:
+        raise UsageError(
+            f"`--augment {','.join(augment)}` is for images, but the model reads texts",
+            hint="leave it out, or add `--augment none`",
+        )
+
+
+def of_kind(items: Items, kind: type[T]) -> T:
+    """Return images or texts as such.
+
+    Raises:
+        DataError: If they are something else.
+    """
+    if not isinstance(items, kind):
+        raise DataError(f"{items.name}: holds {items.content}, and the model reads {kind.content}")
+    return items

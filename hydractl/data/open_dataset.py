@@ -1,0 +1,203 @@
+"""From a DATA argument to images or texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from hydractl.data.datasets import Content, ImageSet, Items
+from hydractl.data.labels import apply_class_options, normal_names
+from hydractl.data.reference import BUILT_IN_TEXTS, OF_IMAGES, SHARD_SUFFIX, DataRef, SourceKind
+from hydractl.data.sources import column_roles, files, folder, saved, tables, webdataset
+from hydractl.data.sources.stream import ItemStream
+from hydractl.data.toys import builtin, intents, prose, shapes
+from hydractl.errors import DataError, UsageError
+from hydractl.progress import SILENT, Progress
+
+TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
+    {
+        SourceKind.DIGITS: builtin.open_digits,
+        SourceKind.SHAPES: shapes.open_shapes,
+        SourceKind.PHOTOS: builtin.open_photos,
+        SourceKind.NOISE: builtin.open_noise,
+        SourceKind.REVIEWS: prose.open_reviews,
+        SourceKind.INTENTS: intents.open_intents,
+        SourceKind.MANUAL: prose.open_manual,
+        SourceKind.LETTERS: prose.open_letters,
+    }
+)
+SOURCES: Mapping[Content, str] = MappingProxyType(
+    {
+        Content.IMAGES: "images are `digits`, `shapes`, a folder with one sub-folder a class, a table, .tar shards, or `hf:org/name`",
+        Content.TEXTS: "texts are `reviews`, `intents`, or come from a .jsonl, .json, .csv, .tsv or .parquet file, a folder of .txt files, or `hf:org/name`",
+    }
+)
+
+
+def open_data(
+    ref: DataRef | str,
+    *,
+    content: Content = Content.IMAGES,
+    labelled: bool = True,
+    skip_bad: bool = False,
+    progress: Progress = SILENT,
+) -> Items:
+    """Return the images or texts that a data reference selects.
+
+    The split comes first, then `classes`, `map` and `classes-by`, then `limit`, which spreads its items evenly over what is
+    left, so that data sorted by class keep all their classes.
+
+    Args:
+        ref: A parsed reference, or the text of one.
+        content: What the items are to be.
+        labelled: Whether labels are read where there are some. If not, a folder's files may lie beside its sub-folders,
+            unless the reference says something of classes.
+        skip_bad: Whether files that a table names may be missing.
+        progress: Hears what is skipped or assumed.
+
+    Raises:
+        UsageError: If the reference is malformed, names a column of the other kind, or a stream without an end.
+        DataError: If the data are missing, malformed, of the other kind, or none is left.
+        HubError: If the Hub cannot be reached.
+    """
+    if isinstance(ref, str):
+        ref = DataRef.parse(ref)
+    ref.check_ends()
+    _check_columns(ref, content)
+    reads_labels = labelled or ref.reads_classes
+    items = _opened(ref, content, progress) if reads_labels else _unlabelled(ref, content, progress)
+    items = apply_class_options(items, ref, progress)
+    if ref.limit is not None and ref.limit < len(items):
+        items = items.subset(builtin.spread(len(items), ref.limit))
+    if len(items) == 0:
+        raise DataError(f"{ref}: no {content.singular} is left")
+    if isinstance(items, ImageSet) and not skip_bad:
+        items.store.check_there(items.places)
+    return _named(ref, items)
+
+
+def stream_data(ref: DataRef, *, content: Content, progress: Progress = SILENT) -> ItemStream:
+    """Return a stream of images or texts, of which the first is looked at.
+
+    Args:
+        ref: Of a Hub data set, with `streaming`. `limit` ends it; `classes` are not chosen among.
+        content: What the items are to be.
+        progress: Hears what is read.
+
+    Raises:
+        UsageError: If it names a column of the other kind.
+        DataError: If it is of the other kind, or holds no row.
+        HubError: If the Hub cannot be reached.
+    """
+    _check_columns(ref, content)
+    rows = tables.fetch_rows(ref, progress)
+
+    def make_items(table: tables.DataTable) -> Items:
+        return _named(ref, _items_of(table, ref, content, progress, labelled=False))
+
+    first = rows.first_rows(1)
+    decoding = make_items(first).decoding
+    column = column_roles.label_column(first, ref)
+    declared = None if column is None else first.classes(column)
+    return ItemStream(
+        content=content,
+        name=ref.name,
+        most=ref.limit,
+        decoding=decoding,
+        rows=rows,
+        make_items=make_items,
+        column=column,
+        place=first.place(column),
+        declared=None if declared is None else normal_names(declared, where=first.place(column)),
+        columns=tuple(first.columns),
+    )
+
+
+def _named(ref: DataRef, items: Items) -> Items:
+    if isinstance(items, ImageSet):
+        items = replace(items, fast=ref.decode is not None, oriented=ref.exif is None)
+    else:
+        for key in OF_IMAGES:
+            if value := getattr(ref, key):
+                raise UsageError(
+                    f"`{key}={value}` is for images, but the model reads texts", hint="leave it out"
+                )
+    return items.subset(range(len(items)), name=ref.name)
+
+
+def _check_columns(ref: DataRef, content: Content) -> None:
+    """Refuse a reference that asks for the other kind of items."""
+    if content is Content.TEXTS and ref.image is not None:
+        raise UsageError(
+            f"`image={ref.image}` names a column of images, and the model reads texts",
+            hint="name the column with the texts: `::text=COLUMN`",
+        )
+    if content is Content.IMAGES and ref.text is not None:
+        raise UsageError(
+            f"`text={ref.text}` names a column of texts, and images are wanted here",
+            hint="name the column with the images: `::image=COLUMN`",
+        )
+
+
+def _opened(ref: DataRef, content: Content, progress: Progress) -> Items:
+    if ref.kind in TOYS:
+        toy_content = Content.TEXTS if ref.kind in BUILT_IN_TEXTS else Content.IMAGES
+        if toy_content is not content:
+            raise DataError(
+                f"{ref.kind.value} are {toy_content}, and the model reads {content}", hint=SOURCES[content]
+            )
+        return TOYS[ref.kind](ref)
+    if _holds_files(ref, content, labelled=True):
+        return folder.open_folder(ref, content, progress)
+    return _of_table(ref, content, progress, labelled=True)
+
+
+def _unlabelled(ref: DataRef, content: Content, progress: Progress) -> Items:
+    if ref.kind in TOYS:
+        return _opened(ref, content, progress)
+    labelled = ref.label is not None
+    if _holds_files(ref, content, labelled=labelled):
+        return folder.open_tree(ref, content, progress)
+    return _of_table(ref, content, progress, labelled=labelled)
+
+
+def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
+    """Return whether the files below a folder are the items; without labels also where metadata name them.
+
+    Raises:
+        UsageError: If they are, and the reference names a column.
+    """
+    if ref.kind is not SourceKind.FOLDER or webdataset.lie_in(ref) or saved.is_saved(ref):
+        return False
+    if content is Content.IMAGES and (labelled or ref.image) and saved.has_metadata(ref):
+        return False
+    for key in ("image", "label", "text"):
+        if getattr(ref, key) is not None:
+            raise UsageError(
+                f"`{ref}`: the folder is no table, so `{key}=` names no column", hint=f"leave `{key}=` out"
+            )
+    return True
+
+
+def _table(ref: DataRef, content: Content, progress: Progress) -> tables.DataTable:
+    if ref.kind is SourceKind.HUB:
+        return tables.fetch_table(ref, progress)
+    if ref.source.lower().endswith(SHARD_SUFFIX) or webdataset.lie_in(ref):
+        return webdataset.open_shards(ref)
+    if ref.kind is SourceKind.FOLDER:
+        return saved.open_saved(ref, progress) if saved.is_saved(ref) else saved.open_listed(ref, progress)
+    return files.open_table(ref, content)
+
+
+def _of_table(ref: DataRef, content: Content, progress: Progress, *, labelled: bool) -> Items:
+    return _items_of(_table(ref, content, progress), ref, content, progress, labelled=labelled)
+
+
+def _items_of(
+    table: tables.DataTable, ref: DataRef, content: Content, progress: Progress, *, labelled: bool
+) -> Items:
+    if len(table) == 0:
+        raise DataError(f"{table.where}: holds no row")
+    read_column = column_roles.texts_of if content is Content.TEXTS else column_roles.images_of
+    return read_column(table, ref, progress, labelled=labelled)

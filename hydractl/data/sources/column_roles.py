@@ -1,0 +1,303 @@
+"""Which of a table's columns is what, and what its labels mean: from a table to a set of images or texts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from PIL import Image
+from typing_extensions import override
+
+from hydractl.data.datasets import ImageSet, ImageStore, Labels, Text, TextSet
+from hydractl.data.decoding import decode, read_bytes
+from hydractl.data.labels import are_numerals
+from hydractl.data.reference import DataRef
+from hydractl.data.sources.tables import Cell, DataTable, FileSpan, ImageFiles, Read
+from hydractl.errors import DataError
+from hydractl.messages import did_you_mean, quoted
+from hydractl.progress import Progress
+
+IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
+TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "comment", "tweet", "body")
+PAIR_COLUMNS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+)
+LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?")
+UNKNOWN = -1
+"""What Hub data sets write where a label is withheld."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCells:
+    """Some rows' images, or why there is none."""
+
+    cells: Mapping[int, Cell | DataError]
+
+    def __call__(self, index: int) -> Cell:
+        """Return a row's image."""
+        cell = self.cells[index]
+        if isinstance(cell, DataError):
+            raise cell
+        return cell
+
+
+@dataclass(frozen=True, slots=True)
+class CellStore(ImageStore):
+    """The images of a table: `read` gives a row's, `where` is what messages call the table."""
+
+    read: Read
+    where: str
+
+    @override
+    def only(self, places: Sequence[int]) -> CellStore:
+        return CellStore(HeldCells({place: self._cell_or_error(place) for place in places}), self.where)
+
+    @override
+    def check_there(self, places: Sequence[int]) -> None:
+        if isinstance(self.read, ImageFiles):
+            for place in places:
+                self.read(place)
+
+    def _cell_or_error(self, place: int) -> Cell | DataError:
+        """Return what is held of an image, or why there is none: who decodes it says so."""
+        try:
+            return self.read(place)
+        except DataError as error:
+            return error
+
+    @override
+    def image(self, index: int) -> Image.Image:
+        return decode(self._encoded(index), where=f"{self.where}: row {index}")
+
+    @override
+    def item_digest(self, index: int) -> bytes:
+        """Return a SHA-256 of the encoded image; how the table names it does not count."""
+        return hashlib.sha256(self._encoded(index)).digest()
+
+    def _encoded(self, index: int) -> bytes:
+        cell = self.read(index)
+        if isinstance(cell, FileSpan):
+            return cell.read()
+        return cell if isinstance(cell, bytes) else read_bytes(cell)
+
+
+def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True) -> ImageSet:
+    """Return the images that a table lists or holds.
+
+    Raises:
+        DataError: If a column is missing or holds something else.
+    """
+    image = _find_column(table, column=ref.image, usual=IMAGE_COLUMNS, role="image")
+    if image is None:
+        text = next((name for name in TEXT_COLUMNS if name in _columns(table)), None)
+        raise DataError(
+            f"{table.where}: none of its columns ({quoted(table.columns)}) is called {quoted(IMAGE_COLUMNS)}",
+            hint=f"column `{text}` looks like texts, which this model cannot read"
+            if text
+            else "name the column with the images: `::image=COLUMN`",
+        )
+    label = label_column(table, ref) if labelled else None
+    store = CellStore(table.images(image), table.where)
+    labels = _labels(table, label, progress)
+    places = range(table.first, table.first + len(table))
+    return ImageSet(
+        store=store, places=places, name=table.name, columns=tuple(table.columns), **labels._asdict()
+    )
+
+
+def texts_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True) -> TextSet:
+    """Return the texts that a table holds.
+
+    Raises:
+        DataError: If a column is missing or a cell is no text or no label.
+    """
+    columns = _text_columns(table, requested=ref.text_columns)
+    cells = [
+        [
+            _checked(cell, f"{table.place(c)}: row {row}")
+            for row, cell in enumerate(table.cells(c), table.first)
+        ]
+        for c in columns
+    ]
+    label = label_column(table, ref) if labelled else None
+    texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(cells) > 1 else tuple(cells[0])
+    keys = tuple(range(table.first, table.first + len(table))) if table.first else ()
+    labels = _labels(table, label, progress)
+    return TextSet(texts=texts, keys=keys, name=table.name, columns=tuple(table.columns), **labels._asdict())
+
+
+def _find_column(table: DataTable, *, column: str | None, usual: Sequence[str], role: str) -> str | None:
+    """Return the column named by the reference, else the first usual one that is there, else None."""
+    columns = _columns(table)
+    if column is None:
+        return next((columns[name] for name in usual if name in columns), None)
+    if column not in columns:
+        raise DataError(
+            f"{table.where}: has no column `{column}` for `{role}=`; its columns are {quoted(table.columns)}",
+            hint=did_you_mean(column, table.columns),
+        )
+    return columns[column]
+
+
+def _columns(table: DataTable) -> dict[str, str]:
+    """Return the table's columns by their names, with and without the blanks around these."""
+    return {name.strip(): name for name in table.columns} | {name: name for name in table.columns}
+
+
+def _text_columns(table: DataTable, *, requested: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the column that holds the texts, or the two that hold pairs of them; pairs are looked for first."""
+    columns = _columns(table)
+    for name in requested:
+        _find_column(table, column=name, usual=(), role="text")
+    singles = ((name,) for name in TEXT_COLUMNS)
+    usual = (names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*columns})
+    chosen = requested or next(usual, ())
+    if chosen:
+        return tuple(columns[name] for name in chosen)
+    image = next((name for name in IMAGE_COLUMNS if name in columns), None)
+    raise DataError(
+        f"{table.where}: none of its columns ({quoted(table.columns)}) is called {quoted(TEXT_COLUMNS)}, "
+        "and the model reads texts",
+        hint=f"column `{image}` looks like images, which this model cannot read; name a column of texts: `::text=COLUMN`"
+        if image
+        else "name the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs",
+    )
+
+
+def _checked(cell: object, where: str) -> str:
+    """Return a cell that is a text; one that is missing is empty, as .csv files cannot tell the two apart."""
+    if cell is None or cell != cell:  # noqa: PLR0124 - NaN, which pandas writes for what is missing
+        return ""
+    if not isinstance(cell, str):
+        raise DataError(f"{where} is no text: {cell!r:.80}")
+    return cell
+
+
+def label_column(table: DataTable, ref: DataRef) -> str | None:
+    """Return the column of labels, None where there is none.
+
+    Raises:
+        DataError: If the reference names one that is missing.
+    """
+    return _find_column(table, column=ref.label, usual=LABEL_COLUMNS, role="label")
+
+
+def _labels(table: DataTable, column: str | None, progress: Progress) -> Labels:
+    if column is None:
+        return Labels()
+    names = table.classes(column)
+    return read_labels(table.cells(column), names=names, where=table.place(column), progress=progress)
+
+
+class LabelReader:
+    """Reads a column of labels as its rows come; memory holds each label once, and a number a row."""
+
+    def __init__(self, names: Sequence[str] | None, *, where: str) -> None:
+        """Wait for the first of them; arguments as of `read_labels`."""
+        self._names = names
+        self.where = where
+        self._withheld = 0
+        self._codes = array("q")
+        self._texts: dict[str, int] = {}
+
+    def add(self, cells: Sequence[object]) -> None:
+        """Read the labels of the next rows.
+
+        Raises:
+            DataError: As `read_labels`.
+        """
+        begin = self._withheld + len(self._codes)
+        values = [self._label(row, cell) for row, cell in enumerate(cells, begin)]
+        if not self._codes and all(value == UNKNOWN for value in values):
+            self._withheld += len(values)
+            return
+        rows = [UNKNOWN, *values] if self._withheld else values
+        top = len(self._names) - 1 if self._names is not None else None
+        for row, value in enumerate(rows, 0 if self._withheld else begin):
+            if isinstance(value, int) and (value < 0 or (top is not None and value > top)):
+                raise DataError(
+                    f"{self.where}: row {row} has label {value}, out of range 0..{'' if top is None else top}",
+                    hint="count the labels from 0, or give names; only where every label is -1 are labels withheld",
+                )
+        self._codes.extend(self._code(row, value) for row, value in enumerate(values, begin))
+
+    def _label(self, row: int, cell: object) -> int | str:
+        """Return a label as every form of table has it: a whole number however it is written, or a name without blanks around it."""
+        value = str(cell) if isinstance(cell, bool) else cell.strip() if isinstance(cell, str) else cell
+        if isinstance(value, str) and _NUMBER.fullmatch(value):
+            value = int(value) if value.lstrip("-").isdigit() else float(value)
+        if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+            return int(value)
+        if value == "" or not isinstance(value, int | str):
+            raise DataError(
+                f"{self.where}: row {row} has no usable label: {cell!r:.80}",
+                hint="labels are names or whole numbers",
+            )
+        return value
+
+    def _code(self, row: int, value: int | str) -> int:
+        if self._names is not None:
+            return _index(value, self._names, row, self.where)
+        return self._texts.setdefault(str(value), len(self._texts))
+
+    @property
+    def withheld(self) -> bool:
+        """Whether no label was told so far, though rows were read."""
+        return bool(self._withheld and not self._codes)
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """What was told so far, each once, where no names are declared."""
+        return tuple(self._texts)
+
+    def labels(self, progress: Progress) -> Labels:
+        """Return what was read so far, as `read_labels` does."""
+        if not self._codes:
+            progress.warn(f"{self.where}: every label is {UNKNOWN}, so the items count as unlabelled")
+            return Labels()
+        if self._names is not None:
+            return Labels(tuple(self._names), tuple(self._codes))
+        numbered = are_numerals(self._texts)
+        class_names = sorted(self._texts, key=int) if numbered else sorted(self._texts)
+        position = {self._texts[text]: index for index, text in enumerate(class_names)}
+        return Labels(tuple(class_names), tuple(position[code] for code in self._codes), numbered)
+
+
+def read_labels(
+    values: Sequence[object], *, names: Sequence[str] | None, where: str, progress: Progress
+) -> Labels:
+    """Turn a column into class names and labels.
+
+    Args:
+        values: One a row: strings, whole numbers from 0, or -1 in every row where labels are withheld.
+        names: The class names if the table declares them; `values` are then indices into it.
+        where: What messages call the table and column.
+        progress: Hears that labels are withheld.
+
+    Returns:
+        The class names (numbers sort as numbers) and one label a row, or none. Where a table does not declare names
+            and all labels are whole numbers, they are numbers and no names, in a .csv file too, whose cells are all text.
+
+    Raises:
+        DataError: If a value is missing, of another type, or out of range.
+    """
+    reader = LabelReader(names, where=where)
+    reader.add(values)
+    return reader.labels(progress)
+
+
+def _index(value: object, names: Sequence[str], row: int, where: str) -> int:
+    if not isinstance(value, int):
+        raise DataError(
+            f"{where}: row {row} has {value!r} where an index into {len(names)} class names belongs"
+        )
+    return value

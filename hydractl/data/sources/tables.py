@@ -1,0 +1,381 @@
+"""Tables: rows of text files, what `datasets` holds, and data sets on the Hub."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from typing_extensions import override
+
+from hydractl.data.reference import DataRef, SourceKind
+from hydractl.data.sources.csv_jsonl import Rows
+from hydractl.errors import DataError, HubError, UnreadableError, reason_of
+from hydractl.hub_client import asking, without_bars
+from hydractl.messages import did_you_mean, quoted
+from hydractl.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """Some bytes of a file."""
+
+    path: Path
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return them.
+
+        Raises:
+            DataError: If they are not there.
+        """
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.offset)
+                chunk = file.read(self.size)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
+        if len(chunk) < self.size:
+            raise DataError(f"{self.path}: ends before byte {self.offset + self.size}", hint="fetch it again")
+        return chunk
+
+
+Cell: TypeAlias = bytes | Path | FileSpan
+Read: TypeAlias = Callable[[int], Cell]
+
+
+class DataTable(ABC):
+    """Rows under named columns.
+
+    Attributes:
+        columns: Their names.
+        where: What messages call the table.
+        name: What reports call it.
+        first: The number of its first row: more than 0 where others came before it.
+    """
+
+    def __init__(self, columns: Sequence[str], *, where: str, name: str, first: int = 0) -> None:
+        self.columns = columns
+        self.where = where
+        self.name = name
+        self.first = first
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+
+    @abstractmethod
+    def cells(self, column: str) -> Sequence[object]:
+        """Return a column."""
+
+    @abstractmethod
+    def images(self, column: str) -> Read:
+        """Return what reads a row's encoded image by its number, or says where it lies; safe to call from several threads.
+
+        Raises:
+            DataError: If the column holds no images, or names one that is missing.
+        """
+
+    def classes(self, column: str) -> Sequence[str] | None:  # noqa: ARG002 - most tables declare none
+        """Return the class names that the table declares for a column of labels, if any."""
+        return None
+
+    def place(self, column: str | None) -> str:
+        """Return what messages call a column."""
+        return f"{self.where}: column `{column}`"
+
+
+class RowTable(DataTable):
+    """The rows of a .jsonl, .json, .csv or .tsv file, or a list; images are files, by paths relative to a folder."""
+
+    def __init__(self, rows: Rows, path: Path, folder: Path) -> None:
+        super().__init__(list(rows[0]) if rows else [], where=str(path), name=path.name)
+        self._rows = rows
+        self._folder = folder
+
+    @override
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @override
+    def cells(self, column: str) -> list[object]:
+        return [row[column] for row in self._rows]
+
+    @override
+    def images(self, column: str) -> Read:
+        return ImageFiles(self.cells(column), self._folder, self.place(column))
+
+
+class ArrowTable(DataTable):
+    """A `datasets.Dataset`; an image column is an Image feature, encoded bytes, or (local files) paths."""
+
+    def __init__(self, dataset: Any, ref: DataRef, *, where: str, first: int = 0) -> None:  # noqa: ANN401 - the library is untyped
+        if any("." in name and name not in dataset.column_names for name in ref.text_columns):
+            dataset = dataset.flatten()  # a column within a column is named `OUTER.INNER`
+        name = where if ref.repo_id else Path(ref.source).resolve().name
+        super().__init__(dataset.column_names, where=where, name=name, first=first)
+        self._dataset = dataset
+        self._folder = folder_of(ref) if ref.kind is SourceKind.FILE else None
+
+    @override
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def rows(self, column: str) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
+        """Return the rows of a column alone."""
+        return self._dataset.select_columns([column])
+
+    @override
+    def cells(self, column: str) -> Sequence[object]:
+        # as stored: the library would decode images, with any of Pillow's readers
+        column_cells: Sequence[object] = self.rows(column).with_format("arrow")[:].column(column).to_pylist()
+        return column_cells
+
+    @override
+    def classes(self, column: str) -> Sequence[str] | None:
+        import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
+
+        feature = self.rows(column).features[column]
+        return feature.names if isinstance(feature, datasets.ClassLabel) else None
+
+    @override
+    def images(self, column: str) -> Read:
+        import datasets  # noqa: PLC0415 - as above
+
+        rows, where = self.rows(column), self.place(column)
+        kind = rows.features[column]
+        storage = kind.dtype if isinstance(kind, datasets.Value) else ""
+        if isinstance(kind, datasets.Image):
+            rows = rows.cast_column(column, datasets.Image(decode=False))
+        elif storage in {"string", "large_string"} and self._folder is not None:
+            return ImageFiles(rows[column][:], self._folder, where)
+        elif storage not in {"binary", "large_binary"} and not (isinstance(kind, dict) and "bytes" in kind):
+            raise DataError(
+                f"{where}: holds no images", hint="name the column with the images: `::image=COLUMN`"
+            )
+
+        def read(index: int) -> bytes | Path:
+            cell = rows[index - self.first][column]
+            if isinstance(cell, dict):
+                path = cell.get("path")
+                cell = Path(path) if cell["bytes"] is None and path else cell["bytes"]
+            if not isinstance(cell, bytes | Path):
+                raise DataError(f"{where}: row {index} has no image")
+            return cell
+
+        return read
+
+
+def folder_of(ref: DataRef) -> Path:
+    """Return where the paths of a table start from."""
+    return Path(ref.source).parent if ref.root is None else Path(ref.root)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """The image files that a column names, by paths from a folder."""
+
+    cells: Sequence[object]
+    folder: Path
+    where: str
+
+    def __call__(self, row: int) -> Path:
+        """Return a row's file.
+
+        Raises:
+            DataError: If it names none, or one that is not there.
+        """
+        cell = self.cells[row]
+        if not isinstance(cell, str) or not cell:
+            raise DataError(f"{self.where}: row {row} names no image file: {cell!r:.80}")
+        file = self.folder / cell
+        if not os.path.isfile(file):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
+            raise UnreadableError(
+                f"{self.where}: row {row} names `{cell}`, which is not there",
+                hint=f"paths start from `{self.folder}`",
+            )
+        return file
+
+
+def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
+    """Return one split of a Hub data set.
+
+    Raises:
+        HubError: If the data set cannot be reached: no network, offline, unknown, private.
+        DataError: If the configuration or split is unknown or has to be chosen.
+    """
+    if ref.streaming:
+        return fetch_rows(ref, progress).first_rows(ref.limit or 0)
+    progress.step(f"Reading {ref.source}")
+    with _reached(ref):
+        dataset = _load(ref, progress)
+    return ArrowTable(dataset, ref, where=ref.source)
+
+
+def fetch_rows(ref: DataRef, progress: Progress) -> RowStream:
+    """Return one split of a Hub data set as a stream; raises as `fetch_table`."""
+    progress.step(f"Reading {ref.source}")
+    with _reached(ref):
+        return RowStream(_load(ref, progress), ref)
+
+
+class RowStream:
+    """The rows of a Hub data set as they come, in the order of the stream, images as they are encoded.
+
+    Rows that were passed are not held. Reading goes on where it was, and begins anew for what lies elsewhere.
+    """
+
+    def __init__(self, stream: Any, ref: DataRef) -> None:  # noqa: ANN401 - a `datasets.IterableDataset`, untyped
+        import datasets  # noqa: PLC0415 - as above
+
+        for name, kind in (stream.features or {}).items():
+            if isinstance(kind, datasets.Image):
+                stream = stream.cast_column(name, datasets.Image(decode=False))
+        self._stream = stream if ref.limit is None else stream.take(ref.limit)
+        self._ref = ref
+        self._rows = iter(self._stream)
+        self._at = 0
+
+    def first_rows(self, count: int) -> ArrowTable:
+        """Return the first rows, which come again; fewer where there are no more. Raises as `tables`."""
+        if self._at:
+            self._begin(0)
+        rows = self._read(count)
+        self._rows = chain(rows, self._rows)
+        return self._table(rows, 0)
+
+    def tables(self, sizes: Iterable[int], *, start: int = 0) -> Iterator[ArrowTable]:
+        """Yield so many rows after so many from row `start` on, fewer where the stream ends, and none after that.
+
+        Raises:
+            HubError: If the data set cannot be reached.
+            DataError: If it cannot be read.
+        """
+        if start != self._at:
+            self._begin(start)
+        for size in sizes:
+            rows = self._read(size)
+            if not rows:
+                return
+            first, self._at = self._at, self._at + len(rows)
+            yield self._table(rows, first)
+
+    def _begin(self, start: int) -> None:
+        self._rows, self._at = iter(self._stream.skip(start)), start
+
+    def _read(self, count: int) -> list[Any]:
+        with _reached(self._ref):
+            return list(islice(self._rows, count))
+
+    def _table(self, rows: list[Any], first: int) -> ArrowTable:
+        import datasets  # noqa: PLC0415 - as above
+
+        features = self._stream.features if rows else None
+        with _translated(self._ref):  # rows may differ in their types
+            dataset = datasets.Dataset.from_list(rows, features=features)
+        return ArrowTable(dataset, self._ref, where=self._ref.source, first=first)
+
+
+def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset` or `IterableDataset`, untyped
+    import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
+
+    if ref.revision is not None and datasets.config.HF_HUB_OFFLINE:
+        progress.warn(f"{ref.source}: the Hub is switched off, so the cached copy may be of another revision")
+    # a bare name would read a local folder of that name instead
+    address = f"hf://datasets/{ref.repo_id}"
+    try:
+        split = ref.split
+        if split is None or split.isidentifier():  # the rest are slices such as `train[:10%]`
+            splits = datasets.get_dataset_split_names(address, ref.config, revision=ref.revision)
+            split = choose(ref, "split", split, splits)
+        streaming = ref.streaming is not None
+        return datasets.load_dataset(
+            address, ref.config, split=split, revision=ref.revision, streaming=streaming
+        )
+    except ValueError:
+        if not datasets.config.HF_HUB_OFFLINE:  # the cache does not tell the names
+            choose(
+                ref, "config", ref.config, datasets.get_dataset_config_names(address, revision=ref.revision)
+            )
+        raise
+
+
+def choose(ref: DataRef, key: str, name: str | None, present: Sequence[str]) -> str:
+    """Return `name` if it is there, or the only one there is.
+
+    Raises:
+        DataError: If it is not there, or has to be chosen.
+    """
+    choices = quoted(present)
+    if name is None:
+        if len(present) == 1:
+            return present[0]
+        raise DataError(
+            f"{ref.source}: has several {key}s: {choices}", hint=f"choose one with `::{key}=NAME`"
+        )
+    if name not in present:
+        raise DataError(
+            f"{ref.source}: has no {key} `{name}`; it has {choices}", hint=did_you_mean(name, present)
+        )
+    return name
+
+
+@contextlib.contextmanager
+def _reached(ref: DataRef) -> Iterator[None]:
+    """Ask the Hub for a data set, or for more of it."""
+    with _translated(ref), quiet(), asking(ref.source):
+        yield
+
+
+@contextlib.contextmanager
+def _translated(ref: DataRef) -> Iterator[None]:
+    """Turn the library's errors into ours."""
+    import datasets  # noqa: PLC0415 - as above
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError  # noqa: PLC0415 - as above
+    from httpx2 import HTTPError  # noqa: PLC0415 - what huggingface_hub's transport raises; as above
+    from huggingface_hub.errors import EntryNotFoundError  # noqa: PLC0415 - as above
+
+    try:
+        yield
+    except DatasetNotFoundError as error:
+        raise HubError(
+            f"{ref.source}: is not on the Hub, or is private",
+            hint="check the name; for a private or gated data set run `hf auth login`",
+        ) from error
+    except DatasetsError as error:
+        raise DataError(f"{ref.source}: cannot be read: {reason_of(error)}") from error
+    except (ConnectionError, TimeoutError, FileNotFoundError, HTTPError, EntryNotFoundError) as error:
+        offline = datasets.config.HF_HUB_OFFLINE
+        raise HubError(
+            f"{ref.source}: cannot be reached: {reason_of(error)}",
+            hint="it is not in the cache; unset HF_HUB_OFFLINE" if offline else "check the network",
+        ) from error
+    # slices that do not parse are ValueErrors, data sets that need their own code RuntimeErrors, full disks OSErrors
+    except (ValueError, RuntimeError, OSError) as error:
+        raise DataError(f"{ref.source}: cannot be read: {reason_of(error)}") from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Let the library draw no bars and ask the Hub alone, no counter of downloads elsewhere and no `datasets-server.HOST`.
+
+    That is the Hub's own for huggingface.co alone; of another endpoint nobody knows who has such a name, and it gets the token.
+    """
+    import datasets  # noqa: PLC0415 - as above
+    from huggingface_hub import constants, utils  # noqa: PLC0415 - as above
+
+    config = datasets.config
+    before = config.HF_UPDATE_DOWNLOAD_COUNTS, config.USE_PARQUET_EXPORT
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    config.USE_PARQUET_EXPORT = before[1] and constants.ENDPOINT == "https://huggingface.co"
+    try:
+        with without_bars(datasets, utils):
+            yield
+    finally:
+        config.HF_UPDATE_DOWNLOAD_COUNTS, config.USE_PARQUET_EXPORT = before

@@ -1,0 +1,239 @@
+"""Shards: tar files of images or texts, each with its label beside it, as webdataset has them.
+
+Members that are called alike but for what follows the first dot are a sample: `0001.jpg`, `0001.cls`, `0001.json`. Samples come
+in the order of the shards and of the members in them. Memory holds where each image lies, and labels; no image.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from hydractl.data.reference import IMAGE_SUFFIXES, SHARD_SUFFIX, SOURCES_HINT, DataRef
+from hydractl.data.sources.tables import DataTable, FileSpan, Read
+from hydractl.errors import DataError, UsageError, reason_of
+from hydractl.messages import did_you_mean_path
+from hydractl.strict_json import NotJSONError, parse
+
+IMAGE, TEXT, LABEL = "image", "text", "label"
+FILES = {".txt": TEXT, ".cls": LABEL} | dict.fromkeys(IMAGE_SUFFIXES, IMAGE)
+"""Which column a member is of, by what follows the first dot of its name; those of a `.json` file are its keys."""
+LARGEST = 1 << 24
+"""Of a label or a text, in bytes."""
+MOST_SHARDS = 1 << 16
+NAMES = "a sample is `NAME.jpg` with `NAME.cls` or `NAME.json` beside it"
+_BRACES = re.compile(r"\{(?:([0-9]+)\.\.([0-9]+)|([^{}]*,[^{}]*))\}")
+
+
+class _Member(NamedTuple):
+    """A member of a shard: what it is called before and after the first dot, and where its bytes lie."""
+
+    name: str
+    suffix: str
+    span: FileSpan
+
+
+class ShardTable(DataTable):
+    """The samples of some shards; columns that only some of them have are those of `.json` files, and left out."""
+
+    def __init__(self, paths: Sequence[Path], *, where: str, name: str) -> None:
+        """Read all names, labels and texts.
+
+        Raises:
+            DataError: If a shard is missing or damaged, a sample lacks what others have, or a label cannot be read.
+        """
+        self._paths = paths
+        self._places = array("q")
+        self._cells: dict[str, list[object]] = {}
+        self._count = 0
+        for number, path in enumerate(paths):
+            for _, members in groupby(_members(path), key=lambda member: member.name):
+                self._add(number, list(members))
+        super().__init__([*([IMAGE] if self._places else []), *self._cells], where=where, name=name)
+
+    def _add(self, shard: int, members: Sequence[_Member]) -> None:
+        """Take note of a sample; what is none, such as a file of another kind alone, is passed over."""
+        where = f"{self._paths[shard]}: `{members[0].name}`"
+        fields = _sample(members, where=where)
+        if not fields:
+            return
+        span = fields.pop(IMAGE, None)
+        if isinstance(span, FileSpan):
+            self._places.extend((shard, span.offset, span.size))
+        self._count += 1
+        if self._count == 1:
+            self._cells = {column: [] for column in fields}
+        if len(self._places) not in {0, 3 * self._count}:
+            raise DataError(f"{where} has {'an' if span else 'no'} image, unlike those before it")
+        for column in [c for c in self._cells if c not in fields]:
+            if column in FILES.values():
+                raise DataError(f"{where} has no `{column}`, and others have", hint=NAMES)
+            del self._cells[column]
+        for column, cells in self._cells.items():
+            cells.append(fields[column])
+
+    @override
+    def __len__(self) -> int:
+        return self._count
+
+    @override
+    def cells(self, column: str) -> Sequence[object]:
+        return self._cells[column]
+
+    @override
+    def images(self, column: str) -> Read:
+        if column != IMAGE:
+            raise DataError(f"{self.place(column)}: holds no images", hint="leave `image=` out")
+
+        def read(index: int) -> FileSpan:
+            shard, offset, size = self._places[3 * index : 3 * index + 3]
+            return FileSpan(self._paths[shard], offset, size)
+
+        return read
+
+
+def lie_in(ref: DataRef) -> bool:
+    """Return whether a folder holds shards."""
+    return bool(_in_folder(ref))
+
+
+def open_shards(ref: DataRef) -> ShardTable:
+    """Return the samples of shards: of those in a folder by their names, or of a pattern such as `train-{000..012}.tar`.
+
+    Raises:
+        DataError: As `ShardTable`.
+        UsageError: If the pattern is malformed.
+    """
+    paths = _in_folder(ref) or list(map(Path, expanded(ref.source)))
+    for path in paths:
+        if not path.is_file():
+            raise DataError(f"{path}: no such file", hint=did_you_mean_path(str(path)) or SOURCES_HINT)
+    return ShardTable(paths, where=ref.source, name=Path(ref.source).resolve().name)
+
+
+def _in_folder(ref: DataRef) -> list[Path]:
+    root = Path(ref.source, ref.split or "")
+    return sorted(p for p in root.glob(f"*{SHARD_SUFFIX}") if p.is_file() and not p.name.startswith("."))
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return the names that braces stand for, as a shell has them: `{000..012}`, `{a,b}`.
+
+    Raises:
+        UsageError: If there are too many, or a range runs backwards.
+    """
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        return [pattern]
+    first, last, listed = braces.groups()
+    words = listed.split(",") if listed else []
+    if first is not None:
+        low, high = int(first), int(last)
+        if not low <= high < low + MOST_SHARDS:
+            raise UsageError(
+                f"`{pattern}`: `{braces[0]}` must run upwards, over at most {MOST_SHARDS} shards"
+            )
+        words = [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
+    names = [
+        name
+        for word in words
+        for name in expanded(pattern[: braces.start()] + word + pattern[braces.end() :])
+    ]
+    if len(names) > MOST_SHARDS:
+        raise UsageError(f"`{pattern}`: names more than {MOST_SHARDS} shards")
+    return names
+
+
+def _members(path: Path) -> Iterator[_Member]:
+    """Yield the files of a shard but for hidden ones."""
+    try:
+        tar: Any
+        shard_bytes = path.stat().st_size
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                _check_member(member, path, shard_bytes)
+                folder, _, base = member.name.rpartition("/")
+                name, dot, suffix = base.partition(".")
+                if member.isfile() and name and not (name.startswith(".") or base.startswith("._")):
+                    yield _Member(
+                        f"{folder}/{name}",
+                        f"{dot}{suffix}".lower(),
+                        FileSpan(path, member.offset_data, member.size),
+                    )
+                tar.members.clear()  # which the library would keep
+    # the library reads as much of names and of further headers as their headers say
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
+        raise DataError(
+            f"{path}: cannot be read as a tar file: {reason_of(error)}", hint="shards are not compressed"
+        ) from error
+
+
+def _check_member(member: tarfile.TarInfo, path: Path, shard_bytes: int) -> None:
+    """Refuse a member whose bytes do not lie in one piece in a shard of `shard_bytes` bytes.
+
+    Raises:
+        DataError: If it is such.
+    """
+    where = f"{path}: `{member.name}`"
+    if member.issparse():
+        raise DataError(f"{where} is stored as a sparse file", hint="make the shard without tar's `--sparse`")
+    if not 0 <= member.size <= shard_bytes - member.offset_data:
+        raise DataError(
+            f"{where} has {member.size} bytes by its header, and the shard has {shard_bytes}",
+            hint="fetch it again",
+        )
+
+
+def _sample(members: Sequence[_Member], *, where: str) -> dict[str, object]:
+    """Return a sample's cells: what its files hold, an image by where it lies, and the keys of its `.json` file besides."""
+    cells: dict[str, object] = {}
+    for member in members:
+        column = FILES.get(member.suffix)
+        if column in cells:
+            raise DataError(f"{where} has two files for `{column}`", hint=NAMES)
+        if column is not None:
+            cells[column] = member.span if column == IMAGE else _text(member, column)
+    for member in members:
+        if member.suffix == ".json":
+            cells = {**_fields(member), **cells}
+    return cells
+
+
+def _read(member: _Member) -> bytes:
+    if member.span.size > LARGEST:
+        raise DataError(f"{member.span}: `{member.name}{member.suffix}` is larger than {LARGEST} bytes")
+    return member.span.read()
+
+
+def _text(member: _Member, column: str) -> object:
+    """Return a label, a number where it is written as one, or a text."""
+    try:
+        text = _read(member).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{member.span.path}: `{member.name}{member.suffix}` is not UTF-8 text") from error
+    if column == TEXT:
+        return text
+    text = text.strip()
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+
+
+def _fields(member: _Member) -> dict[str, object]:
+    where = f"{member.span.path}: `{member.name}{member.suffix}`"
+    try:
+        fields = parse(_read(member).decode("utf-8-sig"))
+    except (NotJSONError, UnicodeDecodeError) as error:
+        raise DataError(f"{where} is not JSON") from error
+    if not isinstance(fields, dict):
+        raise DataError(f"{where} is not a JSON object")
+    return {
+        str(key): value
+        for key, value in fields.items()
+        if key != IMAGE and isinstance(value, str | int | float)
+    }

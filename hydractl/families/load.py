@@ -1,0 +1,393 @@
+"""MODEL reference → an open model: headers first, tensors when asked."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
+from hydractl.families.base import (
+    Described,
+    Family,
+    is_replaceable,
+    place_of,
+    without_wrapper,
+)
+from hydractl.families.config_checks import check_filled
+from hydractl.families.conversion import naming_import, trained_head_hint
+from hydractl.families.model_folder import answer_problem, check_weights
+from hydractl.families.registry import (
+    FAMILIES,
+    as_typed,
+    base_header,
+    describe_folder,
+    described_as,
+    expected_specs,
+    family_of,
+)
+from hydractl.heads.masks import full_mask
+from hydractl.manifest.header import (
+    Architecture,
+    Header,
+    InputFile,
+    Kind,
+    Preprocess,
+    Tokenization,
+    steps_to,
+)
+from hydractl.messages import counted
+from hydractl.model_source import Located, folder_files, locate, named, parse_arch
+from hydractl.output.atomic_write import is_stream
+from hydractl.runtime import at_least_single
+from hydractl.tensor_spec import TensorSpec, common_dtype, spec_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from hydractl.families.tower import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModel:
+    """A checkpoint together with the family that reads it.
+
+    Attributes:
+        reference: What the user wrote.
+        checkpoint: Its tensors.
+        header: What it is.
+        family: Who reads it.
+        beside: What is read besides weights.
+        lacks: Of a backbone, what it is instead of a classifier: its header then counts some classes, its tensors have no
+            classifier, and maybe no pooler; `with_classifier` makes it a model. Empty for all others.
+        pools: See `Described`.
+        notes: What the user is told of how its folder is read.
+    """
+
+    reference: str
+    checkpoint: Checkpoint
+    header: Header
+    family: Family
+    beside: tuple[Path, ...] = ()
+    lacks: str = ""
+    pools: Literal["mean"] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that is read of the model: its weights, and what lies beside them in a library's folder."""
+        original = self.checkpoint
+        while original.stands_for is not None:
+            original = original.stands_for
+        return (*original.paths, *self.beside)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether its weights were drawn for this run and no file holds them."""
+        return self.reference.startswith("arch:")
+
+    @property
+    def base(self) -> str | None:
+        """The digest of the base that it was made of; a base that a file holds is its own."""
+        is_base_file = self.header.kind == Kind.BASE and not self.is_random
+        return self.header.base or (self.checkpoint.digest if is_base_file else None)
+
+    @property
+    def name(self) -> str:
+        """What to call the model in tables: its base name without the suffix."""
+        if self.is_random:
+            return without_folders(self.reference)
+        return named(Path(self.reference)).stem if self.checkpoint.paths[0].is_file() else self.reference
+
+    def as_input(self, *, digest: str | None = None) -> InputFile:
+        """Return the lineage entry of this file; `digest` stands in for one that is not known yet."""
+        path = named(Path(without_folders(self.reference)))
+        name = "-" if is_stream(path) else path.name  # a shell numbers its pipes as it likes
+        return InputFile(name=name, sha256=digest or self.checkpoint.digest, made_by=self.header.made_by)
+
+
+def without_folders(reference: str) -> str:
+    """Return an `arch:` reference with no more of a file's path than its last part; any other as it is."""
+    return re.sub(r"=[^,]*/", "=", reference) if reference.startswith("arch:") else reference
+
+
+def open_model(
+    reference: str, *, arch: str | None = None, seed: int = 0, backbone: bool = False
+) -> OpenModel:
+    """Open a MODEL reference; reads headers, or draws random weights for an `arch:` reference.
+
+    Args:
+        reference: See `hydractl.model_source`.
+        arch: `NAME[::key=value,...]` for a bare safetensors file that does not describe itself.
+        seed: Of the random weights.
+        backbone: Whether a model without a classifier will do.
+
+    Raises:
+        CheckpointError: If it is missing, malformed or does not say what it is.
+        UnsupportedModelError: If heads cannot be cut in it, or it has no classifier.
+    """
+    located = locate(reference)
+    if located.arch is not None:
+        return _fresh(located, seed)
+    checkpoint = Checkpoint.open(
+        located.path if located.config is None else located.weights[0], shards=_shards(located)
+    )
+    header = checkpoint.header
+    if header is not None:
+        if arch is not None:
+            raise UsageError(f"{reference}: describes itself; `--arch` is for files that do not")
+        return _of_header(reference, checkpoint, header, backbone=backbone)
+    described = _describe(located, arch, checkpoint.specs, backbone=backbone)
+    if described.lacks and not backbone:
+        raise UnsupportedModelError(f"{reference}: {described.lacks}", hint=classifier_hint(reference))
+    family = FAMILIES[described.architecture.family]
+    header = base_header(described)
+    expected, stored = expected_specs(family, header), checkpoint.specs
+    if checkpoint.specs.keys() != expected.keys() and (
+        names := without_wrapper(family, checkpoint.specs, expected)
+    ):
+        state = {names[name]: tensor for name, tensor in checkpoint.tensors().items()}
+        checkpoint = _adopted(state, checkpoint, header)
+    if family.adopt is not None and located.config is not None and checkpoint.specs.keys() != expected.keys():
+        with naming_import(located, family, checkpoint.specs, expected):
+            state = family.adopt(str(located.path), described.architecture, checkpoint.tensors())
+        checkpoint = _adopted(state, checkpoint, header)
+    absent = sorted(expected.keys() - checkpoint.specs.keys())
+    lacks = described.lacks
+    classifies = described.prompting is None  # else its classes are texts
+    if not lacks and classifies and absent and all(is_replaceable(family, name) for name in absent):
+        lacks = f"lacks {counted(len(absent), 'tensor')} of its classifier, for example `{absent[0]}`"
+        if not backbone:
+            hint = trained_head_hint(located, family, stored, expected) or classifier_hint(reference)
+            raise CheckpointError(f"{reference}: {lacks}", hint=hint)
+    if lacks:
+        checkpoint, expected = _without_classifier(family, checkpoint, expected)
+    with naming_import(located, family, checkpoint.specs, expected):
+        check_tensors(checkpoint.name, checkpoint.specs, expected)
+    return OpenModel(
+        reference=reference,
+        checkpoint=checkpoint,
+        header=header,
+        family=family,
+        beside=_read_besides(parse_arch(arch)[1]) if arch is not None else folder_files(located.path),
+        lacks=lacks,
+        pools=described.pools,
+        notes=(*located.notes, *described.notes),
+    )
+
+
+def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbone: bool) -> OpenModel:
+    """Return the model of a file of ours.
+
+    Raises:
+        UnsupportedModelError: If its answer is not one label out of several, and it is no backbone. A model that `finetune`
+            trained is one, whatever the configuration says of the model that it was made of.
+    """
+    opened = OpenModel(
+        reference=reference, checkpoint=checkpoint, header=header, family=family_of(header.architecture)
+    )
+    trained = any(step.command == "finetune" for step in steps_to(header.made_by))
+    problem = None if trained else answer_problem(header.architecture.config, header.num_classes)
+    if problem is None or header.prompting is not None:
+        return opened
+    if not backbone:
+        raise UnsupportedModelError(f"{reference}: {problem}", hint=classifier_hint(reference))
+    remaining, _ = _without_classifier(opened.family, checkpoint, expected_specs(opened.family, header))
+    return replace(opened, checkpoint=remaining, lacks=problem)
+
+
+def classifier_hint(reference: str) -> str:
+    """Return what gives a model without a classifier one."""
+    return f"`hydractl finetune {shlex.quote(reference)} --data TRAIN --val VAL -o base.st` gives it a classifier for your classes"
+
+
+def _without_classifier(
+    family: Family, checkpoint: Checkpoint, expected: Mapping[str, TensorSpec]
+) -> tuple[Checkpoint, dict[str, TensorSpec]]:
+    """Return a backbone's tensors but for those of a classifier, and which there must be.
+
+    A pooler stays where it is there; whatever is called as one that the model has not goes.
+    """
+    kept_specs = {
+        name: spec
+        for name, spec in checkpoint.specs.items()
+        if place_of(family, name).part != "head" and (name in expected or not is_replaceable(family, name))
+    }
+    required = {n: s for n, s in expected.items() if n in kept_specs or not is_replaceable(family, n)}
+    return replace(checkpoint, specs=kept_specs), required
+
+
+def load_model(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model:
+    """Build a base or a member with its weights, in evaluation mode on the CPU.
+
+    Raises:
+        CheckpointError: If its tensors are not those of its architecture and mask, or it is a hydra.
+    """
+    if opened.header.kind == Kind.HYDRA:
+        raise CheckpointError(f"{opened.reference}: is a hydra; a base or a member is wanted here")
+    state = opened.checkpoint.tensors()
+    return build_checked(opened.family, opened.header, state, where=opened.reference, dtype=dtype)
+
+
+def build_checked(
+    family: Family,
+    header: Header,
+    state: Mapping[str, torch.Tensor],
+    *,
+    where: str,
+    dtype: torch.dtype | None = None,
+) -> Model:
+    """Build a model of `header`'s first mask from a state dict, after checking every name and shape; see `in_one_dtype`."""
+    check_tensors(where, {k: spec_of(v) for k, v in state.items()}, expected_specs(family, header))
+    _check_inputs(family, header, where)
+    return family.build(header.architecture, header.masks[0], in_one_dtype(family, state, dtype))
+
+
+def in_one_dtype(
+    family: Family, state: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+) -> Mapping[str, torch.Tensor]:
+    """Return a state dict whose floating-point tensors have one dtype, as models compute in one: the least that holds all.
+
+    The family's `exact` tensors have float32 at least.
+    """
+    floating = {k: v for k, v in state.items() if v.is_floating_point()}
+    target = dtype or common_dtype(v for k, v in floating.items() if k not in family.exact)
+    exact = at_least_single(target)
+    return {**state, **{k: v.to(exact if k in family.exact else target) for k, v in floating.items()}}
+
+
+def _check_inputs(family: Family, header: Header, where: str) -> None:
+    """Refuse inputs that a header makes up: memory is taken for them before the model is asked."""
+    texts = header.prompting.tokenization if header.prompting else header.preprocess
+    if isinstance(texts, Tokenization) and family.texts is not None:
+        length, vocab_size = family.texts(header.architecture)
+        if texts.max_length > length or texts.vocab_size > vocab_size or texts.pad_id >= vocab_size:
+            raise CheckpointError(
+                f"{where}: reads texts of {texts.max_length} tokens out of {texts.vocab_size} and pads with {texts.pad_id}, its "
+                f"architecture takes {length} out of {vocab_size}",
+                hint=EDITED,
+            )
+    if isinstance(header.preprocess, Preprocess) and not takes_images(header):
+        raise CheckpointError(
+            f"{where}: reads images of {header.preprocess.input_size}, which its architecture does not take",
+            hint=EDITED,
+        )
+
+
+def takes_images(header: Header) -> bool:
+    """Return whether a model takes images as its header reads them; True for one that reads texts alone."""
+    how = header.preprocess
+    if not isinstance(how, Preprocess):
+        return True
+    config = header.architecture.config
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    if any(_declared(part) == how.input_size for part in parts):
+        return True
+    return _accepts_images(header.architecture.model_dump_json(), how.input_size)
+
+
+def _declared(config: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return channels, height and width of the images that a configuration names; others are none."""
+    side = config.get("img_size", config.get("image_size"))
+    sides = side if isinstance(side, list) else [side, side]
+    return (config.get("in_chans", config.get("num_channels", 3)), *sides)
+
+
+@lru_cache
+def _accepts_images(architecture: str, size: tuple[int, int, int]) -> bool:
+    import torch
+
+    parsed = Architecture.model_validate_json(architecture)
+    model = family_of(parsed).build(parsed, full_mask(parsed.towers), None).to("meta")
+    images = torch.zeros(1, *size, dtype=model.dtype, device="meta")
+    try:
+        with torch.inference_mode():
+            model.run_tower("vision", images)
+    except (AssertionError, IndexError, RuntimeError, ValueError):  # libraries differ in what they raise
+        return False
+    return True
+
+
+def check_tensors(where: str, actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
+    """Compare names, shapes, and whether numbers are floating-point ones (of how many bits, may differ).
+
+    Raises:
+        CheckpointError: Naming the first tensor that is missing, unexpected or otherwise.
+    """
+    hint = "is it another architecture, or another number of classes?"
+    if missing := sorted(expected.keys() - actual.keys()):
+        raise CheckpointError(
+            f"{where}: lacks {counted(len(missing), 'tensor')} of its architecture, for example `{missing[0]}`",
+            hint=hint,
+        )
+    if extra := sorted(actual.keys() - expected.keys()):
+        raise CheckpointError(
+            f"{where}: has {counted(len(extra), 'tensor')} that its architecture does not, for example `{extra[0]}`",
+            hint=hint,
+        )
+    for name, spec in sorted(expected.items()):
+        if actual[name].shape != spec.shape:
+            raise CheckpointError(
+                f"{where}: tensor `{name}` has shape {actual[name].shape}, its architecture needs {spec.shape}",
+                hint=hint,
+            )
+        if actual[name].is_floating != spec.is_floating:
+            raise CheckpointError(
+                f"{where}: tensor `{name}` holds {actual[name].dtype}, its architecture needs {spec.dtype}, or "
+                f"{'floating-point numbers' if spec.is_floating else 'integers'} of another size",
+                hint="was the file edited, or quantised? hydractl reads weights as they were trained",
+            )
+
+
+def _read_besides(options: Mapping[str, object]) -> tuple[Path, ...]:
+    """Return the files that an architecture's options name: those of its tokenizer."""
+    tokenizer = options.get("tokenizer")
+    path = Path(str(tokenizer))
+    return () if tokenizer is None else folder_files(path) if path.is_dir() else (path,)
+
+
+def _shards(located: Located) -> tuple[Path, ...]:
+    return located.weights if located.path.is_dir() else ()
+
+
+def _describe(
+    located: Located, arch: str | None, specs: Mapping[str, TensorSpec], *, backbone: bool
+) -> Described:
+    if arch is not None:
+        check_weights(located.reference, specs)
+        described = described_as(*parse_arch(arch))
+        return replace(described, lacks=answer_problem({}, described.architecture.num_classes) or "")
+    if located.config is None:
+        raise CheckpointError(
+            f"{located.reference}: does not say which architecture it is",
+            hint="add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`",
+        )
+    return describe_folder(located.path, located.config, specs, backbone=backbone)
+
+
+def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: Header) -> Checkpoint:
+    """Return a checkpoint of ours with the tensors of a library's, which it still goes by."""
+    return replace(Checkpoint.of(state, header=header), name=original.name, stands_for=original)
+
+
+def _fresh(located: Located, seed: int) -> OpenModel:
+    described = described_as(located.arch or "", located.options)
+    if problem := answer_problem({}, described.architecture.num_classes):
+        raise UnsupportedModelError(f"{located.reference}: {problem}")
+    family = FAMILIES[described.architecture.family]
+    header = base_header(described)
+    with as_typed(located.options):
+        state = family.initialise(described.architecture, seed)
+        check_filled(described.architecture.name, state)
+    return OpenModel(
+        reference=located.reference,
+        checkpoint=Checkpoint.of(state, header=header),
+        header=header,
+        family=family,
+        beside=_read_besides(located.options),
+    )

@@ -1,0 +1,120 @@
+"""Hydras and their members out of headers and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from hydractl.errors import EDITED, CheckpointError
+from hydractl.families.load import OpenModel, build_checked, in_one_dtype, load_model
+from hydractl.families.registry import expected_specs, family_of
+from hydractl.families.tower import Model
+from hydractl.fusion.hydra import Hydra
+from hydractl.fusion.plan import fused_spec, split_members
+from hydractl.manifest.header import Header, Kind
+from hydractl.tensor_spec import TensorSpec
+
+
+def hydra_from_state(
+    header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
+) -> Hydra:
+    """Build a hydra from its header and fused tensors; see `members_from_state`."""
+    return Hydra(members_from_state(header, state, where=where, dtype=dtype)).eval()
+
+
+def members_from_state(
+    header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
+) -> list[Model]:
+    """Build a hydra's members from its header and fused tensors; what they share are the same parameters in each.
+
+    Args:
+        header: Of a hydra.
+        state: Fused tensors by name.
+        where: What to call the file in errors.
+        dtype: Convert floating-point weights; see `in_one_dtype`.
+
+    Raises:
+        CheckpointError: If the tensors do not fit plan, masks or architecture.
+    """
+    family = family_of(header.architecture)
+    try:
+        states = split_members(family, header, in_one_dtype(family, state, dtype))
+    except ValueError as error:
+        raise CheckpointError(f"{where}: {error}", hint=f"{EDITED} fuse the members again") from error
+    return members_of(header, states, where=where)
+
+
+def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, where: str) -> list[Model]:
+    """Build a hydra's members, each from its own tensors; one that several hold is the same parameter in each."""
+    family = family_of(header.architecture)
+    held: dict[int, torch.Tensor] = {}
+    members = []
+    for alone, own in zip(member_headers(header), states, strict=True):
+        # one parameter object for a tensor that several members hold: that is how `Hydra` finds what to run once
+        parameters = {k: held.setdefault(id(v), _parameter(v)) for k, v in own.items()}
+        members.append(build_checked(family, alone, parameters, where=where))
+    return members
+
+
+def copies_of(
+    header: Header,
+    state: Mapping[str, torch.Tensor],
+    copies: int,
+    *,
+    where: str,
+    dtype: torch.dtype | None = None,
+) -> list[Model]:
+    """Build a base or a member so many times, of the same parameters; see `in_one_dtype`."""
+    family = family_of(header.architecture)
+    if copies > 1:
+        state = {name: _parameter(tensor) for name, tensor in in_one_dtype(family, state, dtype).items()}
+    return [build_checked(family, header, state, where=where, dtype=dtype) for _ in range(copies)]
+
+
+def member_headers(header: Header) -> list[Header]:
+    """Return what each member of a hydra would say of itself; a base or a member says what it says."""
+    if header.plan is None:
+        return [header]
+    alone = {"kind": Kind.MEMBER, "plan": None}
+    return [header.model_copy(update={**alone, "masks": (mask,)}) for mask in header.masks]
+
+
+def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
+    """Return the name and shape of every tensor that a checkpoint's header calls for, a hydra's too.
+
+    Raises:
+        CheckpointError: If the plan is not of the architecture's tensors.
+    """
+    header, family = opened.header, opened.family
+    each = [expected_specs(family, alone) for alone in member_headers(header)]
+    if header.plan is None:
+        return each[0]
+    fates = header.plan.fates
+    if odd := sorted(fates.keys() ^ each[0].keys()):
+        raise CheckpointError(
+            f"{opened.reference}: tensor {odd[0]} is in the fuse plan or in the architecture, not in both",
+            hint=f"{EDITED} fuse the members again",
+        )
+    return {n: fused_spec(family, n, fate, [specs[n] for specs in each]) for n, fate in fates.items()}
+
+
+def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
+    """Build whatever an open model holds, its logits divided by its temperature, in evaluation mode on the CPU.
+
+    Raises:
+        CheckpointError: If its tensors are not those that its header calls for.
+    """
+    model: Model | Hydra
+    if opened.header.kind != Kind.HYDRA:
+        model = load_model(opened, dtype=dtype)
+    else:
+        state = opened.checkpoint.tensors()
+        model = hydra_from_state(opened.header, state, where=opened.reference, dtype=dtype)
+    model.temperature = opened.header.temperature
+    return model
+
+
+def _parameter(tensor: torch.Tensor) -> torch.Tensor:
+    return nn.Parameter(tensor) if tensor.is_floating_point() else tensor

@@ -1,0 +1,189 @@
+"""A model beside OOD scores that look at its features.
+
+Axes: M members, B batch, N samples, S scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from hydractl.checkpoint import BESIDE, Checkpoint
+from hydractl.data.batches import Batch
+from hydractl.errors import CheckpointError
+from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.inference import collected
+from hydractl.manifest.header import Header
+from hydractl.metrics.feature_scores import FITS, KEPT, Fitted, Training
+from hydractl.metrics.ood_scores import KNN
+from hydractl.metrics.per_sample import Responses, Scored
+from hydractl.model_inputs import Inputs
+from hydractl.processes.distributed import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scores:
+    """OOD scores of a model's features as they were fitted.
+
+    Attributes:
+        fitted: Each score's, one a member.
+        temperature: What the model's logits were divided by then.
+    """
+
+    fitted: Mapping[str, Sequence[Fitted]]
+    temperature: float = 1.0
+
+    @classmethod
+    def stored(cls, checkpoint: Checkpoint, header: Header, *, scores: Sequence[str], name: str) -> Self:
+        """Read what a checkpoint holds.
+
+        Args:
+            checkpoint: Its tensors.
+            header: What it says of them.
+            scores: Which; it must hold these.
+            name: What errors call it.
+
+        Raises:
+            CheckpointError: If a tensor is missing, or not what the score keeps.
+        """
+        fitted = {
+            score: [_read(checkpoint, score, member, name) for member in range(len(header.masks))]
+            for score in scores
+        }
+        return cls(fitted=fitted, temperature=header.fitted.temperature if header.fitted else 1.0)
+
+    @property
+    def neighbours(self) -> int | None:
+        """Which nearest sample of training data `knn` looks at; None where it is not among them."""
+        return int(self.fitted[KNN][0].kept["neighbours"]) if KNN in self.fitted else None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint holds of them, by the names that they have there."""
+        return {
+            _called(score, member, name): tensor
+            for score, each in self.fitted.items()
+            for member, own in enumerate(each)
+            for name, tensor in own.kept.items()
+        }
+
+    def of(self, extractor: FeatureExtractor, *, name: str) -> WithOodScores:
+        """Return the model beside these scores.
+
+        Raises:
+            CheckpointError: If they are of features of another width.
+        """
+        made = WithOodScores(extractor=extractor, scores=self)
+        widths = {_wide(each).shape[-1] for own in self.fitted.values() for each in own}
+        if widths != {made.width}:
+            raise CheckpointError(
+                f"{name}: its OOD scores are of {sorted(widths)} features, the model has {made.width}",
+                hint="fit them anew: `hydractl eval ... --fit DATA --store PATH`",
+            )
+        return made
+
+
+def _wide(fitted: Fitted) -> Tensor:
+    """Return a tensor (..., D) of a score."""
+    axes = KEPT[fitted.score]
+    return next(tensor for name, tensor in fitted.kept.items() if axes[name][0].endswith("D"))
+
+
+def _called(score: str, member: int, name: str) -> str:
+    return f"{BESIDE}{score}/{member}/{name}"
+
+
+def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> Fitted:
+    hint = "was it written by another version of hydractl?"
+    if score not in KEPT:
+        raise CheckpointError(f"{name}: holds an OOD score `{score}`, which is none of features", hint=hint)
+    kept = {each: checkpoint.tensor(_called(score, member, each)) for each in KEPT[score]}
+    found = Fitted(score, kept)
+    try:
+        found.check()
+    except ValueError as error:
+        raise CheckpointError(
+            f"{name}: OOD score `{score}` of member {member}: {error}", hint=hint
+        ) from error
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WithOodScores:
+    """A model beside OOD scores of its features, which are fitted on training data.
+
+    Attributes:
+        extractor: The model.
+        scores: Those.
+    """
+
+    extractor: FeatureExtractor
+    scores: Scores
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the S scores."""
+        return tuple(self.scores.fitted)
+
+    @classmethod
+    def fit(
+        cls,
+        extractor: FeatureExtractor,
+        scores: Sequence[str],
+        training: tuple[Iterable[Batch[Inputs]], Tensor],
+        *,
+        name: str,
+        team: ProcessGroup,
+        neighbours: int,
+    ) -> Self:
+        """Run the model on training data, once, and fit scores, in every process alike.
+
+        Args:
+            extractor: The model.
+            scores: Names from `FITS`.
+            training: The batches that this process has, and all labels (N,).
+            name: What errors call the model.
+            team: Who has the others.
+            neighbours: See `fitted.Training`.
+
+        Raises:
+            DataError: If an item cannot be read, or a score cannot be fitted on so few.
+            InputError: As `respond_to_all`.
+        """
+        batches, labels = training
+        own = extractor.responses(batches, name=name, data="fit")
+        found = team.iterate(
+            (indices, said.logits().float().amax(-1), features) for indices, said, features in own
+        )
+        largest, features = collected(found, count=len(labels), data="fit")
+        each = [
+            Training(features=f, largest=z, labels=labels, classifier=c, neighbours=neighbours)
+            for f, z, c in zip(features, largest, extractor.classifiers(), strict=True)
+        ]
+        fitted = {score: [FITS[score](own) for own in each] for score in scores}
+        return cls(extractor=extractor, scores=Scores(fitted=fitted, temperature=extractor.model.temperature))
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return len(self.extractor.classifiers()[0].weight.T)
+
+    def responses(
+        self, batches: Iterable[Batch[Inputs]], *, name: str, data: str
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Yield what `responding.responses` does, and the scores (1, B, S), means over members."""
+        as_fitted = self.extractor.model.temperature / self.scores.temperature
+        for indices, said, features in self.extractor.responses(batches, name=name, data=data):
+            pairs = [*zip(features, said.logits() * as_fitted, strict=True)]
+            scores = [
+                torch.stack([score(f, z) for score, (f, z) in zip(own, pairs, strict=True)]).mean(0)
+                for own in self.scores.fitted.values()
+            ]
+            yield indices, *said.tensors(), torch.stack(scores, -1).unsqueeze(0)
+
+    def scored(self, said: Responses, scores: Tensor) -> Scored:
+        """Return what is said of N samples beside scores (1, N, S), as `responses` has them."""
+        return Scored(said, dict(zip(self.names, scores.squeeze(0).unbind(1), strict=True)))

@@ -1,0 +1,50 @@
+"""From texts or images in Python to a model's inputs, as its header says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from hydractl.data.datasets import ImageSet
+from hydractl.data.encode import of_kind
+from hydractl.data.in_memory import Item, given_items, is_text, kinds, listed
+from hydractl.data.preprocess import eval_transform
+from hydractl.data.tokenize import encode_texts
+from hydractl.manifest.header import Header, Preprocess, Tokenization
+from hydractl.model_inputs import Inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """What makes a model's inputs.
+
+    Attributes:
+        images: How images are read, None by a model of texts.
+        texts: How texts are read, None by a model of images.
+    """
+
+    images: Preprocess | None
+    texts: Tokenization | None
+
+    @classmethod
+    def of(cls, header: Header) -> Encoder:
+        """Return the encoder of a checkpoint; a zero-shot model's takes both."""
+        how = header.preprocess
+        if isinstance(how, Tokenization):
+            return cls(images=None, texts=how)
+        return cls(images=how, texts=None if header.prompting is None else header.prompting.tokenization)
+
+    def __call__(self, items: Iterable[Item]) -> Inputs:
+        """Return items of one kind as one batch; see `Towers.encode`."""
+        given = listed(items)
+        texts = [item for item in given if is_text(item)]
+        if len(texts) == len(given) and self.texts is not None:
+            return encode_texts(texts, self.texts)
+        if (texts and self.texts is not None) or self.images is None:
+            wanted = "texts" if self.images is None else "images, or texts"
+            raise TypeError(f"the model reads {wanted}, found {kinds(given)}")
+        transform = eval_transform(self.images)
+        images = of_kind(given_items(given, self.images), ImageSet)
+        return torch.stack([transform(images.image(i)) for i in range(len(images))])

@@ -1,0 +1,101 @@
+"""The classes that a zero-shot model tells apart, and the prompts made of them.
+
+A class's embedding is the mean of its prompts' embeddings over the templates (Radford et al. 2021, section 3.1.4).
+Importing this loads no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hydractl.data.names import first_twice, normal
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.messages import counted
+
+if TYPE_CHECKING:
+    import torch
+
+    from hydractl.families.load import OpenModel
+    from hydractl.families.tower import Towers
+    from hydractl.manifest.header import Tokenization
+
+DEFAULT_TEMPLATE = "A photo of a {label}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes:
+    """Names of classes, in the order of the logits, and templates for prompts.
+
+    Raises:
+        UsageError: If a name is empty or stands twice, or a template does not hold `{label}`.
+    """
+
+    names: tuple[str, ...]
+    templates: tuple[str, ...] = (DEFAULT_TEMPLATE,)
+
+    def __post_init__(self) -> None:
+        if not self.names or not all(self.names):
+            raise UsageError(
+                "a class has no name", hint="`--classes cat,dog`, or a file with one name a line"
+            )
+        if (twice := first_twice(map(normal, self.names))) is not None:
+            raise UsageError(f"the class `{twice}` is named twice")
+        for template in self.templates:
+            if "{label}" not in template:
+                raise UsageError(
+                    f"the template `{template}` does not hold {{label}}",
+                    hint=f'`--template "{DEFAULT_TEMPLATE}"`',
+                )
+
+    @property
+    def texts(self) -> list[str]:
+        """Every prompt: class after class, each with all templates."""
+        return [template.replace("{label}", name) for name in self.names for template in self.templates]
+
+
+def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
+    """Run the text towers once, so that a base, member or hydra answers about classes with its vision side alone.
+
+    A checkpoint that stores these classes has done so already, and a classifier beside it has classes of its own.
+    """
+    stored = opened.header.prompting
+    same = (
+        stored and classes and (opened.header.labels, stored.templates) == (classes.names, classes.templates)
+    )
+    if classes is None or stored is None or same:
+        return
+    from hydractl.families.zero_shot import settle_classes  # noqa: PLC0415 - opening a file must not load torch
+
+    settle_classes(model, prompts_of(opened, classes), templates=len(classes.templates))
+
+
+def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
+    """Return every prompt as inputs of the text tower, class after class, each with all templates.
+
+    Raises:
+        CheckpointError: If the model has no text tower, or no tokenizer.
+        UsageError: If the prompts of two classes become the same tokens: the model could not tell the classes apart.
+    """
+    from hydractl.data.tokenize import encode_texts  # noqa: PLC0415 - as above
+
+    prompting = opened.header.prompting
+    if prompting is None:
+        raise CheckpointError(f"{opened.reference}: has no text tower")
+    how: Tokenization = prompting.tokenization
+    prompts = encode_texts(classes.texts, how)
+    _check_prompts_differ(prompts["input_ids"], classes, how)
+    return prompts
+
+
+def _check_prompts_differ(ids: torch.Tensor, classes: Classes, how: Tokenization) -> None:
+    """Refuse classes of which all prompts have equal tokens (C P, T)."""
+    names: dict[bytes, str] = {}
+    for name, row in zip(classes.names, ids.reshape(len(classes.names), -1), strict=True):
+        twin = names.setdefault(row.numpy().tobytes(), name)
+        if twin != name:
+            raise UsageError(
+                f"the classes `{twin}` and `{name}`: their prompts become the same tokens, so the model cannot tell them apart",
+                hint="choose names that differ in more than capitals, in words that the tokenizer knows, or a shorter "
+                f"`--template`: the model reads {counted(how.max_length, 'token')}",
+            )

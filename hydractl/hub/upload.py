@@ -1,0 +1,108 @@
+"""Everything of a model that goes into a repository: weights, what libraries read, its report, its picture, its card."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from hydractl.checkpoint import Checkpoint, ScratchFolder
+from hydractl.errors import InputError
+from hydractl.hub.card import PICTURE, REPORT, Facts, card_of
+from hydractl.hub.layout import files_of
+from hydractl.hub.repository import MAIN, Content
+from hydractl.hub.weights import weights_of
+from hydractl.manifest.header import Header, Kind
+from hydractl.manifest.report import Report, Row
+from hydractl.reporting.comparison import check_known
+from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads
+
+CARD = "README.md"
+SHARD_BYTES = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Where a model goes, and what is told of it there.
+
+    Attributes:
+        name: `org/name`.
+        revision: The branch.
+        report: What `eval` measured of it.
+        base_model: Hub id of what it was made from.
+        license: Of the base, as the Hub calls it.
+        max_shard_size: The most bytes of a file of weights.
+    """
+
+    name: str
+    revision: str = MAIN
+    report: Path | None = None
+    base_model: str | None = None
+    license: str | None = None
+    max_shard_size: int = SHARD_BYTES
+
+    def files(
+        self, checkpoint: Checkpoint, header: Header, *, scratch: ScratchFolder, where: str
+    ) -> dict[str, Content]:
+        """Return the files by their names there; what becomes of the card hangs on what people have written into it.
+
+        Args:
+            checkpoint: The model's tensors.
+            header: What it is.
+            scratch: For weights that are written anew; goes when they have been pushed.
+            where: What to call the model in messages.
+
+        Raises:
+            InputError: If the report is of other models.
+        """
+        report, row = self._measured(checkpoint, where)
+        files: dict[str, Content] = {
+            **files_of(header),
+            **weights_of(checkpoint, header, limit=self.max_shard_size, scratch=scratch),
+        }
+        if report is not None:
+            files[REPORT] = report.to_json().encode()
+        if (picture := _picture(header)) is not None:
+            files[PICTURE] = picture
+        facts = Facts(
+            name=self.name,
+            revision=self.revision,
+            header=header,
+            specs=checkpoint.specs,
+            report=report,
+            row=row,
+            base_model=self.base_model,
+            license=self.license,
+            pictured=picture is not None,
+        )
+        files[CARD] = partial(card_of, facts)
+        return dict(sorted(files.items()))
+
+    def _measured(self, checkpoint: Checkpoint, where: str) -> tuple[Report | None, Row | None]:
+        """Return the report, and its row that is of the model."""
+        if self.report is None:
+            return None, None
+        report = Report.read(self.report)
+        check_known(str(self.report), report)
+        if (row := report.row_of(checkpoint.digest)) is not None:
+            return report, row
+        names = ", ".join(row.name for row in report.rows)
+        raise InputError(
+            f"{self.report}: measures {names}, none of which is {where} as it is now",
+            hint=f"`hydractl eval {shlex.quote(where)} --data DATA -o report.json` measures it",
+        )
+
+
+def usual_message(header: Header) -> str:
+    """Return what a commit says where nobody says otherwise."""
+    return f"{header.kind.value.capitalize()} made by hydractl"
+
+
+def _picture(header: Header) -> bytes | None:
+    """Return a picture of the heads that members keep; None of a base, and of more than fit on one."""
+    if header.kind == Kind.BASE or len(header.masks) > MOST_PANELS:
+        return None
+    names = [f"member {i}" for i in range(len(header.masks))] if header.kind == Kind.HYDRA else ["heads kept"]
+    panels = [Panel(name=name, mask=mask) for name, mask in zip(names, header.masks, strict=True)]
+    return draw_heads(panels, suffix=".png")

@@ -1,0 +1,149 @@
+"""How good and how well calibrated are the predicted probabilities of labelled data?
+
+All follow from what `samples.answers` says of each sample. Importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hydractl.metrics.metric_spec import Metric, Needs, Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BINS = 15
+
+
+def mean(each: Tensor) -> Tensor:
+    """Return the mean (...) over samples, in float64, of (..., N)."""
+    return each.double().mean(-1)
+
+
+def ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:
+    """Return the expected calibration error with bins of equal width, in [0, 1].
+
+    The bin-weighted l1 gap between the mean confidence and the accuracy of the most probable class (Guo et al.
+    2017, eq. 3). Bins are those of torchmetrics' MulticlassCalibrationError: [lo, hi), edges and confidences
+    in float32, and a confidence of exactly 1 in a bin of its own; an empty bin weighs nothing. Sums are in float64.
+
+    Args:
+        confidence: Of the predicted class, shape (..., N), in [0, 1].
+        hits: Whether it is the label, shape (..., N), boolean or 0 and 1.
+        bins: How many bins divide [0, 1), at least 1.
+
+    Returns:
+        Shape (...), float64.
+
+    Raises:
+        ValueError: If the shapes differ, there is no sample or no bin, or a confidence is out of its range.
+    """
+    _check(confidence, hits, bins)
+    gap = confidence.double().new_zeros(*confidence.shape[:-1], bins + 1)
+    gap.scatter_add_(-1, of_equal_width(confidence, bins=bins), hits.double() - confidence.double())
+    return gap.abs().sum(-1) / confidence.shape[-1]
+
+
+def of_equal_width(confidence: Tensor, *, bins: int = BINS) -> Tensor:
+    """Return the bins (..., N), int64, that `ece` puts samples in; 1 has the last, of number `bins`."""
+    import torch  # noqa: PLC0415 - the table of metrics loads without it
+
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=confidence.device)
+    return torch.bucketize(confidence.float().contiguous(), edges, right=True) - 1
+
+
+def adaptive_ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:
+    """Return the expected calibration error with bins of equal count, in [0, 1]; arguments as in `ece`.
+
+    Samples are sorted by confidence and split as `torch.tensor_split` does, the first bins holding one more when the count
+    does not divide (Nguyen and O'Connor 2015, section 3; torch-uncertainty's AdaptiveCalibrationError). With fewer samples
+    than bins the rest are empty and weigh nothing. Equal confidences keep the order of the samples, so the value can depend
+    on that order when such a run crosses a bin's edge.
+    """
+    _check(confidence, hits, bins)
+    order = confidence.argsort(stable=True, dim=-1)
+    gaps = (hits.double() - confidence.double()).gather(-1, order)
+    total = gaps.new_zeros(*gaps.shape[:-1], bins)
+    for index, part in enumerate(gaps.tensor_split(bins, -1)):
+        total[..., index] = part.sum(-1).abs()
+    return total.sum(-1) / confidence.shape[-1]
+
+
+def of_equal_count(confidence: Tensor, *, bins: int = BINS) -> Tensor:
+    """Return the bins (N,), int64, that `adaptive_ece` puts samples (N,) in."""
+    order = confidence.argsort(stable=True)
+    found = order.new_empty(len(order))
+    for index, part in enumerate(order.tensor_split(bins)):
+        found[part] = index
+    return found
+
+
+def _check(confidence: Tensor, hits: Tensor, bins: int) -> None:
+    if confidence.shape != hits.shape or not confidence.numel():
+        raise ValueError(
+            f"confidence and correctness must be of one shape with a sample, got {tuple(confidence.shape)} and "
+            f"{tuple(hits.shape)}"
+        )
+    if bins < 1:
+        raise ValueError(f"there must be at least one bin, got {bins}")
+    if not bool(((confidence >= 0) & (confidence <= 1)).all()):
+        raise ValueError("confidences must lie in [0, 1]")
+
+
+_labelled = partial(Metric, needs=Needs.LABELS, interval=True)
+
+LABELLED = (
+    _labelled(
+        name="accuracy",
+        column="Acc",
+        definition="Share of samples whose most probable class is the label.",
+        unit=Unit.SHARE,
+        high=1.0,
+        higher_is_better=True,
+        reads=("hits",),
+        compute=mean,
+    ),
+    _labelled(
+        name="brier",
+        column="Brier",
+        definition="Squared error of the probabilities, summed over classes, mean over samples (Brier 1950).",
+        high=2.0,
+        higher_is_better=False,
+        reads=("error",),
+        compute=mean,
+    ),
+    _labelled(
+        name="nll",
+        column="NLL",
+        definition="Mean negative log-likelihood of the label under the mean of the members' softmaxes.",
+        unit=Unit.NATS,
+        higher_is_better=False,
+        reads=("nll",),
+        compute=mean,
+    ),
+    _labelled(
+        name="ece",
+        column="ECE",
+        definition="Mean gap between confidence and accuracy of the predicted class over 15 bins of equal width, "
+        "[lo, hi), weighted by count, as torchmetrics' MulticlassCalibrationError (Guo et al. 2017).",
+        high=1.0,
+        higher_is_better=False,
+        reads=("confidence", "hits"),
+        compute=ece,
+        bins=of_equal_width,
+    ),
+    _labelled(
+        name="adaptive_ece",
+        column="aECE",
+        definition="Mean gap between confidence and accuracy of the predicted class over 15 bins of equal count "
+        "(Nguyen and O'Connor 2015).",
+        high=1.0,
+        higher_is_better=False,
+        reads=("confidence", "hits"),
+        compute=adaptive_ece,
+        bins=of_equal_count,
+    ),
+)
+CALIBRATED = tuple(metric.name for metric in LABELLED if metric.reads != ("hits",))
+"""The metrics of probabilities: a temperature changes them where it changes no answer."""

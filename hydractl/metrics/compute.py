@@ -1,0 +1,284 @@
+"""From members' predictions to the numbers of a report. Pure: tensors and names in, values out.
+
+Axes: M members, N samples, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from hydractl.manifest.report import ALL_SEVERITIES, Difference, Shift, Value
+from hydractl.manifest.shift_groups import SHIFT, scopes
+from hydractl.metrics.metric_spec import Metric, Needs
+from hydractl.metrics.ood_scores import MSP, SCORES, Score, number_name
+from hydractl.metrics.per_sample import (
+    Responses,
+    Scored,
+    StoredPredictions,
+    answers,
+    at_once,
+    ensemble_log_probs,
+    places,
+)
+from hydractl.metrics.registry import METRICS, needing
+from hydractl.metrics.resampling import Estimate, Resampling, mean_of
+
+Estimates = Mapping[str, Estimate]
+"""By metric."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShiftNumbers:
+    """A row's numbers on the ID set under corruptions, all on the same resamples: what is drawn are clean samples.
+
+    Attributes:
+        cells: By corruption and severity.
+    """
+
+    cells: Mapping[tuple[str, str], Estimates]
+
+    def to_shift(self) -> Shift:
+        """Return what a report says of them."""
+        means = self.means
+        values: dict[str, dict[str, dict[str, float]]] = {}
+        for (name, severity), estimates in self.cells.items():
+            values.setdefault(name, {})[severity] = _numbers(estimates)
+        severities = {scope: scope.removeprefix(f"{SHIFT}:") for scope in means if f"{SHIFT}:" in scope}
+        return Shift(
+            values=values,
+            means={
+                severity: _numbers(means[scope])
+                for scope, severity in (severities | {SHIFT: ALL_SEVERITIES}).items()
+            },
+            intervals=_intervals(means),
+        )
+
+    @property
+    def means(self) -> dict[str, dict[str, Estimate]]:
+        """The means over corruptions and severities, by what conditions call them."""
+        return _group_means(self.cells, scopes(self.cells))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowNumbers:
+    """A row's numbers, apart from its costs: on the ID set, on each OOD set, and the plain means over groups of these.
+
+    `shift` are those under corruptions, if there are any.
+    """
+
+    id_set: dict[str, Estimate]
+    ood_sets: dict[str, dict[str, Estimate]]
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    shift: ShiftNumbers | None = None
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """As in `manifest.Row`."""
+        return _to_values(self.id_set)
+
+    @property
+    def ood(self) -> dict[str, dict[str, Value]]:
+        """As in `manifest.Row`."""
+        return {name: _to_values(estimates) for name, estimates in self.ood_sets.items()}
+
+    @property
+    def mean_intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """As in `manifest.Row`: of the means of each group with a set."""
+        return _intervals(self._means())
+
+    def difference(self, other: RowNumbers) -> Difference | None:
+        """Return by how much the numbers are more than another row's on the same samples; None without intervals."""
+        values = _difference(self.id_set, other.id_set)
+        ood = _differences(self.ood_sets, other.ood_sets)
+        if not (values or any(ood.values())):
+            return None
+        means = _differences(self._means(), other._means())
+        shift = _differences(self.shift.means, other.shift.means) if self.shift and other.shift else {}
+        return Difference(
+            values=values, ood=ood, means=means, shift={name: gap for name, gap in shift.items() if gap}
+        )
+
+    def _means(self) -> dict[str, dict[str, Estimate]]:
+        return _group_means(self.ood_sets, self.groups)
+
+
+_Place = TypeVar("_Place", str, tuple[str, str])
+
+
+def _group_means(
+    estimates: Mapping[_Place, Estimates], groups: Mapping[str, Sequence[_Place]]
+) -> dict[str, dict[str, Estimate]]:
+    """Return the mean of every number over each group with a member."""
+    return {
+        group: {
+            metric: mean_of([estimates[place][metric] for place in places]) for metric in estimates[places[0]]
+        }
+        for group, places in groups.items()
+        if places
+    }
+
+
+def _numbers(estimates: Estimates) -> dict[str, float]:
+    return {metric: estimate.value for metric, estimate in estimates.items()}
+
+
+def _to_values(estimates: Estimates) -> dict[str, Value]:
+    return {metric: estimate.to_value() for metric, estimate in estimates.items()}
+
+
+def _intervals(means: Mapping[str, Estimates]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return the intervals of what has one."""
+    intervals = {
+        group: {
+            metric: (v.low, v.high)
+            for metric, v in _to_values(estimates).items()
+            if v.low is not None and v.high is not None
+        }
+        for group, estimates in means.items()
+    }
+    return {group: by_metric for group, by_metric in intervals.items() if by_metric}
+
+
+def _difference(estimates: Estimates, others: Estimates) -> dict[str, Value]:
+    gaps = {name: estimate.difference(others[name]) for name, estimate in estimates.items() if name in others}
+    return {name: gap.to_value() for name, gap in gaps.items() if gap is not None}
+
+
+def _differences(
+    estimates: Mapping[str, Estimates], others: Mapping[str, Estimates]
+) -> dict[str, dict[str, Value]]:
+    return {
+        name: _difference(by_metric, others[name]) for name, by_metric in estimates.items() if name in others
+    }
+
+
+def measure(
+    tested: StoredPredictions,
+    labels: Tensor | None,
+    foreign: Mapping[str, StoredPredictions],
+    *,
+    metrics: Sequence[str],
+    scores: Sequence[str],
+    resampling: Resampling,
+) -> RowNumbers:
+    """Return every chosen number of one model or ensemble that follows from its predictions.
+
+    These are gone through once, and memory holds some numbers a sample: what is kept on the disk need not fit.
+
+    Args:
+        tested: On the ID set.
+        labels: Shape (N,), int64, in 0..C-1; None where no metric reads them.
+        foreign: On each OOD set.
+        metrics: Names from `table.METRICS`; those that do not follow from predictions are passed over.
+        scores: Names from `scores.EVERY`: what metrics of OOD data rank samples by, called as `number_name` says. Those that
+            are fitted come with the predictions.
+        resampling: How intervals are made, on the same resamples for every score.
+    """
+    labelled, ranking, diverse = (
+        [METRICS[name] for name in needing(metrics, needs)]
+        for needs in (Needs.LABELS, Needs.OOD, Needs.MEMBERS)
+    )
+    named = scores if ranking and foreign else ()
+    ranks = [SCORES[score] for score in named if score in SCORES]
+    id_set = _summary(tested, ranks, diverse, labels)
+    ood_sets: dict[str, dict[str, Estimate]] = {}
+    for name, predictions in foreign.items():
+        ood_set = _summary(predictions, ranks, diverse)
+        ood_sets[name] = {}
+        for score in named:
+            by_score = places(id_set.scores[score], ood_set.scores[score])
+            sides = ({side: ranks_of} for side, ranks_of in by_score.items())
+            ranked = resampling.values(ranking, *sides, name=name)
+            ood_sets[name] |= {
+                number_name(metric, score, scores): estimate for metric, estimate in ranked.items()
+            }
+        ood_sets[name] |= ood_set.diversity
+    values = resampling.values(labelled, id_set.answers) if labelled else {}
+    return RowNumbers(id_set=values | id_set.diversity, ood_sets=ood_sets)
+
+
+def means(
+    ood: Mapping[str, Mapping[str, Value]], groups: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """Return the plain mean over data sets of every number, for each group with a set."""
+    return {
+        group: {
+            metric: math.fsum(ood[n][metric].value for n in names) / len(names) for metric in ood[names[0]]
+        }
+        for group, names in groups.items()
+        if names
+    }
+
+
+def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor]:
+    """Return `samples.answers` of what members say together, of labels (N,)."""
+    return _summary(predictions, (), (), labels).answers
+
+
+def scored(predictions: StoredPredictions, name: str) -> Tensor:
+    """Return a score of every sample, (N,), float64."""
+    if isinstance(predictions, Scored) and name in predictions.scores:
+        return predictions.scores[name]
+    return torch.cat([_score(part, SCORES[name]) for part in predictions.split(at_once(predictions))])
+
+
+def _score(part: Responses, score: Score) -> Tensor:
+    return score.compute(part.logits() if score.raw else part.log_probs.double())
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """What is left of predictions when they have been gone through.
+
+    Attributes:
+        answers: As `samples.answers`; empty where there are no labels.
+        scores: Each score of every sample, (N,), float64.
+        diversity: The metrics of members.
+    """
+
+    answers: dict[str, Tensor]
+    scores: dict[str, Tensor]
+    diversity: dict[str, Estimate]
+
+
+def _summary(
+    predictions: StoredPredictions,
+    scores: Sequence[Score],
+    diverse: Sequence[Metric],
+    labels: Tensor | None = None,
+) -> _Summary:
+    _, count, _ = predictions.shape
+    # vectors for all samples, made at once: small ones between what comes and goes would keep memory in pieces
+    by_answer: dict[str, Tensor] = {}
+    by_score: dict[str, Tensor] = dict(predictions.scores) if isinstance(predictions, Scored) else {}
+    confidence = -by_score[MSP] if MSP in by_score else None
+    scores = [score for score in scores if score.name not in by_score]
+    diversity = dict.fromkeys((m.name for m in diverse), 0.0)
+    begin = 0
+    for part in predictions.split(at_once(predictions)):
+        end = begin + part.shape[1]
+        log_probs = part.log_probs.double()
+        if labels is not None:
+            ensemble = ensemble_log_probs(log_probs)
+            for name, vector in answers(ensemble.exp(), labels[begin:end], log_probs=ensemble).items():
+                by_answer.setdefault(name, vector.new_empty(count))[begin:end] = vector
+        for score in scores:
+            vector = _score(part, score)
+            by_score.setdefault(score.name, vector.new_empty(count))[begin:end] = vector
+        sample = {"member_probs": log_probs.exp()} if diverse else {}
+        for metric in diverse:
+            diversity[metric.name] += float(metric.of(sample)) * (end - begin) / count
+        begin = end
+    if by_answer and confidence is not None:
+        by_answer["confidence"] = confidence
+    return _Summary(
+        answers=by_answer,
+        scores=by_score,
+        diversity={name: Estimate(value=value, count=count) for name, value in diversity.items()},
+    )

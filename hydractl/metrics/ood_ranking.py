@@ -1,0 +1,177 @@
+"""Can the model tell foreign data from its own? Ranking metrics over one score a sample.
+
+OOD is the positive class unless a name says `in`. All follow from the places of samples by score (`samples.places`), 0 the
+most OOD. Importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hydractl.metrics.metric_spec import Metric, Needs, Unit
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+TPR = 0.95
+
+
+def auroc(inside: Tensor, outside: Tensor) -> Tensor:
+    """Return the probability that an OOD sample outscores an ID sample, in [0, 1]; a tie counts half.
+
+    The Mann-Whitney statistic by counting: integers until the last division, so equal rankings give equal bits on every
+    device.
+
+    Args:
+        inside: Places of ID samples, shape (..., N), int64.
+        outside: Places of OOD samples, shape (..., N').
+
+    Returns:
+        Shape (...), float64.
+    """
+    ids, oods = _counts(inside, outside)
+    beaten = 2 * (inside.shape[-1] - ids.cumsum(-1)) + ids
+    return (oods * beaten).sum(-1).double() / (2 * inside.shape[-1] * outside.shape[-1])
+
+
+def fpr_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
+    """Return the share of ID flagged at the highest threshold that catches `tpr` of OOD, in [0, 1]; arguments as in `auroc`.
+
+    OpenOOD's FPR@95: the first point of the ROC curve with at least `tpr` counts, without interpolation. A sample at the
+    threshold is flagged.
+
+    Args:
+        inside: Shape (..., N).
+        outside: Shape (..., N').
+        tpr: The share of OOD to catch, in (0, 1].
+
+    Raises:
+        ValueError: If `tpr` is out of its range.
+    """
+    if not 0 < tpr <= 1:
+        raise ValueError(f"tpr must lie in (0, 1], got {tpr}")
+    ids, oods = _counts(inside, outside)
+    first = (oods.cumsum(-1).double() / outside.shape[-1] < tpr).sum(-1, keepdim=True)
+    return ids.cumsum(-1).gather(-1, first).squeeze(-1).double() / inside.shape[-1]
+
+
+def aupr_out(inside: Tensor, outside: Tensor) -> Tensor:
+    """Return the average precision with OOD as positive, in [0, 1]: the headline AUPR; arguments as in `auroc`.
+
+    The step sum of precision over recall, without interpolation, as scikit-learn's average_precision_score and
+    torchmetrics' BinaryAveragePrecision have it. Samples of equal score enter together. A random score gives the share of
+    OOD among all samples.
+    """
+    return _steps(*_counts(inside, outside))
+
+
+def aupr_in(inside: Tensor, outside: Tensor) -> Tensor:
+    """Return the average precision with ID as positive and the negated score, in [0, 1]; arguments as in `auroc`."""
+    return _steps(*_counts(outside, inside, reverse=True))
+
+
+def aupr_out_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
+    """Return OpenOOD's AUPR_OUT: trapezoids under precision over recall, OOD positive, in [0, 1]; arguments as in `auroc`.
+
+    Linear interpolation flatters the curve (Davis and Goadrich 2006); kept for comparison with OpenOOD's tables.
+    """
+    return _trapezoids(*_counts(inside, outside))
+
+
+def aupr_in_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
+    """Return OpenOOD's AUPR_IN: trapezoids under precision over recall, ID positive, in [0, 1]; arguments as in `auroc`."""
+    return _trapezoids(*_counts(outside, inside, reverse=True))
+
+
+def _counts(negative: Tensor, positive: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """Return how many samples of each kind are at each of P places, both (..., P), with the last place first if reversed."""
+    size = int(max(negative.max(), positive.max())) + 1
+    found = [
+        places.new_zeros(*places.shape[:-1], size).scatter_add_(
+            -1, places, places.new_ones(1).expand_as(places)
+        )
+        for places in (negative, positive)
+    ]
+    negatives, positives = (counts.flip(-1) for counts in found) if reverse else found
+    return negatives, positives
+
+
+def _curve(negatives: Tensor, positives: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return precision and recall (..., P + 1), float64, from the lowest threshold to above the highest.
+
+    In numpy and in scikit-learn's order, so that sums over them are its sums to the last bit.
+    """
+    caught = positives.cumsum(-1)
+    flagged = caught + negatives.cumsum(-1)
+    shape = (*caught.shape[:-1], caught.shape[-1] + 1)
+    precision, recall = caught.double().new_ones(shape), caught.double().new_zeros(shape)
+    # where no sample drawn is flagged yet, precision is 1 as above the highest threshold
+    precision[..., :-1] = ((caught + (flagged == 0)).double() / flagged.clamp(min=1)).flip(-1)
+    recall[..., :-1] = (caught.double() / caught[..., -1:]).flip(-1)
+    return precision.cpu().numpy(), recall.cpu().numpy()
+
+
+def _steps(negatives: Tensor, positives: Tensor) -> Tensor:
+    """Return the area under the precision-recall curve by steps, (...), float64."""
+    precision, recall = _curve(negatives, positives)
+    return positives.double().new_tensor(((recall[..., :-1] - recall[..., 1:]) * precision[..., :-1]).sum(-1))
+
+
+def _trapezoids(negatives: Tensor, positives: Tensor) -> Tensor:
+    """Return the area under the precision-recall curve by trapezoids, (...), float64."""
+    precision, recall = _curve(negatives, positives)
+    width = recall[..., :-1] - recall[..., 1:]
+    return positives.double().new_tensor((width * (precision[..., :-1] + precision[..., 1:]) / 2.0).sum(-1))
+
+
+_ranked = partial(Metric, needs=Needs.OOD, unit=Unit.SHARE, high=1.0, reads=("inside", "outside"))
+
+RANKING = (
+    _ranked(
+        name="auroc",
+        column="AUROC",
+        definition="Probability that an OOD sample has a higher score than an ID sample, ties counting half "
+        "(Hendrycks and Gimpel 2017).",
+        higher_is_better=True,
+        compute=auroc,
+        interval=True,
+    ),
+    _ranked(
+        name="fpr95",
+        column="FPR95",
+        definition="Share of ID flagged at the highest threshold that catches at least 95 % of OOD "
+        "(OpenOOD, OOD positive).",
+        higher_is_better=False,
+        compute=fpr_at_tpr,
+        interval=True,
+    ),
+    _ranked(
+        name="aupr",
+        column="AUPR",
+        definition="Average precision (step sum) with OOD as the positive class, as scikit-learn's "
+        "average_precision_score.",
+        higher_is_better=True,
+        compute=aupr_out,
+        interval=True,
+    ),
+    _ranked(
+        name="aupr_in",
+        definition="Average precision (step sum) with ID as the positive class and the negated score.",
+        higher_is_better=True,
+        compute=aupr_in,
+    ),
+    _ranked(
+        name="aupr_out_trapezoid",
+        definition="Area under the precision-recall curve by trapezoids, OOD positive: OpenOOD's AUPR_OUT.",
+        higher_is_better=True,
+        compute=aupr_out_trapezoid,
+    ),
+    _ranked(
+        name="aupr_in_trapezoid",
+        definition="Area under the precision-recall curve by trapezoids, ID positive: OpenOOD's AUPR_IN.",
+        higher_is_better=True,
+        compute=aupr_in_trapezoid,
+    ),
+)

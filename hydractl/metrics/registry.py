@@ -1,0 +1,160 @@
+"""The table of metrics: every number that a report may hold, in the order of reports. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from hydractl.errors import UsageError
+from hydractl.messages import nearest
+from hydractl.metrics.classification import LABELLED
+from hydractl.metrics.diversity import DIVERSITY
+from hydractl.metrics.metric_spec import Metric, Needs, Unit
+from hydractl.metrics.ood_ranking import RANKING
+
+FIT, VAL = "fit", "val"
+"""What reports call the data that scores are fitted on, and held-out ID data."""
+TEMPERATURE = "temperature"
+_OTHERS = (
+    Metric(
+        name=TEMPERATURE,
+        column="T",
+        definition="What the logits of every member are divided by before its softmax, for all numbers of the "
+        "row: given, or the minimum of the NLL on the data set `temperature` (Guo et al. 2017), times what the checkpoint "
+        "stores.",
+        needs=Needs.TEMPERATURE,
+    ),
+    Metric(
+        name="parameters",
+        column="Params",
+        definition="Numbers that the model's parameters hold, a shared parameter counted once.",
+        needs=Needs.WEIGHTS,
+        unit=Unit.COUNT,
+        higher_is_better=False,
+    ),
+    Metric(
+        name="macs",
+        column="MACs",
+        definition="Multiply-accumulates of matrix products, convolutions and attention in one forward pass of "
+        "one sample, half of torch's FLOP counter. The last block is cut: it computes only the tokens that the readout "
+        "reads, which a library's own model does not.",
+        needs=Needs.WEIGHTS,
+        unit=Unit.COUNT,
+        higher_is_better=False,
+    ),
+    Metric(
+        name="macs_textbook",
+        definition="Multiply-accumulates as papers count them, which are not those that run: of each member by itself in the "
+        "library's own model, all tokens through every block, times the passes of a row. MIMO is one network, and counts one pass.",
+        needs=Needs.WEIGHTS,
+        unit=Unit.COUNT,
+        higher_is_better=False,
+    ),
+    Metric(
+        name="training_macs",
+        column="Training",
+        definition="Multiply-accumulates of training, as the lineage of the row's models tells it: three forward passes for "
+        "each sample that the written weights of each `finetune` saw, whatever was frozen; a run that several models come "
+        "from counts once. Of `vilu:` also that of its network. Without what teachers compute, evaluations, "
+        "other learning rates, scores, and what was trained elsewhere.",
+        needs=Needs.WEIGHTS,
+        unit=Unit.COUNT,
+        higher_is_better=False,
+    ),
+    Metric(
+        name="latency_ms",
+        column="Latency",
+        definition="Median wall-clock time of one forward pass of one sample, its last kernel included.",
+        needs=Needs.TIME,
+        unit=Unit.MS,
+        higher_is_better=False,
+        interval=True,
+    ),
+    Metric(
+        name="latency_batch_ms",
+        column="at batch {batch_size}",
+        definition="Median wall-clock time of one forward pass of `batch_size` samples, its last kernel included.",
+        needs=Needs.TIME,
+        unit=Unit.MS,
+        higher_is_better=False,
+        interval=True,
+    ),
+)
+
+
+def by_name(*metrics: Metric) -> Mapping[str, Metric]:
+    """Return a read-only table in the order given; two metrics of one name are a mistake."""
+    table = {metric.name: metric for metric in metrics}
+    if len(table) != len(metrics):
+        raise ValueError("two metrics share a name")
+    return MappingProxyType(table)
+
+
+METRICS = by_name(*LABELLED, *DIVERSITY, *RANKING, *_OTHERS)
+
+ALIASES: Mapping[str, str] = MappingProxyType({"acc": "accuracy", "ood": "auroc"})
+"""What metrics are called too, wherever one is named."""
+
+_WITHOUT = {
+    Needs.OOD: ("without an OOD data set", "add `--near NAME=DATA` or `--far NAME=DATA`"),
+    Needs.TIME: ("with `--no-latency`", "drop `--no-latency`"),
+    Needs.TEMPERATURE: (
+        "without `--temperature`",
+        "add `--temperature DATA`, a labelled split to fit it on",
+    ),
+}
+
+
+def choose_metrics(
+    wanted: Sequence[str] | None, *, ood: bool, latency: bool, scaled: bool = False
+) -> tuple[str, ...]:
+    """Return the metrics to measure, in the order of reports. The temperature is always among them if there is one.
+
+    Args:
+        wanted: Their names; None for all that can be measured.
+        ood: Whether there is an OOD set.
+        latency: Whether time may be measured.
+        scaled: Whether logits are divided by a temperature.
+
+    Raises:
+        UsageError: If a name is unknown, or cannot be measured.
+    """
+    there = {Needs.OOD: ood, Needs.TIME: latency, Needs.TEMPERATURE: scaled}
+    chosen = [metric_named(name) for name in wanted or METRICS]
+    for metric in chosen if wanted else ():
+        if not there.get(metric.needs, True):
+            why, hint = _WITHOUT[metric.needs]
+            raise UsageError(f"`{metric.name}` cannot be measured {why}", hint=hint)
+    return tuple(
+        name
+        for name, metric in METRICS.items()
+        if there.get(metric.needs, True) and (metric in chosen or name == TEMPERATURE)
+    )
+
+
+def metric_named(name: str) -> Metric:
+    """Return a metric by its name or what it is called too.
+
+    Raises:
+        UsageError: If the name is unknown, with the nearest known one.
+    """
+    known = ALIASES.get(name, name)
+    if known not in METRICS:
+        raise UsageError(
+            f"unknown metric `{name}`",
+            hint=" ".join(filter(None, (_nearest(name), f"Known metrics: {', '.join(METRICS)}"))),
+        )
+    return METRICS[known]
+
+
+def _nearest(name: str) -> str | None:
+    """Return a hint with the metric whose name, or heading in a table, begins with or is near to `name`."""
+    columns = {m.column.lower(): m.name for m in METRICS.values() if m.column is not None}
+    known = {metric: metric for metric in METRICS} | columns
+    found = nearest(name.lower().replace("-", "_"), known)
+    return f"did you mean `{known[found]}`?" if found else None
+
+
+def needing(metrics: Iterable[str], *needs: Needs) -> tuple[str, ...]:
+    """Return those of some metrics that are measured on one of these."""
+    return tuple(name for name in metrics if METRICS[name].needs in needs)

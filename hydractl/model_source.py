@@ -1,0 +1,361 @@
+"""MODEL references → local files. The only place that talks to a hub for reading models.
+
+A MODEL is, in this order: `-` (standard input) · `arch:NAME[::key=value,...]` (random weights) · `hf-hub:ID` ·
+`local-dir:PATH` · a path that exists · a Hub id `org/name[@revision]`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydractl.errors import CheckpointError, HubError, UsageError
+from hydractl.hub_client import asking, unusable
+from hydractl.messages import did_you_mean_path
+from hydractl.output.atomic_write import is_stream
+from hydractl.strict_json import NotJSONError, parse, read_object
+
+HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?$")
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
+NEEDED = ["*.safetensors", "*.st", "*.json", "*.txt", "*.model", "bpe.codes"]
+IMPORT = "`hydractl import {weights} --arch {arch} -o base.st` makes a base of it, and runs nothing in it"
+BESIDE = (
+    "*config.json",
+    "*.index*.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "bpe.codes",
+    "*.model",
+)
+"""What libraries read beside weights."""
+INNER = ("0_Transformer", "checkpoint-*")
+"""Folders within one that hold a model: sentence-transformers' older layout, and what transformers' Trainer writes."""
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of peft."""
+PICKLES = ("*.bin", "*.pth", "*.pth.tar", "*.pt", "*.ckpt")
+INDEXES = re.compile(r"\.index(\.[\w-]+)?\.json$")
+"""How the names of tables of shards end, with the variant that transformers puts into them (`fp16`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """Where a model's files are.
+
+    Attributes:
+        reference: What the user wrote.
+        path: The file or folder, for messages.
+        weights: The safetensors files, shards in order; empty for `arch:`.
+        config: The folder's `config.json`, or `open_clip_config.json`, if there is one.
+        arch: Architecture name of an `arch:` reference.
+        options: Its options.
+        notes: What the user is told of which of the files are read.
+    """
+
+    reference: str
+    path: Path
+    weights: tuple[Path, ...] = ()
+    config: dict[str, object] | None = None
+    arch: str | None = None
+    options: dict[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def locate(reference: str) -> Located:
+    """Find the files of a MODEL reference, downloading them if it is a Hub id.
+
+    Raises:
+        CheckpointError: If nothing is there, or what is there has no safetensors weights.
+        HubError: If the Hub cannot be reached or does not have it.
+        UsageError: If the reference is malformed.
+    """
+    if reference.startswith("arch:"):
+        name, options = parse_arch(reference.removeprefix("arch:"))
+        return Located(reference=reference, path=Path(name), arch=name, options=options)
+    if reference.startswith("hf-hub:"):
+        return _in_folder(reference, download(reference.removeprefix("hf-hub:")))
+    if not reference.removeprefix("local-dir:"):
+        raise UsageError(
+            "the model reference is empty",
+            hint="a MODEL is a .st file, a folder (`.` for this one), or a Hub id `org/name[@revision]`",
+        )
+    path = Path(reference.removeprefix("local-dir:"))
+    if reference == "-" or is_stream(path):
+        return Located(reference=reference, path=path, weights=(path,))
+    if path.is_dir():
+        return _in_folder(reference, path)
+    if path.is_file():
+        return _in_index(reference, path) if is_index(path) else _one_file(reference, path)
+    if _is_hub_id(reference):
+        return _in_folder(reference, download(reference))
+    bare = not path.suffix and path.name == reference
+    architecture = f"; `arch:{reference}` if that is the name of an architecture" if bare else ""
+    raise CheckpointError(
+        f"{reference}: no such file or folder",
+        hint=did_you_mean_path(str(path))
+        or f"a MODEL is a .st file, a folder, or a Hub id `org/name[@revision]`{architecture}",
+    )
+
+
+def is_index(path: Path) -> bool:
+    """Return whether a file is a table of shards, by its name."""
+    return INDEXES.search(path.name) is not None
+
+
+def named(path: Path) -> Path:
+    """Return a path whose last part is a name: of `.` and `..` where they lead."""
+    return path if path.name not in {"", ".."} else path.resolve()
+
+
+def of_hub(reference: str) -> bool:
+    """Return whether `locate` would ask the Hub, as nothing here is called so."""
+    path = Path(reference)
+    return reference.startswith("hf-hub:") or (not path.exists() and _is_hub_id(reference))
+
+
+def _is_hub_id(reference: str) -> bool:
+    return bool(HUB_ID.match(reference)) and Path(reference).suffix not in {".st", ".safetensors"}
+
+
+def parse_arch(text: str) -> tuple[str, dict[str, object]]:
+    """Split `NAME::key=value,...`; values are JSON where they parse as JSON, otherwise text.
+
+    Raises:
+        UsageError: If an option has no `=`, or stands twice, or a bracket is not closed.
+    """
+    name, _, rest = text.partition("::")
+    options: dict[str, object] = {}
+    for item in filter(None, split_options(rest)):
+        key, equals, value = item.partition("=")
+        if unclosed(item):
+            raise UsageError(
+                f"`{item}` in `arch:{text}`: a bracket is not closed",
+                hint="for example `'arch:vit_tiny_patch16_224::img_size=[96,128]'`, in quotes for the shell",
+            )
+        if not equals or not key:
+            raise UsageError(
+                f"`{item}` in `arch:{text}` is not key=value",
+                hint="for example `arch:vit_tiny_patch16_224::num_classes=10`",
+            )
+        if key in options:
+            raise UsageError(f"`arch:{text}`: the option `{key}` is given twice")
+        try:
+            options[key] = parse(value)
+        except NotJSONError:
+            options[key] = value
+    return name, options
+
+
+def split_options(text: str) -> list[str]:
+    """Split `key=value,...` at commas, except those within the brackets of a value; see `unclosed`."""
+    options: list[str] = []
+    for part in text.split(","):
+        if options and unclosed(options[-1]):
+            options[-1] += f",{part}"
+        else:
+            options.append(part)
+    return options
+
+
+def unclosed(option: str) -> bool:
+    """Return whether a value that is a list or a table ends with one of its brackets open: it goes on behind the next comma."""
+    value = option.partition("=")[2]
+    return value.startswith(("[", "{")) and sum(map(value.count, "[{")) > sum(map(value.count, "]}"))
+
+
+def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hub's client takes them
+    """Return the local snapshot of a Hub model `org/name[@revision]`: safetensors, configuration and tokenizer, no pickles.
+
+    Args:
+        identifier: Which.
+        place: What else the Hub's client is to know: its cache, a token, another way to say the revision.
+
+    Raises:
+        HubError: With the reason, whatever the Hub client raised.
+    """
+    import httpx2  # noqa: PLC0415 - the network stack loads when the Hub is asked
+    from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 - as above
+
+    name, _, revision = identifier.partition("@")
+    try:
+        with asking(identifier):
+            return Path(
+                snapshot_download(name, **{"revision": revision or None, **place}, allow_patterns=NEEDED)
+            )
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
+        hint = "check the spelling; a private or gated model needs `hf auth login`"
+        raise HubError(
+            f"{identifier}: the Hub has no such model, or you may not read it", hint=hint
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(f"{identifier}: the model has no revision `{revision}`") from error
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        hint = "check the connection, unset HF_HUB_OFFLINE, or give a local path"
+        reason = f": {error.__cause__}" if error.__cause__ else ""
+        raise HubError(
+            f"{identifier}: is not in the local cache and the Hub cannot be reached{reason}", hint=hint
+        ) from error
+    except (
+        errors.HFValidationError,
+        errors.HfUriError,
+        errors.EntryNotFoundError,
+        errors.RevisionResolutionError,
+        errors.CacheNotFound,
+        errors.CorruptedCacheException,
+        errors.CachedRepoTreeNotFoundError,
+        errors.XetDownloadError,
+        httpx2.HTTPError,
+        httpx2.InvalidURL,
+        OSError,  # the Hub's own HfHubHTTPError is one, and so is a full disk
+    ) as error:
+        raise HubError(f"{identifier}: the Hub could not be read: {error}") from error
+    except ValueError as error:
+        raise unusable(identifier, error) from error
+
+
+def _one_file(reference: str, path: Path) -> Located:
+    if path.name == ADAPTER_WEIGHTS:
+        check_no_adapter(path.parent)
+    if any(path.match(pattern) for pattern in (*PICKLES, "*.pkl")):
+        raise CheckpointError(
+            f"{path}: is a pickle, which can run code when it is read; hydractl reads safetensors only",
+            hint=IMPORT.format(weights=shlex.quote(str(path)), arch="NAME"),
+        )
+    return Located(reference=reference, path=path, weights=(path,))
+
+
+def _in_folder(reference: str, folder: Path) -> Located:
+    config = _config_in(folder)
+    if config is not None and "model_cfg" in config:
+        for name in OPEN_CLIP_WEIGHTS:
+            if (folder / name).is_file():
+                return Located(reference=reference, path=folder, weights=(folder / name,), config=config)
+    if (folder / WEIGHTS).is_file():
+        both = f"holds `{WEIGHTS}` and an index of shards; read is `{WEIGHTS}`, as transformers does"
+        return Located(
+            reference=reference,
+            path=folder,
+            weights=(folder / WEIGHTS,),
+            config=config,
+            notes=(both,) * (folder / INDEX).is_file(),
+        )
+    if (folder / INDEX).is_file():
+        return _in_index(reference, folder / INDEX, config=config)
+    variants = [path for path in sorted(folder.glob("model.safetensors.index.*.json")) if is_index(path)]
+    if len(variants) == 1:
+        return _in_index(reference, variants[0], config=config)
+    found = variants or sorted([*folder.glob("*.safetensors"), *folder.glob("*.st")])
+    if len(found) == 1:
+        return Located(reference=reference, path=folder, weights=tuple(found), config=config)
+    if found:
+        names = ", ".join(f.name for f in found[:4])
+        raise CheckpointError(
+            f"{folder}: holds {len(found)} {'indexes of shards' if variants else 'safetensors files and no index'}: {names}",
+            hint="name one of them",
+        )
+    raise _no_weights(folder, config)
+
+
+def _no_weights(folder: Path, config: dict[str, object] | None) -> CheckpointError:
+    """Return why a folder without safetensors is refused, with what to type instead."""
+    pickles = sorted(
+        {f.name for pattern in ("*.bin.index*.json", *PICKLES) for f in folder.glob(pattern)},
+        key=lambda name: (not name.endswith(".json"), "model" not in name, name),
+    )
+    if pickles:
+        return CheckpointError(
+            f"{folder}: has only pickled weights (`{pickles[0]}`), which hydractl does not read",
+            hint=IMPORT.format(
+                weights=shlex.quote(str(folder / pickles[0])),
+                arch="NAME" if config is None else shlex.quote(str(folder)),
+            ),
+        )
+    if inner := [path.parent for pattern in INNER for path in folder.glob(f"{pattern}/config.json")]:
+        last = max(inner, key=lambda path: int(re.sub(r"\D", "", path.name) or 0))
+        return CheckpointError(
+            f"{folder}: holds no model itself, but the folder `{last.name}` in it does",
+            hint=f"name that folder: `{shlex.quote(str(last))}`"
+            + (
+                "; `1_Pooling/config.json` beside it is not read then: for the mean over tokens add `--pooling mean` to `finetune`"
+                if (folder / "1_Pooling").is_dir()
+                else ""
+            ),
+        )
+    return CheckpointError(
+        f"{folder}: no safetensors weights in this folder",
+        hint=f"expected `{WEIGHTS}` or `{INDEX}`"
+        + (
+            f"; of a pickle, {IMPORT.format(weights='FILE', arch=shlex.quote(str(folder)))}"
+            if config is not None
+            else ""
+        ),
+    )
+
+
+def _in_index(reference: str, index: Path, *, config: dict[str, object] | None = None) -> Located:
+    says = read_object(index)
+    table = says.get("weight_map")
+    if not isinstance(says.get("metadata", {}), dict):
+        raise CheckpointError(f"{index}: metadata is not an object")
+    if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
+        raise CheckpointError(f"{index}: weight_map is missing or is not a table of file names")
+    shards = tuple(index.parent / name for name in sorted(set(table.values())))
+    for shard in shards:
+        if shard.parent != index.parent or not shard.is_file():
+            raise CheckpointError(f"{index}: names the shard `{shard.name}`, which is not beside it")
+    config = _config_in(index.parent) if config is None else config
+    return Located(reference=reference, path=index.parent, weights=shards, config=config)
+
+
+def folder_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files of a library's folder that say what its model is and how its inputs are made."""
+    return tuple(path for pattern in BESIDE for path in sorted(folder.glob(pattern)))
+
+
+def folder_config(folder: Path) -> dict[str, object]:
+    """Return the `config.json` of a folder, or its `open_clip_config.json`.
+
+    Raises:
+        CheckpointError: If there is none, or it is not a JSON object.
+    """
+    config = _config_in(folder)
+    if config is None:
+        raise CheckpointError(
+            f"{folder}: has no config.json", hint="name the architecture instead: `--arch NAME`"
+        )
+    return config
+
+
+def check_no_adapter(folder: Path) -> None:
+    """Refuse a folder of peft: what it holds changes the weights of a base, which may lie anywhere.
+
+    Raises:
+        CheckpointError: If the folder has an adapter.
+    """
+    if (folder / ADAPTER).is_file():
+        raise CheckpointError(
+            f"{folder}: holds an adapter (`{ADAPTER}`), which is no model of its own and is not applied to one",
+            hint="merge it into its base first, in Python with peft: `AutoPeftModelForSequenceClassification.from_pretrained("
+            "FOLDER).merge_and_unload().save_pretrained(OTHER)`",
+        )
+
+
+def _config_in(folder: Path) -> dict[str, object] | None:
+    """Return what says which model a folder holds.
+
+    One that holds a model in two libraries' layouts is not open_clip's, which one has to install.
+    """
+    check_no_adapter(folder)
+    own, open_clip = folder / "config.json", folder / OPEN_CLIP_CONFIG
+    both = own.is_file() and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file())
+    if open_clip.is_file() and not both:
+        return read_object(open_clip)
+    return read_object(own) if own.is_file() else None

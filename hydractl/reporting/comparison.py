@@ -1,0 +1,283 @@
+"""What one report says, or several of different seeds or data sets together: each number of each row, and how far the first is ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Self
+
+from hydractl.errors import InputError, ManifestError
+from hydractl.manifest.report import Report, scaled_alike
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.messages import counted, listed, quoted
+from hydractl.metrics.registry import METRICS, TEMPERATURE
+from hydractl.reporting.intervals import SEEDS, SETS, mean_of_sets, square_and_add, student
+from hydractl.reporting.report_values import Number, Quantity, difference_of, number_of, quantities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Reports that measure the same of rows of the same names.
+
+    Attributes:
+        files: What the reports are called.
+        reports: Those.
+        quantities: What is measured, in the order of tables.
+        rows: The numbers of each row, by its name.
+        differences: For each other row how much more the first one has: its number less the other's.
+        notes: What a reader must know of them.
+        over: What several differ in, and means are over: SEEDS or SETS.
+    """
+
+    files: tuple[str, ...]
+    reports: tuple[Report, ...]
+    quantities: tuple[Quantity, ...]
+    rows: Mapping[str, Mapping[Quantity, Number]]
+    differences: Mapping[str, Mapping[Quantity, Number]]
+    notes: tuple[str, ...]
+    over: str = SEEDS
+
+    @classmethod
+    def of(cls, reports: Mapping[str, Report], *, over: str = SEEDS) -> Compared:
+        """Put reports together.
+
+        Args:
+            reports: By what they are called, one at least.
+            over: As above.
+
+        Raises:
+            InputError: If they do not measure the same.
+        """
+        files, every = tuple(reports), tuple(reports.values())
+        for name, report in reports.items():
+            check_known(name, report)
+            _check_same(files[0], every[0], name, report)
+        if over == SETS:
+            _check_apart(reports)
+        names = [row.name for row in every[0].rows]
+        measured = quantities(every[0])
+        values = {row: {q: numbers for q in measured if (numbers := _values(every, row, q))} for row in names}
+        first, *others = names
+        return cls(
+            files=files,
+            reports=every,
+            quantities=measured,
+            rows={
+                row: {q: _together(q, numbers, over) for q, numbers in by_quantity.items()}
+                for row, by_quantity in values.items()
+            },
+            differences={
+                row: {
+                    q: _together(q, _leads(every, row, q, over), over, gap=True)
+                    for q in measured
+                    if q in values[first] and q in values[row]
+                }
+                for row in others
+            },
+            notes=tuple(_notes(files, every, over)),
+            over=over,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the rows are called, the first one first."""
+        return tuple(self.rows)
+
+    def scaled_alike(self, other: str) -> bool:
+        """Return whether every report has a temperature of the first row and of another one, or of neither."""
+        pair = {self.names[0], other}
+        return all(
+            TEMPERATURE in report.data
+            or scaled_alike(*(row.stored_temperatures for row in report.rows if row.name in pair))
+            for report in self.reports
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtimes:
+    """How long the ID set takes: the median of a batch's forward pass times the batches, without reading data.
+
+    Attributes:
+        samples: Of the ID set.
+        batch_size: Of each batch.
+        batches: How many these are.
+        seconds: Of each row that has a time.
+    """
+
+    samples: int
+    batch_size: int
+    batches: int
+    seconds: Mapping[str, float]
+
+    @classmethod
+    def of(cls, compared: Compared) -> Self | None:
+        """Return those of reports that measured times of two rows at least, the first report's ID set standing for all."""
+        report, quantity = compared.reports[0], Quantity("latency_batch_ms")
+        size, count = (
+            report.options.get("batch_size"),
+            report.data[ID_NAME].count if ID_NAME in report.data else None,
+        )
+        times = {
+            row: by_quantity[quantity].value
+            for row, by_quantity in compared.rows.items()
+            if quantity in by_quantity
+        }
+        if not isinstance(size, int) or not count or len(times) < 2:
+            return None
+        batches = -(-count // size)
+        seconds = {row: value * batches / 1e3 for row, value in times.items()}
+        return cls(samples=count, batch_size=size, batches=batches, seconds=seconds)
+
+    def ratio(self, row: str) -> float:
+        """Return how many times as long a row takes as the fastest one."""
+        return self.seconds[row] / min(self.seconds.values())
+
+
+def _leads(reports: Sequence[Report], row: str, quantity: Quantity, over: str) -> list[Number]:
+    """Return how much more the first row of the first report has than another one, by each report."""
+    first, leads = reports[0].rows[0].name, []
+    for report in reports:
+        rows = {r.name: r for r in report.rows}
+        mine, theirs = (number_of(rows[name], quantity) for name in (first, row))
+        if mine is not None and theirs is not None:
+            resampled = report.rows[0].name == first and (over == SETS or len(reports) == 1)
+            paired = difference_of(rows[row], quantity) if resampled else None
+            leads.append(paired or square_and_add(mine, theirs))
+    return leads
+
+
+def _values(reports: Sequence[Report], row: str, quantity: Quantity) -> list[Number]:
+    """Return what each report says of it; nothing where none does."""
+    numbers = [
+        number_of(row_of, quantity) for report in reports for row_of in report.rows if row_of.name == row
+    ]
+    return [number for number in numbers if number is not None]
+
+
+def _together(quantity: Quantity, numbers: Sequence[Number], over: str, *, gap: bool = False) -> Number:
+    """Return several numbers, or differences (`gap`), as one."""
+    if len(numbers) == 1:
+        return numbers[0]
+    metric, values = quantity.metric, [number.value for number in numbers]
+    if over == SETS:
+        # of OOD sets reports may share samples
+        disjoint = quantity.scope is None or quantity.under_shift
+        return mean_of_sets(numbers) if disjoint else Number(value=fmean(values))
+    return student(values) if gap else student(values, low=metric.low, high=metric.high)
+
+
+def check_known(name: str, report: Report) -> None:
+    """Refuse a report of metrics that this release does not know, whose names would be shown as they are.
+
+    Raises:
+        ManifestError: Naming them.
+    """
+    strange = [metric for metric in report.definitions if metric[0] != "@" and metric not in METRICS]
+    if strange:
+        raise ManifestError(
+            f"{name}: measures {quoted(strange)}, which this release of hydractl does not know",
+            hint="a newer release made it: `pip install --upgrade hydractl`",
+        )
+
+
+def _check_apart(reports: Mapping[str, Report]) -> None:
+    file_by_data: dict[str, str] = {}
+    for name, report in reports.items():
+        first_file = file_by_data.setdefault(report.data[ID_NAME].sha256, name)
+        if first_file != name:
+            raise InputError(
+                f"{name}: is of the same ID data as {first_file}, which would count twice in a mean over sets",
+                hint="name one report of each set; those of several seeds are put together without `--over sets`",
+            )
+
+
+def _check_same(first: str, expected: Report, name: str, report: Report) -> None:
+    for (kind, ours), (_, theirs) in zip(_measured(expected), _measured(report), strict=True):
+        for holder, names, others, lacks in ((first, ours, theirs, name), (name, theirs, ours, first)):
+            if missing := sorted(names - others):
+                raise InputError(
+                    f"{lacks}: has no {kind} {quoted(missing, most=4)}, which {holder} has",
+                    hint="reports are put together that are of one command line but for the models: rows named alike by "
+                    "`--name` and `--compare NAME=...`, the same data sets, metrics and scores",
+                )
+
+
+def _measured(report: Report) -> list[tuple[str, set[str]]]:
+    """Return what reports must have alike."""
+    numbers = {f"{q} of {row.name}" for row in report.rows for q in quantities(report) if number_of(row, q)}
+    return [
+        ("row", {row.name for row in report.rows}),
+        ("near OOD set", {*report.near}),
+        ("far OOD set", {*report.far}),
+        ("first OOD score", {report.ood_scores[0]}),
+        ("number", numbers),
+    ]
+
+
+def _notes(files: Sequence[str], reports: Sequence[Report], over: str) -> Iterator[str]:
+    """Yield what makes numbers less than they seem."""
+    if len(reports) == 1:
+        yield from _of_one(reports[0])
+    else:
+        yield from _of_sets(reports) if over == SETS else _of_seeds(files, reports)
+        if 0 < sum(any(row.curves for row in report.rows) for report in reports) < len(reports):
+            yield "Curves are drawn where every report has them: `hydractl eval --curves` was not given for all."
+    marked = [row.name for row in reports[0].rows if row.ood and row.tuned_on_ood]
+    for name in marked:
+        yield f"Heads of {name} were chosen by how well they tell OOD data, an advantage over other rows."
+    for row in reports[0].rows:
+        best = {own.best_score for report in reports for own in report.rows if own.name == row.name} - {None}
+        if best:
+            yield f"Of OOD scores {listed(sorted(map(str, best)))} {'is' if len(best) == 1 else 'are'} best for {row.name} on validation data."
+    for file, report in zip(files, reports, strict=True):
+        yield from (f"{file}: {warning}" if len(reports) > 1 else warning for warning in report.warnings)
+
+
+def _of_one(report: Report) -> Iterator[str]:
+    yield (
+        "Intervals are of these very models, over the samples that they were measured on. Models of other seeds would give other "
+        "numbers: reports of several seeds together say how much."
+    )
+    others = report.rows[1:]
+    if paired := [row.name for row in others if row.difference is not None]:
+        yield f"Differences from {listed(paired)} are of both rows on the same resamples."
+    if unpaired := [row.name for row in others if row.difference is None]:
+        yield (
+            f"Intervals of differences from {listed(unpaired)} follow from those of both rows as if each had samples of its own "
+            "(square-and-add). Rows are right and wrong on the same ones, so these are too wide rather than too narrow."
+        )
+
+
+def _of_sets(reports: Sequence[Report]) -> Iterator[str]:
+    yield (
+        f"Numbers are means over {len(reports)} data sets, each of which counts alike, in brackets are 95 % intervals of these means: they "
+        "follow from the sets' own (square-and-add), so that they are of these sets and models. Means of OOD metrics have none, as "
+        "several sets may be told from the same samples."
+    )
+
+
+def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
+    first, *others = reports
+    freedom = counted(len(others), "degree")
+    yield (
+        f"Numbers are means over {len(reports)} reports, ± is the standard deviation among them, in brackets are 95 % intervals of the "
+        f"mean by Student's t with {freedom} of freedom. Differences are taken report by report."
+    )
+    for row in first.rows:
+        models = [
+            ([m.sha256 for m in report_row.models], report_row.derived)
+            for other_report in reports
+            for report_row in other_report.rows
+            if report_row.name == row.name
+        ]
+        if any(model in models[:i] for i, model in enumerate(models)):
+            yield f"{row.name} is the same model in several reports: its deviation does not say what another seed does."
+    for name, data in first.data.items():
+        strange = [
+            f
+            for f, report in zip(files, reports, strict=True)
+            if name in report.data and report.data[name].sha256 != data.sha256
+        ]
+        if strange:
+            yield f"The data set {name} holds other samples in {quoted(strange)} than in `{files[0]}`: deviations are of data, too (`--over sets`: means over sets)."

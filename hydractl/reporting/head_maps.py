@@ -1,0 +1,104 @@
+"""Maps of the heads that a member keeps, layers by heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from hydractl.manifest.heads import TowerKeep
+from hydractl.messages import counted
+from hydractl.reporting.svg import TEXT, Drawing, Path, Point, Text, fitting
+
+CELL, GAP, MAP = 9.0, 1.0, 300.0
+"""The side of a head, what parts it from the next, and the most that a map of many takes."""
+NARROWEST, ROOM = 150.0, 6.0
+"""Two maps fit beside each other on a phone."""
+SHADES, PALE = 12, 1
+"""Steps of darkness, of which the palest can still be seen."""
+
+
+def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Drawing:
+    """Return the map of one tower of one member; `where` says of which model, if there are several."""
+    wide, high = min(CELL, MAP / mask.num_heads), min(CELL, MAP / mask.layers)
+    left, top = 24.0, 58.0 if where else 42.0
+    width = max(NARROWEST, left + wide * mask.num_heads + 12)
+
+    def cells(heads: Sequence[Sequence[int]]) -> list[list[Point]]:
+        gap_x, gap_y = GAP * wide / CELL, GAP * high / CELL
+        return [
+            [(x, y), (x + wide - gap_x, y), (x + wide - gap_x, y + high - gap_y), (x, y + high - gap_y)]
+            for layer, own in enumerate(heads)
+            for x, y in ((left + wide * head, top + high * layer) for head in own)
+        ]
+
+    total = mask.num_heads * mask.layers
+    said = f"{total - mask.removed} of {counted(total, 'head')} kept"
+    bottom = top + high * mask.layers
+    shapes: list[Path | Text] = [
+        Text(at=(0, 14), text=fitting(name, width - ROOM)),
+        Text(at=(0, 30), text=fitting(where or said, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
+        Path(parts=cells(mask.drop), fill="rule"),
+        Path(parts=cells(mask.keep), fill="c0", title=f"{name}: {said}"),
+        Text(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
+    ]
+    if where:
+        shapes.append(Text(at=(0, 46), text=said, paint="soft", size=TEXT - 1))
+    if mask.layers > 1:
+        last = str(mask.layers - 1)
+        shapes.append(
+            Text(at=(left - 5, bottom - high * 0.2), text=last, anchor="end", paint="soft", size=TEXT - 2)
+        )
+    each = ", ".join(f"layer {i}: {len(keep)}" for i, keep in enumerate(mask.keep))
+    return Drawing(
+        title=f"{where}: {name}" if where else name,
+        told=f"{said}; {each}",
+        width=width,
+        height=bottom + 14,
+        shapes=shapes,
+    )
+
+
+def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float, where: str = "") -> Drawing:
+    """Return a map of a number of each head: the darker the nearer to `most`, which is above 0; heads that are gone are outlined."""
+    layers, heads = len(table), len(table[0])
+    wide, high = min(CELL, MAP / heads), min(CELL, MAP / layers)
+    left, top = 24.0, 58.0
+    width = max(NARROWEST, left + wide * heads + 12)
+    shades: dict[int, list[list[Point]]] = {}
+    gone: list[list[Point]] = []
+    for layer, row in enumerate(table):
+        for head, value in enumerate(row):
+            x, y = left + wide * head, top + high * layer
+            cell = [(x, y), (x + 0.9 * wide, y), (x + 0.9 * wide, y + 0.9 * high), (x, y + 0.9 * high)]
+            own = gone if value is None else shades.setdefault(ceil(SHADES * min(value / most, 1.0)), [])
+            own.append(cell)
+    known = [value for row in table for value in row if value is not None]
+    said = f"from {min(known):.2g} to {max(known):.2g}" if known else "no head is left"
+    shapes: list[Path | Text] = [
+        Text(at=(0, 14), text=fitting(name, width - ROOM)),
+        Text(at=(0, 30), text=fitting(where, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
+        Text(at=(0, 46), text=said, paint="soft", size=TEXT - 1),
+        Path(parts=[[*cell, cell[0]] for cell in gone], stroke="rule", width=0.75),
+        *(
+            Path(parts=cells, fill="c0", opacity=max(shade, PALE) / SHADES)
+            for shade, cells in sorted(shades.items())
+        ),
+        Text(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
+    ]
+    bottom = top + high * layers
+    if layers > 1:
+        shapes.append(
+            Text(
+                at=(left - 5, bottom - high * 0.2),
+                text=str(layers - 1),
+                anchor="end",
+                paint="soft",
+                size=TEXT - 2,
+            )
+        )
+    told = "; ".join(
+        f"layer {i}: " + ", ".join("gone" if value is None else f"{value:.2g}" for value in row)
+        for i, row in enumerate(table)
+    )
+    title = f"{where}: {name}" if where else name
+    return Drawing(title=title, told=f"{said}; {told}", width=width, height=bottom + 14, shapes=shapes)

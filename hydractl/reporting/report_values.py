@@ -1,0 +1,210 @@
+"""The numbers of a report by what they are of, and how a person reads them. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from hydractl.manifest.shift_groups import SHIFT
+from hydractl.manifest.shift_groups import scopes as shifted_scopes
+from hydractl.messages import count
+from hydractl.metrics.metric_spec import Metric, Needs, Unit
+from hydractl.metrics.ood_scores import number_name
+from hydractl.metrics.registry import METRICS
+
+if TYPE_CHECKING:
+    from hydractl.manifest.report import Report, Row, Shift, Value
+
+GROUPS = ("near", "far", "all")
+"""What has a mean over data sets."""
+_WRITTEN: Mapping[Unit, Callable[[float], str]] = {
+    Unit.COUNT: count,
+    Unit.MS: lambda value: f"{value:.2f} ms",
+}
+
+
+class Quantity(NamedTuple):
+    """Something that is measured of every row.
+
+    Attributes:
+        name: A metric, perhaps by another OOD score than the first: `auroc@mi`.
+        scope: None for the ID set and costs, else an OOD set or a group of them; of labelled data what it is under, as `Shift` names it.
+    """
+
+    name: str
+    scope: str | None = None
+
+    def __str__(self) -> str:
+        """Return it as a condition of `eval --fail-if` has it."""
+        return self.name if self.scope is None else f"{self.name}[{self.scope}]"
+
+    @property
+    def metric(self) -> Metric:
+        """What it is of."""
+        return METRICS[self.name.partition("@")[0]]
+
+    @property
+    def under_shift(self) -> bool:
+        """Whether it is of the ID set as corruptions leave it."""
+        return self.scope is not None and self.metric.needs is Needs.LABELS
+
+    @property
+    def heading(self) -> str:
+        """What stands above it, in a table of its scope."""
+        metric, _, score = self.name.partition("@")
+        column = {"latency_batch_ms": "Latency of a batch"}.get(metric, self.metric.column or metric)
+        return f"{column} by {score}" if score else column
+
+    @property
+    def label(self) -> str:
+        """What it is called where anything may stand beside it."""
+        heading = {"Acc": "accuracy"}.get(self.heading, self.heading)
+        if self.scope is None:
+            return heading
+        if self.under_shift:
+            name, _, severity = self.scope.partition(":")
+            what = "corruption" if name == SHIFT else name
+            return f"{heading} under {what}{severity and f' of severity {severity}'}"
+        return (
+            f"{heading} (mean over {self.scope} sets)"
+            if self.scope in GROUPS
+            else f"{heading} on {self.scope}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number with its 95 % interval where it has one; of several reports the mean, and the deviation among them."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    deviation: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends, if there are any."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+class Cell(NamedTuple):
+    """A number, and what is said of it."""
+
+    value: str = ""
+    more: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Numbers, a line for each row of the report or `of` something else; those of one of several OOD sets are `folded` where that can be."""
+
+    title: str
+    folded: bool
+    of: str = "model"
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def scopes(report: Report) -> tuple[str, ...]:
+    """Return where OOD metrics are shown: means over groups of several sets, the widest first, and every set."""
+    sets = {"all": (*report.near, *report.far), "near": report.near, "far": report.far}
+    groups = [name for name in ("all", "near", "far") if len(sets[name]) > 1]
+    if groups[1:] and sets[groups[1]] == sets["all"]:
+        groups.pop()
+    return (*groups, *sets["all"])
+
+
+def quantities(report: Report) -> tuple[Quantity, ...]:
+    """Return what tables show of a report, in their order, as far as some row has it."""
+    found = []
+    for metric in METRICS.values():
+        by = report.ood_scores if metric.needs is Needs.OOD else report.ood_scores[:1]
+        where = [None, *_scopes(report, metric)]
+        found += [
+            Quantity(number_name(metric.name, score, report.ood_scores), scope)
+            for scope in where
+            for score in by
+        ]
+    return tuple(q for q in found if q.metric.column and any(number_of(row, q) for row in report.rows))
+
+
+def _scopes(report: Report, metric: Metric) -> tuple[str, ...]:
+    """Return where a metric is measured beside the clean ID set, as far as tables show it: not each corruption at each severity."""
+    if metric.needs in {Needs.OOD, Needs.MEMBERS}:
+        return scopes(report)
+    shift = next((row.shift for row in report.rows if row.shift is not None), None)
+    under = shifted_scopes(shift.cells) if shift is not None and metric.needs is Needs.LABELS else {}
+    return tuple(scope for scope in under if scope.startswith(SHIFT) or ":" not in scope)
+
+
+def number_of(row: Row, quantity: Quantity) -> Number | None:
+    """Return what a row says of it."""
+    if quantity.under_shift:
+        return None if row.shift is None else _under(row.shift, quantity)
+    if quantity.scope in GROUPS:
+        group = str(quantity.scope)
+        mean = row.means.get(group, {}).get(quantity.name)
+        low, high = row.mean_intervals.get(group, {}).get(quantity.name, (None, None))
+        return None if mean is None else Number(value=mean, low=low, high=high)
+    return _number(row.values if quantity.scope is None else row.ood.get(quantity.scope, {}), quantity)
+
+
+def difference_of(row: Row, quantity: Quantity) -> Number | None:
+    """Return what the first row of a report has more than this one, where both were measured on the same resamples."""
+    said, scope = row.difference, quantity.scope
+    if said is None:
+        return None
+    if quantity.under_shift:
+        return _number(said.shift.get(str(scope), {}), quantity)
+    sets = said.means if scope in GROUPS else said.ood
+    return _number(said.values if scope is None else sets.get(scope, {}), quantity)
+
+
+def _under(shift: Shift, quantity: Quantity) -> Number | None:
+    scope = str(quantity.scope)
+    mean = shift.at(scope).get(quantity.name)
+    low, high = shift.intervals.get(scope, {}).get(quantity.name, (None, None))
+    return None if mean is None else Number(value=mean, low=low, high=high)
+
+
+def _number(values: Mapping[str, Value], quantity: Quantity) -> Number | None:
+    value = values.get(quantity.name)
+    return None if value is None else Number(value=value.value, low=value.low, high=value.high)
+
+
+def written(metric: Metric, value: float) -> str:
+    """Return a number as tables have it."""
+    return _WRITTEN.get(metric.unit, "{:.3f}".format)(value)
+
+
+def told(metric: Metric, number: Number | None) -> str:
+    """Return a number with its deviation and its interval."""
+    return (
+        "" if number is None else " ".join(filter(None, (centre(metric, number), interval(metric, number))))
+    )
+
+
+def centre(metric: Metric, number: Number) -> str:
+    """Return a number with its deviation, if it has one."""
+    value = written(metric, number.value)
+    return value if number.deviation is None else f"{value} ± {written(metric, number.deviation)}"
+
+
+def interval(metric: Metric, number: Number) -> str:
+    """Return the interval of a number, if it has one."""
+    ends = () if number.interval is None else (written(metric, end) for end in number.interval)
+    return f"[{', '.join(ends)}]" if number.interval else ""
+
+
+def cell_of(metric: Metric, number: Number | None) -> Cell:
+    """Return a number with its deviation, and its interval beside it."""
+    return Cell() if number is None else Cell(centre(metric, number), interval(metric, number))
+
+
+def signed(number: Number | None) -> Cell:
+    """Return a difference and its interval, each with its sign."""
+    if number is None:
+        return Cell()
+    ends = () if number.interval is None else (f"{end:+.3f}" for end in number.interval)
+    return Cell(f"{number.value:+.3f}", f"[{', '.join(ends)}]" if number.interval else "")

@@ -1,0 +1,231 @@
+"""Lazy greedy search: what each head's removal did to each sample is remembered, and heads are valued anew where that leaves doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from typing_extensions import override
+
+from hydractl.errors import ManifestError
+from hydractl.manifest.document import OptionValue
+from hydractl.manifest.heads import HeadId, Removal
+from hydractl.scoring.circuit.ablation import lowest_of
+from hydractl.scoring.circuit.error_bounds import DeviationBound, promise
+from hydractl.scoring.circuit.local_search import Effects, Swaps
+from hydractl.scoring.circuit.outcomes import Outcomes, values_of
+from hydractl.scoring.circuit.search import Exact, best_of
+from hydractl.scoring.circuit.settings import DOUBT, CircuitSettings
+from hydractl.scoring.job import Memory, ScoreJob
+
+SPENT = "spent"
+AT_ONCE = 4
+"""How many heads are valued before the next look."""
+LAST = 0.05
+"""What a candidate in a tower's last layer costs, in layers: one of few tokens."""
+CHEAP = 1 / 3
+"""Up to this share of the exact search's work the search was cheap: what it has saved is spent on more swaps."""
+
+
+class Lazy(Exact):
+    """Lazy greedy search (Minoux 1978) by expected improvement (Jones 1998), then swaps.
+
+    Of each head it is remembered how its removal moved each sample's traits (see `traits_of`) when that was last seen. Without
+    the head, samples are expected to move likewise from where they are now. How far such values are off is learned as the
+    search goes on, by layer and by how long ago a head was seen. A head is valued anew as long as the improvement that
+    is expected of it, over the best of the new values, is worth its cost: above `doubt` times how much heads differ at
+    first. Minoux's values only fall, as the objective is submodular, so his search is exact; these rise and fall, so this
+    one is a heuristic, and exact where `doubt` is 0. The first removal, and then each `recheck`-th, values every head, from
+    nothing remembered; there an interrupted run begins again. At the end heads are swapped (see `Swaps`).
+
+    The memory takes up to sixteen bytes a head and sample, beside what `--max-memory` bounds.
+
+    Work is counted in layers times samples. What enters a layer is computed once for all candidates of a step, and a
+    candidate in layer l of L takes L - l: so an exact search is counted, too.
+    """
+
+    keeps_streams = True
+
+    def __init__(self, job: ScoreJob) -> None:
+        super().__init__(job)
+        self.evaluations = self.work = self.exact_evaluations = self.exact_work = 0.0
+        self.effects: dict[HeadId, Outcomes] = {}
+        self.since: dict[HeadId, int] = {}
+        self.swapped = 0
+        self.doubt = DeviationBound(0.0)
+        self.now: Outcomes | None = None
+        self._next: dict[HeadId, Outcomes] = {}
+        self.sizes = self.circuit.passes()
+
+    @override
+    def restart(self, recorded: int) -> int:
+        # swaps are tried from the streams that the last removal left
+        last = recorded - 1 if recorded == self.budget and self.swaps else recorded
+        return last - last % self._recheck
+
+    @property
+    def swaps(self) -> int:
+        """How many swaps are tried at the end, at most."""
+        return trials_of(self.settings, self.budget)
+
+    @property
+    def _recheck(self) -> int:
+        return self.settings.recheck or 1
+
+    @override
+    def best(self, step: int) -> tuple[HeadId, float]:
+        heads = self.circuit.candidates()
+        self.exact_evaluations += len(heads)
+        self.exact_work += self._base() + self._after(heads)
+        self.work += self._base()
+        if step % self._recheck == 0:
+            self.effects, self.now = {}, None
+            if step:
+                self.circuit.forget()
+        circuit_traits = self.now = self.circuit.evaluate()[1] if self.now is None else self.now
+        if self.effects:
+            evaluated = self._search(circuit_traits, heads, step)
+        else:
+            evaluated = self._evaluate(heads)
+            self.doubt = DeviationBound.of([value for value, _ in evaluated.values()])
+        self.since |= dict.fromkeys(evaluated, step)
+        self.effects |= {head: traits.difference(circuit_traits) for head, (_, traits) in evaluated.items()}
+        best, value = best_of({head: evaluated[head][0] for head in heads if head in evaluated})
+        self._next = {best: evaluated[best][1]}
+        return best, value
+
+    def _search(
+        self, circuit_traits: Outcomes, heads: Sequence[HeadId], step: int
+    ) -> dict[HeadId, tuple[float, Outcomes]]:
+        """Return value and traits of some heads, the best among them."""
+        hopes = self.circuit.expected(
+            Outcomes.stacked([self.effects[head] for head in heads]).plus(circuit_traits)
+        )
+        expected = dict(zip(heads, hopes, strict=True))
+        costs = {head: self._cost(head) for head in heads}
+        # those that cost next to nothing give the first bar, and the one that promises most
+        chosen = {head for head in heads if head.layer + 1 == len(self.circuit.left[head.tower])} | {
+            max(heads, key=lambda h: expected[h])
+        }
+        evaluated: dict[HeadId, tuple[float, Outcomes]] = {}
+        while chosen:
+            evaluated |= self._evaluate([head for head in heads if head in chosen], trails=True)
+            bar = max(value for value, _ in evaluated.values())
+            worth = {
+                head: promise(expected[head], self.doubt.deviation(head, step - self.since[head]), bar)
+                / costs[head]
+                for head in heads
+                if head not in evaluated
+            }
+            least = self.tolerated * self.doubt.spread
+            chosen = {
+                head
+                for head in sorted(worth, key=lambda h: -worth[h])[:AT_ONCE]
+                if worth[head] > least or not least
+            }
+        for head, (value, _) in evaluated.items():
+            self.doubt.learn(head, step - self.since[head], value - expected[head])
+        return evaluated
+
+    @property
+    def tolerated(self) -> float:
+        """The expected improvement that is let go, of how much heads differ."""
+        return DOUBT if self.settings.doubt is None else self.settings.doubt
+
+    def _cost(self, head: HeadId) -> float:
+        """Return what a candidate costs, of a pass over all data."""
+        layers = {name: len(remaining) for name, remaining in self.circuit.left.items()}
+        full_pass = sum(count * self.sizes[name] for name, count in layers.items())
+        return (layers[head.tower] - 1 - head.layer + LAST) * self.sizes[head.tower] / full_pass
+
+    def _evaluate(
+        self, heads: Sequence[HeadId], *, trails: bool = False
+    ) -> dict[HeadId, tuple[float, Outcomes]]:
+        """Return value and traits without each of some heads in turn; for `trails` see `Circuit.outcomes`."""
+        self._count(heads)
+        outcomes, traits = self.circuit.outcomes(heads, trails=trails)
+        values = values_of(self.circuit.objective, outcomes).tolist()
+        return {head: (values[i], traits.candidate(i)) for i, head in enumerate(heads)}
+
+    @override
+    def remove(self, head: HeadId) -> None:
+        super().remove(head)
+        self.effects.pop(head, None)
+        self.now = self._next.get(head)
+
+    def _value(self, heads: Sequence[HeadId]) -> tuple[float, Outcomes]:
+        """Return value and traits of the circuit with some heads cut out and others put back."""
+        self.evaluations += 1
+        self.work += self._after(list(lowest_of(heads).values()))
+        outcomes, traits = self.circuit.changed(heads)
+        return float(values_of(self.circuit.objective, outcomes)[0]), traits
+
+    def _around(self, heads: Sequence[HeadId]) -> tuple[Outcomes, Effects]:
+        """Return the circuit's traits, and how they move with a change of each of some heads."""
+        circuit_traits, after = self.circuit.around(heads)
+        self.work += self._base()
+        self._count(heads)
+        return circuit_traits, {head: traits.difference(circuit_traits) for head, traits in after.items()}
+
+    @override
+    def refine(self, removals: Sequence[Removal]) -> list[Removal]:
+        if not self.swaps or not removals:
+            return list(removals)
+        self.effects.clear()  # a look gives them anew; both would take twice the memory
+        swaps = Swaps(self.circuit, self._value, self._around, self._cheap, removals)
+        swaps.run(self.swaps)
+        self.swapped = swaps.made
+        return self._in_order(swaps.removals, swaps.first)
+
+    def _cheap(self) -> bool:
+        return self.work < CHEAP * self.exact_work
+
+    def _in_order(self, removals: Sequence[Removal], first: int) -> list[Removal]:
+        """Return removals with the objective after each, which from the number `first` on is known of the last alone."""
+        later = removals[first:]
+        self.circuit.change([removal.id for removal in later])
+        valued = list(removals[:first])
+        for removal in later[:-1]:
+            value, _ = self._evaluate([removal.id], trails=True)[removal.id]
+            valued.append(removal.model_copy(update={"objective": value}))
+            self.circuit.remove(removal.id)
+        return [*valued, *later[-1:]]
+
+    def _count(self, heads: Sequence[HeadId]) -> None:
+        """Take note that candidates are valued."""
+        self.evaluations += len(heads)
+        self.work += self._after(heads)
+
+    def _base(self) -> float:
+        return sum(float(len(remaining) * self.sizes[name]) for name, remaining in self.circuit.left.items())
+
+    def _after(self, heads: Sequence[HeadId]) -> float:
+        layers = {name: len(remaining) for name, remaining in self.circuit.left.items()}
+        return sum(float((layers[h.tower] - h.layer) * self.sizes[h.tower]) for h in heads)
+
+    @override
+    def memory(self) -> Memory:
+        return {SPENT: (self.evaluations, self.work, self.exact_evaluations, self.exact_work)}
+
+    @override
+    def recall(self, memory: Memory) -> None:
+        spent = memory.get(SPENT, ())
+        if len(spent) != 4:
+            raise ManifestError(
+                f"the journal of the interrupted run has {len(spent)} numbers of `{SPENT}`, not 4",
+                hint="add `--force` to drop it and start anew",
+            )
+        self.evaluations, self.work, self.exact_evaluations, self.exact_work = spent
+
+    @override
+    def results(self) -> Mapping[str, OptionValue]:
+        return {
+            "evaluations": round(self.evaluations, 2),
+            "exact_evaluations": round(self.exact_evaluations),
+            "work": round(self.work / self.exact_work, 4) if self.exact_work else 0.0,
+            **({"swapped": self.swapped} if self.swaps else {}),
+        }
+
+
+def trials_of(settings: CircuitSettings, budget: int) -> int:
+    """Return how many swaps are tried after so many removals, at most."""
+    return budget if settings.swaps is None else settings.swaps

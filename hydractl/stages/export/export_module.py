@@ -1,0 +1,48 @@
+"""What is exported: a model that answers by name with all that its user asks of it.
+
+Axes: M members, B batch, C classes, T tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hydractl.families.tower import Model, Towers
+from hydractl.metrics.ood_scores import entropy, mutual_information
+from hydractl.metrics.per_sample import opinions
+from hydractl.model_inputs import PIXELS
+
+IMAGES = "images"
+"""What uint8 pixels (B, height, width, channels) are called; prepared ones are `pixel_values`."""
+OUTPUTS = ("probabilities", "logits", "member_logits", "entropy", "mutual_information")
+
+
+class Subject(nn.Module):
+    """A model, asked by name."""
+
+    def __init__(self, model: Towers, pixels: nn.Module | None = None) -> None:
+        """Take a model over.
+
+        Args:
+            model: In evaluation mode. A zero-shot one knows its classes.
+            pixels: What makes its inputs of uint8 pixels; None where they come prepared.
+        """
+        super().__init__()
+        self.model = model
+        self.pixels = pixels
+        self.eval()
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what `OUTPUTS` names: (B, C), (B, C), (M, B, C), (B,) and (B,).
+
+        `logits` are what the model itself answers with, and entropy and mutual information are in nats.
+        """
+        if self.pixels is not None:
+            inputs = {PIXELS: self.pixels(inputs[IMAGES])}
+        asked = inputs[PIXELS] if inputs.keys() == {PIXELS} else inputs
+        member_logits = self.model.member_logits(asked)
+        log_probs, mean = opinions(member_logits)
+        logits = member_logits[0] if isinstance(self.model, Model) else mean
+        found = (mean.exp(), logits, member_logits, entropy(log_probs), mutual_information(log_probs))
+        return dict(zip(OUTPUTS, found, strict=True))

@@ -1,0 +1,203 @@
+"""Which classifier is trained: the model's own, or a new one for the classes of the data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.data.labels import Classed
+from hydractl.data.matching import match_classes, nameless, names_agree, names_all, new_names
+from hydractl.errors import DataError, UsageError
+from hydractl.families.base import DEFAULT_POOLING, place_of
+from hydractl.families.classifier import CLASSES, asked_number, with_classifier
+from hydractl.families.load import OpenModel
+from hydractl.fusion.build import member_headers
+from hydractl.fusion.plan import join_members
+from hydractl.manifest.header import Fate, Tokenization
+from hydractl.messages import counted
+from hydractl.progress import Progress
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.shared.zero_shot_classes import POOLED
+
+SHOWN = 5
+
+
+def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: Progress) -> OpenModel:
+    """Return a model whose classifier tells apart the classes of the data.
+
+    Its own stays where it counts as many classes, knows their names or has none itself, and reads what is asked for.
+
+    Raises:
+        UsageError: If options contradict the model or one another.
+        DataError: If the data have more classes than were asked for, or do not fit a classifier that is to be kept.
+    """
+    before, pooling = opened.header.architecture, _pooling(config, opened, progress)
+    same = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
+    if config.keep_head:
+        _check_kept(config, opened, same=same)
+        _check_fits(config, opened, items)
+        return opened
+    number = _number(config, opened, items)
+    fits = same and number == before.num_classes and names_agree(items, opened.header.labels, number)
+    drawn = config.head_seed is not None and (config.reset_head or opened.is_random)
+    if config.recipe.trains_own_parts and (config.reset_head or not fits) and _shares_head(opened):
+        raise UsageError(
+            f"`--train own`: members of {config.model} share their classifier, and a new one would not train",
+            hint="leave `own` out, or fuse with `--own-from`",
+        )
+    if fits and not drawn:
+        if config.head_seed is not None:
+            raise UsageError(
+                f"`--head-seed {config.head_seed}` has no effect on {config.model}, whose classifier is there already",
+                hint="leave `--head-seed` out, or add `--reset-head` for a new classifier",
+            )
+        if config.reset_head and not opened.is_random:
+            progress.step("A classifier of zeros in place of the model's own")
+        return opened
+    if "head" not in config.recipe.parts and not opened.is_random:
+        raise UsageError(
+            f"{config.model} gets a new classifier, which `--train {','.join(config.recipe.train)}` leaves as it is drawn",
+            hint="add `head` to `--train`",
+        )
+    if not (fits and opened.is_random):
+        progress.step(_told(opened, number, items.class_names, fits=fits))
+    labels = opened.header.labels if fits else new_names(items.class_names, number)
+    return _with_classifiers(opened, config, number=number, labels=labels, pooling=pooling)
+
+
+def _with_classifiers(
+    opened: OpenModel, config: FinetuneConfig, *, number: int, labels: tuple[str, ...], pooling: str
+) -> OpenModel:
+    """Return a model with a new classifier; members of a hydra that have one each get one each, of seeds one after another."""
+    plan = opened.header.plan
+    each = [
+        with_classifier(
+            replace(opened, header=alone),
+            number,
+            labels=labels,
+            seed=config.seed + i,
+            head_seed=None if config.head_seed is None else config.head_seed + i,
+            pooling=pooling,
+        )
+        for i, alone in enumerate(member_headers(opened.header))
+    ]
+    if plan is None:
+        return each[0]
+    first, specs = each[0], opened.checkpoint.specs
+    fates = {name: plan.fates.get(name, Fate.GROUPED) for name in first.checkpoint.specs}
+    drawn = {n: f for n, f in fates.items() if n not in specs or place_of(opened.family, n).part == "head"}
+    states = [{name: member.checkpoint.tensor(name) for name in drawn} for member in each]
+    fresh = Checkpoint.of(join_members(opened.family, drawn, states))
+    kept = replace(opened.checkpoint, specs={n: s for n, s in specs.items() if n in fates and n not in drawn})
+    changes = {
+        "architecture": first.header.architecture,
+        "labels": labels,
+        "plan": plan.model_copy(update={"fates": fates}),
+    }
+    return replace(opened, checkpoint=kept.joined(fresh), header=opened.header.model_copy(update=changes))
+
+
+def _shares_head(opened: OpenModel) -> bool:
+    """Return whether it is a hydra with one classifier for all members."""
+    plan, family = opened.header.plan, opened.family
+    return plan is not None and not any(
+        fate == Fate.GROUPED and place_of(family, name).part == "head" for name, fate in plan.fates.items()
+    )
+
+
+def _pooling(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> str:
+    """Return what the classifier is to read: what was asked for, or the folder says, or the model has."""
+    header = opened.header
+    if config.pooling is not None:
+        if config.pooling != DEFAULT_POOLING and not isinstance(header.preprocess, Tokenization):
+            raise UsageError(
+                f"`--pooling {config.pooling}` is for texts, but {config.model} reads images",
+                hint="leave it out: an image model pools as its family does",
+            )
+        return config.pooling
+    if opened.pools is not None and not config.keep_head:
+        progress.step(POOLED.format(pooling=opened.pools))
+        return opened.pools
+    return header.architecture.pooling or DEFAULT_POOLING
+
+
+def _check_kept(config: FinetuneConfig, opened: OpenModel, *, same: bool) -> None:
+    """Refuse to keep a classifier that is not there, or is not the one that was asked for."""
+    number, asked = opened.header.architecture.num_classes, config.num_classes
+    if opened.lacks:
+        raise UsageError(f"`--keep-head`: {config.model} {opened.lacks}", hint="leave `--keep-head` out")
+    if not same:
+        raise UsageError(
+            f"`--keep-head`: the classifier of {config.model} does not read what `--pooling {config.pooling}` says",
+            hint="leave one of them out",
+        )
+    if asked not in {None, number}:
+        raise UsageError(
+            f"`--keep-head`: the classifier of {config.model} tells apart {number} classes, not {asked}",
+            hint="leave `--keep-head` or `--num-classes` out",
+        )
+
+
+def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Classed) -> None:
+    """Refuse data whose classes are not those of the classifier that is to be kept.
+
+    Where those have names, classes are taken in order only if the user insists: others would be trained under them.
+    """
+    number, labels = opened.header.num_classes, opened.header.labels
+    try:
+        match_classes(items, labels, num_classes=number, by_text=not nameless(labels))
+    except DataError as error:
+        raise DataError(
+            f"`--keep-head`: `--data {items.name}` has {_classes(len(items.class_names), items.class_names)}, but "
+            f"{config.model} has {_classes(number, labels)}",
+            hint="leave `--keep-head` out for a new classifier, name the data's classes as the model does, with "
+            "`::map=OLD:NEW,...`, or choose some of them with `::classes=`",
+        ) from error
+
+
+def _number(config: FinetuneConfig, opened: OpenModel, items: Classed) -> int:
+    """Return how many classes the model is to tell apart: as many as were asked for, or the data have."""
+    asked, found, wanted = asked_number(opened), len(items.class_names), config.num_classes
+    key = CLASSES[opened.family.library]
+    if wanted is not None and asked not in {None, wanted}:
+        raise UsageError(
+            f"`--num-classes {wanted}` and `{config.model}` differ",
+            hint=f"leave `--num-classes` or `{key}={asked}` out",
+        )
+    if wanted is not None and wanted < found:
+        raise DataError(
+            f"{items.name}: has {found} classes, `--num-classes {wanted}` is too few for them",
+            hint=f"add `--num-classes {found}`, or choose some of the classes with `::classes=`",
+        )
+    if asked is not None and asked < found:
+        raise DataError(
+            f"{items.name}: has {found} classes, but `{config.model}` asks for {asked}",
+            hint=f"leave `{key}={asked}` out, write `{key}={found}`, or choose some of the classes with `::classes=`",
+        )
+    own = opened.header.num_classes if names_all(items, opened.header.labels) else None
+    return wanted or asked or own or found
+
+
+def _told(opened: OpenModel, number: int, names: tuple[str, ...], *, fits: bool) -> str:
+    """Say what classifier is made, and why."""
+    new = f"A new classifier for {_classes(number, names)}"
+    if opened.lacks:
+        return f"{new}; {opened.reference}: {opened.lacks}"
+    had = opened.header.architecture.num_classes
+    reason = (
+        ""
+        if opened.is_random
+        else "in place of the model's own"
+        if fits
+        else f"the model had {had}"
+        if had != number
+        else "the model's reads something else or has others"
+    )
+    return f"{new}, {reason}" if reason else new
+
+
+def _classes(number: int, names: tuple[str, ...]) -> str:
+    """Return how many classes there are, and what some are called."""
+    unnamed = (f"{number - len(names)} unnamed",) if number > len(names) else ()
+    shown = ", ".join((*names[:SHOWN], *(("...",) if len(names) > SHOWN else ()), *unnamed))
+    return counted(number, "class", "classes") + (f" ({shown})" if names else "")

@@ -1,0 +1,351 @@
+"""What `finetune` knows before it computes anything: every check that headers and labels allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from hydractl.data.datasets import Items
+from hydractl.data.encode import (
+    Reading,
+    check_augment,
+    check_reads,
+    check_skips,
+    limited,
+    open_items,
+    open_stream,
+    shortened,
+)
+from hydractl.data.labels import first_names, required_labels, training_labels
+from hydractl.data.matching import filled_names, match_classes
+from hydractl.data.names import folded
+from hydractl.data.sources.multi_pass import Shuffled
+from hydractl.errors import DataError, UsageError
+from hydractl.families.base import Family
+from hydractl.families.load import OpenModel, check_tensors, open_model
+from hydractl.fusion.build import stored_specs
+from hydractl.manifest.header import Fate, Header, InputFile, Tokenization
+from hydractl.messages import counted
+from hydractl.output.locks import OutputLock
+from hydractl.progress import Progress
+from hydractl.runtime import pick_device
+from hydractl.settings import spelled
+from hydractl.stages.finetune.classifier_head import fitted
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.teachers import check_teachers, open_teachers
+from hydractl.stages.shared.image_preprocessing import check_takes, reading_images, warn_assumed
+from hydractl.stages.shared.lineage import warn_temperature
+from hydractl.stages.shared.open_inputs import held_twice, identified
+from hydractl.stages.shared.outputs import check_models
+from hydractl.training.dropout import HAS_LAYERS_FOR
+from hydractl.training.feeding.mixup import Mixing
+from hydractl.training.methods.adapter import Adapter, changed
+from hydractl.training.recipes.parameter_groups import trainable
+from hydractl.training.recipes.presets import FOR_IMAGES, RECIPES
+from hydractl.training.recipes.recipe import PARTS, Recipe
+from hydractl.training.train_mode import keeps_statistics
+
+T = TypeVar("T", bound="Items | Shuffled")
+_TAKEN_BY_NONE = {
+    "dropout": "no layer of it drops anything, but attention weights",
+    "drop_path": "it has one block, and no sample skips the first",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled(Generic[T]):
+    """A data set whose labels are the model's."""
+
+    items: T
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Everything that is known before anything is computed.
+
+    Attributes:
+        config: What was asked.
+        opened: The model.
+        header: Its, with the classes of the data.
+        how: How it reads items in this run.
+        names: The tensors that are others afterwards.
+        adapter: How these are made, where they do not train themselves.
+        train: What it learns from.
+        val: What it is measured on.
+        teachers: Opened.
+        mixing: How samples of a batch are mixed.
+        inputs: All that is read, for the lineage.
+    """
+
+    config: FinetuneConfig
+    opened: OpenModel
+    header: Header
+    how: Reading
+    names: tuple[str, ...]
+    adapter: Adapter | None
+    train: Labelled[Items | Shuffled]
+    val: Labelled[Items]
+    teachers: tuple[OpenModel, ...]
+    mixing: Mixing | None
+    inputs: tuple[InputFile, ...]
+
+
+def prepare(config: FinetuneConfig, progress: Progress, own: OutputLock) -> Work:
+    """Check everything that headers and labels can tell, and whether the output may be where it is to go.
+
+    Raises:
+        InputError: If the model, a teacher or the data cannot be used, or the output cannot be written.
+        UsageError: If an option does not fit them.
+        OutputExists: If the output is one of them, or is there already.
+        HubError: If the Hub cannot be reached.
+    """
+    pick_device(config.device)
+    opened = reading_images(open_trained(config), config.images)
+    check_takes(opened.header, where=opened.reference)
+    teachers = open_teachers(config)
+    check_models(config.outputs(), own, models=[opened, *teachers], data=[config.data, config.val])
+    check_reads(opened.header.preprocess, model=config.model)
+    warn_assumed(opened, progress)
+    items = _opened(config, opened, progress)
+    training_labels(items, "--data")
+    how = limited(opened.header.preprocess, config.max_length, model=config.model)
+    if config.max_length is None:
+        how = shortened(how, config.recipe.max_length)
+    _check_recipe(config, how)
+    check_augment(how, config.recipe.augment)
+    opened = fitted(config, opened, items, progress)
+    header = opened.header
+    check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
+    _check_apart(config, header)
+    adapter = _adapter_of(config, opened)
+    if adapter is not None:
+        adapter.check(config.model, opened.header)
+    names = _trainable(config, opened, adapter)
+    _check_layers(config, header, opened.family, progress)
+    training, header = _training(items, header, progress)
+    validation = _validation(
+        open_items(
+            config.val,
+            header.preprocess,
+            workers=config.num_workers,
+            skip_bad=config.skip_bad,
+            progress=progress,
+        ),
+        items,
+        header,
+        progress,
+    )
+    check_teachers(teachers, header, how)
+    if len(teachers) == 1 and teachers[0].checkpoint.digest == opened.checkpoint.digest:
+        progress.warn(
+            f"{config.model} is its own teacher: it says already what it is to learn, and is held back from what labels teach"
+        )
+    warn_temperature(opened, progress)
+    mixing = Mixing.of(config.recipe, how, classes=header.architecture.num_classes)
+    steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
+    progress.step(
+        f"Training {opened.name} on {len(training.items)} {training.items.content} for {counted(steps, 'step')}, "
+        f"validating on {len(validation.items)}"
+        + (f", taught by {', '.join(t.name for t in teachers)}" if teachers else "")
+    )
+    return Work(
+        config=config,
+        opened=opened,
+        header=header,
+        how=how,
+        names=names,
+        adapter=adapter,
+        train=training,
+        val=validation,
+        mixing=mixing,
+        teachers=teachers,
+        inputs=(
+            opened.as_input(),
+            *_data_inputs(training.items, validation.items, progress),
+            *(t.as_input() for t in teachers),
+        ),
+    )
+
+
+def _opened(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> Items | Shuffled:
+    """Return what it learns from; a stream goes by once, which tells how many steps there are."""
+    ref, how = config.data, opened.header.preprocess
+    if ref.buffer is None:
+        return open_items(ref, how, workers=config.num_workers, skip_bad=config.skip_bad, progress=progress)
+    check_skips(ref, skip_bad=config.skip_bad)
+    stream = open_stream(ref, how, workers=config.num_workers, progress=progress)
+    return Shuffled.of(stream, ref.buffer, progress)
+
+
+def open_trained(config: FinetuneConfig) -> OpenModel:
+    """Open what trains.
+
+    Raises:
+        InputError: If it cannot be read.
+        UsageError: If it has no classifier and can have none, or a packed member cannot be made of it.
+    """
+    method = config.trains_by
+    reference = config.model if method is None else method.reference(config.model)
+    opened = open_model(reference, arch=config.arch, seed=config.seed, backbone=True)
+    check_classes(opened)
+    return opened
+
+
+def check_classes(opened: OpenModel) -> None:
+    """Refuse a model that is told what to compare images with.
+
+    Raises:
+        UsageError: If it is one.
+    """
+    if opened.header.prompting is not None:
+        raise UsageError(
+            f"{opened.reference}: compares images with texts and has no classes to train on",
+            hint="zero-shot models are pruned and fused without training",
+        )
+
+
+def check_trains(config: FinetuneConfig, opened: OpenModel) -> None:
+    """Refuse a method that a base cannot be trained by, as its architecture tells; of `mimo`, before its copies are fused.
+
+    Raises:
+        UsageError: As `prepare`.
+    """
+    adapter = _adapter_of(config, opened)
+    if adapter is not None:
+        adapter.check_base(config.model, opened.header)
+    _trainable(config, opened, adapter)
+
+
+def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
+    """Refuse a recipe that would change texts as images are changed, where nothing but it says so."""
+    if config.recipe_name is None or not isinstance(how, Tokenization):
+        return
+    named = RECIPES[config.recipe_name]
+    if any(getattr(named, n) and getattr(named, n) == getattr(config.recipe, n) for n in FOR_IMAGES):
+        others = [name for name, one in RECIPES.items() if not any(getattr(one, n) for n in FOR_IMAGES)]
+        raise UsageError(
+            f"`--recipe {config.recipe_name}` is for images, but {config.model} reads texts",
+            hint=f"for texts there are {', '.join(others)}",
+        )
+
+
+def _check_layers(config: FinetuneConfig, header: Header, family: Family, progress: Progress) -> None:
+    """Refuse shares to drop that no layer would; a recipe's own are for many models. Say where a norm is none."""
+    model = family.build(header.architecture, header.masks[0], None)
+    named = Recipe() if config.recipe_name is None else RECIPES[config.recipe_name]
+    for name, takes in HAS_LAYERS_FOR.items():
+        share = getattr(config.recipe, name)
+        if share and share != getattr(named, name) and not takes(model):
+            raise UsageError(
+                f"`{spelled(name)} {share:g}` has no effect on {config.model}: {_TAKEN_BY_NONE[name]}",
+                hint=f"leave `{spelled(name)}` out",
+            )
+    if config.model.startswith("arch:") and keeps_statistics(model):
+        progress.warn(
+            f"{config.model} begins with means of 0 and variances of 1 in its batch norms, and keeps them: it learns slowly; "
+            "take pretrained weights where there are some"
+        )
+
+
+def _check_apart(config: FinetuneConfig, header: Header) -> None:
+    """Refuse batches of members' own where there are no members, or where they run as one at first."""
+    if not config.apart:
+        return
+    if header.plan is None:
+        raise UsageError(
+            f"`--batches own`: {config.model} is a {header.kind}, and only members of a hydra have batches of their own",
+            hint="leave it out",
+        )
+    if header.plan.trunk > 0:
+        raise UsageError(
+            f"`--batches own`: members of {config.model} share {counted(header.plan.trunk, 'block')}, which run once, on one "
+            "batch for all",
+            hint="leave it out, or fuse with `--own-from 0`",
+        )
+
+
+def _adapter_of(config: FinetuneConfig, opened: OpenModel) -> Adapter | None:
+    """Return how it trains where not every weight changes."""
+    method = config.trains_by
+    return None if method is None else method.adapter(len(opened.header.masks))
+
+
+def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | None) -> tuple[str, ...]:
+    """Return the tensors that train, told by the shapes alone."""
+    header, recipe = opened.header, config.recipe
+    if recipe.trains_own_parts and header.plan is None:
+        raise UsageError(
+            f"`--train own`: {config.model} is a {header.kind}, and only members of a hydra have what is their own",
+            hint=f"leave `own` out, or choose from {', '.join(PARTS)}",
+        )
+    family = opened.family
+    models = [family.build(header.architecture, mask, None) for mask in header.masks]
+    states = [model.library_state() for model in models]
+    with_elements = {n: t for state in states for n, t in state.items() if t.numel()}
+    if recipe.trains_own_parts and header.plan is not None:
+        fates = header.plan.fates
+        if Fate.GROUPED not in fates.values():
+            raise UsageError(
+                f"`--train own`: members of {config.model} share all they have",
+                hint="fuse with `--own-from L`: each then owns its blocks from L on, readout and head",
+            )
+        with_elements = {n: t for n, t in with_elements.items() if fates[n] == Fate.GROUPED}
+    names = trainable(family, header.architecture, recipe, with_elements)
+    return names if adapter is None else changed(adapter, family, models[0], states[0], names)
+
+
+def _training(
+    items: Items | Shuffled, header: Header, progress: Progress
+) -> tuple[Labelled[Items | Shuffled], Header]:
+    """Return the training data, and the header with their names for classes that have none."""
+    own, number = required_labels(items, "--data"), header.num_classes
+    table = match_classes(items, header.labels, num_classes=number, called="`--data`", progress=progress)
+    labels = filled_names(header.labels, items.class_names, table, number)
+    training: Labelled[Items | Shuffled] = Labelled(items=items, labels=tuple(table[label] for label in own))
+    return training, header.model_copy(update={"labels": labels})
+
+
+def _validation(
+    items: Items, trained: Items | Shuffled, header: Header, progress: Progress
+) -> Labelled[Items]:
+    """Return the validation data; a class that the training data do not have is never taken for one that they have."""
+    own = required_labels(items, "--val")
+    known = {folded(name) for name in (*trained.class_names, *header.labels)}
+    strange = [name for name in items.class_names if folded(name) not in known]
+    try:
+        table = match_classes(
+            items,
+            header.labels,
+            num_classes=header.num_classes,
+            by_text=bool(strange),
+            called="`--val`",
+            progress=progress,
+        )
+    except DataError as error:
+        if not strange:
+            raise
+        raise DataError(
+            f"`--val {items.name}`: has classes that `--data {trained.name}` has not: {first_names(strange)}",
+            hint="name them as there, or choose the classes of `--data` with `::classes=`",
+        ) from error
+    return Labelled(items=items, labels=tuple(table[label] for label in own))
+
+
+def _data_inputs(
+    trained: Items | Shuffled, validated: Items, progress: Progress
+) -> tuple[InputFile, InputFile]:
+    """Return the data's lineage entries; say where what is learnt is what is chosen by."""
+    read = [
+        (own.fingerprint(), own.digest.content)
+        if isinstance(own, Shuffled)
+        else identified(own, map(own.item_digest, range(len(own))))
+        for own in (trained, validated)
+    ]
+    (learnt, data), (seen, content) = read
+    if twice := held_twice("--val", content, data):
+        progress.warn(
+            f"{twice}: accuracy and NLL will look better than they are, and the rate and weights that are kept are chosen by "
+            "what may be known by heart"
+        )
+    return InputFile(name=trained.name, sha256=learnt), InputFile(name=validated.name, sha256=seen)

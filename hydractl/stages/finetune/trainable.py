@@ -1,0 +1,217 @@
+"""What trains: a base, a member, or all members of a hydra together, told apart here and nowhere else in this stage.
+
+Axes: M members, B batch, C classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from hydractl.families.base import Family
+from hydractl.fusion.build import copies_of, members_from_state
+from hydractl.fusion.hydra import Hydra
+from hydractl.fusion.plan import join_members
+from hydractl.manifest.header import Header
+from hydractl.metrics.per_sample import ensemble_log_probs
+from hydractl.model_inputs import Inputs, split_batch, split_inputs
+from hydractl.training.dropout import set_dropout
+from hydractl.training.methods.adapter import Adapter, SideBySide
+from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.train_mode import begin_training
+from hydractl.training.weight_sites import MADE, ORIGINAL, Site, realised, sites_of
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Together(nn.Module):
+    """A hydra as it trains: the trunk once, then each member apart."""
+
+    def __init__(self, hydra: Hydra, *, apart: bool = False) -> None:
+        """Wrap a hydra.
+
+        Args:
+            hydra: What trains.
+            apart: Whether members have samples of their own in training, (M B, ...); it then has no trunk.
+        """
+        super().__init__()
+        hydra.lay_out("in turn")  # what changes with each step, or lies in parts, is not worth a copy
+        self.hydra = hydra
+        self.apart = apart
+
+    @override
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Return the members' logits (M, B, C) in training, the ensemble's log-probabilities (B, C) in evaluation.
+
+        Members that have samples of their own in training are given (M B, ...).
+        """
+        if self.apart and self.training:
+            logits: torch.Tensor = self.hydra.tower().forward_member_inputs(self.hydra.adapted(inputs))
+            return logits.reshape(self.hydra.members, -1, logits.shape[-1])
+        logits = (
+            self._side_by_side(inputs) if self.training and self.slots else self.hydra.member_logits(inputs)
+        )
+        return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
+
+    @property
+    def slots(self) -> list[SideBySide]:
+        """Where members see images side by side."""
+        return [module for module in self.hydra.modules() if isinstance(module, SideBySide)]
+
+    def _side_by_side(self, inputs: Inputs) -> torch.Tensor:
+        images = [each for each in split_inputs(inputs, self.hydra.members) if isinstance(each, torch.Tensor)]
+        with contextlib.ExitStack() as stack:
+            for slots in self.slots:
+                stack.enter_context(slots.seeing(images))
+            return self.hydra.member_logits(images[0])
+
+
+class Jointly(nn.Module):
+    """Models that train together and may hold some parameters in common."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    @override
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Return what `Together` does."""
+        logits = torch.stack([member(inputs) for member in self.members])
+        return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model in memory, or several.
+
+    Attributes:
+        module: Inputs to logits (B, C); a hydra's as `Together` has it, several models' as `Jointly`.
+        states: Each member's parameters and buffers by the library's names, the very ones of the module: what members of
+            a hydra share is the same tensor in each.
+        header: What it was made by.
+        family: Likewise.
+        sites: Of each model, the layers whose weights may be made of others, by the weights' names; none where none are.
+    """
+
+    module: nn.Module
+    states: tuple[Mapping[str, torch.Tensor], ...]
+    header: Header
+    family: Family
+    sites: tuple[Mapping[str, Site], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        family: Family,
+        header: Header,
+        state: Mapping[str, torch.Tensor],
+        *,
+        where: str,
+        apart: bool = False,
+        copies: int = 1,
+    ) -> Subject:
+        """Build in fp32 what a checkpoint holds.
+
+        Args:
+            family: Who reads it.
+            header: What it is.
+            state: Its tensors.
+            where: What to call it in messages.
+            apart: Of a hydra, see `Together`.
+            copies: Of a model that is no hydra, how many to build, all of the same parameters.
+
+        Raises:
+            CheckpointError: If its tensors are not those of its architecture, masks and plan.
+        """
+        module: nn.Module
+        if header.plan is None:
+            members = copies_of(header, state, copies, where=where, dtype=torch.float32)
+            module = members[0] if copies == 1 else Jointly(members)
+        else:
+            members = members_from_state(header, state, where=where, dtype=torch.float32)
+            module = Together(Hydra(members), apart=apart)
+        states = tuple(member.library_state() for member in members)
+        return cls(module=module, states=states, header=header, family=family)
+
+    def tensors(self) -> list[dict[str, torch.Tensor]]:
+        """Return the tensors as checkpoints name them, of each model that is written: the inverse of `of`."""
+        plan, made = self.header.plan, [realised(own) for own in self.sites] or [{}]
+        if plan is not None:
+            return [join_members(self.family, plan.fates, [dict(state) | made[0] for state in self.states])]
+        return [dict(state) | own for state, own in zip(self.states, made, strict=True)]
+
+    def adapted(self, adapter: Adapter, names: Collection[str], *, seed: int) -> Subject:
+        """Return one that trains by a method; this one, changed.
+
+        Args:
+            adapter: Of the method.
+            names: What may train.
+            seed: Of what it begins with.
+        """
+        models = self.module.members if isinstance(self.module, Jointly) else [self.module]
+        # what members of a hydra share has its name in each
+        sites = tuple(sites_of(self.family, *pair) for pair in zip(models, self.states, strict=False))
+        generator = torch.Generator().manual_seed(seed)
+        for own in sites:
+            adapter.attach(own, names, generator)
+        return replace(self, sites=sites)
+
+
+def stay_equal(subject: Subject, probe: Inputs, recipe: Recipe, said: torch.Tensor | None = None) -> bool:
+    """Return whether two members hold the same weights and would for ever, as neither dropout nor teachers tell them apart.
+
+    Args:
+        subject: As training begins; its gradients and its dropout are not as they were afterwards.
+        probe: Inputs of one sample, of which the members' gradients are compared.
+        recipe: How the subject would train.
+        said: What teachers tell each member about the probe, (M, 1, C); None without any.
+    """
+    twins = [
+        (one, other)
+        for one, other in combinations(subject.states, 2)
+        if all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    ]
+    if not twins:
+        return False
+    noise = set_dropout(subject.module, recipe.dropout, path=recipe.drop_path)
+    with noise.at(seed=0, step=0, rows=range(1), total=1, device=torch.device("cpu")):
+        begin_training(subject.module)
+        outputs = subject.module(probe)
+    log_probs = outputs.log_softmax(-1)
+    (log_probs[..., 0] if said is None else log_probs * said.cpu()).sum().backward()
+    return any(all(_alike(tensor.grad, other[n].grad) for n, tensor in one.items()) for one, other in twins)
+
+
+def _alike(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def is_own(parameter: str) -> bool:
+    """Return whether a module's parameter of that name is one of the model's own: not what a method adds, nor a copy's."""
+    first = not parameter.startswith("members.") or parameter.startswith("members.0.")
+    return first and (MADE not in parameter or parameter.endswith(ORIGINAL))
+
+
+def of_each(header: Header, loss: Loss, *, apart: bool = False, several: bool = False) -> Loss:
+    """Return a loss of logits (B, C) and labels, (B,), as one of what a model answers in training: the mean over members.
+
+    Args:
+        header: Of the model.
+        loss: Of one member.
+        apart: Whether members have labels of their own, one's after another's.
+        several: Whether several models train that are no hydra.
+    """
+    if header.plan is None and not several:
+        return loss
+
+    def mean(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        each = split_batch(labels, len(outputs)) if apart else [labels] * len(outputs)
+        return torch.stack([loss(z, own) for z, own in zip(outputs, each, strict=True)]).mean(0)
+
+    return mean

@@ -1,0 +1,302 @@
+"""Names that wrappers and other repositories gave → the names of an architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, KeysView, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hydractl.errors import CheckpointError
+from hydractl.families.base import COMPILED, Family, is_replaceable, name_in_memory, place_of
+from hydractl.families.conversion import convert, encoder_of
+from hydractl.families.registry import FAMILIES
+from hydractl.manifest.header import Architecture, Header
+from hydractl.messages import quoted
+from hydractl.tensor_spec import TensorSpec, spec_of
+
+if TYPE_CHECKING:
+    import torch
+
+WHOLE = ("module.", "model.", "net.")
+USUAL = {"module", "model", "net", "backbone", "encoder"}
+"""What DataParallel, Lightning and training scripts put before a name; one of these goes before any other prefix."""
+HEADS = {"fc", "classifier", "head", "heads", "linear"}
+"""What training scripts call a classifier, whatever its number of classes."""
+DEEPEST = 4
+SHOWN = 3
+FLOATS = {"F64", "F32", "F16", "BF16"}
+
+
+class OtherClassesError(CheckpointError):
+    """Weights whose classifier tells apart another number of classes than was thought."""
+
+    def __init__(self, where: str, number: int, reason: str) -> None:
+        super().__init__(f"{where}: has {number} classes, {reason}", hint=f"add `--num-classes {number}`")
+        self.number = number
+
+
+class TrainedHeadError(CheckpointError):
+    """Weights with a trained classifier under a name that the architecture does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """Tensors under the names of an architecture.
+
+    Attributes:
+        tensors: All of the architecture's, and no others.
+        prefix: What stood before the names.
+        left_out: Names without that prefix, which belong to something else.
+        converted: The library that translated them, or None.
+        drawn: Names of those that were not among the weights.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    prefix: str = ""
+    left_out: tuple[str, ...] = ()
+    converted: str | None = None
+    drawn: tuple[str, ...] = ()
+
+
+def fit(
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, TensorSpec],
+    *,
+    family: Family,
+    architecture: Architecture,
+    where: str,
+) -> Fitted:
+    """Bring tensors under the names of an architecture.
+
+    A prefix goes if exactly the architecture's tensors remain; failing that, the library's own conversion is asked.
+
+    Raises:
+        CheckpointError: If they do not fit; with counts, the first few names, and the likely cause.
+    """
+    plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
+    found = _without_prefix(where, plain, expected, lambda names: names == expected.keys())
+    if found is None:
+        found = _on_disk(where, plain, expected, family, lambda names: names == expected.keys())
+        made = convert(family, architecture, found.tensors)
+        if made is not None and _distance(made, expected) < _distance(found.tensors, expected):
+            found = replace(found, tensors=made, converted=family.library)
+    _check(where, {k: spec_of(v) for k, v in found.tensors.items()}, expected, family, architecture)
+    return found
+
+
+def fit_encoder(
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, TensorSpec],
+    *,
+    header: Header,
+    where: str,
+    new: bool,
+) -> Fitted:
+    """Bring the tensors of an encoder under the names of an architecture, without a classifier and maybe a pooler.
+
+    What the library's own model has besides, outside of blocks, is left out: other heads than a classifier's.
+
+    Args:
+        tensors: By the names that the file has.
+        expected: What the architecture has.
+        header: Of the base to be.
+        where: What messages call the file.
+        new: Whether a classifier is left out that is there; otherwise it is an error.
+
+    Raises:
+        CheckpointError: If they do not fit.
+        TrainedHeadError: If a classifier under another name would be left out, and `new` is off.
+    """
+    architecture = header.architecture
+    family = FAMILIES[architecture.family]
+    plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
+    wanted = {n: s for n, s in expected.items() if not is_replaceable(family, n)}
+    found = _without_prefix(where, plain, wanted, lambda names: wanted.keys() <= names)
+    if found is None:
+        found = _on_disk(where, plain, expected, family, lambda names: wanted.keys() <= names)
+        made = encoder_of(family, architecture, found.tensors)
+        found = found if made is None else replace(found, tensors=made, converted=family.library)
+    kept = {n: t for n, t in found.tensors.items() if n in expected or place_of(family, n).layer is not None}
+    if new:
+        kept = {n: t for n, t in kept.items() if place_of(family, n).part != "head"}
+    elif any(place_of(family, n).part == "head" for n in kept):
+        raise CheckpointError(f"{where}: has a classifier, but does not fit {architecture.name} otherwise")
+    specs = {n: s for n, s in expected.items() if n in wanted or n in kept}
+    _check(where, {k: spec_of(v) for k, v in kept.items()}, specs, family, architecture)
+    left = (
+        () if found.converted else tuple(sorted(found.prefix + n for n in found.tensors.keys() - kept.keys()))
+    )
+    fitted = replace(found, tensors=kept, left_out=(*found.left_out, *left))
+    if not new:
+        _check_head(where, plain, fitted, expected, header)
+    return fitted
+
+
+def _on_disk(
+    where: str,
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, TensorSpec],
+    family: Family,
+    fits: Callable[[KeysView[str]], bool],
+) -> Fitted:
+    """Return the tensors without the prefix that leaves names as the library stores them, or else without a common one."""
+    wanted = [name for name in expected if not is_replaceable(family, name)]
+    in_memory = {name_in_memory(family, name): tensor for name, tensor in tensors.items()}
+    found = _without_prefix(where, in_memory, wanted, fits)
+    if found is None or not found.prefix:
+        return Fitted(tensors=_without_common(tensors, expected))
+    beneath = {k.removeprefix(found.prefix): v for k, v in tensors.items() if k.startswith(found.prefix)}
+    return replace(found, tensors=beneath)
+
+
+def _without_prefix(
+    where: str,
+    tensors: Mapping[str, torch.Tensor],
+    wanted: Collection[str],
+    fits: Callable[[KeysView[str]], bool],
+) -> Fitted | None:
+    """Return the tensors beneath the prefix that leaves names that fit, None where no prefix does.
+
+    Raises:
+        CheckpointError: If several do, and none of them is a usual one.
+    """
+    probe = max(wanted, key=len)
+    prefixes = {name.removesuffix(probe) for name in tensors if name == probe or name.endswith(f".{probe}")}
+    beneath = {p: {k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in prefixes}
+    fitting = sorted((p for p in prefixes if fits(beneath[p].keys())), key=_rank)
+    if not fitting:
+        return None
+    prefix = fitting[0]
+    if len(fitting) > 1 and not _is_usual(prefix):
+        raise CheckpointError(
+            f"{where}: has weights that fit more than once, behind {quoted(fitting)}",
+            hint=f"`--weights-key {fitting[-1].rstrip('.')}` takes those",
+        )
+    left = tuple(k for k in tensors if not k.startswith(prefix))
+    return Fitted(tensors=beneath[prefix], prefix=prefix, left_out=left)
+
+
+def _rank(prefix: str) -> tuple[bool, int, str]:
+    """Return what prefixes are sorted by: usual ones first, the shortest of them first."""
+    return not _is_usual(prefix), prefix.count("."), prefix
+
+
+def _is_usual(prefix: str) -> bool:
+    return set(filter(None, prefix.split("."))) <= USUAL
+
+
+def _check_head(
+    where: str,
+    tensors: Mapping[str, torch.Tensor],
+    fitted: Fitted,
+    expected: Collection[str],
+    header: Header,
+) -> None:
+    """Refuse a trained classifier under another name, which a random one would replace.
+
+    Args:
+        where: What messages call the file.
+        tensors: All of the file.
+        fitted: Those that are taken.
+        expected: Names of the architecture's.
+        header: Of the base to be.
+
+    Raises:
+        TrainedHeadError: With how to name it.
+    """
+    family = FAMILIES[header.architecture.family]
+    number = header.architecture.num_classes
+    taken = list(fitted.tensors.values())
+    for name, tensor in tensors.items():
+        stem, _, last = name.rpartition(".")
+        if last != "weight" or tensor.ndim != 2 or not tensor.is_floating_point():
+            continue
+        if tensor.shape[0] != number and stem.rpartition(".")[2] not in HEADS:
+            continue
+        if place_of(family, name.removeprefix(fitted.prefix)).layer is not None or any(
+            t.shape == tensor.shape and bool((t == tensor).all()) for t in taken
+        ):
+            continue
+        heads = {n.rpartition(".")[0] for n in expected if place_of(family, n).part == "head"}
+        way = (
+            f"`--rename {stem}={fitted.prefix}{next(iter(heads))}` takes it, "
+            if len(heads) == 1 and not fitted.converted
+            else ""
+        )
+        raise TrainedHeadError(
+            f"{where}: `{name}` {tuple(tensor.shape)} looks like a trained classifier, under another name than "
+            f"{header.architecture.name}'s",
+            hint=f"{way}`--head-seed 0` leaves it out and draws a new classifier",
+        )
+
+
+def _without_common(
+    tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec]
+) -> dict[str, torch.Tensor]:
+    """Return the tensors without a wrapper's prefix that all of them have and none that is expected."""
+    found = dict(tensors)
+    for _ in range(DEEPEST):
+        for prefix in WHOLE:
+            common = all(k.startswith(prefix) for k in found)
+            if common and not any(k.startswith(prefix) for k in expected):
+                found = {k.removeprefix(prefix): v for k, v in found.items()}
+    return found
+
+
+def _distance(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec]) -> int:
+    return len(tensors.keys() ^ expected.keys())
+
+
+def _check(
+    where: str,
+    found: Mapping[str, TensorSpec],
+    expected: Mapping[str, TensorSpec],
+    family: Family,
+    architecture: Architecture,
+) -> None:
+    heads = tuple(prefix for layout in family.towers.values() for prefix in layout.head)
+    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing or extra:
+        parts = [
+            f"{text} {len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({quoted(names, most=SHOWN)})"
+            for text, names in (("lacks", missing), ("has besides", extra))
+            if names
+        ]
+        raise CheckpointError(
+            f"{where}: does not fit {architecture.name}: {' and '.join(parts)}",
+            hint="has it no classifier? `--num-classes N` gives it one that is yet to be trained to classify"
+            if missing and all(name.startswith(heads) for name in missing)
+            else "is it another architecture, or one with other options (`--arch NAME::key=value`)?",
+        )
+    other = [name for name in sorted(expected) if found[name].shape != expected[name].shape]
+    if other:
+        _refuse_shapes(where, other, found, expected, architecture, heads=heads)
+    for name, spec in expected.items():
+        if spec.dtype in FLOATS and found[name].dtype not in FLOATS:
+            raise CheckpointError(
+                f"{where}: tensor `{name}` is {found[name].dtype}, not of floating point",
+                hint="quantised weights cannot be pruned; take those of the model as it was trained",
+            )
+
+
+def _refuse_shapes(
+    where: str,
+    names: list[str],
+    found: Mapping[str, TensorSpec],
+    expected: Mapping[str, TensorSpec],
+    architecture: Architecture,
+    *,
+    heads: tuple[str, ...],
+) -> None:
+    first = names[0]
+    theirs, ours = found[first].shape, expected[first].shape
+    if all(name.startswith(heads) for name in names) and theirs[1:] == ours[1:]:
+        raise OtherClassesError(where, theirs[0], f"not {architecture.num_classes} (`{first}` is {theirs})")
+    position = all("pos" in name for name in names)
+    raise CheckpointError(
+        f"{where}: {len(names)} {'tensor has' if len(names) == 1 else 'tensors have'} another shape than "
+        f"{architecture.name}'s, for example `{first}`: {theirs}, not {ours}",
+        hint="was it trained on another size of inputs (`--arch NAME::img_size=N`)?"
+        if position
+        else "is it another architecture, or one with other options (`--arch NAME::key=value`)?",
+    )

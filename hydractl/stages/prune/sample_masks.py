@@ -1,0 +1,214 @@
+"""What each strategy does: scores, a quota and a seed become masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydractl.errors import UsageError
+from hydractl.families.load import OpenModel
+from hydractl.heads.budget import total_heads
+from hydractl.heads.masks import total_kept
+from hydractl.heads.member_masks import (
+    Sampling,
+    cluster_masks,
+    random_masks,
+    random_masks_per_layer,
+    sample_masks,
+    share_before,
+)
+from hydractl.manifest.document import OptionValue
+from hydractl.manifest.header import InputFile
+from hydractl.manifest.heads import HeadScores, Mask, Shape, TowerKeep
+from hydractl.messages import counted
+from hydractl.processes.distributed import ProcessGroup
+from hydractl.progress import Progress
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.diverse import DiverseReport, Session, choose
+from hydractl.stages.prune.strategy import Strategy
+from hydractl.stages.shared.mask_selection import Quota, check_long_enough, clusters_of, mask_of, order_of
+
+TOO_ALIKE = "make fewer `--members`, or let them differ from an earlier layer with `--diverge-from`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What a strategy works on.
+
+    Attributes:
+        config: What was asked for.
+        opened: The base.
+        scores: None, one, or one a member.
+        shape: Of the towers that lose heads.
+        quotas: How many go, for each scores file, or the only one; none where clusters say it.
+        team: Who runs candidates together.
+    """
+
+    config: PruneConfig
+    opened: OpenModel
+    scores: tuple[HeadScores, ...]
+    shape: Shape
+    quotas: tuple[Quota, ...]
+    team: ProcessGroup
+
+    def sampling(self, members: int) -> Sampling:
+        """Return how several masks are drawn."""
+        config = self.config
+        return Sampling(pool=config.pool, members=members, seed=config.seed, diverge_from=config.diverge_from)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What a strategy answers.
+
+    Attributes:
+        masks: One a member, of the towers that lose heads.
+        options: What every mask's origin records besides the budget.
+        own: What each mask's origin records of itself; empty for nothing.
+        seeded: Whether chance had a part.
+        sources: Data that were looked at.
+        diverse: What `diverse` chose.
+    """
+
+    masks: Sequence[Mask]
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    own: Sequence[Mapping[str, OptionValue]] = ()
+    seeded: bool = False
+    sources: tuple[InputFile, ...] = ()
+    diverse: DiverseReport | None = None
+
+
+def _best(material: Material, progress: Progress) -> Drawn:
+    """One mask a scores file: its most important heads."""
+    config = material.config
+    files = zip(config.scores, material.scores, material.quotas, strict=True)
+    masks = [_best_of(material, *file, progress) for file in files]
+    shared = share_before(masks, config.diverge_from)
+    removed = [total_heads(mask) - total_kept(mask) for mask in shared]
+    for i, (mask, count) in enumerate(zip(shared, removed, strict=True)):
+        if mask in shared[:i]:
+            progress.warn(f"members {shared.index(mask)} and {i} keep the same heads")
+        if total_kept(mask) != total_kept(masks[i]):
+            progress.warn(
+                f"member {i} loses {counted(count, 'head')}: before layer {config.diverge_from} it keeps what member 0 keeps"
+            )
+    own = [{"removed": count} for count in removed] if config.diverge_from else ()
+    return Drawn(masks=shared, own=own)
+
+
+def _best_of(
+    material: Material, path: Path, scores: HeadScores, quota: Quota, progress: Progress
+) -> dict[str, TowerKeep]:
+    """Return the mask of the most important heads of one scores file."""
+    by_layer, asked = scores.options.get("keep"), f"`{quota.typed}`"
+    if by_layer is not None and quota.keep is None and quota.said is None:
+        progress.warn(
+            f"{path}: `{scores.method}` scored layer by layer, and its scores of different layers are no measure of each "
+            f"other: `--keep {by_layer} --per-layer` compares heads of one layer only"
+        )
+    if quota.keep is not None and by_layer not in {None, quota.keep}:
+        progress.warn(
+            f"{path}: `{scores.method}` scored layers that keep {by_layer} heads each; score again with {asked}"
+        )
+    return mask_of(path, scores, material.shape, quota)
+
+
+def _sample(material: Material, _: Progress) -> Drawn:
+    """Several masks out of one order's pool."""
+    return Drawn(
+        masks=_draws(material, material.config.members), options={"pool": material.config.pool}, seeded=True
+    )
+
+
+def _draws(material: Material, count: int) -> tuple[dict[str, TowerKeep], ...]:
+    """Draw masks from the pool."""
+    config, path, quota = material.config, material.config.scores[0], material.quotas[0]
+    order, pool = order_of(path, material.scores[0], material.shape), config.pool or 0
+    _check_pool(pool, quota, total=total_heads(material.shape))
+    check_long_enough(order, path, wanted=pool, verb=f"`--pool {pool}` draws from")
+    try:
+        return sample_masks(order, material.shape, removals=quota.removals, sampling=material.sampling(count))
+    except ValueError as error:
+        fewer = "--members" if config.diverse is None else "--candidates"
+        hint = f"give a larger `--pool`, fewer `{fewer}` or an earlier `--diverge-from`"
+        raise UsageError(str(error), hint=hint) from error
+
+
+def _clusters(material: Material, _: Progress) -> Drawn:
+    """One head of each cluster."""
+    config, scores, path = material.config, material.scores[0], material.config.scores[0]
+    if scores.clusters is None:
+        raise UsageError(
+            f"{path}: is by `{scores.method}`, which makes no clusters of heads",
+            hint="`--strategy clusters` is for scores by `--method cahp`",
+        )
+    try:
+        masks = cluster_masks(
+            clusters_of(scores), scores.tables, members=config.members, diverge_from=config.diverge_from
+        )
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}", hint=TOO_ALIKE) from error
+    return Drawn(masks=masks, options={"keep": "auto", "clusters": len(scores.clusters)})
+
+
+def _random(material: Material, _: Progress) -> Drawn:
+    """Heads that chance leaves."""
+    quota, sampling = material.quotas[0], material.sampling(material.config.members)
+    try:
+        masks = (
+            random_masks(material.shape, removals=quota.removals, sampling=sampling)
+            if quota.keep is None
+            else random_masks_per_layer(material.shape, keep=quota.keep, sampling=sampling)
+        )
+    except ValueError as error:
+        raise UsageError(str(error), hint=TOO_ALIKE) from error
+    return Drawn(masks=masks, seeded=True)
+
+
+def _diverse(material: Material, progress: Progress) -> Drawn:
+    """The most diverse of many draws."""
+    asked = material.config.diverse
+    if asked is None:
+        raise ValueError("nothing to choose by")
+    draws = _draws(material, asked.candidates)
+    found = choose(
+        material.opened,
+        material.scores[0],
+        draws,
+        asked,
+        members=material.config.members,
+        session=Session(material.team, progress),
+    )
+    return Drawn(
+        masks=[draws[candidate.draw] for candidate in found.report.chosen],
+        options={"pool": material.config.pool, **found.options},
+        own=[{"draw": c.draw, "objective_value": c.objective} for c in found.report.chosen],
+        seeded=True,
+        sources=found.sources,
+        diverse=found.report,
+    )
+
+
+STRATEGIES: Mapping[Strategy, Callable[[Material, Progress], Drawn]] = {
+    Strategy.BEST: _best,
+    Strategy.SAMPLE: _sample,
+    Strategy.OBJECTIVES: _best,
+    Strategy.CLUSTERS: _clusters,
+    Strategy.RANDOM: _random,
+    Strategy.DIVERSE: _diverse,
+}
+
+
+def _check_pool(pool: int, quota: Quota, *, total: int) -> None:
+    """Refuse a pool larger than the model or smaller than what goes."""
+    if pool > total:
+        raise UsageError(
+            f"`--pool {pool}`: the model has {counted(total, 'head')}", hint=f"give at most `--pool {total}`"
+        )
+    if pool < quota.removals:
+        raise UsageError(
+            f"`--pool {pool}`: `{quota.typed}` removes {counted(quota.removals, 'head')} of each member, "
+            "more than the pool holds",
+            hint=f"give a larger pool, for example `--pool {min(2 * quota.removals, total)}`",
+        )

@@ -1,0 +1,214 @@
+"""The heads that scores choose: in which order they go, how many, and the mask that comes of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydractl.errors import EDITED, ManifestError, UsageError
+from hydractl.heads.budget import HeadBudget, total_heads
+from hydractl.heads.knee import fall_off
+from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
+from hydractl.heads.member_masks import cluster_masks
+from hydractl.manifest.document import OptionValue
+from hydractl.manifest.heads import HeadId, HeadScores, Shape, TowerKeep
+from hydractl.messages import counted
+
+SCORE_AGAIN = f"{EDITED} score the model again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """How many heads go.
+
+    Attributes:
+        removals: In all, over the scored towers.
+        typed: The option that says so, for messages.
+        keep: How many every layer keeps; None where layers may keep different numbers.
+        options: What a mask's origin records.
+        said: What the scores chose, in words; None where a budget was given.
+    """
+
+    removals: int
+    typed: str
+    keep: int | None = None
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    said: str | None = None
+
+
+def quota_of(budget: HeadBudget, shape: Shape, *, where: str = "") -> Quota:
+    """Return what a budget means to a model.
+
+    Args:
+        budget: As it was given.
+        shape: Of the towers that lose heads.
+        where: What messages begin with, for example `scores.json: `.
+
+    Raises:
+        UsageError: If the model has too few heads.
+    """
+    try:
+        removals = budget.removals(shape)
+    except ValueError as error:
+        raise UsageError(f"`{budget.option_text}`: {where}{error}") from error
+    options: dict[str, OptionValue] = {
+        "keep_per_layer": budget.keep_per_layer,
+        "remove": budget.remove,
+        "keep_fraction": budget.keep_fraction,
+    }
+    return Quota(
+        removals=removals,
+        typed=budget.option_text,
+        keep=budget.keep_per_layer if budget.per_layer else None,
+        options={name: value for name, value in options.items() if value is not None},
+    )
+
+
+def own_quota(where: Path | str, scores: HeadScores, shape: Shape) -> Quota:
+    """Return how many heads go by what a method found out itself (`--keep auto`).
+
+    Methods that group heads keep one a cluster, and one at least in each layer; those with gates keep the heads whose
+    gates are open; greedy ones remove heads up to the knee of their objective, see `fall_off`.
+
+    Raises:
+        UsageError: If the method does not choose, or its objective has no knee or did not fall.
+        ManifestError: If what it found is not a number of heads.
+    """
+    total = total_heads(shape)
+    if scores.clusters is not None:
+        kept = total_kept(_cluster_mask(where, scores))
+        why = f"as many as one of each of {counted(len(scores.clusters), 'cluster')}"
+    elif scores.removals is not None and scores.baseline is not None:
+        removals = _knee(where, scores, total)
+        kept, why = total - removals, f"{_named(scores)} falls off after {counted(removals, 'removal')}"
+    elif "open" in scores.results:
+        kept, why = _open(where, scores, total), "their gates are open"
+    else:
+        raise UsageError(
+            f"`--keep auto`: {where} is by `{scores.method}`, which does not choose how many heads stay",
+            hint="methods that do: cahp, l0, and circuit and other greedy ones; or give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+        )
+    return Quota(
+        removals=total - kept,
+        typed="--keep auto",
+        options={"keep": "auto", "remove": total - kept},
+        said=f"{where}: {counted(kept, 'head')} of {total} stay: {why}",
+    )
+
+
+def order_of(where: Path | str, scores: HeadScores, towers: Iterable[str]) -> tuple[HeadId, ...]:
+    """Return the heads of a scores file in the order in which they go; see `removal_order`.
+
+    Args:
+        where: What messages call the file.
+        scores: What it holds.
+        towers: Of equal scores those of the first tower go first.
+
+    Raises:
+        ManifestError: If the scores do not give an order.
+    """
+    recorded = scores.removals
+    try:
+        return removal_order(
+            {name: scores.towers[name].scores for name in towers},
+            None if recorded is None else [removal.id for removal in recorded],
+        )
+    except ValueError as error:
+        raise ManifestError(f"{where}: {error}", hint=SCORE_AGAIN) from error
+
+
+def mask_of(
+    where: Path | str, scores: HeadScores, shape: Shape, quota: Quota, *, instead: str = ""
+) -> dict[str, TowerKeep]:
+    """Return the mask that scores choose.
+
+    Where clusters say how many heads stay it keeps the best head of each, and one head at least in each layer. Otherwise
+    heads go in their order, from each layer equally many if the quota says so.
+
+    Args:
+        where: What messages call the file.
+        scores: What it holds.
+        shape: Of the towers that lose heads; of equal scores those of the first tower go first.
+        quota: How many heads go.
+        instead: What a hint offers besides another search, where that stopped too early.
+
+    Raises:
+        ManifestError: If the scores do not give an order, or their clusters are not of the heads that have scores.
+        UsageError: If the order names too few heads.
+    """
+    if quota.said is not None and scores.clusters is not None:
+        return _cluster_mask(where, scores)
+    order = order_of(where, scores, shape)
+    if quota.keep is None:
+        check_long_enough(
+            order, where, wanted=quota.removals, verb=f"`{quota.typed}` removes", instead=instead
+        )
+        return best_mask(order, shape, removals=quota.removals)
+    try:
+        return best_mask_per_layer(order, shape, keep=quota.keep)
+    except ValueError as error:
+        hint = f"score again with `--remove {total_heads(shape)}`, which orders all heads"
+        raise UsageError(f"`--per-layer`: {error}", hint=hint) from error
+
+
+def check_long_enough(
+    order: Sequence[HeadId], where: Path | str, *, wanted: int, verb: str, instead: str = ""
+) -> None:
+    """Refuse scores that order too few heads: a greedy run may stop early.
+
+    Raises:
+        UsageError: With both numbers.
+    """
+    if wanted > len(order):
+        raise UsageError(
+            f"{where}: orders {counted(len(order), 'head')} only, but {verb} {wanted}",
+            hint=f"{instead}score again with `--remove {wanted}` or more",
+        )
+
+
+def clusters_of(scores: HeadScores) -> list[list[HeadId]]:
+    """Return the groups of heads that a method recorded, each one's best head first."""
+    return [[head.id for head in cluster] for cluster in scores.clusters or ()]
+
+
+def _cluster_mask(where: Path | str, scores: HeadScores) -> dict[str, TowerKeep]:
+    """Return the mask that keeps the best head of each cluster, and one head at least in each layer."""
+    try:
+        (mask,) = cluster_masks(clusters_of(scores), scores.tables, members=1)
+    except ValueError as error:
+        raise ManifestError(f"{where}: {error}", hint=SCORE_AGAIN) from error
+    return mask
+
+
+def _open(where: Path | str, scores: HeadScores, total: int) -> int:
+    found = scores.results["open"]
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= total:
+        raise ManifestError(
+            f"{where}: results.open is {found!r}, not a number of heads in 0..{total}", hint=SCORE_AGAIN
+        )
+    return found
+
+
+def _knee(where: Path | str, scores: HeadScores, total: int) -> int:
+    curve = [scores.baseline or 0.0, *(r.objective for r in scores.removals or ())]
+    fall, last = fall_off(curve), len(curve) - 1
+    if fall.knee is not None:
+        return fall.knee
+    name = _named(scores)
+    best = f"`--remove {fall.best}` is where it is highest, {curve[fall.best]:.4f}"
+    if not fall.fell and last < total:
+        raise UsageError(
+            f"`--keep auto`: {where} stops after {counted(last, 'removal')} with {name} at {curve[-1]:.4f}, not below "
+            f"the {curve[0]:.4f} of the whole model, so it is not known where it falls off",
+            hint=f"score again with `--remove {min(total, max(2 * last, last + 1))}`; {best}",
+        )
+    raise UsageError(
+        f"`--keep auto`: {name} of {where} "
+        + ("falls without a knee" if fall.fell else "never falls below that of the whole model"),
+        hint=best,
+    )
+
+
+def _named(scores: HeadScores) -> str:
+    return "the objective" if scores.objective is None else f"`{scores.objective}`"

@@ -1,0 +1,168 @@
+"""A model together with how it reads data in this run, and what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import numpy as np
+import torch
+
+from hydractl.data.batches import Batch
+from hydractl.data.datasets import Items
+from hydractl.data.encode import check_reads, limited, open_items
+from hydractl.data.labels import required_labels
+from hydractl.data.matching import match_classes
+from hydractl.data.reference import DataRef
+from hydractl.data.sources.multi_pass import DIGEST
+from hydractl.families.load import OpenModel, open_model
+from hydractl.messages import quoted
+from hydractl.model_inputs import Inputs, inputs_like
+from hydractl.processes.distributed import ProcessGroup
+from hydractl.progress import Progress
+from hydractl.scoring.job import Samples
+from hydractl.stages.shared.image_preprocessing import warn_assumed
+from hydractl.stages.shared.zero_shot_classes import Classes
+
+
+def open_reader(
+    reference: str,
+    *,
+    arch: str | None = None,
+    seed: int = 0,
+    max_length: int | None = None,
+    reads: bool = True,
+) -> OpenModel:
+    """Open a model whose header says what it reads in this run: texts of `max_length` tokens at most.
+
+    Args:
+        reference: See `hydractl.model_source`.
+        arch: Architecture of a bare file.
+        seed: Of random weights.
+        max_length: No more than the model's own; None for that.
+        reads: Whether it will be shown any data.
+
+    Raises:
+        CheckpointError: If it is missing or malformed, or reads texts and has no tokenizer.
+        UsageError: If there are no texts to cut, or the model reads fewer tokens.
+    """
+    opened = open_model(reference, arch=arch, seed=seed)
+    if reads:
+        check_reads(opened.header.preprocess, model=reference)
+    how = limited(opened.header.preprocess, max_length, model=reference)
+    return replace(opened, header=opened.header.model_copy(update={"preprocess": how}))
+
+
+def open_sets(
+    opened: OpenModel,
+    references: Mapping[str, str | DataRef | None],
+    progress: Progress,
+    *,
+    workers: int | None,
+) -> dict[str, Items]:
+    """Open the data that are given, by role, as the model reads them; `workers` as `open_items` has them.
+
+    Raises:
+        CheckpointError: If the model can read none.
+        DataError: If a set cannot be opened.
+    """
+    how = opened.header.preprocess
+    given = {role: reference for role, reference in references.items() if reference is not None}
+    if given:
+        check_reads(how, model=opened.reference)
+        warn(opened, progress)
+    return {
+        role: open_items(reference, how, workers=workers, progress=progress)
+        for role, reference in given.items()
+    }
+
+
+def warn(opened: OpenModel, progress: Progress) -> None:
+    """Say what is taken for granted of a model that is about to run: how it reads images, and in which dtype it computes."""
+    warn_assumed(opened, progress)
+    # see `in_one_dtype`
+    specs, exact = opened.checkpoint.specs, opened.family.exact
+    stored = sorted({spec.dtype for name, spec in specs.items() if spec.is_floating and name not in exact})
+    if len(stored) > 1:
+        progress.warn(
+            f"{opened.reference}: its weights are stored as {quoted(stored)}; it runs in the least that holds all, or in `--dtype`"
+        )
+
+
+def labels_of(
+    opened: OpenModel, items: Items, classes: Classes | None, progress: Progress, *, option: str = "--data"
+) -> tuple[torch.Tensor, int]:
+    """Return the labels (S,) of what an option names as the model counts classes, and how many classes that are.
+
+    Args:
+        opened: The model.
+        items: The data.
+        classes: What a zero-shot model is asked about.
+        progress: Hears how classes were matched.
+        option: What names the data, for messages.
+
+    Raises:
+        DataError: If there are none, or they do not fit the model.
+    """
+    own = required_labels(items, option)
+    names = classes.names if classes else opened.header.labels
+    count = len(names) if classes else opened.header.num_classes
+    by_text = opened.header.prompting is not None
+    table = match_classes(items, names, num_classes=count, by_text=by_text, progress=progress)
+    return torch.tensor([table[label] for label in own]), count
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Batches for a method, made anew on each pass from cached ones."""
+
+    cached: Iterable[Batch[Inputs]]
+    labels: torch.Tensor | None
+    like: torch.Tensor
+
+    def __iter__(self) -> Iterator[Samples]:
+        for batch in self.cached:
+            labels = None if self.labels is None else self.labels[batch.indices].to(self.like.device)
+            yield Samples(inputs_like(batch.inputs, self.like), labels)
+
+
+def digests(items: Items, team: ProcessGroup) -> Iterator[bytes]:
+    """Yield the digest of every item in order; each process reads its share of them.
+
+    Raises:
+        DataError: If an item cannot be read.
+    """
+    read = b"".join(map(items.item_digest, range(team.rank, len(items), team.world)))
+    own = torch.from_numpy(np.frombuffer(read, dtype=np.uint8).copy())
+    shares = [share.numpy().tobytes() for share in team.in_order([own])]
+    size = sha256().digest_size
+    for i in range(len(items)):
+        place, share = divmod(i, team.world)
+        yield shares[share][place * size : (place + 1) * size]
+
+
+def identified(items: Items, each: Iterable[bytes]) -> tuple[str, np.ndarray]:
+    """Return a set's fingerprint and what tells its items, as `DIGEST`, of the digests of all its items in order."""
+    content = bytearray()
+
+    def noted() -> Iterator[bytes]:
+        for digest in each:
+            content.extend(digest[: DIGEST.itemsize])
+            yield digest
+
+    return items.fingerprint(noted()), np.frombuffer(content, DIGEST)
+
+
+def held_twice(option: str, content: np.ndarray, data: np.ndarray) -> str | None:
+    """Return how much of an option's data `--data` holds too, in words; None where nothing is.
+
+    Args:
+        option: What names the data.
+        content: What tells their items, as `DIGEST`.
+        data: What tells those of `--data`.
+    """
+    twice = int(np.isin(content, data).sum())
+    if twice == len(content) == len(data):
+        return f"`{option}` and `--data` hold the same samples"
+    return f"{twice} of {len(content)} samples of `{option}` are in `--data`" if twice else None

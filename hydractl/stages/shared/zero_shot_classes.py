@@ -1,0 +1,194 @@
+"""Which classes a user, a checkpoint or the data name for a zero-shot model, and how the model is told."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from hydractl.data.names import LEAST, first_twice, normal
+from hydractl.errors import UsageError
+from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, prompts_of, settle
+from hydractl.messages import did_you_mean_path
+from hydractl.strict_json import NotJSONError, parse
+
+if TYPE_CHECKING:
+    import torch
+
+    from hydractl.families.load import OpenModel
+    from hydractl.families.tower import Model
+
+__all__ = ["DEFAULT_TEMPLATE", "NOTHING_NAMED", "Classes", "Naming", "ask", "settle", "with_classes"]
+
+POOLED = "Reading the {pooling} over all tokens, as the folder's 1_Pooling/config.json says"
+"""What is said of a folder that was followed."""
+FORMS = "`a,b,c`, a file with one name a line, or a JSON list"
+"""How names of classes are given."""
+SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """What a user says of classes: their names, templates, both, or nothing; `file` is where names were read."""
+
+    names: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
+    file: Path | None = field(default=None, compare=False)
+
+    @classmethod
+    def parse(cls, names: str | None, templates: Sequence[str] | None) -> Self:
+        """Return what `--classes` and `--template` say; see `read_names`.
+
+        Raises:
+            UsageError: If the file cannot be read, there are fewer than two names, one is empty or stands twice, or a template
+                has no `{label}`.
+        """
+        found, file = ((), None) if names is None else read_names(names, option="--classes")
+        checked = Classes(names=found or ("any",), templates=tuple(templates or (DEFAULT_TEMPLATE,)))
+        if names is not None and len(checked.names) < LEAST:
+            raise UsageError(
+                f"`--classes {_short(names)}`: names one class only, and there must be two to tell apart",
+                hint=f"give {FORMS}",
+            )
+        return cls(names=found, templates=tuple(templates or ()), file=file)
+
+    def classes(self, opened: OpenModel, *, data: Sequence[str] = ()) -> Classes | None:
+        """Return the classes that a zero-shot model shall tell apart, or None if nothing names any.
+
+        Names are those given, else those that the checkpoint stores, else the data's; templates likewise, and the usual
+        one at last.
+
+        Raises:
+            UsageError: If classes are named for a model that has its own.
+        """
+        prompting = opened.header.prompting
+        if prompting is None:
+            if self.names or self.templates:
+                raise UsageError(
+                    f"{opened.reference}: has classes of its own; `--classes` and `--template` are for zero-shot models"
+                )
+            return None
+        names = self.names or opened.header.labels or tuple(data)
+        templates = self.templates or prompting.templates or (DEFAULT_TEMPLATE,)
+        return Classes(names=names, templates=templates) if names else None
+
+    def classes_of_all(self, models: Sequence[OpenModel], *, data: Sequence[str] = ()) -> Classes | None:
+        """Return the classes that the zero-shot ones of several models shall tell apart; see `classes`.
+
+        Raises:
+            UsageError: As `classes`, and if a classifier among them has other classes of its own.
+        """
+        zero_shot = [m for m in models if m.header.prompting is not None] or models
+        own = next((m for m in models if m.header.prompting is None), None)
+        first = next((m for m in zero_shot if m.header.labels), zero_shot[0])
+        found = self.classes(first, data=(own.header.labels if own else ()) or data)
+        if found is not None and own is not None:
+            _check_own(own, found)
+        return found
+
+
+def _check_own(model: OpenModel, classes: Classes) -> None:
+    """Refuse a classifier that counts its own classes otherwise than a zero-shot model beside it."""
+    header = model.header
+    if header.num_classes != len(classes.names) or (header.labels and header.labels != classes.names):
+        raise UsageError(
+            f"{model.reference}: has {header.num_classes} classes of its own, which are not the {len(classes.names)} named",
+            hint="name its classes, in its order, or compare models of one task",
+        )
+
+
+NOTHING_NAMED = Naming()
+
+
+def read_names(given: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
+    """Return the names of classes, between commas or in a file, and the file.
+
+    Args:
+        given: As `FORMS` has it; names in a file may hold commas, its blank lines are none.
+        option: Who is told, for messages.
+
+    Raises:
+        UsageError: If the file cannot be read or has none, a name is empty or stands twice, or there is one that is no file.
+    """
+    names, path = _names_of(given, option=option)
+    if (twice := first_twice(map(normal, names))) is not None:
+        raise UsageError(f"`{option} {_short(given)}`: the class `{twice}` is named twice", hint="rename one")
+    return names, path
+
+
+def _names_of(given: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
+    path, said = Path(given), f"`{option} {_short(given)}`"
+    try:
+        if path.exists() and not path.is_dir():
+            return _names_in(path), path
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # many names look like one very long path
+            raise UsageError(
+                f"{_short(given)}: cannot be read as a list of class names: {error.strerror}"
+            ) from error
+    names = tuple(name.strip() for name in given.split(","))
+    if not all(names):
+        raise UsageError(f"{said}: a class has no name", hint=f"give {FORMS}")
+    if len(names) == 1:
+        raise UsageError(
+            f"{said}: names one class only, and is no file with several",
+            hint=did_you_mean_path(given) or f"give {FORMS}",
+        )
+    return names, None
+
+
+def _names_in(path: Path) -> tuple[str, ...]:
+    """Return the names in a file: its lines, or its list where it is JSON; with a byte order mark or without."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        names = (
+            parse(text) if path.suffix == ".json" else [line for line in text.splitlines() if line.strip()]
+        )
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: cannot be read as a list of class names: it is not UTF-8 text") from error
+    except NotJSONError as error:
+        raise UsageError(f"{path}: cannot be read as a list of class names: {error}") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{path}: is no list of class names", hint='for example `["cat", "dog"]`')
+    if not names:
+        raise UsageError(f"{path}: holds no class names", hint="one name a line, or a JSON list")
+    if not all(name.strip() for name in names):
+        raise UsageError(f"{path}: a class has no name", hint="leave it out, or name it")
+    return tuple(name.strip() for name in names)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
+    """Let a base or member answer about classes with both of its towers, so that heads of either matter."""
+    from hydractl.families.zero_shot import Contrast  # noqa: PLC0415 - opening a file must not load torch
+
+    answer = model.answer
+    if classes is not None and isinstance(answer, Contrast):
+        answer.ask(prompts_of(opened, classes), templates=len(classes.templates))
+
+
+def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
+    """Return a zero-shot base or member that stores its embeddings of the classes."""
+    from hydractl.checkpoint import Checkpoint  # noqa: PLC0415 - nor `--help` pydantic
+    from hydractl.families.load import load_model  # noqa: PLC0415 - as above
+    from hydractl.families.zero_shot import CLASS_EMBEDDINGS, settle_classes  # noqa: PLC0415 - as above
+
+    prompting = opened.header.prompting
+    if prompting is None:
+        raise UsageError(f"{opened.reference}: has classes of its own; `--classes` is for zero-shot models")
+    model = load_model(opened)
+    settle_classes(model, prompts_of(opened, classes), templates=len(classes.templates))
+    found: torch.Tensor = model.library_state()[CLASS_EMBEDDINGS]
+    header = opened.header.model_copy(
+        update={
+            "labels": classes.names,
+            "prompting": prompting.model_copy(update={"templates": classes.templates}),
+        }
+    )
+    checkpoint = opened.checkpoint.joined(Checkpoint.of({CLASS_EMBEDDINGS: found}))
+    return replace(opened, checkpoint=checkpoint, header=header)

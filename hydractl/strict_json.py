@@ -1,0 +1,218 @@
+"""The one reader of JSON: how much is read, what counts as JSON, and how it is said what is wrong; and its two plain forms.
+
+No file of JSON is read beyond `MAX_BYTES`, so that a checkpoint given by mistake does not fill the memory; nor one of more
+values than `MAX_VALUES`, each of which takes fifty times its bytes or more, nor one nested deeper than `DEEPEST`, which
+whatever walks it would have to bear. Text is UTF-8 without a byte order mark; its whole numbers may be as long as Python's
+parser takes. `NaN` and `Infinity` are let through, which libraries write into their configurations; documents of ours refuse
+them by their schema.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hydractl.errors import CheckpointError, ManifestError
+from hydractl.messages import did_you_mean_path
+
+MAX_BYTES = 100_000_000
+MAX_VALUES = 4_000_000
+DEEPEST = 200
+STDIN = Path("-")
+HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""What halves of surrogate pairs are written as, whole pairs too."""
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""What Python makes of the bytes of a file's name that are not UTF-8."""
+
+
+class NotJSONError(ValueError):
+    """A text that is not JSON; as a text it says why, and where the parser knows it.
+
+    Attributes:
+        words: What is wrong, without the place.
+        line: Where, from 1; 0 if that is not known.
+        column: Likewise.
+    """
+
+    def __init__(self, words: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(f"{words} at line {line} column {column}" if line else words)
+        self.words = words
+        self.line = line
+        self.column = column
+
+
+def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401 - JSON may be anything
+    """Return what a JSON text says.
+
+    Args:
+        text: Bytes are UTF-8.
+        keys_once: Whether a key that stands twice in an object is refused; else the last counts, as libraries have it.
+
+    Raises:
+        NotJSONError: If it is none.
+    """
+    hook = _without_duplicates if keys_once else None
+    try:
+        text = text if isinstance(text, str) else text.decode()
+        if sum(map(text.count, "[{,")) > MAX_VALUES:  # some may stand in texts
+            raise NotJSONError(f"has more than {MAX_VALUES} values")
+        parsed = _shallow(json.loads(text, object_pairs_hook=hook))
+        if HALF.search(text):
+            json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise NotJSONError("half of a surrogate pair, which is no character") from error
+    except json.JSONDecodeError as error:
+        raise NotJSONError(_words(error), error.lineno, error.colno) from error
+    except RecursionError as error:
+        raise NotJSONError(_TOO_DEEP) from error
+    except ValueError as error:  # bad UTF-8 and numbers of too many digits are ValueErrors
+        raise NotJSONError(str(error)) from error
+    return parsed
+
+
+_TOO_DEEP = f"is nested deeper than {DEEPEST} times"
+
+
+def _shallow(value: object) -> object:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEEPEST):
+        inner = [node.values() if isinstance(node, dict) else node for node in level]
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return value
+    raise ValueError(_TOO_DEEP)
+
+
+def plain(value: Mapping[str, object]) -> dict[str, Any]:
+    """Return an object of its own as JSON has it: keys sorted, lists for tuples."""
+    copied: dict[str, Any] = parse(json.dumps(dict(value), sort_keys=True, ensure_ascii=False))
+    return copied
+
+
+def compact(value: object, *, sort_keys: bool = False) -> str:
+    r"""Return JSON on one line, without spaces; bytes of a name that are not UTF-8 are written as `\xff`."""
+    return _utf8(json.dumps(value, sort_keys=sort_keys, ensure_ascii=False, separators=(",", ":")))
+
+
+def canonical(value: object) -> str:
+    """Return JSON as documents have it: sorted keys, two spaces, final newline; names as in `compact`."""
+    return _utf8(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)) + "\n"
+
+
+def _utf8(text: str) -> str:
+    return NOT_UTF8.sub(lambda match: f"\\\\x{ord(match[0]) - 0xDC00:02x}", text)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file or a FIFO for reading; `-` is standard input.
+
+    Raises:
+        OSError: If it cannot be read; standard input also where it was closed before the program began.
+    """
+    if path != STDIN:
+        with path.open("rb") as file:
+            yield file
+    elif sys.stdin is None:
+        raise OSError(errno.EBADF, "standard input is closed")
+    else:
+        yield sys.stdin.buffer
+
+
+def read_exactly(file: BinaryIO, size: int) -> bytes:
+    """Return the next `size` bytes, fewer at the end only: a pipe hands over pieces however small."""
+    buffer = bytearray()
+    while len(buffer) < size and (piece := file.read(size - len(buffer))):
+        buffer += piece
+    return bytes(buffer)
+
+
+def read_limited(file: BinaryIO) -> bytes:
+    """Return the rest of a file.
+
+    Raises:
+        NotJSONError: If that is more than any JSON that is read here.
+        UnicodeDecodeError: If it is more, and is no text besides.
+    """
+    content = read_exactly(file, MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        codecs.getincrementaldecoder("utf-8")().decode(content)
+        raise NotJSONError(f"has more than {MAX_BYTES} bytes")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """Read the text of a document; `-` is standard input.
+
+    Raises:
+        ManifestError: If it cannot be read, is too long or is not UTF-8.
+    """
+    hint = "is it a checkpoint? this argument takes a JSON file"
+    try:
+        return _read(path).decode()
+    except FileNotFoundError as error:
+        raise ManifestError(f"{path}: no such file", hint=did_you_mean_path(str(path))) from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: is not UTF-8 text", hint=hint) from error
+    except NotJSONError as error:
+        raise ManifestError(f"{path}: {error}", hint=hint) from error
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object in a file of a model's folder: `config.json` and its like.
+
+    Raises:
+        CheckpointError: If it cannot be read or is something else.
+    """
+    try:
+        value = parse(_read(path))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: is not a JSON object")
+    return value
+
+
+def _read(path: Path) -> bytes:
+    with opened(path) as file:
+        return read_limited(file)
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    by_key = dict(pairs)
+    if len(by_key) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key `{next(n for n in names if names.count(n) > 1)}` stands twice")
+    return by_key
+
+
+def _words(error: json.JSONDecodeError) -> str:
+    """Return what is wrong with a text.
+
+    The parser's own words lead astray where a comma too many is what is wrong, the slip that hands make most.
+    """
+    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
+    if after.startswith(","):  # Python 3.13 points at the comma, earlier ones behind it
+        before, after = f"{before},", after[1:].lstrip()
+    if before.endswith(",") and after[:1] in {"}", "]"}:
+        return f"a comma stands before the closing `{after[0]}`"
+    if before.endswith(",") and _is_json(before[:-1]):
+        return "a comma stands after the end"
+    return error.msg
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,238 @@
+"""One candidate of a learning-rate grid: its model, its optimiser, a step, an evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from hydractl.model_inputs import Inputs, map_inputs
+from hydractl.training.accelerator import Engine, OrderedGradients
+from hydractl.training.dropout import set_dropout
+from hydractl.training.fsdp import like, made_whole, part_again
+from hydractl.training.recipes.optimizers import (
+    PEAK,
+    SCALE,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipes.schedule import lr_factor
+from hydractl.training.step_modes import compile_step, recompute_blocks
+from hydractl.training.train_mode import begin_training
+from hydractl.training.weight_averaging import Average, share_of
+
+if TYPE_CHECKING:
+    from hydractl.training.distillation import DistillationLoss
+    from hydractl.training.feeding.feed import Feed, Piece
+    from hydractl.training.resume import Metrics, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to train.
+
+    Attributes:
+        build: Makes the model anew, on the CPU; the parameters that require gradients train.
+        feed: Where batches come from.
+        loss: Outputs and labels as pieces have them to one loss a sample, (B,).
+        evaluate: The model's validation metrics, None if its outputs are not finite. Called by every process.
+        probe: Inputs of one sample, to find parameters that the output does not hang on.
+        recipe: How.
+        seed: Of dropout; the feed has its own.
+        save_every: Steps between saves of the state; None for every half minute, and for epochs.
+        scales: What the recipe's peak learning rate is multiplied by for a parameter, by name; 1 where nothing is said.
+        rates: Peak learning rates of parameters that do not train at the recipe's, by name; they do not decay.
+        begin_step: Is given the model and the number of the step, from 0, before each step: for what changes with the steps.
+            A function of these alone, so that a resumed run finds it as it was.
+        penalty: What a step adds to the mean loss of its batch, from the model alone: a number that requires gradients.
+        pieces: Into how many pieces each batch is cut, whatever the number of processes, their gradients added in the order
+            of the data: the weights then have the same bits for any number. None for the recipe's `accumulate` pieces a
+            process, averaged as DDP does.
+        lesson: What teachers make of the losses, given the outputs and the inputs of the same piece.
+        measured_on: What progress calls the data of `evaluate`.
+        recomputes: Whether blocks run again in the backward pass, rather than hold what they computed.
+        compiles: What messages call a model that is compiled; None compiles none.
+    """
+
+    build: Callable[[], nn.Module]
+    feed: Feed
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    evaluate: Callable[[nn.Module], Metrics | None]
+    probe: Inputs
+    recipe: Recipe
+    seed: int
+    save_every: int | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    begin_step: Callable[[nn.Module, int], None] | None = None
+    penalty: Callable[[nn.Module], torch.Tensor] | None = None
+    pieces: int | None = None
+    lesson: DistillationLoss | None = None
+    measured_on: str = "validation"
+    recomputes: bool = False
+    compiles: str | None = None
+
+    @property
+    def total(self) -> int:
+        """Steps of one candidate."""
+        return self.recipe.total_steps(self.feed.steps_per_epoch)
+
+    @property
+    def eval_every(self) -> int:
+        """Steps between evaluations."""
+        return self.recipe.eval_every or self.feed.steps_per_epoch
+
+
+class TrainingRun:
+    """One candidate in training."""
+
+    def __init__(self, job: Job, engine: Engine, snapshot: Snapshot) -> None:
+        self.job, self.engine, self.snapshot = job, engine, snapshot
+        self.position = snapshot.position
+        self.lr = job.recipe.lr[self.position.candidate]
+        self.loss = torch.zeros((), device=engine.device)
+        self.whole = True
+        """Whether weights, optimiser and position belong together; not in the middle of a step."""
+        model = job.build()
+        freeze_unused(model, job.probe)
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        with torch.no_grad():
+            for name, tensor in snapshot.weights.items():
+                self.parameters[name].copy_(tensor)
+        self.noise = set_dropout(model, job.recipe.dropout, path=job.recipe.drop_path)
+        self.model = model if engine.shards else model.to(engine.device)
+        if job.recomputes:
+            recompute_blocks(self.model)
+        if job.compiles is not None:
+            compile_step(self.model, name=job.compiles)
+        self.prepared = engine.prepare(self.model, ordered=job.pieces is not None)
+        if engine.shards:  # they are others now
+            self.parameters = {n: p for n, p in self.model.named_parameters() if n in self.parameters}
+        averages = job.recipe.ema is not None or job.recipe.swa is not None
+        self.best = {n: like(self.parameters[n], t) for n, t in snapshot.best.items()}
+        self.average = Average(self.parameters, snapshot.average) if averages else None
+        self.optimizer = make_optimizer(self.parameters, job.recipe, rates=job.rates, scales=job.scales)
+        if snapshot.optimizer:
+            restore_optimizer(self.optimizer, self.parameters, snapshot.optimizer)
+        self.share = engine.share(job.recipe.accumulate) if job.pieces is None else engine.cut(job.pieces)
+
+    def step(self, pieces: Sequence[Piece]) -> None:
+        """Take one optimiser step on this process's pieces of the batch."""
+        job, recipe, step = self.job, self.job.recipe, self.position.step
+        self.whole = False
+        total, per_epoch = job.total, job.feed.steps_per_epoch
+        factor = lr_factor(
+            step if recipe.swa is None else min(step, recipe.swa_start(total, per_epoch)),
+            total=total,
+            warmup=recipe.warmup_steps(total),
+            schedule=recipe.schedule,
+            floor=recipe.floor,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = group.get(PEAK, self.lr) * group[SCALE] * factor
+        if job.begin_step is not None:
+            job.begin_step(self.model, step)
+        begin_training(self.prepared)
+        self.loss = torch.zeros_like(self.loss)
+        device = self.engine.device
+        ordered = None if job.pieces is None else OrderedGradients(self.engine, self.parameters, job.pieces)
+        for i, piece in enumerate(pieces):
+            with self.noise.at(seed=job.seed, step=step, rows=piece.rows, total=piece.total, device=device):
+                loss = self._loss(piece)
+                if ordered is not None:
+                    ordered.add(loss)
+                else:
+                    # DDP averages over processes, and the weights are shares of the sum
+                    self.engine.backward(loss * self.engine.world, self.prepared, sync=i == len(pieces) - 1)
+            self.loss += loss.detach()
+        if ordered is not None:
+            ordered.finish()
+        if recipe.clip is not None:
+            self.engine.clip(list(self.parameters.values()), recipe.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.add(share_of(recipe, step + 1, total=total, steps_per_epoch=per_epoch))
+        self.position = self.position.model_copy(update={"step": step + 1})
+        self.whole = True
+
+    def _loss(self, piece: Piece) -> torch.Tensor:
+        """Return a piece's part of the batch's loss."""
+        device = self.engine.device
+        inputs = map_inputs(lambda x: x.to(device), piece.inputs)
+        outputs = self.prepared(inputs)
+        losses = self.job.loss(outputs, piece.labels.to(device))
+        if self.job.lesson is not None:
+            losses = self.job.lesson(losses, outputs, inputs)
+        loss = losses.mean()
+        if self.job.penalty is not None:
+            loss = loss + self.job.penalty(self.model)
+        return loss * piece.weight
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the weights as they are now are to be measured, and have not been."""
+        step = self.position.step
+        due = step % self.job.eval_every == 0 or step == self.job.total
+        return due and step > self.position.evaluated
+
+    def evaluate(self) -> None:
+        """Measure, remember the best, and decide whether to go on; weights before their mean begins are measured only."""
+        recipe, position, average = self.job.recipe, self.position, self.average
+        update: dict[str, object]
+        self.model.eval()
+        with average.in_place() if average is not None and average.tensors else contextlib.nullcontext():
+            metrics = self.job.evaluate(self.model)
+            if self.engine.shards:
+                part_again(self.model)
+        if metrics is None:
+            update = {"ended": True, "diverged": True, "evaluated": position.step}
+            self.position = position.model_copy(update=update)
+            return
+        update = {"last": metrics, "evaluated": position.step}
+        if average is not None and not average.tensors:
+            self.position = position.model_copy(update=update)
+            return
+        if metrics.beats(position.best):
+            update |= {"best": metrics, "best_step": position.step}
+            if recipe.keep_best:
+                measured = self.parameters if average is None else average.tensors
+                self.best = {n: t.detach().clone() for n, t in measured.items()}
+        if metrics.beats(position.mark, delta=recipe.patience_delta):
+            update |= {"mark": metrics, "stale": 0}
+        else:
+            stale = position.stale + 1
+            update |= {"stale": stale, "ended": recipe.early_stop is not None and stale >= recipe.early_stop}
+        self.position = position.model_copy(update=update)
+
+    def saved(self) -> Snapshot:
+        """Return the run as it is now; its tensors go on changing, or lay in parts: then all processes call this."""
+        gather = made_whole if self.engine.shards else dict
+        return replace(
+            self.snapshot,
+            position=self.position,
+            weights=gather({n: p.detach() for n, p in self.parameters.items()}),
+            optimizer=gather(optimizer_tensors(self.optimizer, self.parameters)),
+            average={} if self.average is None else gather(self.average.tensors),
+            best=gather(self.best),
+        )
+
+
+def freeze_unused(model: nn.Module, probe: Inputs) -> None:
+    """Switch off gradients of parameters that the output does not hang on: DDP would wait for them for ever.
+
+    A layer without heads has such, for example its q and k norms.
+    """
+    model.eval()
+    with torch.enable_grad():
+        model(probe).sum().backward()
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.requires_grad = False
+        parameter.grad = None

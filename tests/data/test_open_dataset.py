@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from hydractl.data.open_dataset import open_data
+from hydractl.data.reference import DataRef
+from hydractl.errors import DataError
+
+
+def test_text_and_reference_are_the_same():
+    text = "digits::limit=20,split=val"
+
+    assert open_data(text).fingerprint() == open_data(DataRef.parse(text)).fingerprint()
+
+
+def test_fingerprint_is_pinned():
+    # reports hold fingerprints: a change here makes old reports look like other data
+    digest = "d9b31ea833969298965db00f9ce18122ac691f35a4d0e9f57f959f4bf2078ca6"
+
+    assert open_data("digits::split=test").fingerprint() == f"sha256:{digest}"
+
+
+def test_limit_keeps_every_class_of_sorted_data():
+    assert set(open_data("digits::limit=200").labels) == set(range(10))
+
+
+def test_limit_is_an_upper_bound():
+    assert len(open_data("digits::split=test,limit=9999")) == len(open_data("digits::split=test"))
+
+
+def test_a_folder_with_a_built_in_name_keeps_it(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    folder.rename("noise")
+
+    assert open_data("./noise::classes=ant").name == "noise::classes=ant"
+
+
+def test_subset_of_a_subset():
+    digits = open_data("digits")
+    inner = digits.subset((5, 9, 2)).subset((2, 0))
+
+    assert inner.labels == (digits.labels[2], digits.labels[5])
+    assert inner.image(0).tobytes() == digits.image(2).tobytes()
+    assert inner.fingerprint() == digits.subset((2, 5)).fingerprint()
+    assert inner.fingerprint() != digits.subset((5, 2)).fingerprint()
+
+
+def test_subset_refuses_what_is_not_there():
+    with pytest.raises(ValueError, match=r"outside 0\.\.1796"):
+        open_data("digits").subset((1797,))
+    with pytest.raises(DataError, match="photos: has no labels, so `classes=` cannot choose among them"):
+        open_data("photos").of_classes((0,))
+
+
+def test_nothing_left(tmp_path, picture):
+    import datasets
+
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["a", "never"]))
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict({"image": [picture(0)], "label": [0]}, features=features).to_parquet(
+        str(tmp_path / "t.parquet")
+    )
+    datasets.enable_progress_bars()
+
+    with pytest.raises(DataError, match=r"t\.parquet::classes=never: no image is left"):
+        open_data(f"{tmp_path / 't.parquet'}::classes=never")

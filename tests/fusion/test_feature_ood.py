@@ -1,0 +1,49 @@
+"""What fitting OOD scores holds of training data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hydractl.fusion.feature_ood import WithOodScores
+from hydractl.metrics.feature_scores import FITS, Classifier
+from hydractl.metrics.per_sample import Responses
+from hydractl.processes.distributed import ProcessGroup
+from hydractl.scoring.circuit.memory_budget import Peak
+
+MEMBERS, SAMPLES, CLASSES, WIDTH, BATCH = 2, 1024, 2000, 8, 32
+LOGITS = 4 * MEMBERS * SAMPLES * CLASSES
+
+
+@dataclass
+class Model:
+    temperature: float = 1.0
+
+
+class Watching:
+    """A model of many classes."""
+
+    model = Model()
+
+    def classifiers(self):
+        draw = torch.Generator().manual_seed(0)
+        return [
+            Classifier(torch.randn(CLASSES, WIDTH, generator=draw), torch.zeros(CLASSES))
+            for _ in range(MEMBERS)
+        ]
+
+    def responses(self, batches, **_):
+        for indices in batches:
+            features = torch.randn(MEMBERS, len(indices), WIDTH, generator=torch.Generator().manual_seed(1))
+            features = features + indices[:, None] % 7
+            logits = torch.stack([f @ c.weight.T for f, c in zip(features, self.classifiers(), strict=True)])
+            yield indices, Responses(logits.log_softmax(-1), logits.logsumexp(-1)), features
+
+
+def test_fitting_holds_no_logits_of_the_whole_data():
+    labels = torch.arange(SAMPLES) % 5
+    batches = torch.arange(SAMPLES).split(BATCH)
+    with Peak() as peak:
+        WithOodScores.fit(Watching(), [*FITS], (batches, labels), name="m", team=ProcessGroup(), neighbours=3)
+    assert peak.highest < LOGITS / 4

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+
+from hydractl.errors import UsageError
+from hydractl.progress import SILENT
+from hydractl.scoring.circuit import memory_budget as circuit_memory
+from hydractl.scoring.circuit.ablation import Circuit
+from hydractl.scoring.circuit.memory_budget import Peak
+from hydractl.scoring.circuit.method import score_circuit
+from hydractl.scoring.circuit.settings import CircuitSettings
+from support.builders import base
+from support.circuits import data_for, job_for, removed
+from support.variants import variant
+
+FAMILIES = ["timm-vit-class-token", "transformers-bert-plain", "transformers-clip-plain"]
+
+
+def test_a_peak_counts_what_is_made_and_gone():
+    weight = torch.randn(100, 100)
+
+    with torch.inference_mode(), Peak() as peak:
+        x = torch.zeros(1000)
+        y = x.view(10, 100)  # the same bytes
+        weight.split(50)  # somebody else's
+        z = F.linear(y, weight)
+        del x, y
+        torch.empty(1 << 20)
+
+    assert peak.live == z.nbytes == 4000
+    assert peak.highest == 4000 + 4 * (1 << 20)
+
+
+def peak_of(job):
+    """Return the bytes that a search takes, and those of the samples that it remembers."""
+    with Peak() as peak:
+        score_circuit(job, SILENT)
+    return peak.highest
+
+
+@pytest.mark.parametrize("search", ["exact", "lazy"])
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("times", [1, 3])
+def test_no_more_is_taken_than_is_given(monkeypatch, name, search, times):
+    sample = base(variant(name))
+    data = data_for(sample)
+    settings = CircuitSettings(search=search)
+    monkeypatch.setattr(circuit_memory, "STREAM_ELEMENTS", 1)
+    monkeypatch.setattr(circuit_memory, "KEPT_BYTES", 0)
+    limit = times * 4 * peak_of(job_for(sample, data, budget=3, settings=settings))
+    monkeypatch.setattr(circuit_memory, "STREAM_ELEMENTS", 1 << 40)
+
+    taken = peak_of(job_for(sample, data, budget=3, settings=settings, max_memory=limit))
+
+    assert taken <= limit
+
+
+@pytest.mark.parametrize("search", ["exact", "lazy"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_bound_changes_no_removal(monkeypatch, name, search):
+    sample = base(variant(name))
+    data = data_for(sample, count=24, others=20)
+    settings = CircuitSettings(search=search)
+    expected = score_circuit(job_for(sample, data, budget=4, settings=settings), SILENT)
+
+    found = score_circuit(job_for(sample, data, budget=4, settings=settings, max_memory=4 << 20), SILENT)
+
+    assert removed(found) == removed(expected)
+    assert [r.objective for r in found.removals] == pytest.approx(
+        [r.objective for r in expected.removals], abs=1e-12
+    )
+    assert found.results == expected.results
+
+
+def test_too_little_for_one_candidate_is_refused():
+    sample = base(variant("timm-vit-class-token"))
+    job = job_for(sample, data_for(sample), max_memory=10_000)
+
+    with pytest.raises(
+        UsageError, match=r"one batch and one head's removal need .* MiB, but 0.0 MiB are given"
+    ) as caught:
+        Circuit(job).candidate_values()
+
+    assert "--batch-size" in caught.value.hint
+
+
+def test_more_room_runs_more_side_by_side(monkeypatch):
+    sample = base(variant("timm-vit-class-token"))
+    monkeypatch.setattr(circuit_memory, "STREAM_ELEMENTS", 1 << 40)
+    seen = []
+    for limit in (600_000, 1_500_000, 100_000_000):
+        circuit = Circuit(job_for(sample, data_for(sample), max_memory=limit))
+        with torch.inference_mode():
+            circuit.candidate_values()
+        seen.append(min(circuit.room._fits.values()))
+
+    assert 1 <= seen[0] < seen[1] < seen[2]

@@ -1,0 +1,44 @@
+"""A data set's fingerprint is the same whoever read its items."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from hydractl.data.encode import open_items
+from hydractl.manifest.header import Preprocess
+from hydractl.processes.distributed import ProcessGroup
+from hydractl.stages.shared.open_inputs import digests
+
+GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
+SIZE = hashlib.sha256().digest_size
+
+
+class Share(ProcessGroup):
+    """One of several processes, told what the others read."""
+
+    def __init__(self, items, rank, world):
+        self.items, self.rank, self.world = items, rank, world
+
+    def in_order(self, own):
+        def read(rank):
+            return b"".join(map(self.items.item_digest, range(rank, len(self.items), self.world)))
+
+        assert own[0].numpy().tobytes() == read(self.rank)
+        return [torch.tensor(list(read(rank)), dtype=torch.uint8) for rank in range(self.world)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_shares_of_the_digests_make_the_fingerprint(world):
+    items = open_items("digits::limit=5", GREY)
+
+    for rank in range(world):
+        found = list(digests(items, Share(items, rank, world)))
+        assert [len(digest) for digest in found] == [SIZE] * 5
+        assert (
+            items.fingerprint(found)
+            == items.fingerprint()
+            == items.fingerprint(digests(items, ProcessGroup()))
+        )
