@@ -108,14 +108,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="magnitude",
                 summary="mean |weight|: a control",
-                run=_lazily("controls", "score_magnitude"),
+                run=_lazily("baselines", "score_magnitude"),
                 settings=MagnitudeSettings,
                 needs_data=False,
             ),
             Method(
                 name="random",
                 summary="uniform random scores: a control",
-                run=_lazily("controls", "score_random"),
+                run=_lazily("baselines", "score_random"),
                 needs_data=False,
                 seeded=True,
             ),
