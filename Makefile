@@ -45,6 +45,7 @@ checks: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/house.py
 	$(BIN)/python -m hydractl.cli.completion --check
 	$(BIN)/python -m hydractl.cli.supported --check
 	$(BIN)/python -m hydractl.api.stub --check

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.base import TowerLayout
@@ -118,3 +119,37 @@ def _submodule(library: nn.Module, path: str) -> nn.Module | None:
         return library.get_submodule(path)
     except AttributeError:
         return None
+
+
+class Hosted(nn.Module):
+    """A part of a library's model that runs its modules; they keep the library's state-dict names."""
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        self.host = host
+
+
+class FunctionModule(Hosted):
+    """One that a function runs: inputs to a stream, or a stream to the tower's output."""
+
+    def __init__(self, host: nn.Module, run: Callable[[Any, Any], Any]) -> None:
+        super().__init__(host)
+        self.run = run
+
+    @override
+    def forward(self, x: Any) -> Any:
+        """Return what the function makes of `x`."""
+        return self.run(self.host, x)
+
+
+class LayerScale(nn.Module):
+    """A factor for each feature, where a library's block holds it itself."""
+
+    def __init__(self, gamma: nn.Parameter) -> None:
+        super().__init__()
+        self.gamma = gamma
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x (N, T, D) scaled."""
+        return self.gamma * x

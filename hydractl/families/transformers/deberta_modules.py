@@ -16,7 +16,8 @@ from typing_extensions import override
 from hydractl.families.attention_bias import AttentionExtras, SharedDropout
 from hydractl.families.batched_members import StackedLinear
 from hydractl.families.head_group import HeadGroup, HeadParts, Projection
-from hydractl.families.tower import Hosted, Stream, Tower
+from hydractl.families.surgery import Hosted
+from hydractl.families.tower import Stream, Tower
 from hydractl.families.transformers.encoder import EncoderNames, TextEncoderNames
 from hydractl.families.transformers.encoder_modules import PostNormBlock, key_mask
 

@@ -1,0 +1,196 @@
+"""Keep the package from growing unseen: compare its size and its names with the figures in `house.toml`.
+
+    python .ci/house.py            # exit 1 where something has grown, and say where to look
+    python .ci/house.py --lower    # write the figures that have fallen into house.toml
+
+It counts statements by package (imports, docstrings and comments do not count), imports as a share of the lines of code, that do not say what they hold, generic names, the lines of the longest file and the modules of the fullest folder. A figure
+rises only by hand, in a commit of its own that gives the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES = Path(__file__).with_name("house.toml")
+HEADER = "# What `.ci/house.py` holds the package to; see there.\n"
+TOP = 5
+"""How many names or files a message shows."""
+
+# Pronouns, participles and adverbs.
+VAGUE = frozenset(
+    """found own said told made given asked seen kept shown known taken held wanted left got put done typed spelled meant needed
+    begun passed filed looked drawn thinned judged lessened gone read_ written_ one other another each rest all_ both some any_
+    none_ more less what it them these those they their his aside apart alone alike abreast nobody anybody everybody here there
+    now then_ still yet also once again as_is whole same such so ever never else_ whose which where_ when_ who whom thing things
+    stuff fit_ tells says holds asks looks knows takes makes gives shows wants keeps lays begins ends_ stays hears speaks lies
+    owes""".split()  # noqa: SIM905 - words are read more easily so
+)
+GENERIC = frozenset(
+    """result results value values data datum item items out outs output obj object objects tmp temp res ret info entry entries
+    elem element stuff content contents thing var val vals""".split()  # noqa: SIM905 - as above
+)
+
+LAYOUT = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+}  # fmt: skip
+
+Counts = dict[str, dict[str, float]]
+
+
+def main() -> int:
+    """Compare the package with the figures; return the exit code."""
+    counts, places = measure(ROOT / "hydractl")
+    figures = tomllib.loads(FIGURES.read_text(encoding="utf-8"))
+    if "--lower" in sys.argv[1:]:
+        FIGURES.write_text(to_toml(lowered(counts, figures)), encoding="utf-8")
+        return 0
+    problems = [
+        f"{table}: `{name}` {change}; look at {places[name]}"
+        for table, name, change in grown(counts, figures)
+    ]
+    if problems:
+        reason = "Make it smaller, or raise the figure in .ci/house.toml in a commit of its own that gives the reason."
+        print(*problems, reason, sep="\n", file=sys.stderr)
+    return bool(problems)
+
+
+def measure(package: Path) -> tuple[Counts, dict[str, str]]:
+    """Return the counts of a package's files by table and name, and by name where to look if one has grown."""
+    statements, lines, modules = Counter[str](), Counter[str](), Counter[str]()
+    vague, generic = Counter[str](), Counter[str]()
+    imports = code = names = 0
+    for path in sorted(package.rglob("*.py")):
+        text, file = path.read_text(encoding="utf-8"), path.relative_to(package).as_posix()
+        tree = ast.parse(text)
+        statements[file] = sum(map(is_statement, ast.walk(tree)))
+        imports += sum(len(line_range(node)) for node in ast.walk(tree) if is_import(node))
+        code += len(code_lines(text, tree))
+        lines[file] = text.count("\n")
+        modules[file.rpartition("/")[0] or "."] += path.name != "__init__.py"
+        for name in (path.stem, *bound_names(tree)):
+            names += 1
+            vague[f"`{name}` in {file}"] += snake_case(name) in VAGUE
+            generic[f"`{name}` in {file}"] += snake_case(name) in GENERIC
+    packages = Counter[str]()
+    for file, count in statements.items():
+        packages[package_of(file)] += count
+    total = packages.total()
+    counts: Counts = {
+        "statements": {
+            "total": total,
+            "without research": total - packages["research"],
+            **dict(sorted(packages.items())),
+        },
+        "percent": {
+            "imports": percent(imports, code),
+            "vague names": percent(vague.total(), names),
+            "generic names": percent(generic.total(), names),
+        },
+        "largest": {"lines of a file": max(lines.values()), "modules of a folder": max(modules.values())},
+    }
+    places = {name: most({f: n for f, n in statements.items() if package_of(f) == name}) for name in packages}
+    places |= dict.fromkeys(("total", "without research", "imports"), most(packages))
+    places |= {"vague names": most(vague), "generic names": most(generic)}
+    places |= {"lines of a file": most(lines), "modules of a folder": most(modules)}
+    return counts, places
+
+
+def is_statement(node: ast.AST) -> bool:
+    """Return whether a node is a statement, but no import and no docstring."""
+    return isinstance(node, ast.stmt) and not is_import(node) and not is_docstring(node)
+
+
+def is_import(node: ast.AST) -> bool:
+    """Return whether a node is an import."""
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def is_docstring(node: ast.AST) -> bool:
+    """Return whether a node is a text that stands alone."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def line_range(node: ast.AST) -> range:
+    """Return the lines that a statement spans."""
+    return range(node.lineno, node.end_lineno + 1)
+
+
+def code_lines(text: str, tree: ast.AST) -> set[int]:
+    """Return the lines that hold code: no blank ones, comments or docstrings."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = {n for t in tokens if t.type not in LAYOUT for n in range(t.start[0], t.end[0] + 1)}
+    return lines.difference(*(line_range(node) for node in ast.walk(tree) if is_docstring(node)))
+
+
+def bound_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of a module's variables, parameters, functions and classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+
+
+def snake_case(name: str) -> str:
+    """Return a name in snake case, without underscores at its ends."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
+
+
+def package_of(file: str) -> str:
+    """Return the first folder of a path, `.` for a file beside the folders."""
+    return file.partition("/")[0] if "/" in file else "."
+
+
+def percent(part: int, whole: int) -> float:
+    """Return a share in percent, to a hundredth."""
+    return round(100 * part / whole, 2)
+
+
+def most(counts: Mapping[str, int]) -> str:
+    """Return the largest counts, for a message."""
+    return ", ".join(f"{name} ({count})" for name, count in Counter(counts).most_common(TOP) if count)
+
+
+def grown(counts: Counts, figures: Counts) -> Iterator[tuple[str, str, str]]:
+    """Yield table, name and change of each count above its figure or without one."""
+    for table, rows in counts.items():
+        for name, count in rows.items():
+            figure = figures.get(table, {}).get(name)
+            if figure is None or count > figure:
+                yield (
+                    table,
+                    name,
+                    f"is {count:g}, {'which has no figure' if figure is None else f'above {figure:g}'}",
+                )
+
+
+def lowered(counts: Counts, figures: Counts) -> Counts:
+    """Return the figures with each that a count is below."""
+    return {
+        table: {name: min(count, figures.get(table, {}).get(name, count)) for name, count in rows.items()}
+        for table, rows in counts.items()
+    }
+
+
+def to_toml(figures: Counts) -> str:
+    """Return the figures as TOML."""
+    tables = (
+        f"\n[{table}]\n" + "".join(f'"{name}" = {round(figure, 2)}\n' for name, figure in rows.items())
+        for table, rows in figures.items()
+    )
+    return HEADER + "".join(tables)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

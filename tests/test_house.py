@@ -1,0 +1,99 @@
+"""What `.ci/house.py` counts, that it finds what has grown, and that the page on architecture names what there is."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "house.py"
+
+MODULE = '''"""A docstring
+of two lines."""
+
+from math import (
+    ceil,
+    floor,
+)
+
+
+def halves(number):  # a comment
+    """Return both."""
+    found = number / 2
+
+    return floor(found), ceil(found)
+'''
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """Return the script, set on a package of two modules whose figures are what it has."""
+    spec = importlib.util.spec_from_file_location("house", SCRIPT)
+    house = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(house)
+    for name in ("core", "research"):
+        (tmp_path / "hydractl" / name).mkdir(parents=True)
+        (tmp_path / "hydractl" / name / "halves.py").write_text(MODULE)
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    monkeypatch.setattr(house, "FIGURES", tmp_path / "house.toml")
+    monkeypatch.setattr(sys, "argv", ["house.py"])
+    counts, _ = house.measure(tmp_path / "hydractl")
+    house.FIGURES.write_text(house.to_toml(counts))
+    return house
+
+
+def test_statements_names_and_lines_are_counted(house, tmp_path):
+    counts, _ = house.measure(tmp_path / "hydractl")
+    # def, assignment, return; neither the import nor the docstrings
+    assert counts["statements"] == {"total": 6, "without research": 3, "core": 3, "research": 3}
+    # four lines of an import beside three of code; `halves` twice, `number`, `found`
+    assert counts["percent"] == {"imports": 57.14, "vague names": 25.0, "generic names": 0.0}
+    assert counts["largest"] == {"lines of a file": 14, "modules of a folder": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\n", "statements: `core` is 4, above 3; look at core/halves.py (3), core/extra.py (1)"),
+        (
+            "kept = 1\n",
+            "percent: `vague names` is 30, above 25; look at",
+        ),
+        ("value = 1\n", "percent: `generic names` is 10, above 0; look at `value` in core/extra.py (1)"),
+        ("\n" * 15, "largest: `lines of a file` is 15, above 14; look at core/extra.py (15)"),
+        ("", "largest: `modules of a folder` is 2, above 1; look at core (2), research (1)"),
+        ("from a import b\n", "percent: `imports` is 60, above 57.14"),
+    ],
+)
+def test_what_has_grown_is_said_with_where_to_look(house, tmp_path, capsys, text, said):
+    assert house.main() == 0
+    (tmp_path / "hydractl" / "core" / "extra.py").write_text(text)
+    assert house.main() == 1
+    assert said in capsys.readouterr().err
+
+
+def test_figures_fall_and_never_rise(house, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["house.py", "--lower"])
+    for text, figure in ((MODULE + "x = 1\n", 3), ("x = 1\n", 1), (MODULE, 1)):
+        (tmp_path / "hydractl" / "core" / "halves.py").write_text(text)
+        assert house.main() == 0
+        figures = tomllib.loads(house.FIGURES.read_text())
+        assert figures["statements"] == {
+            "total": 3 + figure, "without research": figure, "core": figure, "research": 3
+        }  # fmt: skip
+
+
+def test_the_page_on_architecture_names_paths_that_exist():
+    root = SCRIPT.parents[1]
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`([\w/]+/\w+\.py)[:`]", page)
+    assert len(paths) > 30
+    assert [
+        path
+        for path in paths
+        if not any((root / top / path).exists() for top in ("", "hydractl", "hydractl/stages/evaluate"))
+    ] == []
