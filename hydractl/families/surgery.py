@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from hydractl.manifest.header import Architecture
     from hydractl.manifest.heads import TowerKeep
 
+PRE_NORM = MappingProxyType({"norm1": "attn", "norm2": "mlp"})
+"""`Block.feeds` where each norm is before what it is for (Xiong et al. 2020)."""
 HeadNumbers = Sequence[tuple[int, ...]]
 """A tower's heads that are kept, layer by layer."""
 

@@ -11,7 +11,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -122,10 +121,6 @@ class Block(nn.Module):
         copied = copy.copy(self)
         copied.__dict__["_modules"] = {**self._modules, **parts}
         return copied
-
-
-PRE_NORM = MappingProxyType({"norm1": "attn", "norm2": "mlp"})
-"""`Block.feeds` where each norm is before what it is for (Xiong et al. 2020)."""
 
 
 class Tower(nn.Module):

@@ -14,9 +14,9 @@ from hydractl.families.attention import Attention
 from hydractl.families.attention_bias import AttentionExtras
 from hydractl.families.batched_members import applied
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.surgery import FunctionModule, HeadNumbers, part
+from hydractl.families.surgery import PRE_NORM, FunctionModule, HeadNumbers, part
 from hydractl.families.timm import modules as timm
-from hydractl.families.tower import PRE_NORM, Block, Model, Stream, Tower
+from hydractl.families.tower import Block, Model, Stream, Tower
 from hydractl.families.zero_shot import Contrast, unit
 
 NAMES = {

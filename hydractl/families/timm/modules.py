@@ -15,8 +15,8 @@ from hydractl.families.attention import Attention
 from hydractl.families.attention_bias import AttentionExtras, HeadBias, PositionBias, SharedDropout
 from hydractl.families.batched_members import applied, only_rows, shallow_copy
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.surgery import FunctionModule, HeadNumbers, LayerScale, part
-from hydractl.families.tower import PRE_NORM, Block, Model, Stream, Tower
+from hydractl.families.surgery import PRE_NORM, FunctionModule, HeadNumbers, LayerScale, part
+from hydractl.families.tower import Block, Model, Stream, Tower
 
 READOUT = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
 NORMS_LAST = (

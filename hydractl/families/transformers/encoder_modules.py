@@ -15,8 +15,8 @@ from hydractl.families.attention import Attention
 from hydractl.families.attention_bias import AttentionExtras, PositionBias, looked_up
 from hydractl.families.batched_members import applied
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.surgery import FunctionModule, HeadNumbers, LayerScale, part
-from hydractl.families.tower import PRE_NORM, Block, Stream, Tower
+from hydractl.families.surgery import PRE_NORM, FunctionModule, HeadNumbers, LayerScale, part
+from hydractl.families.tower import Block, Stream, Tower
 from hydractl.families.transformers.encoder import EncoderNames, heads_of
 
 FULL, LOCAL = "full_attention", "sliding_attention"
