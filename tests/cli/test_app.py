@@ -10,13 +10,13 @@ import pytest
 import typer
 from typer.core import TyperOption
 
+from hydractl import __version__, errors
 from hydractl.cli import app as module
 from hydractl.cli import output
 from hydractl.cli.app import COMMANDS, command_tree, main
 from hydractl.cli.reference import paragraphs
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import UsageError
-from hydractl.version import __version__, errors
 
 ERRORS = [
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.HydraError)

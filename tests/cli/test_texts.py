@@ -191,7 +191,7 @@ def test_no_path_gets_into_a_checkpoint(here):
         (("eval", IMAGES, "--data", "digits", "--max-length", 4), 2, "`--max-length` is for texts", "leave it out"),
         (("eval", "base.st", "--data", "test.jsonl", "--max-length", 99), 2, "at most 24 tokens", "--max-length 24"),
         (("eval", "base.st", "--data", "test.jsonl", "--max-length", 2), 2, "leave no room for a text", "--max-length 5"),
-        (("score", "base.st", "--method", "random", "--max-length", 8, "-o", "x"), 2, "which reads no data", ""),
+        (("score", "base.st", "--method", "random", "--max-length", 8, "-o", "x"), 2, "it reads no data", ""),
         (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--augment", "flip", "-o", "x"), 2,
          "is for images, but the model reads texts", "leave it out"),
         (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--recipe", "vit-finetune", "-o", "x"), 2,

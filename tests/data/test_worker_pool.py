@@ -195,7 +195,7 @@ def test_memory_that_cannot_be_shared_is_said(monkeypatch):
 
 WORKING = """
 import sys
-from hydractl.data import crew
+from hydractl.data import worker_pool
 from hydractl.data.worker_pool import WorkerPool
 import time, os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit that it is ignored

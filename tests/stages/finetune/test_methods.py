@@ -278,7 +278,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, model, monkeypatch):
         run_finetune(
             config(tmp_path / "out.st", model, "lora-ensemble", recipe=replace(RECIPE, train=("head",)))
         )
-    monkeypatch.setattr(fsdp, "asked", lambda: True)
+    monkeypatch.setattr(fsdp, "launcher_uses_fsdp", lambda: True)
     with pytest.raises(UsageError, match="`--method` and `--use_fsdp` exclude each other"):
         run_finetune(config(tmp_path / "out.st", model, "lora-ensemble"))
     assert not (tmp_path / "out.st").exists()
