@@ -24,7 +24,7 @@ TRAIN, VAL = "digits::classes=0-6,split=train,limit=70", "digits::classes=0-6,sp
 OOD = "digits::classes=9,limit=20"
 OOD_DATA = ("--ood", OOD)
 TINY = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=7,proj_drop_rate=0.1"
-TRAINS = ("--data", TRAIN, "--val", VAL, "--epochs", "2", "--lr", "1e-3", "--keep-last")
+TRAINS = ("--data", TRAIN, "--val", VAL, "--epochs", "4", "--lr", "1e-3", "--keep-last")
 SCORED = {
     "circuit": (*OOD_DATA, "--remove", "3"),
     "circuit, lazily": (*OOD_DATA, "--remove", "3", "--search", "lazy"),

@@ -3,6 +3,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).parents[2] / "docs" / "stages.md"
 NUMBER = re.compile(
     r"\S*\d\S*(?: [kMGT]\b)?"
@@ -29,6 +31,7 @@ def shape(text: str) -> list[list[str]]:
     return [re.sub(r"[#\s]*#[#\s]*", " # ", re.sub("─+", "─", line)).split() for line in lines]
 
 
+@pytest.mark.more  # the pipeline beside it is the end-to-end path of each run
 def test_the_session_runs_and_prints_what_it_shows(shell, tmp_path, request):
     """Its shape hangs neither on how long models train nor on how much data there is: all of it with `--all-variants`."""
     script = tmp_path / "session.sh"
