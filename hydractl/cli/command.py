@@ -16,10 +16,10 @@ from hydractl.errors import UnreadableError
 from hydractl.output.atomic_write import STDOUT, is_stdout
 from hydractl.parsing import configured
 from hydractl.runtime import enough_memory
-from hydractl.settings import Option, Setting, options_of, spelled
-from hydractl.stages.shared.provenance import check_statement, write_statement
+from hydractl.settings import Option, Setting, declared, options_of, spelled
+from hydractl.stages.shared.command_config import CommandConfig, input_refs
 
-C = TypeVar("C")
+C = TypeVar("C", bound=CommandConfig)
 KINDS: dict[str, Any] = {
     "bool": bool,
     "int": int,
@@ -79,13 +79,17 @@ def command(
                 return
             statement = typed.get("provenance")
             if isinstance(statement, Path):
+                from hydractl.stages.shared.provenance import check_statement
+
                 check_statement(statement, made)
-            looks = getattr(made, "if_changed", False) and not compares
+            looks = made.if_changed and not compares
             if not (looks and _is_up_to_date(made, terminal, unchanged)):
                 _check_inputs(made)
                 with enough_memory(typed), _naming_skip_bad(made):
                     function(made, terminal)
             if isinstance(statement, Path) and terminal.speaks:
+                from hydractl.stages.shared.provenance import write_statement
+
                 write_statement(statement, made)
 
         parameters = [_parameter(option) for option in options]
@@ -99,37 +103,36 @@ def command(
 
 
 @contextmanager
-def _naming_skip_bad(config: object) -> Iterator[None]:
+def _naming_skip_bad(config: CommandConfig) -> Iterator[None]:
     """Let an image that cannot be read end a command with the option that leaves it out, if the command has it."""
     try:
         yield
     except UnreadableError as error:
-        if hasattr(config, "skip_bad"):
+        if "skip_bad" in declared(type(config)):
             error.hint = f"{error.hint or 'leave the image out'}, or add `--skip-bad`"
         raise
 
 
-def _check_inputs(config: object) -> None:
+def _check_inputs(config: CommandConfig) -> None:
     """Refuse inputs that are not there before libraries are loaded to read them; of several processes the first says it later."""
     from hydractl.processes.distributed import world_size
-    from hydractl.stages.shared.cache_key import references
 
     if world_size() == 1:
-        for one in references(config):
-            one.check_there()
+        for ref in input_refs(config):
+            ref.check_exists()
 
 
-def _is_up_to_date(config: Any, terminal: Terminal, say: Callable[[Any, Terminal], None] | None) -> bool:  # noqa: ANN401 - of any command that has `--if-changed`
-    from hydractl.stages.shared.up_to_date import looked
+def _is_up_to_date(config: C, terminal: Terminal, say: Callable[[C, Terminal], None] | None) -> bool:
+    from hydractl.stages.shared.up_to_date import check_up_to_date
 
-    found = looked(config)
-    if found.why is not None:
-        terminal.progress().step(f"Not up to date: {found.why}")
+    state = check_up_to_date(config)
+    if state.reason is not None:
+        terminal.progress().step(f"Not up to date: {state.reason}")
     elif say is None:
-        terminal.up_to_date(found.paths)
+        terminal.up_to_date(state.paths)
     else:
         say(config, terminal)
-    return found.why is None
+    return state.reason is None
 
 
 def _parameter(option: Option) -> inspect.Parameter:

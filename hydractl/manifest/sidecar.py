@@ -13,8 +13,8 @@ from hydractl.manifest.header import Step
 ENDING = ".lineage.json"
 
 
-class Record(Document):
-    """What a file beside another one says of it, `hydractl.record/1`.
+class Sidecar(Document):
+    """What a file beside another one says of it, `hydractl.record/1`, where that has no place to say so itself.
 
     Attributes:
         sha256: Of the other file, as it was written.
@@ -28,6 +28,6 @@ class Record(Document):
     made_by: Step
 
     @staticmethod
-    def place(path: Path) -> Path:
-        """Return where the record of a file stands."""
+    def path_of(path: Path) -> Path:
+        """Return where the sidecar of a file stands."""
         return path.with_name(f"{path.name}{ENDING}")

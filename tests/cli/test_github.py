@@ -150,6 +150,11 @@ def test_provenance_says_what_an_output_is_made_of(work, call):
     assert "up to date" in call(*line, "--if-changed").out
     assert Path("f.json").read_bytes() == first
 
+    changed = first.replace(b"m-1.st", b"m-9.st")
+    Path("f.json").write_bytes(changed)
+    assert "up to date" in call(*line, "--if-changed").out
+    assert Path("f.json").read_bytes() == first
+
 
 @pytest.mark.parametrize(
     ("more", "code", "text"),

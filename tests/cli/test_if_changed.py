@@ -18,7 +18,7 @@ from hydractl.data.reference import DataRef
 from hydractl.settings import Role
 from hydractl.stages.export.formats import TRACES
 from hydractl.stages.shared import up_to_date
-from hydractl.stages.shared.cache_key import Reference
+from hydractl.stages.shared.command_config import InputRef
 from hydractl.training.resume import StateFolder
 
 ARCH = (
@@ -219,6 +219,11 @@ def test_options_that_differ_are_named(before, now, text):
     assert up_to_date._other_options(before, now) == text
 
 
+def test_what_is_implied_may_be_typed(folder, again, call):
+    assert "up to date" in again("prune", "--strategy", "sample").out
+    assert "up to date" in again("prune by several", "--strategy", "objectives").out
+
+
 def test_another_version_makes_again(folder, again, monkeypatch):
     monkeypatch.setattr(up_to_date, "versions", lambda name: {name: "0.0"})
 
@@ -303,15 +308,15 @@ def test_what_was_made_without_being_asked_to_say_so_is_moved_away_once(folder, 
 
 def test_what_texts_are_called_counts_and_labels_do_not(tmp_path):
     def digests(name: str) -> frozenset[str]:
-        return Reference(Role.DATA, DataRef.parse(str(tmp_path / name)), labelled=False).digests()
+        return InputRef(Role.DATA, DataRef.parse(str(tmp_path / name)), labelled=False).digests()
 
     for i, text in enumerate("ab"):
         (tmp_path / f"texts/{i}").mkdir(parents=True)
         (tmp_path / f"texts/{i}/x.txt").write_text(text)
-    (tmp_path / "t.csv").write_text("text,label\nhello,0\n")
-    before = [digests("texts"), digests("t.csv")]
-    (tmp_path / "t.csv").write_text("text,label\nhello,1\n")
-    assert digests("t.csv") == before[1]
+    (tmp_path / "t.csv").write_text("text,label\nhello,0\nbye,1\n")
+    before = [digests("texts"), digests("t.csv"), digests("t.csv::label=label")]
+    (tmp_path / "t.csv").write_text("text,label\nhello,1\nbye,0\n")
+    assert [digests("t.csv"), digests("t.csv::label=label")] == before[1:]
     (tmp_path / "texts/0/x.txt").rename(tmp_path / "texts/0/y.txt")
     assert digests("texts") != before[0]
 

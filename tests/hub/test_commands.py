@@ -11,7 +11,7 @@ from hydractl.cli.app import main
 from hydractl.hub.card_commands import making
 from hydractl.manifest.header import InputFile, Kind, Step
 from hydractl.runtime import digest_file
-from hydractl.stages.shared.cache_key import without_paths
+from hydractl.stages.shared.command_config import without_paths
 from support.builders import base, sha
 
 BACKBONE = "arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=16,depth=2,num_heads=4,num_classes=10"

@@ -18,7 +18,7 @@ from hydractl.manifest.document import Document, Fingerprint
 from hydractl.manifest.header import Header, Step, check_mask_fits
 from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Removal, TowerKeep, TowerScores
 from hydractl.manifest.report import DOCUMENTS
-from hydractl.manifest.sidecar import Record
+from hydractl.manifest.sidecar import Sidecar
 from support.builders import base, sha
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -331,7 +331,7 @@ def test_the_full_mask_fits_its_architecture():
 
 
 def test_every_document_says_what_it_is():
-    assert Record.schema_name() == "hydractl.record/1"
+    assert Sidecar.schema_name() == "hydractl.record/1"
     ours = [d for d in Document.__subclasses__() if d.__module__.startswith("hydractl.manifest.")]
     assert {d.schema_name() for d in ours} == {
         "hydractl.scores/1", "hydractl.head-mask/1", "hydractl.report/1", "hydractl.checkpoint/1", "hydractl.record/1",

@@ -44,10 +44,9 @@ def again(config: EvalConfig, terminal: Terminal) -> None:
     """Show the report that is there, as if it had been made, and exit as it says."""
     from hydractl.manifest.report import Report
     from hydractl.stages.evaluate.report import EvalReport
-    from hydractl.stages.shared.up_to_date import outputs_of
 
     document = Report.read(cast("Path", config.out))
-    report = EvalReport(document=document, paths=outputs_of(config), config=config)
+    report = EvalReport(document=document, paths=config.output_files(), config=config)
     if terminal.as_json:
         terminal.document(as_json(document))
     else:

@@ -38,20 +38,20 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
       hydractl import pytorch_model.bin --arch bert::num_labels=4 --tokenizer tokenizer.json -o base.st
     """
     from hydractl.stages.importing.run import ImportReport, ImportReports, run_import
-    from hydractl.stages.shared.up_to_date import looked
+    from hydractl.stages.shared.up_to_date import check_up_to_date
 
     progress = terminal.progress()
     if len(config.sources) > 1:  # before the first is written
-        files = [path for path in config.written() if not is_folder(path)]
+        files = [path for path in config.output_files() if not is_folder(path)]
         check_outputs(files, force=config.force or config.if_changed, files=map(Path, config.sources))
     reports, same = list[ImportReport](), list[Path]()
     for one in config.one_by_one():
-        found = looked(one) if one.if_changed else None
-        if found is not None and found.why is None:
-            same += found.paths
+        state = check_up_to_date(one) if one.if_changed else None
+        if state is not None and state.reason is None:
+            same += state.paths
             continue
-        if found is not None:
-            progress.step(f"Not up to date: {found.why}")
+        if state is not None:
+            progress.step(f"Not up to date: {state.reason}")
         reports.append(run_import(one, progress))
     if not reports:
         terminal.up_to_date(same)

@@ -18,6 +18,7 @@ from hydractl.settings import Option, OptionGroup, Role, Setting, by_default, ch
 from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels
 from hydractl.stages.finetune.config import RECIPE
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 from hydractl.training.recipes.presets import recipe_of
 from hydractl.training.recipes.recipe import Recipe
@@ -77,7 +78,7 @@ def _data(what: str) -> Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchConfig:
+class BenchConfig(CommandConfig):
     """Which model to find rivals for, on what, and how they train."""
 
     COMMAND: ClassVar[str] = "bench"

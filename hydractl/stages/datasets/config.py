@@ -8,12 +8,13 @@ from hydractl.data.presets.registry import PRESETS, of_name
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
 from hydractl.settings import Setting, required
+from hydractl.stages.shared.command_config import CommandConfig
 
 LIST, SHOW = "list", "show"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
+class DataConfig(CommandConfig):
     """Which data sets to tell of."""
 
     words: tuple[str, ...] = required(

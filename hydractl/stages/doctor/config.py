@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hydractl.settings import CheckedSettings, setting
+from hydractl.stages.shared.command_config import CommandConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorConfig(CheckedSettings):
+class DoctorConfig(CheckedSettings, CommandConfig):
     """How long to wait for the Hub."""
 
     timeout: float = setting(5.0, "Wait so many seconds for the Hub.", above=0, high=600, metavar="S")

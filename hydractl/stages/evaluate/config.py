@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
@@ -32,14 +34,14 @@ from hydractl.stages.evaluate.refs import (
     model_name,
 )
 from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.cache_key import Reference
+from hydractl.stages.shared.command_config import CommandConfig, InputRef
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 TABLE, DATA, THRESHOLD = "Table", "Data", "Threshold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig(shared.WithTemperature):
+class EvalConfig(shared.WithTemperature, CommandConfig):
     """What to measure, on what, and what to do with it."""
 
     COMMAND: ClassVar[str] = "eval"
@@ -346,9 +348,10 @@ class EvalConfig(shared.WithTemperature):
         return fitted | {str(made.val): f"{made.KIND}: val={made.val}" for made in self.made if made.val}
 
     @property
-    def reads(self) -> tuple[Reference, ...]:
+    @override
+    def further_inputs(self) -> tuple[InputRef, ...]:
         """What no setting names by itself."""
-        return tuple(Reference(Role.DATA, ref) for ref in self.fitted_on)
+        return tuple(InputRef(Role.DATA, ref) for ref in self.fitted_on)
 
     @property
     def ood(self) -> tuple[NamedData, ...]:

@@ -17,6 +17,7 @@ from hydractl.model_source import named, split_options, unclosed
 from hydractl.settings import Role, Setting
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
 from hydractl.stages.evaluate.baselines.registry import is_baseline, is_of_several, parse_baseline
+from hydractl.stages.shared.command_config import NamedInputs
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
@@ -26,7 +27,7 @@ WEIGHTS_SUFFIXES = {".st", ".safetensors"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedData:
+class NamedData(NamedInputs):
     """An OOD data set and what tables call it."""
 
     name: str
@@ -71,7 +72,7 @@ class NamedData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModels:
+class NamedModels(NamedInputs):
     """One row of the table: a model, or several that answer together.
 
     Attributes:

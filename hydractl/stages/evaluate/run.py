@@ -34,10 +34,9 @@ from hydractl.stages.evaluate.open_models import check_alike, check_outputs, che
 from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.selective_threshold import ModelCopy, check_stores
-from hydractl.stages.shared.cache_key import asked_of
+from hydractl.stages.shared.command_config import config_digest
 from hydractl.stages.shared.outputs import claim
 from hydractl.stages.shared.predictions import Keeping
-from hydractl.stages.shared.up_to_date import replaces
 from hydractl.version import __version__
 
 
@@ -56,7 +55,7 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
     outputs = [config.out, config.save_predictions, config.store]
     with (
         start_team(device) as team,
-        claim(outputs * team.leads, progress, force=replaces(config)) as lock,
+        claim(config, outputs * team.leads, progress) as lock,
     ):
         run = _prepare(config, device, team, lock, progress)
         table = measure_rows(run)
@@ -154,7 +153,7 @@ def _document(run: Evaluation, table: Table) -> Report:
         warnings=tuple(caveats),
         checks=tuple(condition.check(table.rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
-        asked=asked_of(config),
+        asked=config_digest(config),
     )
 
 

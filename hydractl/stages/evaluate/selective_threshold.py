@@ -28,7 +28,7 @@ from hydractl.output.atomic_write import Sink
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
-from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.zero_shot_classes import Classes
 from hydractl.tensor_spec import spec_of, tensor_bytes
 

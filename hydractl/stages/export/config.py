@@ -18,6 +18,7 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 ONNX, PT2 = ".onnx", ".pt2"
@@ -29,7 +30,7 @@ MEASURED_ON = Constraint("data", why="it is labelled data that are measured on",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportConfig(CheckedSettings):
+class ExportConfig(CheckedSettings, CommandConfig):
     """What to export, how, and what it is checked on."""
 
     COMMAND: ClassVar[str] = "export"

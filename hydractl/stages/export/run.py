@@ -38,11 +38,9 @@ from hydractl.stages.export.compare import (
 from hydractl.stages.export.config import ONNX, ExportConfig
 from hydractl.stages.export.export_module import IMAGES, Subject
 from hydractl.stages.export.pixel_input import FILTERS, Pixels
-from hydractl.stages.shared.lineage import make_step, recorded
 from hydractl.stages.shared.open_inputs import labels_of, open_reader, open_sets
-from hydractl.stages.shared.output_record import begun, check_record
+from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, make_step, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim
-from hydractl.stages.shared.up_to_date import replaces
 from hydractl.stages.shared.zero_shot_classes import Classes, settle
 
 EXAMPLES = 2
@@ -90,7 +88,7 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
     formats.require_torch()
     if config.form == ONNX:
         formats.onnx_libraries()
-    with claim([config.out, config.report], progress, force=replaces(config)) as own:
+    with claim(config, [config.out, config.report], progress) as own:
         return _run(config, own, progress)
 
 
@@ -130,7 +128,7 @@ def _run(config: ExportConfig, own: OutputLock, progress: Progress) -> ExportRep
     opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
     for path, option in ((config.out, "-o"), (config.report, "--report")):
         if path is not None and config.if_changed:
-            check_record(path)
+            check_sidecar(path)
         check_outputs(
             [] if path is None else [path],
             force=own.may_replace,
@@ -171,7 +169,7 @@ def _run(config: ExportConfig, own: OutputLock, progress: Progress) -> ExportRep
 
 def _publish(config: ExportConfig, own: OutputLock, opened: OpenModel, written: Mapping[Path, bytes]) -> None:
     """Write all files, and beside each what made it, if that is wanted."""
-    step = recorded(
+    step = sidecar_step(
         config,
         config.out,
         opened=opened,
@@ -181,7 +179,7 @@ def _publish(config: ExportConfig, own: OutputLock, opened: OpenModel, written: 
     )
     with publish_together(own) as begin:
         for path, content in written.items():
-            with begun(begin, path, step) as file:
+            with begin_with_sidecar(begin, path, step) as file:
                 file.write(content)
 
 

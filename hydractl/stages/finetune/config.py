@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from typing_extensions import override
+
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.output.atomic_write import is_stream
@@ -25,6 +27,7 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.training.methods.base import TrainingMethod
 from hydractl.training.methods.registry import METHODS, method_reference, parse_method
 from hydractl.training.recipes.presets import RECIPES, recipe_of
@@ -46,7 +49,7 @@ RECIPE = Option(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinetuneConfig:
+class FinetuneConfig(CommandConfig):
     """What to train, on what, how, and where to."""
 
     COMMAND: ClassVar[str] = "finetune"
@@ -213,6 +216,7 @@ class FinetuneConfig:
         """How it trains, where not every weight changes."""
         return None if self.method is None else parse_method(self.method)
 
+    @override
     def outputs(self) -> tuple[Path, ...]:
         """Return the path of each model that comes out."""
         count = 1 if self.trains_by is None else self.trains_by.models
@@ -222,10 +226,6 @@ class FinetuneConfig:
                 hint="leave `{i}` out of the name",
             )
         return (self.out,) if count == 1 else shared.numbered(self.out, count)
-
-    def written(self) -> tuple[Path, ...]:
-        """Return the paths of all files."""
-        return self.outputs()
 
     @property
     def apart(self) -> bool:

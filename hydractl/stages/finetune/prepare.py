@@ -33,8 +33,8 @@ from hydractl.settings import spelled
 from hydractl.stages.finetune.classifier_head import fitted
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
+from hydractl.stages.shared.finite import warn_temperature
 from hydractl.stages.shared.image_preprocessing import check_takes, reading_images, warn_assumed
-from hydractl.stages.shared.lineage import warn_temperature
 from hydractl.stages.shared.open_inputs import held_twice, identified
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.dropout import HAS_LAYERS_FOR

@@ -31,9 +31,8 @@ from hydractl.stages.finetune.state import state_folder
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.trainable import Jointly, Subject, is_own, of_each, stay_equal
 from hydractl.stages.shared.finite import check_finite, check_weights, stored_tensors
-from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import claim, resumable, way_on
-from hydractl.stages.shared.up_to_date import replaces
 from hydractl.training import fsdp
 from hydractl.training.accelerator import Engine, Share, start_engine
 from hydractl.training.dropout import HAS_LAYERS_FOR
@@ -110,7 +109,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         )
     with (
         resumable(config.out, force=config.force),
-        claim(config.outputs() if leads else [], progress, force=replaces(config), wait=config.wait) as own,
+        claim(config, config.outputs() if leads else [], progress) as own,
     ):
         work = prepare(config, progress, own)
         follow_leader("claim")

@@ -24,6 +24,7 @@ from hydractl.settings import (
     spelled,
 )
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 AUTO, MEASURING = shared.AUTO, "Measuring"
@@ -99,7 +100,7 @@ NOT_MEASURED = Measuring()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FuseConfig:
+class FuseConfig(CommandConfig):
     """What to fuse, and how."""
 
     COMMAND: ClassVar[str] = "fuse"

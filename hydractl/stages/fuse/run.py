@@ -29,9 +29,9 @@ from hydractl.stages.fuse.compatibility import (
 )
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.result import Measured, Outcome
-from hydractl.stages.shared.lineage import make_step, warn_refusing
+from hydractl.stages.shared.finite import warn_refusing
+from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
-from hydractl.stages.shared.up_to_date import replaces
 from hydractl.stages.shared.zero_shot_classes import with_classes
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         require_one_process("fuse")
     with (
         start_team() as team,
-        claim([config.out] * team.leads, progress, force=replaces(config)) as own,
+        claim(config, [config.out] * team.leads, progress) as own,
     ):
         return _run(config, team, own, progress)
 

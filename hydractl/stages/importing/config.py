@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from hydractl.errors import UsageError
 from hydractl.parsing import configured, made_of
 from hydractl.settings import (
@@ -22,6 +24,7 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import FORMS
 
 ENDINGS = re.compile(r"(\.pth\.tar|(\.[a-z]+)?\.index(\.[\w-]+)?\.json|\.[^.]*)$")
@@ -47,7 +50,7 @@ def parse_rename(text: str) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportConfig:
+class ImportConfig(CommandConfig):
     """What to import, and as what."""
 
     COMMAND: ClassVar[str] = "import"
@@ -118,7 +121,7 @@ class ImportConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        self.written()
+        self.output_files()
         if self.folder is not None and self.tokenizer is not None:
             raise UsageError(
                 f"`--tokenizer` goes with an architecture's name; the folder `{self.folder}` has its own",
@@ -130,7 +133,8 @@ class ImportConfig:
         """The first file, which is the only one of a configuration that `one_by_one` returns."""
         return self.sources[0]
 
-    def written(self) -> tuple[Path, ...]:
+    @override
+    def output_files(self) -> tuple[Path, ...]:
         """Return the path of each base: `{name}` stands for the name of its file, `{i}` for its number.
 
         Raises:
@@ -153,7 +157,7 @@ class ImportConfig:
 
     def one_by_one(self) -> Iterator[ImportConfig]:
         """Yield a configuration for each file, as if it alone had been typed."""
-        given, outputs = made_of(self), self.written()
+        given, outputs = made_of(self), self.output_files()
         for source, out in zip(self.sources, outputs, strict=True):
             if given is None:
                 yield replace(self, sources=(source,), out=out)

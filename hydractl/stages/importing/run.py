@@ -33,9 +33,8 @@ from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.importing.resolve import Resolved, resolve, with_images
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.image_preprocessing import check_takes, told
-from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
-from hydractl.stages.shared.up_to_date import replaces
 from hydractl.stages.shared.zero_shot_classes import POOLED, read_names
 from hydractl.tensor_spec import spec_of
 
@@ -85,7 +84,7 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
         OutputExists: If the output is there already.
     """
     require_one_process("import")
-    with claim([config.out], progress, force=replaces(config)) as own:
+    with claim(config, [config.out], progress) as own:
         return _run(config, own, progress)
 
 

@@ -73,7 +73,7 @@ def run_compare(config: InspectConfig, progress: Progress = SILENT) -> Compariso
         UsageError: If scores order fewer heads than the budget removes, or there are no scores for a budget.
         OutputExists: If the figure is there already.
     """
-    with claim([config.plot], progress, force=config.force) as own:
+    with claim(config, [config.plot], progress) as own:
         return _compare(config, own, progress)
 
 

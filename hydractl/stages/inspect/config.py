@@ -12,10 +12,11 @@ from hydractl.output.paths import OutputKind
 from hydractl.reporting.matplotlib_figure import FORMATS
 from hydractl.settings import Constraint, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectConfig:
+class InspectConfig(CommandConfig):
     """What to look at, or which choices of heads to compare."""
 
     files: tuple[str, ...] = required(

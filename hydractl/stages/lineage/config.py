@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from hydractl.errors import UsageError
 from hydractl.settings import Setting, flag, required
+from hydractl.stages.shared.command_config import CommandConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineageConfig:
+class LineageConfig(CommandConfig):
     """Whose lineage, and which files to hold against it."""
 
     files: tuple[str, ...] = required(

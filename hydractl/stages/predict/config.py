@@ -8,6 +8,8 @@ from math import inf
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from hydractl.data.reference import IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.ood_scores import EVERY, FITTED, KNN, MSP, SCORES, limits
@@ -17,7 +19,7 @@ from hydractl.parsing import number
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.cache_key import Reference
+from hydractl.stages.shared.command_config import CommandConfig, InputRef
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 LINES = "-"
@@ -57,7 +59,7 @@ def check_bound(score: str, bound: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictConfig:
+class PredictConfig(CommandConfig):
     """Whose predictions of what, and where to."""
 
     COMMAND: ClassVar[str] = "predict"
@@ -166,12 +168,13 @@ class PredictConfig:
         refuse_shared_input(LINES)
 
     @property
-    def reads(self) -> tuple[Reference, ...]:
+    @override
+    def further_inputs(self) -> tuple[InputRef, ...]:
         """What DATA name; where it lies counts too, as lines call it so."""
         return tuple(
-            Reference(Role.FILE, image_path(given) or Path(given))
+            InputRef(Role.FILE, image_path(given) or Path(given))
             if given == LINES or is_file(given)
-            else Reference(Role.DATA, parsed(given), labelled=False)
+            else InputRef(Role.DATA, parsed(given), labelled=False)
             for given in self.data
         )
 

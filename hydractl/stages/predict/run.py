@@ -32,12 +32,10 @@ from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import Answered, BatchPredictor, window
 from hydractl.stages.predict.writers import ACCEPTED, ERROR, WRITERS, JSONLines, Line
-from hydractl.stages.shared.lineage import recorded
 from hydractl.stages.shared.open_inputs import open_reader, warn
-from hydractl.stages.shared.output_record import begun, check_record
+from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.predictions import fits
-from hydractl.stages.shared.up_to_date import replaces
 from hydractl.stages.shared.zero_shot_classes import settle
 from hydractl.strict_json import compact, parse
 from hydractl.training.resume import FORCED, OTHERS, OtherRunError
@@ -104,7 +102,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
     with (
         resumable(config.out, force=config.force),
         start_team(device) as team,
-        claim([config.out] * team.leads, progress, force=replaces(config), wait=config.wait) as lock,
+        claim(config, [config.out] * team.leads, progress) as lock,
     ):
         opened = open_reader(config.model, arch=config.arch, max_length=config.max_length)
         if team.leads:
@@ -115,7 +113,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
 
 def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -> None:
     if config.if_changed:
-        check_record(config.out)
+        check_sidecar(config.out)
     references = [reference for reference in config.data if reference != LINES]
     check_outputs(
         [config.out],
@@ -174,7 +172,7 @@ class _Run:
     def _made_by(self) -> Step | None:
         config = self.config
         options = {"ood_score": self.rows.score, "threshold": self.rows.below, "top_k": config.top_k}
-        return recorded(config, config.out, opened=self.opened, options=options)
+        return sidecar_step(config, config.out, opened=self.opened, options=options)
 
     def _write_stream(self, blocks: Iterator[_Block], lock: OutputLock) -> None:
         """Write lines as they come."""
@@ -197,7 +195,7 @@ class _Run:
                 journal.discard()
             raise
         out = self.config.out
-        with publish_together(lock) as begin, begun(begin, out, made_by) as file:
+        with publish_together(lock) as begin, begin_with_sidecar(begin, out, made_by) as file:
             writer = WRITERS[self.config.form](file, self.rows.columns(self.sources))
             for lines in journal.replay():
                 writer.write(lines)

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
 from hydractl.output.atomic_write import is_stream
@@ -28,6 +30,7 @@ from hydractl.settings import (
 )
 from hydractl.stages.prune.strategy import DEFAULT_CANDIDATES, RULES, Diversity, Strategy
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 MEMBERS, DIVERSE = "Members", "Strategy diverse"
@@ -143,7 +146,7 @@ KEEP = Setting(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PruneConfig:
+class PruneConfig(CommandConfig):
     """What to prune, how far, and where to."""
 
     COMMAND: ClassVar[str] = "prune"
@@ -333,11 +336,13 @@ class PruneConfig:
         """How many members come out."""
         return max(self.members, len(self.scores), len(self.masks))
 
+    @override
     def outputs(self) -> tuple[Path, ...]:
         """Return each member's path."""
         return shared.numbered(self.out, self.count)
 
     @property
+    @override
     def implied(self) -> dict[str, Strategy]:
         """The strategy of other options, as far as these tell it: whether scores have clusters they do not."""
         if self.masks or self.auto:
@@ -345,6 +350,7 @@ class PruneConfig:
         sampled = Strategy.BEST if self.pool is None else Strategy.SAMPLE
         return {"strategy": Strategy.OBJECTIVES if len(self.scores) > 1 else sampled}
 
-    def written(self) -> tuple[Path, ...]:
+    @override
+    def output_files(self) -> tuple[Path, ...]:
         """Return the paths of all files: each member's, and its mask's."""
         return tuple(path for own in self.outputs() for path in (own, mask_path(own)) if path is not None)

@@ -22,8 +22,8 @@ from hydractl.stages.prune.config import PruneConfig, needs_pool
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.sample_masks import STRATEGIES, Drawn, Material
 from hydractl.stages.prune.strategy import Strategy
-from hydractl.stages.shared.lineage import TOOL, document_input, scored_by
 from hydractl.stages.shared.mask_selection import Quota, own_quota, quota_of
+from hydractl.stages.shared.output_record import TOOL, document_input, scoring_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
         found = [own_quota(config.scores[0], scores[0], shape).said or ""]
     whole = {n: m for n, m in full_mask(opened.header.architecture.towers).items() if n not in shape}
     files = tuple(
-        document_input(p, s.digest() if is_stream(p) else None, made_by=scored_by(s, opened))
+        document_input(p, s.digest() if is_stream(p) else None, made_by=scoring_step(s, opened))
         for p, s in zip(config.scores, scores, strict=True)
     )
     return Chosen(

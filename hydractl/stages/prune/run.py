@@ -29,11 +29,10 @@ from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.prune.plan import Plan
-from hydractl.stages.shared.finite import check_weights
+from hydractl.stages.shared.finite import check_weights, warn_temperature
 from hydractl.stages.shared.image_preprocessing import warn_of_folder
-from hydractl.stages.shared.lineage import make_step, warn_temperature
+from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
-from hydractl.stages.shared.up_to_date import replaces
 from hydractl.tensor_spec import TensorSpec
 
 
@@ -101,7 +100,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
         require_one_process("prune")
     with (
         start_team() as team,
-        claim(config.outputs() * team.leads, progress, force=replaces(config)) as own,
+        claim(config, config.outputs() * team.leads, progress) as own,
     ):
         return _run(config, team, own, progress)
 
@@ -117,7 +116,7 @@ def _run(config: PruneConfig, team: ProcessGroup, own: OutputLock, progress: Pro
     asked = config.diverse
     if team.leads:
         check_models(
-            config.written(),
+            config.output_files(),
             own,
             models=[opened],
             data=[] if asked is None else [asked.data, asked.ood],

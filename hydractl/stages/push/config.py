@@ -10,6 +10,7 @@ from hydractl.hub.names import check_branch, check_license, check_repository
 from hydractl.parsing import bytes_of
 from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
 
 MAIN = "main"
 CARD, REPOSITORY = "Card", "Repository"
@@ -25,7 +26,7 @@ def parse_size(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PushConfig:
+class PushConfig(CommandConfig):
     """What to push, and where to."""
 
     model: str = required(shared.MODEL)

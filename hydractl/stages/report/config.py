@@ -12,13 +12,14 @@ from hydractl.output.paths import OutputKind
 from hydractl.reporting.intervals import SEEDS, SETS
 from hydractl.settings import Role, Setting, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.strict_json import STDIN
 
 PAGE, TEXT = ".html", ".md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportConfig:
+class ReportConfig(CommandConfig):
     """Which reports to read, and what to make of them."""
 
     COMMAND: ClassVar[str] = "report"

@@ -24,7 +24,7 @@ from hydractl.reporting.page import page
 from hydractl.reporting.summary import verdict
 from hydractl.reporting.svg import MARK, Drawing, png, svg
 from hydractl.stages.report.config import PAGE, ReportConfig
-from hydractl.stages.shared.output_record import NotMadeError
+from hydractl.stages.shared.output_record import ForeignOutputError
 from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.up_to_date import check_comparable
 from hydractl.strict_json import STDIN
@@ -62,7 +62,9 @@ def run_report(config: ReportConfig, progress: Progress = SILENT) -> ReportRepor
     require_one_process("report")
     if config.if_changed:
         check_comparable(config)
-    with claim([config.out, config.figures], progress, force=config.force or config.if_changed) as own:
+    with claim(
+        config, [config.out, config.figures], progress, force=config.force or config.if_changed
+    ) as own:
         _check([] if config.out is None else [config.out], config, own)
         if config.figures is not None:
             check_folder(config.figures)
@@ -88,11 +90,11 @@ def check_ours(paths: Iterable[Path]) -> None:
     """Refuse to replace what is no part of a report.
 
     Raises:
-        NotMadeError: Naming the first.
+        ForeignOutputError: Naming the first.
     """
     for path in paths:
         if path.exists() and not _is_ours(path):
-            raise NotMadeError(
+            raise ForeignOutputError(
                 path,
                 "was made by something else",
                 command=ReportConfig.COMMAND,

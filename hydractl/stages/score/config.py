@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from typing_extensions import override
+
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
 from hydractl.output.paths import WEIGHTS
@@ -29,6 +31,7 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ SEARCHING = Constraint("entry.searches", option="method", hint="leave it out; it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreConfig:
+class ScoreConfig(CommandConfig):
     """What to score, how, and where to."""
 
     COMMAND: ClassVar[str] = "score"
@@ -162,11 +165,13 @@ class ScoreConfig:
             )
 
     @property
+    @override
     def unread(self) -> frozenset[str]:
         """Settings that name what is not read in this run."""
         return frozenset() if self.entry.needs_data else frozenset({"data"})
 
     @property
+    @override
     def implied(self) -> dict[str, int | None]:
         """What is used where nothing is given: the method's own number of samples."""
         return {"limit": self.entry.default_limit}

@@ -34,13 +34,12 @@ from hydractl.stages.score.training import (
     publish_scores,
     settings_of,
 )
-from hydractl.stages.shared.cache_key import asked_of, typed_by
+from hydractl.stages.shared.command_config import config_digest, recorded_argv
 from hydractl.stages.shared.finite import check_finite
-from hydractl.stages.shared.lineage import TOOL, made_with
 from hydractl.stages.shared.mask_selection import quota_of
 from hydractl.stages.shared.open_inputs import Again, digests, labels_of, open_reader, open_sets
+from hydractl.stages.shared.output_record import TOOL, library_versions
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
-from hydractl.stages.shared.up_to_date import replaces
 from hydractl.stages.shared.zero_shot_classes import Classes, ask
 
 
@@ -67,7 +66,7 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     with (
         resumable(config.out, force=config.force),
         start_team(own_device(config.device)) as team,
-        claim([config.out] * team.leads, progress, force=replaces(config), wait=config.wait) as own,
+        claim(config, [config.out] * team.leads, progress) as own,
     ):
         return _run(config, team, own, progress)
 
@@ -128,9 +127,9 @@ def _run(config: ScoreConfig, team: ProcessGroup, own: OutputLock, progress: Pro
             "baseline": ranking.baseline,
             "clusters": ranking.clusters,
             "results": dict(ranking.results),
-            "versions": made_with(opened.family),
-            "asked": asked_of(config),
-            "typed": typed_by(config),
+            "versions": library_versions(opened.family),
+            "asked": config_digest(config),
+            "typed": recorded_argv(config),
         }
     )
     inputs = tuple(InputFile(name=sets[role].name, sha256=found.sha256) for role, found in data.items())

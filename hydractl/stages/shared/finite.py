@@ -1,4 +1,7 @@
-"""Weights that are numbers: what the stages ask for before they make anything of a model, and keep when they store it."""
+"""Weights that are numbers: what the stages ask for before they make anything of a model, and keep when they store it.
+
+Other weights leave behind what was found for the old ones, which is warned of.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.inference import NOT_FINITE
-from hydractl.messages import counted
+from hydractl.messages import counted, quoted
+from hydractl.progress import Progress
 from hydractl.tensor_spec import TensorSpec
 
 
@@ -96,3 +100,27 @@ def stored_tensors(
         if name in trained and not tensors[name].isfinite().all():
             raise CheckFailed(f"tensor `{name}` is not finite after training; nothing was written", hint=hint)
     return tensors
+
+
+def warn_temperature(opened: OpenModel, progress: Progress) -> None:
+    """Say what is left behind with the weights that it was found for: a temperature, and what `warn_refusing` says."""
+    warn_refusing([opened], progress)
+    if opened.header.temperature != 1:
+        progress.warn(
+            f"{opened.reference}: its temperature {opened.header.temperature:g} is not kept: other weights need their own"
+        )
+
+
+def warn_refusing(models: Iterable[OpenModel], progress: Progress) -> None:
+    """Say that thresholds, or OOD scores of features, are left behind with the weights that they were found for."""
+    every = list(models)
+    bounded = dict.fromkeys(m.reference for m in every if m.header.threshold is not None)
+    fitted = {m.reference: m.header.fitted.scores for m in every if m.header.fitted is not None}
+    scores = ", ".join(dict.fromkeys(name for names in fitted.values() for name in names))
+    for named, one, several in (
+        ([*bounded], "its threshold is", "their thresholds are"),
+        ([*fitted], f"its OOD scores ({scores}) are", f"their OOD scores ({scores}) are"),
+    ):
+        if named:
+            shown, kept = (named[0], one) if len(named) == 1 else (quoted(named, most=3), several)
+            progress.warn(f"{shown}: {kept} not kept: other weights need their own")

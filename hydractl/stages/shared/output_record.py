@@ -1,70 +1,78 @@
-"""What an output that is there says of the command that made it. Importing it loads no torch."""
+"""What made an output: written into it, or into a file beside it, and read from one that is there. Importing it loads no torch."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint
+from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, OutputExists
-from hydractl.manifest.document import Document
-from hydractl.manifest.header import Step
+from hydractl.manifest.document import Document, OptionValue
+from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.heads import HeadMask, HeadScores, Mask
 from hydractl.manifest.report import DOCUMENTS, Report
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.manifest.sidecar import Record
+from hydractl.manifest.sidecar import Sidecar
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import WEIGHTS
-from hydractl.output.atomic_write import Digested, Sink
+from hydractl.output.atomic_write import Digested, Sink, is_stream
 from hydractl.output.paths import is_folder
-from hydractl.runtime import digest_file
+from hydractl.runtime import digest_file, versions
+from hydractl.stages.shared.command_config import CommandConfig, config_digest, input_refs, recorded_argv
 from hydractl.strict_json import MAX_BYTES, NotJSONError, parse
+from hydractl.version import __version__
 
+if TYPE_CHECKING:
+    from hydractl.families.base import Family
+    from hydractl.families.load import OpenModel
+
+TOOL = f"hydractl {__version__}"
 PREDICTIONS = {"log_probs", "logsumexp", "labels"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """What an output says.
+class OutputRecord:
+    """What an output that is there says of what made it.
 
     Attributes:
         path: Of the file, or the weights in a folder.
-        command: Which one made it.
-        asked: As `asked_of`; None where it does not say.
-        typed: As `typed_by`; None where it does not say.
-        versions: Of what it hangs on, by name.
+        command: Which one made it; empty where it does not say.
+        config_digest: As `command_config.config_digest`; None where it does not say.
+        argv: As `recorded_argv`; None where it does not say.
+        versions: Of what it depends on, by name.
         inputs: The digests of what was read, in the order of the settings that name it.
-        records: Whether it says any of that; a mask and predictions are told by what lies beside them.
+        has_step: Whether it says any of that; what made a mask and predictions is told by what lies beside them.
         masks: Of a checkpoint, or a mask.
         rows: Of a report, or predictions.
-        whole: Whether all files of a folder are there, and as they were written.
+        intact: Whether all files of a folder are there, and as they were written.
     """
 
     path: Path
     command: str
-    asked: str | None = None
-    typed: tuple[str, ...] | None = None
-    versions: Mapping[str, str]
+    config_digest: str | None = None
+    argv: tuple[str, ...] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()
-    records: bool = True
+    has_step: bool = True
     masks: tuple[Mask, ...] = ()
     rows: frozenset[str] = frozenset()
-    whole: bool = True
+    intact: bool = True
 
     @classmethod
-    def of(cls, step: Step, path: Path, *, masks: tuple[Mask, ...] = ()) -> Made:
-        """Return what an output says that tells of the step that made it."""
-        inputs = tuple(file.sha256 for file in step.inputs)
+    def of(cls, step: Step, path: Path, *, masks: tuple[Mask, ...] = ()) -> OutputRecord:
+        """Return the record of an output that tells of the step that made it."""
         return cls(
             path=path,
             command=step.command,
-            asked=step.asked,
-            typed=step.typed,
+            config_digest=step.asked,
+            argv=step.typed,
             versions=step.versions,
-            inputs=inputs,
+            inputs=tuple(file.sha256 for file in step.inputs),
             masks=masks,
         )
 
@@ -74,22 +82,22 @@ class Made:
         return digest_file(self.path)
 
 
-class NotMadeError(OutputExists):
+class ForeignOutputError(OutputExists):
     """An output's name is taken by what the command did not make.
 
     Attributes:
         path: The output.
-        said: What is known of it, after the path.
+        finding: What is known of it, after the path.
     """
 
-    def __init__(self, path: Path, said: str, *, command: str, hint: str) -> None:
-        self.path, self.said = path, said
+    def __init__(self, path: Path, finding: str, *, command: str, hint: str) -> None:
+        self.path, self.finding = path, finding
         super().__init__(
-            f"{path}: {said}, and `--if-changed` replaces what `hydractl {command}` made", hint=hint
+            f"{path}: {finding}, and `--if-changed` replaces what `hydractl {command}` made", hint=hint
         )
 
 
-def made_by(path: Path, command: str, *, beside: bool = False) -> Made | None:
+def read_record(path: Path, command: str, *, beside: bool = False) -> OutputRecord | None:
     """Return what an output says; None where there is none.
 
     Args:
@@ -98,35 +106,93 @@ def made_by(path: Path, command: str, *, beside: bool = False) -> Made | None:
         beside: Whether what it makes can say so in no other place than a file beside it, and does so only if asked.
 
     Raises:
-        NotMadeError: If `command` did not make what is there.
+        ForeignOutputError: If `command` did not make what is there.
     """
     try:
-        found = _opened(path)
+        record = _read(path)
     except (InputError, NotJSONError, UnicodeDecodeError):
-        found = Made(path=path, command="", versions={})
-    if found is None or found.command == command:
-        return found
-    if found.command:
-        said = f"was made by `hydractl {found.command}`"
-    elif is_recorded(path):
-        said = "is not as it was written"
-    else:
-        said = "does not say what made it"
+        record = OutputRecord(path=path, command="")
+    if record is None or record.command == command:
+        return record
     hint = "choose another name with `-o`, move it away, or add `--force` in place of `--if-changed`"
-    if beside and not is_recorded(path):  # what `--force` makes then would say no more
-        said = f"was made without `--if-changed`, or by something else: no {Record.place(path).name} says what made it"
+    if beside and not has_sidecar(path):  # what `--force` makes then would say no more
+        finding = f"was made without `--if-changed`, or by something else: no {Sidecar.path_of(path).name} says what made it"
         hint = "move it away once, and the same command makes both; or choose another name with `-o`"
-    raise NotMadeError(path, said, command=command, hint=hint)
+    elif record.command:
+        finding = f"was made by `hydractl {record.command}`"
+    else:
+        finding = "is not as it was written" if has_sidecar(path) else "does not say what made it"
+    raise ForeignOutputError(path, finding, command=command, hint=hint)
 
 
-def check_record(path: Path) -> None:
-    """Refuse a place for the record of an output where something else stands, before any work is done.
+def make_step(
+    config: CommandConfig,
+    *,
+    family: Family,
+    options: Mapping[str, OptionValue],
+    inputs: Sequence[InputFile],
+    seed: int | None = None,
+    results: Mapping[str, OptionValue] | None = None,
+) -> Step:
+    """Return the lineage entry of one stage. Options are those that shape the output, never paths."""
+    return Step(
+        command=config.COMMAND,
+        options={k: v for k, v in options.items() if v is not None},
+        inputs=tuple(inputs),
+        seed=seed,
+        results=dict(results or {}),
+        versions=library_versions(family),
+        asked=config_digest(config),
+        typed=recorded_argv(config),
+    )
+
+
+def sidecar_step(
+    config: CommandConfig,
+    out: Path,
+    *,
+    opened: OpenModel,
+    options: Mapping[str, OptionValue],
+    seed: int | None = None,
+    needs: Sequence[str] = (),
+) -> Step | None:
+    """Return what is written beside an output that cannot say itself what makes it; None where nobody has asked for that.
+
+    What came through a stream is gone, and nothing is written of it.
+
+    Args:
+        config: What was asked.
+        out: The output.
+        opened: The model, which is the first thing that is read.
+        options: As `make_step`.
+        seed: Likewise.
+        needs: Further libraries that the output depends on.
+    """
+    _, *read = input_refs(config)
+    streams = is_stream(out) or any(ref.is_stream for ref in read)
+    if streams or not (config.if_changed or has_sidecar(out)):
+        return None
+    inputs = [opened.as_input(), *(InputFile(name=ref.name, sha256=ref.digest()) for ref in read)]
+    step = make_step(config, family=opened.family, options=options, inputs=inputs, seed=seed)
+    return step.model_copy(update={"versions": step.versions | versions(*needs)})
+
+
+def has_sidecar(path: Path) -> bool:
+    """Return whether a sidecar of an output stands beside it."""
+    try:
+        return bool(Sidecar.read(Sidecar.path_of(path)))
+    except InputError:
+        return False
+
+
+def check_sidecar(path: Path) -> None:
+    """Refuse an output's name where something else stands in the place of its sidecar, before any work is done.
 
     Raises:
         OutputExists: If it does.
     """
-    beside = Record.place(path)
-    if os.path.lexists(beside) and not is_recorded(path):
+    beside = Sidecar.path_of(path)
+    if os.path.lexists(beside) and not has_sidecar(path):
         raise OutputExists(
             f"{beside}: is where it is written down what made {path.name}, and hydractl did not write what is there",
             hint="move it away, or choose another name with `-o`",
@@ -134,35 +200,62 @@ def check_record(path: Path) -> None:
 
 
 @contextmanager
-def begun(begin: Callable[[Path], Sink], path: Path, made_by: Step | None) -> Iterator[Digested]:
+def begin_with_sidecar(begin: Callable[[Path], Sink], path: Path, made_by: Step | None) -> Iterator[Digested]:
     """Begin an output, and end with what made it beside it, if that is wanted; nobody is told of the one without the other."""
-    record = None if made_by is None else begin(Record.place(path))
+    sidecar = None if made_by is None else begin(Sidecar.path_of(path))
     file = Digested(begin(path))
     yield file
-    if record is not None and made_by is not None:
-        record.write(Record(sha256=file.digest, made_by=made_by).to_json().encode())
+    if sidecar is not None and made_by is not None:
+        sidecar.write(Sidecar(sha256=file.digest, made_by=made_by).to_json().encode())
 
 
-def is_recorded(path: Path) -> bool:
-    """Return whether a record of an output stands beside it."""
-    try:
-        return bool(Record.read(Record.place(path)))
-    except InputError:
-        return False
+def library_versions(family: Family) -> dict[str, str]:
+    """Return the versions of what an output depends on."""
+    return {"hydractl": __version__, **versions("torch", "safetensors", family.library)}
 
 
-def _opened(path: Path) -> Made | None:
+def document_input(path: Path, digest: str | None = None, *, made_by: Step | None = None) -> InputFile:
+    """Return the lineage entry of a JSON file; `digest` where the file was a stream and is gone."""
+    name = "-" if is_stream(path) else path.name
+    return InputFile(name=name, sha256=digest or digest_file(path), made_by=made_by)
+
+
+def scoring_step(scores: HeadScores, opened: OpenModel) -> Step | None:
+    """Return the step that wrote scores, as they say themselves; with the model's own lineage where they are of that one."""
+    model = opened.as_input()
+    if scores.model.sha256 != model.sha256:
+        model = InputFile(name=scores.model.reference, sha256=scores.model.sha256)
+    elif model.made_by is not None and model.made_by.command == "score":  # which trained the model too
+        return model.made_by
+    read = [scores.data[role] for role in sorted(scores.data)]
+    data = [InputFile(name=DataRef.parse(one.reference).name, sha256=one.sha256) for one in read]
+    objective = {} if scores.objective is None else {"objective": scores.objective}
+    return Step(
+        command="score",
+        options={"method": scores.method, **objective, **scores.options},
+        inputs=(model, *data),
+        results=scores.results,
+        versions=scores.versions,
+        asked=scores.asked,
+        typed=scores.typed,
+    )
+
+
+def _read(path: Path) -> OutputRecord | None:
     if is_folder(path):
-        return _in_folder(path)
+        return _of_folder(path)
     if not path.exists():
         return None
-    if (beside := Record.place(path)).exists():
-        return _recorded(path, Record.read(beside))
+    if (beside := Sidecar.path_of(path)).exists():
+        sidecar = Sidecar.read(beside)
+        if sidecar.sha256 != digest_file(path):  # somebody else has changed it since
+            raise InputError(f"{path}: is not as it was written")
+        return OutputRecord.of(sidecar.made_by, path)
     with path.open("rb") as file:
-        begin = file.read(8)
-        if b"\0" in begin:
+        head = file.read(8)
+        if b"\0" in head:
             return _of_checkpoint(Checkpoint.open(path))
-        text = begin + file.read(MAX_BYTES)
+        text = head + file.read(MAX_BYTES)
     raw = parse(text.decode())
     kinds = {kind.schema_name(): kind for kind in DOCUMENTS.values()}
     schema = raw.get("schema") if isinstance(raw, dict) else None
@@ -171,7 +264,7 @@ def _opened(path: Path) -> Made | None:
     return _of_document(kinds[schema].read(path), path)
 
 
-def _in_folder(folder: Path) -> Made | None:
+def _of_folder(folder: Path) -> OutputRecord | None:
     from hydractl.hub.layout import files_of, of_model  # noqa: PLC0415 - most outputs are files
 
     if not (folder / WEIGHTS).is_file():
@@ -179,68 +272,59 @@ def _in_folder(folder: Path) -> Made | None:
             raise InputError(f"{folder}: holds a model that hydractl did not write")
         return None
     checkpoint = Checkpoint.open(folder / WEIGHTS)
-    found = _of_checkpoint(checkpoint)
-    files = {} if checkpoint.header is None else files_of(checkpoint.header)
-    there = {path.name: path.read_bytes() for path in of_model(folder) if path.name != WEIGHTS}
-    return replace(found, whole=there == files)
+    record = _of_checkpoint(checkpoint)
+    written = {} if checkpoint.header is None else files_of(checkpoint.header)
+    present = {path.name: path.read_bytes() for path in of_model(folder) if path.name != WEIGHTS}
+    return replace(record, intact=present == written)
 
 
-def _recorded(path: Path, record: Record) -> Made:
-    """Return what the file beside an output says; one that was changed since is somebody else's."""
-    if record.sha256 != digest_file(path):
-        raise InputError(f"{path}: is not as it was written")
-    return Made.of(record.made_by, path)
-
-
-def _of_checkpoint(checkpoint: Checkpoint) -> Made:
+def _of_checkpoint(checkpoint: Checkpoint) -> OutputRecord:
     header, path = checkpoint.header, checkpoint.paths[0]
     if header is None and {name.partition("/")[0] for name in checkpoint.specs} <= PREDICTIONS:
         rows = {name.split("/")[1] for name in checkpoint.specs if not name.startswith("labels/")}
-        return Made(path=path, command="eval", versions={}, records=False, rows=frozenset(rows))
+        return OutputRecord(path=path, command="eval", has_step=False, rows=frozenset(rows))
     step = None if header is None else header.made_by
     if header is None or step is None:
         raise InputError(f"{path}: does not say what made it")
     if step.command == "eval":  # a copy of what was measured, beside the report
-        return replace(Made.of(step, path), inputs=(), records=False)
-    return Made.of(step, path, masks=header.masks)
+        return replace(OutputRecord.of(step, path), inputs=(), has_step=False)
+    return OutputRecord.of(step, path, masks=header.masks)
 
 
-def _of_document(found: Document, path: Path) -> Made:
-    if isinstance(found, HeadScores):
-        data = [found.data[role].sha256 for role in ("id", "ood") if role in found.data]
-        return Made(
+def _of_document(document: Document, path: Path) -> OutputRecord:
+    if isinstance(document, HeadScores):
+        data = [document.data[role].sha256 for role in ("id", "ood") if role in document.data]
+        return OutputRecord(
             path=path,
             command="score",
-            asked=found.asked,
-            typed=found.typed,
-            versions=found.versions,
-            inputs=(found.model.sha256, *data),
+            config_digest=document.asked,
+            argv=document.typed,
+            versions=document.versions,
+            inputs=(document.model.sha256, *data),
         )
-    if isinstance(found, Report):
-        models = [tuple(model.sha256 for model in row.models) for row in found.rows]
-        data = [found.data[name].sha256 for name in (ID_NAME, *found.near, *found.far)]
-        derived = [one for row in found.rows for one in row.derived if one is not None]
-        fitted = [one.data.sha256 for one in derived if one.data is not None]
-        fitted += [one.val.sha256 for one in derived if one.val is not None]
-        others = [
-            found.data[name].sha256 for name in (TEMPERATURE, FIT, *found.ood_val, VAL) if name in found.data
-        ]
-        scores = [own.sha256 for own in found.scores]
-        return Made(
+    if isinstance(document, Report):
+        return OutputRecord(
             path=path,
             command="eval",
-            asked=found.asked,
-            versions=found.versions,
-            inputs=(
-                *models[0],
-                *data,
-                *(digest for row in models[1:] for digest in row),
-                *others,
-                *scores,
-                *fitted,
-            ),
-            rows=frozenset(row.name for row in found.rows),
+            config_digest=document.asked,
+            versions=document.versions,
+            inputs=tuple(_inputs_of(document)),
+            rows=frozenset(row.name for row in document.rows),
         )
-    if isinstance(found, HeadMask) and found.origin is not None:
-        return Made(path=path, command="prune", versions={}, records=False, masks=(found.towers,))
+    if isinstance(document, HeadMask) and document.origin is not None:
+        return OutputRecord(path=path, command="prune", has_step=False, masks=(document.towers,))
     raise InputError(f"{path}: does not say what made it")
+
+
+def _inputs_of(report: Report) -> Iterator[str]:
+    """Yield the digests of what `eval` read, in the order of its settings."""
+    first, *others = report.rows
+    derived = [model for row in report.rows for model in row.derived if model is not None]
+    beside = [name for name in (TEMPERATURE, FIT, *report.ood_val, VAL) if name in report.data]
+    yield from (model.sha256 for model in first.models)
+    yield from (report.data[name].sha256 for name in (ID_NAME, *report.near, *report.far))
+    yield from (model.sha256 for row in others for model in row.models)
+    yield from (report.data[name].sha256 for name in beside)
+    yield from (scores.sha256 for scores in report.scores)
+    yield from (model.data.sha256 for model in derived if model.data is not None)
+    yield from (model.val.sha256 for model in derived if model.val is not None)

@@ -14,6 +14,7 @@ from hydractl.output.atomic_write import is_stream
 from hydractl.output.locks import OutputLock, claimed
 from hydractl.output.paths import check_folder, check_output, is_folder
 from hydractl.progress import Progress
+from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.strict_json import parse
 
 if TYPE_CHECKING:
@@ -77,12 +78,26 @@ def check_models(outputs: Iterable[Path], claim: OutputLock, **read: Any) -> Non
 
 @contextmanager
 def claim(
-    outputs: Iterable[Path | None], progress: Progress, *, force: bool, wait: bool | None = None
+    config: CommandConfig, outputs: Iterable[Path | None], progress: Progress, *, force: bool | None = None
 ) -> Iterator[OutputLock]:
-    """Have the outputs of a command to oneself as long as the block runs; see `claimed`."""
+    """Have the outputs of a command to oneself as long as the block runs; see `claimed`.
+
+    Args:
+        config: What was asked.
+        outputs: The outputs that this process writes.
+        progress: Hears for whom it waits.
+        force: Whether what is there may be replaced; None for what `may_replace_outputs` says.
+    """
+    from hydractl.stages.shared.up_to_date import may_replace_outputs  # noqa: PLC0415 - loads pydantic, which `--help` does without
+
     first = next((path for path in outputs if path is not None and not is_stream(path)), None)
-    with claimed(first, force=force, wait=wait, progress=progress) as own:
-        yield own
+    with claimed(
+        first,
+        force=may_replace_outputs(config) if force is None else force,
+        wait=config.wait,
+        progress=progress,
+    ) as lock:
+        yield lock
 
 
 @contextmanager

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from hydractl.checkpoint import Checkpoint
 from hydractl.errors import InputError, OutputExists, UsageError
-from hydractl.output.atomic_write import is_stream
-from hydractl.stages.shared.cache_key import references
-from hydractl.stages.shared.up_to_date import outputs_of
-
-if TYPE_CHECKING:
-    from hydractl.manifest.header import Step
+from hydractl.manifest.header import Step
+from hydractl.model_source import WEIGHTS
+from hydractl.output.atomic_write import is_stream, publish_text
+from hydractl.output.paths import check_output, is_folder
+from hydractl.runtime import digest_file
+from hydractl.stages.shared.command_config import CommandConfig, input_refs
+from hydractl.strict_json import NotJSONError, canonical, parse
 
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 BUILD = "https://github.com/hydractl/hydractl/blob/main/docs/ci.md#provenance"
 
 
-def check_statement(path: Path, config: Any) -> None:  # noqa: ANN401 - of any command that makes checkpoints
+def check_statement(path: Path, config: CommandConfig) -> None:
     """Refuse a statement that cannot or must not be written, before any work is done.
 
     Raises:
@@ -30,36 +31,27 @@ def check_statement(path: Path, config: Any) -> None:  # noqa: ANN401 - of any c
         OutputExists: If something else has its name.
         OutputError: If it cannot be written.
     """
-    from hydractl.output.paths import check_output  # noqa: PLC0415 - loads what `--help` does without
-
-    streams = [one for one in (path, *outputs_of(config)) if is_stream(one)]
+    outputs = config.output_files()
+    streams = [one for one in (path, *outputs) if is_stream(one)]
     if streams:
         raise UsageError(
             f"`--provenance {path}`: `{streams[0]}` is a stream, of which no digest is told",
             hint="name files, or leave `--provenance` out",
         )
-    if any(path.resolve() == one.resolve() for one in outputs_of(config)):
+    if any(path.resolve() == one.resolve() for one in outputs):
         raise UsageError(f"`--provenance {path}`: is where an output goes", hint="choose another name")
-    inputs = [Path(str(one.ref)) for one in references(config)]
-    check_output(
-        path, force=_is_statement(path), inputs=[*inputs, *outputs_of(config)], option="--provenance"
-    )
+    inputs = [Path(str(one.ref)) for one in input_refs(config)]
+    check_output(path, force=_is_statement(path), inputs=[*inputs, *outputs], option="--provenance")
 
 
-def write_statement(path: Path, config: Any) -> None:  # noqa: ANN401 - as above
+def write_statement(path: Path, config: CommandConfig) -> None:
     """Write the statement of outputs that are there.
 
     Raises:
         OutputExists: If something else has its name by now.
         OutputError: If it cannot be written.
     """
-    from hydractl.checkpoint import Checkpoint  # noqa: PLC0415 - as above
-    from hydractl.model_source import WEIGHTS  # noqa: PLC0415 - as above
-    from hydractl.output.atomic_write import publish_text  # noqa: PLC0415 - as above
-    from hydractl.output.paths import is_folder  # noqa: PLC0415 - as above
-    from hydractl.strict_json import canonical  # noqa: PLC0415 - as above
-
-    paths = outputs_of(config)
+    paths = config.output_files()
     files = [file for one in paths for file in (sorted(one.iterdir()) if is_folder(one) else [one])]
     first = paths[0] / WEIGHTS if is_folder(paths[0]) else paths[0]
     header = Checkpoint.open(first).header
@@ -72,8 +64,6 @@ def write_statement(path: Path, config: Any) -> None:  # noqa: ANN401 - as above
 
 def statement(files: list[Path], step: Step) -> dict[str, object]:
     """Return the statement of files that one step made."""
-    from hydractl.runtime import digest_file  # noqa: PLC0415 - as above
-
     return {
         "_type": STATEMENT,
         "subject": [{"name": file.name, "digest": _digest(digest_file(file))} for file in files],
@@ -113,12 +103,9 @@ def _digest(text: str) -> dict[str, str]:
 
 def _is_statement(path: Path) -> bool:
     """Return whether a file is a statement of ours, which another may replace."""
-    from hydractl.strict_json import NotJSONError, parse  # noqa: PLC0415 - as above
-
     try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, NotJSONError):
+        return bool(
+            parse(path.read_text(encoding="utf-8"))["predicate"]["buildDefinition"]["buildType"] == BUILD
+        )
+    except (OSError, UnicodeDecodeError, NotJSONError, KeyError, TypeError):
         return False
-    predicate = found.get("predicate") if isinstance(found, dict) else None
-    definition = predicate.get("buildDefinition") if isinstance(predicate, dict) else None
-    return isinstance(definition, dict) and definition.get("buildType") == BUILD

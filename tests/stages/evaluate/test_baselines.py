@@ -16,7 +16,7 @@ from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.shared.cache_key import asked_of
+from hydractl.stages.shared.command_config import config_digest
 from support.builders import base
 from support.heard import Heard
 from support.predictions import SavedPredictions
@@ -180,12 +180,12 @@ def test_what_is_asked_hangs_on_the_rival(model):
         "swag:{},{},{}",
         "{},{}",
     )
-    asked = [asked_of(config(model, f"x={text}")) for text in texts]
+    asked = [config_digest(config(model, f"x={text}")) for text in texts]
 
     assert len({*asked}) == len(texts)
-    assert asked_of(config(model, "y={}")) != asked_of(config(model, "x={}"))
-    assert [str(one.ref) for one in config(model, LAST).reads] == [str(DataRef.parse(TRAIN))]
-    both = config(model, "laplace:{}::val=noise,data=digits").reads
+    assert config_digest(config(model, "y={}")) != config_digest(config(model, "x={}"))
+    assert [str(one.ref) for one in config(model, LAST).further_inputs] == [str(DataRef.parse(TRAIN))]
+    both = config(model, "laplace:{}::val=noise,data=digits").further_inputs
     assert [str(one.ref) for one in both] == ["digits", "noise"]
 
 

@@ -20,7 +20,7 @@ from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.shared.lineage import scored_by
+from hydractl.stages.shared.output_record import scoring_step
 from support.builders import base, sha
 from support.heard import Heard
 
@@ -164,7 +164,7 @@ def test_scores_say_what_they_are_of(folder):
         tool="it",
     )
 
-    step = scored_by(scores, open_model(str(folder / "member.st")))
+    step = scoring_step(scores, open_model(str(folder / "member.st")))
 
     assert step.options == {"method": "circuit", "objective": "avg"}
     assert [(file.name, file.sha256) for file in step.inputs] == [

@@ -32,7 +32,7 @@ from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from hydractl.stages.shared import prediction_store
 from hydractl.stages.shared.predictions import PreparedData
-from hydractl.stages.shared.up_to_date import looked
+from hydractl.stages.shared.up_to_date import check_up_to_date
 from support.builders import base
 from support.heard import Heard
 from support.lake import TEXTS, Lake, image, most_held, serve, stored, text
@@ -356,7 +356,7 @@ def test_what_a_stream_cannot_do_is_refused_before_it_is_read(served, changes, m
         if name in given:
             given[name] = DataRef.parse(given[name], endless=True)
     with pytest.raises(UsageError, match=message) as caught:
-        run_eval(config(**given)) if "force" not in given else looked(config(**given))
+        run_eval(config(**given)) if "force" not in given else check_up_to_date(config(**given))
     assert hint in (caught.value.hint or "")
     assert not lake.read
 

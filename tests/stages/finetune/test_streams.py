@@ -17,7 +17,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.predict.config import PredictConfig
-from hydractl.stages.shared.up_to_date import looked
+from hydractl.stages.shared.up_to_date import check_up_to_date
 from hydractl.training.recipes.recipe import Recipe
 from support.heard import Cut, Heard
 from support.lake import TEXTS, Lake, image, of_images, of_texts, serve, stored, text
@@ -138,7 +138,7 @@ def test_rows_that_change_while_it_trains_end_it(served):
             "`--batches own`: each member would read",
             "leave one of them out",
         ),
-        (lambda: looked(config("o.st", if_changed=True)), "what came through a stream is gone", ""),
+        (lambda: check_up_to_date(config("o.st", if_changed=True)), "what came through a stream is gone", ""),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_row_is_read(make, message, hint):

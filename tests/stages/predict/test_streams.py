@@ -13,7 +13,7 @@ from hydractl.fusion import inference
 from hydractl.stages.predict import run as stage
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
-from hydractl.stages.shared.up_to_date import looked
+from hydractl.stages.shared.up_to_date import check_up_to_date
 from support.builders import base
 from support.heard import Heard
 from support.lake import IMAGES, TEXTS, Lake, image, most_held, serve, stored, text
@@ -202,7 +202,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_built(streamed, monkeypatch
         config(f"{STREAM},classes=0-1")
     assert "add `limit=N`" in caught.value.hint
     with pytest.raises(UsageError, match="what came through a stream is gone"):
-        looked(config(STREAM, if_changed=True))
+        check_up_to_date(config(STREAM, if_changed=True))
 
 
 def test_a_row_that_is_no_text_is_named_by_its_number(streamed, monkeypatch):

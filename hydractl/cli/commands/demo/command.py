@@ -273,8 +273,8 @@ def check_replaces(main: Callable[[list[str]], int], parts: Sequence[Part]) -> N
     """
     from hydractl.stages.report.config import ReportConfig
     from hydractl.stages.report.run import check_ours
-    from hydractl.stages.shared.output_record import NotMadeError
-    from hydractl.stages.shared.up_to_date import outputs_of, replaces
+    from hydractl.stages.shared.output_record import ForeignOutputError
+    from hydractl.stages.shared.up_to_date import may_replace_outputs
 
     configurations: list[Any] = []
     caught = CONFIGURATIONS.set(configurations)
@@ -287,12 +287,12 @@ def check_replaces(main: Callable[[list[str]], int], parts: Sequence[Part]) -> N
     for configuration in configurations:
         try:
             if isinstance(configuration, ReportConfig):  # whose files say themselves that they are its own
-                check_ours(outputs_of(configuration))
+                check_ours(configuration.output_files())
             else:
-                replaces(configuration)
-        except NotMadeError as error:
+                may_replace_outputs(configuration)
+        except ForeignOutputError as error:
             raise OutputExists(
-                f"{error.path}: {error.said}, and the demo replaces what its own commands made",
+                f"{error.path}: {error.finding}, and the demo replaces what its own commands made",
                 hint="move it away, or choose another folder with `-o`",
             ) from error
 

@@ -322,16 +322,7 @@ class _Reader:
             raise InputError(f"{where}: {refused.message}", hint=refused.hint) from error
         finally:
             CONFIGURATIONS.reset(caught)
-        return [str(path) for made in found for path in _outputs_of(made)]
-
-
-def _outputs_of(config: Any) -> Sequence[Path]:  # noqa: ANN401 - of any command
-    """Return what a later stage may read: each member, or the one output."""
-    if hasattr(config, "outputs"):
-        found: Sequence[Path] = config.outputs()
-        return found
-    out = getattr(config, "out", None)
-    return () if out is None else (out,)
+        return [str(path) for made in found for path in made.outputs()]
 
 
 def _typed_option(option: Any, key: str, value: object, found: Sequence[str], where: str) -> list[str]:  # noqa: ANN401 - of a private class of typer's

@@ -12,6 +12,7 @@ from hydractl.errors import UsageError
 from hydractl.plugins import load, plugins
 from hydractl.settings import Option, OptionGroup, Role, check, setting
 from hydractl.stages.evaluate.analyses.spec import Analysis, Needs
+from hydractl.stages.shared.command_config import NamedInputs
 
 ANALYSES: Mapping[str, Analysis] = MappingProxyType(
     {analysis.name: analysis for plugin in plugins() for analysis in load(plugin.analyses)}
@@ -28,7 +29,7 @@ EXAMPLES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedScores:
+class NamedScores(NamedInputs):
     """A file of scores and what tables call it."""
 
     name: str

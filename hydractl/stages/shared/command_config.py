@@ -1,0 +1,351 @@
+"""What the configurations of commands have in common: what they read and write, and one digest. Importing it loads no torch.
+
+`--if-changed`, the lineage and the records of outputs, and statements of provenance are all told by these.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, DataRef
+from hydractl.errors import HydraError, InputError
+from hydractl.model_source import folder_files, is_index, locate, of_hub, split_options
+from hydractl.output.atomic_write import is_stream
+from hydractl.parsing import made_of
+from hydractl.runtime import digest_file, digest_files, digest_text
+from hydractl.settings import KEY, Option, Role, Setting, declared
+from hydractl.strict_json import compact
+
+if TYPE_CHECKING:
+    from hydractl.data.datasets import Items
+
+ARCH = "arch:"
+INPUT_ROLES = {Role.MODEL, Role.DATA, Role.FILE}
+
+
+class CommandConfig:
+    """A base of the configurations of commands: what each may declare of its inputs and outputs.
+
+    Attributes:
+        COMMAND: What the command is called, where its outputs record that.
+    """
+
+    __slots__ = ()
+    COMMAND: ClassVar[str]
+
+    out: Path | None = None
+    """The first output."""
+    force: bool = False
+    """Whether outputs are replaced, whatever they are."""
+    if_changed: bool = False
+    """Whether outputs are left alone if they are what would be written, and replaced if the same command made them."""
+    wait: bool | None = None
+    """Whether to wait for another command that makes them; None where the command does not ask that."""
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Settings that name an input which this run does not read."""
+        return frozenset()
+
+    @property
+    def implied(self) -> Mapping[str, object]:
+        """What settings that are not given come to."""
+        return {}
+
+    @property
+    def further_inputs(self) -> tuple[InputRef, ...]:
+        """What is read and no setting's role names."""
+        return ()
+
+    def outputs(self) -> tuple[Path, ...]:
+        """Return the paths of what a later command may read."""
+        return () if self.out is None else (self.out,)
+
+    def output_files(self) -> tuple[Path, ...]:
+        """Return the paths of all that the command writes."""
+        written = ((o.name, path) for o, path in given_settings(self) if o.setting.role is Role.OUTPUT)
+        return tuple(path for name, one in written for path in (self.outputs() if name == "out" else (one,)))
+
+
+class NamedInputs:
+    """A base of settings' values that name what is read, and how tables call it.
+
+    Attributes:
+        name: What tables call it.
+        ref: What is read, where that is no model.
+        models: Models that are read.
+        rivals: Options of what is made of each model before it is used; empty where each is used as it is.
+    """
+
+    __slots__ = ()
+    name: str
+    ref: Path | DataRef | None = None
+    models: tuple[str, ...] = ()
+    rivals: Sequence[object | None] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InputRef:
+    """Something that a command reads."""
+
+    role: Role
+    ref: str | Path | DataRef
+    labelled: bool = True
+    """Whether labels of data are read; else what the items are called is."""
+    option: Option | None = field(default=None, compare=False)
+    """What named it."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, with no more of a path than its last part."""
+        if isinstance(self.ref, DataRef):
+            return self.ref.name
+        text = str(self.ref)
+        return text if text.startswith(ARCH) else Path(text).name
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it can be read but once."""
+        return self.ref.endless if isinstance(self.ref, DataRef) else is_stream(Path(self.ref))
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether its name says all of it: random weights, and data that hydractl brings or draws."""
+        if isinstance(self.ref, DataRef):
+            return self.ref.kind in {*BUILT_IN_IMAGES, *BUILT_IN_TEXTS}
+        return self.role is Role.MODEL and str(self.ref).startswith(ARCH)
+
+    def check_exists(self) -> None:
+        """Refuse a path at which there is nothing; what the Hub has is for who loads it to say.
+
+        Raises:
+            InputError: If nothing is there.
+        """
+        try:
+            if isinstance(self.ref, DataRef):
+                self.ref.check_there()
+            elif self.role is Role.MODEL and not (
+                self.is_stream or self.is_generated or of_hub(str(self.ref))
+            ):
+                locate(str(self.ref))
+        except InputError as error:
+            if self.option is not None:
+                error.hint = self.option.setting.hint(self.option.name, error.hint)
+            raise
+
+    def digests(self) -> frozenset[str]:
+        """Return what its digest may be, as lineage has it; data may be read as images or as texts.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        if isinstance(self.ref, DataRef):
+            return _possible_digests(self.ref, labelled=self.labelled)
+        text = str(self.ref)
+        has_shards = self.role is Role.MODEL or is_index(Path(text))
+        return frozenset({digest_files(locate(text).weights if has_shards else (Path(text),))})
+
+    def digest(self) -> str:
+        """Return one of them; of what its name says all of, that of the name.
+
+        Raises:
+            InputError: As `digests`.
+        """
+        return digest_text(self.name) if self.is_generated else min(self.digests())
+
+    def identity(self) -> object:
+        """Return what a configuration's digest holds of it: its name, and of a model what lies beside weights."""
+        if self.role is not Role.MODEL or self.is_stream:
+            return self.name
+        text = str(self.ref)
+        if self.is_generated:
+            return _content(text)
+        folder = Path(text.removeprefix("local-dir:"))
+        return [self.name, _content(folder)] if folder.is_dir() else self.name
+
+
+def config_digest(config: CommandConfig) -> str:
+    """Return the digest of the settings that shape an output, as they were given; what is a default does not count."""
+    settings = _shaping_settings(config, config.implied)
+    return digest_text(compact({"command": config.COMMAND, "settings": settings}, sort_keys=True))
+
+
+def recorded_argv(config: object) -> tuple[str, ...] | None:
+    """Return the arguments of a command line that asks for a configuration, None where it was made otherwise.
+
+    Without names of outputs, what only decides how fast, and the folders that things lie in.
+    """
+    if (given := made_of(config)) is None:
+        return None
+    arguments, options = list[str](), list[str]()
+    for option, typed in given:
+        setting = option.setting
+        if setting.role in {Role.OUTPUT, Role.ASIDE} or typed == option.default:
+            continue
+        name = setting.option(option.name)
+        for word in typed if isinstance(typed, list | tuple) else [typed]:
+            if isinstance(word, bool):
+                options.append(name if word else setting.spelled[0].partition("/")[2])
+            elif setting.positional:
+                arguments.append(without_paths(str(word)))
+            else:
+                options += [name, without_paths(str(word))]
+    return (*arguments, *options)
+
+
+def without_paths(text: str) -> str:
+    """Return a text in which what lies in a folder of this machine has no more of its path than the last part."""
+    return "".join(
+        Path(part).name if "/" in part and os.path.isdir(os.path.dirname(part)) else part  # noqa: PTH112, PTH120 - `Path.is_dir` raises where a path is too long
+        for part in re.split(r"([=,+:]+)", text)
+    )
+
+
+def input_refs(config: CommandConfig) -> Iterator[InputRef]:
+    """Yield all that a command reads, in the order of the settings that name it."""
+    for option, given in given_settings(config, config.unread):
+        if option.setting.role in INPUT_ROLES:
+            for ref in _refs_in(option.setting.role, given):
+                yield replace(ref, option=option)
+    yield from config.further_inputs
+
+
+def given_settings(config: Any, unread: frozenset[str] = frozenset()) -> Iterator[tuple[Option, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
+    """Yield what settings hold that are given, without those of `unread` names; those of a part where the part stands."""
+    for f in fields(config):
+        setting, given = f.metadata.get(KEY), getattr(config, f.name)
+        if isinstance(setting, Setting):
+            if given is not None and f.name not in unread:
+                yield Option(f.name, str(f.type), setting), given
+        elif is_dataclass(given) and declared(type(given)):
+            yield from given_settings(given)
+
+
+def _refs_in(role: Role, given: Any) -> Iterator[InputRef]:  # noqa: ANN401 - of any setting's type
+    if isinstance(given, NamedInputs):
+        given = given.models or given.ref
+    if isinstance(given, tuple):
+        for part in given:
+            yield from _refs_in(role, part)
+    elif isinstance(given, str) and role is Role.DATA:
+        yield InputRef(role, DataRef.parse(given))
+    elif isinstance(given, str | Path | DataRef):
+        yield InputRef(role, given)
+
+
+def _shaping_settings(config: Any, implied: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:  # noqa: ANN401 - as above
+    """Return the settings of a configuration, or of a part of one, that shape an output and are no defaults."""
+    settings = {}
+    for f in fields(config):
+        setting, given = f.metadata.get(KEY), getattr(config, f.name)
+        role = setting.role if isinstance(setting, Setting) else Role.SHAPES
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        if f.compare and role is not Role.ASIDE and given not in (default, implied.get(f.name, default)):
+            settings[f.name] = _to_json(role, given)
+    return settings
+
+
+def _to_json(role: Role, given: Any) -> object:  # noqa: ANN401 - as above
+    """Return a setting's value as JSON has it."""
+    if role is Role.OUTPUT:
+        return True  # that it is wanted counts, not what it is called
+    if role in INPUT_ROLES and (refs := [*_refs_in(role, given)]):
+        return [_input_names(given), *([ref.identity(), refs.index(ref)] for ref in refs)]
+    if role is Role.CONTENT:
+        return _content(given)
+    if isinstance(given, tuple):
+        return [_to_json(role, part) for part in given]
+    if isinstance(given, Mapping):
+        return {str(key): _to_json(role, part) for key, part in given.items()}
+    if is_dataclass(given):
+        return _shaping_settings(given)
+    if isinstance(given, Enum):
+        return given.value
+    return given.name if isinstance(given, Path) else given
+
+
+def _input_names(given: object) -> object:
+    """Return how what is read is named, and what is made of it before it is used."""
+    if isinstance(given, tuple):
+        names = [_input_names(part) for part in given]
+        return names if any(names) else None
+    if isinstance(given, NamedInputs) and given.rivals:
+        return [given.name, [rival and _shaping_settings(rival) for rival in given.rivals]]
+    return given.name if isinstance(given, NamedInputs | DataRef | Path) else None
+
+
+def _content(text: str | Path) -> object:
+    """Return what a text says that may name a file or a folder, as the options of an architecture may too."""
+    path = Path(text)
+    if os.path.isfile(path):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
+        return digest_file(path)
+    if os.path.isdir(path):  # noqa: PTH112 - as above
+        # a library reads configurations beside weights: in sub-folders too, as sentence encoders have them
+        files = (*folder_files(path), *sorted(path.glob("*/config.json")))
+        return {str(file.relative_to(path)): digest_file(file) for file in files}
+    name, _, options = str(text).partition("::")
+    if not options:
+        return str(text)
+    pairs = (option.partition("=") for option in split_options(options))
+    return [name, *([key, _content(content)] for key, _, content in pairs)]
+
+
+def _possible_digests(ref: DataRef, *, labelled: bool) -> frozenset[str]:
+    """Return what the digest of data may be, which may be read as images or as texts.
+
+    Args:
+        ref: The data.
+        labelled: Whether labels count, and what cannot be read does not, which `--skip-bad` leaves out. Else what items are
+            called counts, and labels do not.
+
+    Raises:
+        HydraError: If the data can be read as neither.
+    """
+    readings = _readings(ref, labelled=labelled)
+    if labelled:
+        return frozenset(map(_labelled_digest, readings))
+    return frozenset({digest_text(compact([_unlabelled_digest(items) for items in readings]))})
+
+
+def _labelled_digest(items: Items) -> str:
+    digests = {i: digest for i, digest in enumerate(_item_digests(items)) if isinstance(digest, bytes)}
+    return items.subset([*digests]).fingerprint(digests.values())
+
+
+def _unlabelled_digest(items: Items) -> list[object]:
+    digests = (digest if isinstance(digest, bytes) else digest.encode() for digest in _item_digests(items))
+    content = replace(items, labels=None).fingerprint(digests)
+    return [content, [items.key(i) for i in range(len(items))]]
+
+
+def _item_digests(items: Items) -> Iterator[bytes | str]:
+    """Yield the digest of each item, or why it cannot be read."""
+    for i in range(len(items)):
+        try:
+            yield items.item_digest(i)
+        except HydraError as error:
+            yield error.message
+
+
+def _readings(ref: DataRef, *, labelled: bool) -> list[Items]:
+    """Return data as images, as texts, or as both."""
+    from hydractl.data.datasets import Content  # noqa: PLC0415 - built-in data are told by their names
+    from hydractl.data.open_dataset import open_data  # noqa: PLC0415 - as above
+
+    readings: list[Items] = []
+    refusals: list[HydraError] = []
+    for content in [Content.TEXTS] if ref.text else [Content.IMAGES] if ref.image else [*Content]:
+        try:
+            readings.append(open_data(ref, content=content, labelled=labelled))
+        except HydraError as error:
+            refusals.append(error)
+    if not readings:
+        raise refusals[-1]
+    return readings
