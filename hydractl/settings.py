@@ -99,6 +99,7 @@ class Setting:
         metavar: What stands for its value there; None for the name of its type.
         panel: The group of options that it is shown in.
         choices: What it, or each item of it, may be; any where empty.
+        suggestions: What shells offer for it where it has no choices.
         low: The least value.
         high: The greatest one.
         above: What it must exceed.
@@ -123,6 +124,7 @@ class Setting:
     metavar: str | None = None
     panel: str | None = None
     choices: Sequence[str] = ()
+    suggestions: Sequence[str] = ()
     low: float | None = None
     high: float | None = None
     above: float | None = None
@@ -149,8 +151,11 @@ class Setting:
             UsageError: If `parse` refuses it.
         """
         if isinstance(typed, list):
-            found = map(self.read, typed)
-            return tuple(one for each in found for one in (each if isinstance(each, tuple) else (each,)))
+            return tuple(
+                element
+                for part in map(self.read, typed)
+                for element in (part if isinstance(part, tuple) else (part,))
+            )
         if self.parse is not None and isinstance(typed, str):
             return self.parse(typed)
         # the choice itself, which may be of an enumeration; another text is refused by `check`

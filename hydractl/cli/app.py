@@ -58,6 +58,8 @@ COMMANDS = {
 """Where each command's function is."""
 
 
+COMPLETE = "_HYDRACTL_COMPLETE"
+"""The variable by which a shell's script asks what may be typed; it holds the shell's name."""
 LETTERS = 60
 """How much of a word that is no choice is said again."""
 
@@ -120,6 +122,10 @@ class Commands(UserDict[str, Any]):
 
 class Tree(typer.core.TyperGroup):
     """A program whose help loads none of its commands."""
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
 
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -219,6 +225,13 @@ def main(argv: list[str] | None = None) -> int:
     from hydractl.cli.output import write_json
 
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if shell := os.environ.get(COMPLETE):
+        from hydractl.cli.shells.suggestions import suggestions
+
+        sys.stdout.writelines(
+            f"{line}\n" for line in suggestions(command_tree(), arguments or [""], shell=shell)
+        )
+        return 0
     with command_document(arguments, write_json) as document:
         try:
             return _run(arguments, document)

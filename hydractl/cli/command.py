@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from hydractl.cli.output import Terminal
+from hydractl.data.reference import BUILT_IN
 from hydractl.errors import UnreadableError
 from hydractl.output.atomic_write import STDOUT, is_stdout
 from hydractl.parsing import configured
 from hydractl.runtime import enough_memory
-from hydractl.settings import Option, Setting, declared, options_of, spelled
+from hydractl.settings import Option, Role, Setting, declared, options_of, spelled
 from hydractl.stages.shared.command_config import CommandConfig, input_refs
 
 C = TypeVar("C", bound=CommandConfig)
@@ -164,6 +165,9 @@ def typed(name: str, setting: Setting) -> Any:  # noqa: ANN401 - as typer has it
         "rich_help_panel": setting.panel,
         "show_default": setting.shows,
     }
+    words = setting.choices or setting.suggestions or (BUILT_IN if setting.role is Role.DATA else ())
+    if words:
+        told["autocompletion"] = lambda: [*map(str, words)]
     if setting.tells:
         told |= {"min": setting.low, "max": setting.high}
     if setting.positional:

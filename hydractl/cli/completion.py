@@ -15,8 +15,7 @@ import typer.core
 
 from hydractl.cli.app import command_tree
 from hydractl.cli.reference import page, paragraphs
-from hydractl.cli.shells.described import describe
-from hydractl.cli.shells.scripts import SCRIPTS
+from hydractl.cli.shells.command import SCRIPTS
 
 FILES = {
     "bash": "completions/hydractl.bash",
@@ -30,11 +29,10 @@ SUMMARIES = "hydractl/cli/summaries.py"
 def files() -> dict[str, str]:
     """Return each file's path and text."""
     tree = command_tree()
-    commands = describe(tree)
     return {
         SUMMARIES: summaries(tree),
         PAGE: page(tree),
-        **{FILES[shell]: script(commands) for shell, script in SCRIPTS.items()},
+        **{FILES[shell]: script for shell, script in SCRIPTS.items()},
     }
 
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 
-from hydractl.cli.app import COMMANDS
+from hydractl.cli.app import COMMANDS, COMPLETE
 
 HEAVY = (
     "torch",
@@ -40,6 +40,12 @@ def probe(environment, *lines: list[str], code: int = 0, heavy: tuple[str, ...] 
 
 def test_help_loads_no_model_library(environment):
     assert probe(environment, ["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)) == ""
+
+
+def test_tab_loads_no_model_library(environment):
+    lines = ([""], ["fuse", "a.st", "--mlp="], *([name, word] for name in COMMANDS for word in ("-", "")))
+
+    assert probe(environment | {COMPLETE: "zsh"}, *lines) == ""
 
 
 def test_a_usage_error_loads_no_model_library(environment):
@@ -101,6 +107,21 @@ def test_help_is_there_at_once(environment):
         (0.25, 4, ["prune", "--help"]),
     ):
         assert fastest(environment, "-m", "hydractl", *argv) < max(most, times * bare), argv
+
+
+def test_tab_is_answered_at_once(environment):
+    bare = fastest(environment, "-c", "import typer")
+
+    for most, times, argv in ((0.15, 2.5, [""]), (0.2, 4, ["fuse", "--mlp="]), (0.25, 5, ["eval", "-"])):
+        asked = environment | {COMPLETE: "zsh"}
+        assert fastest(asked, "-m", "hydractl", *argv) < max(most, times * bare), argv
+
+
+def test_what_a_command_needs_alone_is_loaded_at_tab(environment):
+    lines = [""], ["fu"], ["fuse", "--mlp="], ["fuse", "a.st", ""]
+    others = tuple(f"hydractl.stages.{stage}.config" for stage in ("prune", "finetune", "evaluate", "score"))
+
+    assert probe(environment | {COMPLETE: "zsh"}, *lines, heavy=others) == ""
 
 
 def test_a_system_without_locks_of_files_is_refused_in_words(monkeypatch, capsys):

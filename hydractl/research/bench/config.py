@@ -94,6 +94,7 @@ class BenchConfig(CommandConfig):
         f"Rows of the table: `{ALL}` that MODEL can have (default; without {', '.join(n for n in PLANS if n not in EVERY)}), or some of {', '.join(PLANS)}.",
         parse=parse_rivals,
         metavar="NAME,...",
+        suggestions=tuple(PLANS),
         panel=TABLE,
     )
     hydra: str | None = setting(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.metrics.ood_scores import MSP, OF_ONE, SCORES
-from hydractl.scoring.circuit.objective import parse_objective
+from hydractl.scoring.circuit.objective import AVERAGE, TERMS, parse_objective
 from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
 from hydractl.settings import Constraint, check, setting
 
@@ -30,6 +30,7 @@ class CircuitSettings(Settings):
         "as `0.5*acc+0.5*auroc` or `acc-0.1*nll`. More is better: nll, ece and fpr95 are subtracted, whichever sign is "
         "written.",
         metavar="OBJECTIVE",
+        suggestions=(*TERMS, AVERAGE),
         panel=CIRCUIT,
     )
     """As `hydractl.scoring.circuit.objective` writes it."""

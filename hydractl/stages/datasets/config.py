@@ -22,6 +22,7 @@ class DataConfig(CommandConfig):
             "`list`, of all data sets that have names; or `show` and the names of those to tell all of.",
             positional=True,
             metavar="ACTION [NAME...]",
+            suggestions=(LIST, SHOW, *PRESETS),
             shows=False,
         )
     )

@@ -15,7 +15,7 @@ from hydractl.errors import UsageError
 from hydractl.manifest.shift_groups import scopes
 from hydractl.metrics.metric_spec import Needs
 from hydractl.metrics.ood_scores import EVERY, FITTED, KNN, MSP
-from hydractl.metrics.registry import FIT, TEMPERATURE, VAL, choose_metrics, needing
+from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, choose_metrics, needing
 from hydractl.output.paths import PREDICTIONS, REPORT, WEIGHTS, output
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
@@ -88,6 +88,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         parse=Corruptions.parse,
         repeated=True,
         metavar="NAME[:1-5]",
+        suggestions=(ALL, *ALL_CORRUPTIONS),
         panel=DATA,
     )
     fit: DataRef | None = by_default(
@@ -130,6 +131,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         "Measure these only.",
         parse=lambda text: tuple(text.split(",")),
         metavar="NAME,...",
+        suggestions=tuple(METRICS),
         panel=TABLE,
     )
     ood_score: tuple[str, ...] | None = setting(

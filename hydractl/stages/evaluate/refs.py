@@ -16,7 +16,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.model_source import named, split_options, unclosed
 from hydractl.settings import Role, Setting
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
-from hydractl.stages.evaluate.baselines.registry import is_baseline, is_of_several, parse_baseline
+from hydractl.stages.evaluate.baselines.registry import BASELINES, is_baseline, is_of_several, parse_baseline
 from hydractl.stages.shared.command_config import NamedInputs
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
@@ -141,6 +141,7 @@ ROWS = Setting(
     parse=NamedModels.parse,
     repeated=True,
     metavar="NAME=MODEL[,MODEL...]",
+    suggestions=tuple(f"{kind}:" for kind in BASELINES),
     panel="Table",
     role=Role.MODEL,
 )

@@ -81,6 +81,7 @@ class FinetuneConfig(CommandConfig):
         None,
         f"Train otherwise than by changing every weight: {', '.join(METHODS)}; see docs/rivals.md.",
         metavar="NAME[::K=V,...]",
+        suggestions=tuple(METHODS),
         panel=TRAINED_PARTS,
         after="reset_head",
     )

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from hydractl.data.reference import IMAGE_SUFFIXES, DataRef
+from hydractl.data.reference import BUILT_IN, IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.ood_scores import EVERY, FITTED, KNN, MSP, SCORES, limits
 from hydractl.output.atomic_write import STDOUT, is_stream
@@ -69,6 +69,7 @@ class PredictConfig(CommandConfig):
             f"{shared.DATA_SOURCES}; image files; folders may be nested and need no classes. `-`: standard input, a text or "
             "the path of an image a line. A name that holds `::` ends with it: `a::b.png::`.",
             metavar="DATA...",
+            suggestions=BUILT_IN,
             positional=True,
             shows=False,
         )

@@ -15,6 +15,7 @@ from hydractl.metrics.ood_scores import KNN
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.output.paths import DOCUMENT, WEIGHTS, output
 from hydractl.parsing import number, words
+from hydractl.runtime import DTYPES
 from hydractl.settings import LARGEST_SEED, CheckedSettings, Option, OptionGroup, Role, Setting, setting
 from hydractl.stages.shared.zero_shot_classes import FORMS, Naming
 
@@ -91,8 +92,16 @@ IF_CHANGED = Setting(
 )
 IF_CHANGED_BESIDE = replace(IF_CHANGED, help=f"{IF_CHANGED.help} What made it stands in a file beside it.")
 SEED = Setting("Seed of everything random.", low=0, high=LARGEST_SEED, metavar="N")
-DEVICE = Setting("auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE", panel=MACHINE, role=Role.ASIDE)
-DTYPE = Setting("bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", panel=MACHINE)
+DEVICE = Setting(
+    "auto, cpu, cuda, cuda:N or mps.",
+    metavar="DEVICE",
+    suggestions=("auto", "cpu", "cuda", "mps"),
+    panel=MACHINE,
+    role=Role.ASIDE,
+)
+DTYPE = Setting(
+    "bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", suggestions=tuple(DTYPES), panel=MACHINE
+)
 BATCH_SIZE = Setting("Samples in one forward pass.", low=1, metavar="N", panel=MACHINE)
 
 

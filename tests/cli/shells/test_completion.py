@@ -4,16 +4,17 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import typer.core
 
 from hydractl.cli import completion
-from hydractl.cli.app import COMMANDS, command_tree
+from hydractl.cli.app import COMMANDS, COMPLETE, command_tree
 from hydractl.cli.completion import files, main
-from hydractl.cli.shells.command import Shell
-from hydractl.cli.shells.described import describe
-from hydractl.cli.shells.scripts import SCRIPTS
+from hydractl.cli.shells.command import SCRIPTS, Shell
+from hydractl.cli.summaries import SUMMARIES
 from hydractl.data.reference import BUILT_IN
 
 ROOT = Path(__file__).parents[3]
@@ -49,89 +50,142 @@ def test_writing_then_checking(tmp_path, monkeypatch, capsys):
         (tmp_path / name).write_text(text, encoding="utf-8")
 
 
-def test_every_option_of_every_command_is_described():
-    described = {command.name: set(command.spellings) for command in describe(command_tree())}
+ASKED = {
+    "": {*COMMANDS, "--version", "-h", "--help"},
+    "pru": {"prune"},
+    "--v": {"--version"},
+    "fuse --ml": {"--mlp"},
+    "fuse a.st --v": {"--verify"},
+    "fuse --mlp ": {"merge", "keep"},
+    "fuse --mlp k": {"keep"},
+    "fuse --mlp=": {"--mlp=merge", "--mlp=keep"},
+    "fuse --mlp=me": {"--mlp=merge"},
+    "fuse ": {"/ 0 st|safetensors"},
+    "fuse a.st b": {"/ 0 st|safetensors"},
+    "prune a.st --scores=s": {"/ 9 json"},
+    "prune a.st --keep ": set(),
+    "prune a.st -o ": {"/ 0 "},
+    "prune a.st --device c": {"cpu", "cuda"},
+    "prune a.st --data d": {"digits", "/ 0 "},
+    "prune a.st ": set(),
+    "prune --seed 1 ": {"/ 0 st|safetensors"},
+    "predict a.st d": {"digits", "/ 0 "},
+    "eval a.st --near x=d": {"x=digits", "/ 2 "},
+    "eval a.st --compare x=m": {"x=mc:", "/ 2 st|safetensors"},
+    "eval a.st --compare x=mc:a": {"/ 5 st|safetensors"},
+    "eval a.st --analyse heads,me": {"heads,members"},
+    "eval a.st --corrupt g": {"gaussian-noise", "glass-blur"},
+    "score a.st --objective a": {"acc", "avg"},
+    "score a.st --method ci": {"circuit"},
+    "finetune a.st --recipe cifar100-": {"cifar100-base"},
+    "finetune a.st --method pa": {"packed"},
+    "data show cifar100": {"cifar100"},
+    "schema ": {"scores", "head-mask", "report"},
+    "completion z": {"zsh"},
+    "nothing ": set(),
+}
 
-    for name, command in command_tree().commands.items():
-        for parameter in command.params:
-            if parameter.param_type_name == "option":
-                assert {*parameter.opts, *parameter.secondary_opts} <= described[name]
+
+@pytest.mark.parametrize("line", ASKED)
+def test_the_program_answers(call, monkeypatch, line):
+    monkeypatch.setenv(COMPLETE, "zsh")
+    seen = call(*line.split(" "))
+
+    assert (seen.code, seen.err) == (0, "")
+    offers = {
+        answer.replace("\t", " ") if answer[0] == "/" else answer.split("\t")[0]
+        for answer in seen.out.splitlines()
+    }
+    assert offers == ASKED[line]
 
 
-@pytest.mark.parametrize("script", [BASH, ZSH, FISH], ids=["bash", "zsh", "fish"])
-def test_no_script_calls_the_program(script):
-    code = [
-        line for line in script.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")
-    ]
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_offered_with_what_it_does(call, monkeypatch, name):
+    options = [p for p in command_tree().commands[name].params if isinstance(p, typer.core.TyperOption)]
+    monkeypatch.setenv(COMPLETE, "zsh")
+    offers = dict(line.split("\t") for line in call(name, "-").out.splitlines())
 
-    assert not [line for line in code if "$(hydractl" in line or "`hydractl`" in line or "(hydractl" in line]
+    assert {*offers} == {word for o in options for word in (*o.opts, *o.secondary_opts)} | {"-h", "--help"}
+    assert all(offers.values())
+
+
+def test_commands_are_offered_with_what_they_do(call, monkeypatch):
+    monkeypatch.setenv(COMPLETE, "zsh")
+
+    assert call("dat").out == f"data\t{SUMMARIES['data'].removesuffix('.')}\n"
+
+
+def test_without_any_word_commands_are_offered(call, monkeypatch):
+    monkeypatch.setenv(COMPLETE, "bash")
+
+    assert "data\t" in call().out
 
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-COMPLETE = """
+PRESS_TAB = """
 source "$1"; shift
-COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 ))
-_hydractl
-printf '%s\\n' "${COMPREPLY[@]}"
+for line; do
+    IFS=$'\\n' read -rd '' -a COMP_WORDS <<< "$line"
+    [[ $line == *$'\\n' ]] && COMP_WORDS+=('')
+    COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
+    _hydractl hydractl
+    printf '%s\\n' "${COMPREPLY[@]}" ==
+done
 """
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for name in ("a.st", "b.safetensors", "s.json", "n.txt", "with space.st", "weird*.st"):
-        (tmp_path / name).touch()
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "c.st").touch()
-    return tmp_path
+    folder = tmp_path / "models"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("a.st", "b.safetensors", "s.json", "n.txt", "with space.st", "weird*.st", "sub/c.st"):
+        (folder / name).touch()
+    return folder
 
 
-def bash(folder: Path, *words: str) -> set[str]:
-    done = subprocess.run(
-        ["bash", "--norc", "-c", COMPLETE, "bash", str(BASH), *words],
-        cwd=folder, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stderr == ""
-    return set(done.stdout.splitlines()) - {""}
+@pytest.fixture
+def with_program(environment, tmp_path_factory):
+    """Return an environment in which `hydractl` is this program."""
+    program = tmp_path_factory.mktemp("bin") / "hydractl"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hydractl "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return environment | {"PATH": f"{program.parent}:{environment['PATH']}"}
 
 
 CHECKPOINTS = {"a.st", "b.safetensors", "with space.st", "weird*.st", "sub"}
 EVERYTHING = CHECKPOINTS | {"s.json", "n.txt"}
-CASES = [
-    ([""], {*COMMANDS, "--version", "-h", "--help"}),
-    (["pru"], {"prune"}),
-    (["--v"], {"--version"}),
-    (["fuse", "--ml"], {"--mlp"}),
-    (["fuse", "a.st", "--v"], {"--verify"}),
-    (["fuse", "--mlp", ""], {"merge", "keep"}),
-    (["fuse", "--mlp", "k"], {"keep"}),
-    (["fuse", "--mlp", "="], {"merge", "keep"}),
-    (["fuse", "--mlp", "=", "me"], {"merge"}),
-    (["fuse", ""], CHECKPOINTS),
-    (["fuse", "a.st", "b"], {"b.safetensors"}),
-    (["fuse", "sub/"], {"sub/c.st"}),
-    (["fuse", "w"], {"with space.st", "weird*.st"}),
-    (["prune", "a.st", "--scores", ""], {"s.json", "sub"}),
-    (["prune", "a.st", "-o", ""], EVERYTHING),
-    (["prune", "a.st", "--keep", ""], set()),
-    (["inspect", ""], CHECKPOINTS | {"s.json"}),
-    (["schema", ""], {"scores", "head-mask", "report"}),
-    (["schema", "h"], {"head-mask"}),
-    (["nothing", ""], set()),
-]
+BASH_WORDS = {
+    ("pru",): {"prune"},
+    ("fuse", "--mlp", ""): {"merge", "keep"},
+    ("fuse", "--mlp", "="): {"merge", "keep"},
+    ("fuse", "--mlp", "=", "me"): {"merge"},
+    ("fuse", ""): CHECKPOINTS,
+    ("fuse", "a.st", "b"): {"b.safetensors"},
+    ("fuse", "sub/"): {"sub/c.st"},
+    ("fuse", "w"): {"with space.st", "weird*.st"},
+    ("fuse", "~/"): {"~/h.st"},
+    ("prune", "a.st", "--scores", "=", "s"): {"s.json", "sub"},
+    ("prune", "a.st", "-o", ""): EVERYTHING,
+    ("prune", "a.st", "--keep", ""): set(),
+    ("prune", "a.st", "--data", "d"): {"digits"},
+    ("eval", "a.st", "--compare", "x", "=", "l"): {"laplace:"},
+    ("eval", "a.st", "--compare", "x", "=", "mc", ":"): CHECKPOINTS,
+    ("eval", "a.st", "--compare", "x", "=", "mc", ":", "a"): {"a.st"},
+}
 
 
 @needs_bash
-@pytest.mark.parametrize(("words", "expected"), CASES, ids=[" ".join(words) for words, _ in CASES])
-def test_bash(folder, words, expected):
-    assert bash(folder, "hydractl", *words) == expected
+def test_bash(folder, with_program, tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    (home / "h.st").touch()
+    done = subprocess.run(
+        ["bash", "--norc", "-c", PRESS_TAB, "bash", BASH, *("\n".join(("hydractl", *words)) for words in BASH_WORDS)],
+        cwd=folder, env=with_program | {"HOME": str(home)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    offers = [{*offered.splitlines()} - {""} for offered in done.stdout.split("==\n")]
 
-
-@needs_bash
-@pytest.mark.parametrize("name", COMMANDS)
-def test_bash_offers_every_option_after_its_command(folder, name):
-    described = next(command for command in describe(command_tree()) if command.name == name)
-
-    assert bash(folder, "hydractl", name, "-") == set(described.spellings)
+    assert done.stderr == ""
+    assert dict(zip(BASH_WORDS, offers, strict=False)) == BASH_WORDS
 
 
 @needs_bash
@@ -149,7 +203,7 @@ def test_bash_registers_the_function():
 needs_zsh = pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
 needs_fish = pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
 LINES = {
-    "hydractl pru": {"prune"},
+    "hydractl pr": {"prune", "predict"},
     "hydractl fuse --ml": {"--mlp"},
     "hydractl fuse --mlp ": {"merge", "keep"},
     "hydractl schema ": {"scores", "head-mask", "report"},
@@ -163,6 +217,7 @@ LINES = {
     "hydractl prune a.st --data d": {"digits"},
     "hydractl prune a.st -o ": EVERYTHING,
     "hydractl prune a.st --keep ": set(),
+    "hydractl eval a.st --compare x=mc:a": {"a.st"},
 }
 
 
@@ -170,28 +225,30 @@ LINES = {
 @pytest.mark.parametrize(
     ("functions", "setup"), [(ZSH.parent, ""), ("/", f'eval "$(< {ZSH})"')], ids=["fpath", "eval"]
 )
-def test_zsh(folder, functions, setup):
+def test_zsh(folder, with_program, functions, setup):
     done = subprocess.run(
         ["zsh", "-f", Path(__file__).with_name("press_tab.zsh"), functions, setup, *LINES],
-        cwd=folder, capture_output=True, text=True, check=True, timeout=60,
+        cwd=folder, env=with_program, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     offers = [found.replace("\\", "").split("\n") for found in done.stdout.split("==\n")]
 
     assert re.findall(r"_\w+:\d+:.*", done.stderr) == []  # what zsh's own functions complain of
+    assert "-- Cut attention heads" in done.stderr
     assert {line: set(found) - {""} for line, found in zip(LINES, offers, strict=False)} == LINES
 
 
 @needs_fish
-def test_fish(folder):
+def test_fish(folder, with_program):
     asked = "".join(f"complete -C '{line}'; echo ==\n" for line in LINES)
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"source {FISH}\n{asked}"],
-        cwd=folder, capture_output=True, text=True, check=True,
+        cwd=folder, env=with_program, capture_output=True, text=True, check=True,
     )  # fmt: skip
     offers = [found.splitlines() for found in done.stdout.split("==\n")]
-    bare = [{word.split("\t")[0].removeprefix("--scores=").rstrip("/") for word in found} for found in offers]
+    bare = [{re.split("=|mc:", word.split("\t")[0])[-1].rstrip("/") for word in found} for found in offers]
 
     assert done.stderr == ""
+    assert f"prune\t{SUMMARIES['prune'].removesuffix('.')}" in offers[0]
     assert dict(zip(LINES, bare, strict=False)) == LINES
 
 

@@ -1,0 +1,158 @@
+"""What may be typed where Tab is pressed: the answer of the program to a shell's script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import typer.core
+
+from hydractl.cli.helptext import unescaped
+from hydractl.cli.summaries import SUMMARIES
+
+FILES = "/"
+"""Stands for files in an answer: no word that is offered is this one."""
+CHECKPOINTS = ("st", "safetensors")
+ROWS = "NAME=MODEL[,MODEL...]"
+SUFFIXES: Mapping[str, Sequence[str]] = {
+    "MODEL": CHECKPOINTS,
+    "MODEL...": CHECKPOINTS,
+    "MODEL[,...]": CHECKPOINTS,
+    ROWS: CHECKPOINTS,
+    "FILE...": (*CHECKPOINTS, "json"),
+    "MODEL [FILE...]": (*CHECKPOINTS, "json"),
+    "WEIGHTS": ("pth", "pt", "bin", "ckpt", "tar", "safetensors", "json"),
+    "JSON": ("json",),
+    "REPORT...": ("json",),
+    "X|REPORT|none": ("json",),
+    **dict.fromkeys(("DATA[::K=V,...]", "DATA...", "NAME=DATA", "DATA|NUMBER"), ()),
+    **dict.fromkeys(("PATH", "DIR", "[NAME=]FILE", "A,B,...|FILE"), ()),
+}
+"""Which files a value may name, by what stands for it in help: suffixes, of which none is any."""
+Command = typer.core.TyperCommand | typer.core.TyperGroup
+Parameter = typer.core.TyperOption | typer.core.TyperArgument
+
+
+def suggestions(tree: typer.core.TyperGroup, words: Sequence[str], *, shell: str) -> Iterator[str]:
+    """Yield a line for each word that may stand in place of the last: the word and, after a tab, what it means.
+
+    Files are the shell's to find. One line asks for them: `/`, the number of characters of the last word that precede the
+    path, and the suffixes with bars between, none for any.
+
+    Args:
+        tree: The program.
+        words: What follows its name up to the cursor, as the shell parts it.
+        shell: Its name.
+    """
+    in_bash = shell == "bash"
+    *previous, current = _rejoined(words) if in_bash else words
+    parted = len(current) - len("" if in_bash and _is_break(words[-1]) else words[-1])
+    name = next((word for word in previous if not word.startswith("-")), None)
+    command = tree if name is None else tree.commands.get(name)
+    if not isinstance(command, Command):
+        return
+    root = typer.Context(tree, info_name="hydractl", **tree.context_settings)
+    context = root if command is tree else typer.Context(command, info_name=name, parent=root)
+    option, separator, text = current.partition("=")
+    parameter: Parameter | None
+    if current.startswith("-") and separator:
+        parameter = _options(command).get(option)
+    elif current.startswith("-") or command is tree:
+        yield from _commands_and_options(command, context, current)
+        return
+    else:
+        parameter, text = _expected(command, previous), current
+    if parameter is not None:
+        yield from _values(parameter, context, current=current, text=text, parted=parted)
+
+
+def _is_break(word: str) -> bool:
+    """Return whether bash makes a word of its own of what stands between two parts of one."""
+    return bool(word) and not word.strip("=:")
+
+
+def _rejoined(words: Iterable[str]) -> list[str]:
+    """Return words as they are typed, of which bash parts `--option=value` and `kind:value`."""
+    joined: list[str] = []
+    last = ""
+    for word in words:
+        if joined and (_is_break(word) or _is_break(last)):
+            joined[-1] += word
+        else:
+            joined.append(word)
+        last = word
+    return joined
+
+
+def _commands_and_options(command: Command, context: typer.Context, current: str) -> Iterator[str]:
+    """Yield the commands and options that begin so; without a command, options are offered unasked too."""
+    if isinstance(command, typer.core.TyperGroup):
+        names = (name for name in command.commands if name.startswith(current))
+        yield from (f"{name}\t{_sentence(SUMMARIES.get(name))}" for name in names)
+    if current.startswith("-") or not current:
+        options = command.shell_complete(context, current or "-")
+        yield from (f"{option.value}\t{_sentence(option.help)}" for option in options)
+
+
+def _options(command: Command) -> dict[str, typer.core.TyperOption]:
+    """Return the options that take a value, by each of their spellings."""
+    options = [p for p in command.params if isinstance(p, typer.core.TyperOption) and not p.is_flag]
+    return {spelling: option for option in options for spelling in option.opts}
+
+
+def _expected(command: Command, previous: Sequence[str]) -> Parameter | None:
+    """Return the option that lacks its value, or the argument that comes next."""
+    options = _options(command)
+    option, place = None, -1  # the command's name is no argument
+    for word in previous:
+        if option is not None:
+            option = None
+        elif word.startswith("-") and word != "-":
+            option = options.get(word)
+        else:
+            place += 1
+    arguments = [p for p in command.params if isinstance(p, typer.core.TyperArgument)]
+    if option is not None or not arguments:
+        return option
+    if place < len(arguments):
+        return arguments[place]
+    return arguments[-1] if arguments[-1].nargs < 0 else None
+
+
+def _values(
+    parameter: Parameter, context: typer.Context, *, current: str, text: str, parted: int
+) -> Iterator[str]:
+    """Yield the words that a value may be, and a line for the files that it may name.
+
+    Args:
+        parameter: The option or argument.
+        context: The command's.
+        current: The joined last word.
+        text: What of it is the value.
+        parted: How many of its characters are words of their own for the shell.
+    """
+    unfinished = _last_value(parameter, text)
+    before = current[: len(current) - len(unfinished)]
+    yield from ((before + word.value)[parted:] for word in parameter.shell_complete(context, unfinished))
+    if (suffixes := _suffixes(parameter)) is not None:
+        path = unfinished.rpartition(":")[2] if parameter.metavar == ROWS else unfinished
+        yield f"{FILES}\t{max(len(current) - len(path) - parted, 0)}\t{'|'.join(suffixes)}"
+
+
+def _last_value(parameter: Parameter, text: str) -> str:
+    """Return the last of several values that commas part, without the name that it may have."""
+    metavar = parameter.metavar or ""
+    marks = "" if "::" in metavar else [mark for mark in "=," if mark in metavar]
+    return text[1 + max(map(text.rfind, marks), default=-1) :]
+
+
+def _suffixes(parameter: Parameter) -> Sequence[str] | None:
+    """Return the suffixes of files that it may name, none for any; None if it names no file."""
+    is_path = parameter.type_descriptor.annotation in {Path, list[Path]}
+    return SUFFIXES.get(parameter.metavar or "", () if is_path else None)
+
+
+def _sentence(text: str | None) -> str:
+    """Return the first sentence of a help text, on one line."""
+    paragraph = " ".join(unescaped(text or "").strip().split("\n\n")[0].split())
+    return paragraph.split(". ")[0].removesuffix(".")
