@@ -21,7 +21,7 @@ from hydractl.cli.app import main as hydractl
 from hydractl.families.load import open_model
 from hydractl.fusion.build import load_any
 from hydractl.stages.export.compare import named, samples
-from hydractl.stages.export.export_module import Subject
+from hydractl.stages.export.export_module import ExportModule
 from hydractl.stages.export.formats import run_onnx
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def main() -> None:
         run("fuse", *members, "-o", "hydra.st", "-q")
         run("export", "hydra.st", "-o", "hydra.onnx", "-q")
         opened = open_model("hydra.st")
-        subject = Subject(load_any(opened))
+        subject = ExportModule(load_any(opened))
         session = run_onnx(Path("hydra.onnx").read_bytes())
     print(
         f"{asked.arch}, {asked.members} members, {torch.get_num_threads()} threads, medians of {asked.rounds} in turn"

@@ -49,12 +49,12 @@ def members_from_state(
 def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, where: str) -> list[Model]:
     """Build a hydra's members, each from its own tensors; one that several hold is the same parameter in each."""
     family = family_of(header.architecture)
-    held: dict[int, torch.Tensor] = {}
+    parameters_by_id: dict[int, torch.Tensor] = {}
     members = []
-    for alone, own in zip(member_headers(header), states, strict=True):
+    for member_header, state in zip(member_headers(header), states, strict=True):
         # one parameter object for a tensor that several members hold: that is how `Hydra` finds what to run once
-        parameters = {k: held.setdefault(id(v), _parameter(v)) for k, v in own.items()}
-        members.append(build_checked(family, alone, parameters, where=where))
+        parameters = {k: parameters_by_id.setdefault(id(v), _parameter(v)) for k, v in state.items()}
+        members.append(build_checked(family, member_header, parameters, where=where))
     return members
 
 
@@ -77,8 +77,8 @@ def member_headers(header: Header) -> list[Header]:
     """Return what each member of a hydra would say of itself; a base or a member says what it says."""
     if header.plan is None:
         return [header]
-    alone = {"kind": Kind.MEMBER, "plan": None}
-    return [header.model_copy(update={**alone, "masks": (mask,)}) for mask in header.masks]
+    member_fields = {"kind": Kind.MEMBER, "plan": None}
+    return [header.model_copy(update={**member_fields, "masks": (mask,)}) for mask in header.masks]
 
 
 def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
@@ -88,16 +88,16 @@ def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
         CheckpointError: If the plan is not of the architecture's tensors.
     """
     header, family = opened.header, opened.family
-    each = [expected_specs(family, alone) for alone in member_headers(header)]
+    member_specs = [expected_specs(family, member_header) for member_header in member_headers(header)]
     if header.plan is None:
-        return each[0]
+        return member_specs[0]
     fates = header.plan.fates
-    if odd := sorted(fates.keys() ^ each[0].keys()):
+    if odd := sorted(fates.keys() ^ member_specs[0].keys()):
         raise CheckpointError(
             f"{opened.reference}: tensor {odd[0]} is in the fuse plan or in the architecture, not in both",
             hint=f"{EDITED} fuse the members again",
         )
-    return {n: fused_spec(family, n, fate, [specs[n] for specs in each]) for n, fate in fates.items()}
+    return {n: fused_spec(family, n, fate, [specs[n] for specs in member_specs]) for n, fate in fates.items()}
 
 
 def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:

@@ -65,9 +65,9 @@ class Scores:
         """Return what a checkpoint holds of them, by the names that they have there."""
         return {
             _called(score, member, name): tensor
-            for score, each in self.fitted.items()
-            for member, own in enumerate(each)
-            for name, tensor in own.kept.items()
+            for score, member_scores in self.fitted.items()
+            for member, fitted_score in enumerate(member_scores)
+            for name, tensor in fitted_score.kept.items()
         }
 
     def of(self, extractor: FeatureExtractor, *, name: str) -> WithOodScores:
@@ -76,14 +76,18 @@ class Scores:
         Raises:
             CheckpointError: If they are of features of another width.
         """
-        made = WithOodScores(extractor=extractor, scores=self)
-        widths = {_wide(each).shape[-1] for own in self.fitted.values() for each in own}
-        if widths != {made.width}:
+        with_scores = WithOodScores(extractor=extractor, scores=self)
+        widths = {
+            _wide(fitted_score).shape[-1]
+            for member_scores in self.fitted.values()
+            for fitted_score in member_scores
+        }
+        if widths != {with_scores.width}:
             raise CheckpointError(
-                f"{name}: its OOD scores are of {sorted(widths)} features, the model has {made.width}",
+                f"{name}: its OOD scores are of {sorted(widths)} features, the model has {with_scores.width}",
                 hint="fit them anew: `hydractl eval ... --fit DATA --store PATH`",
             )
-        return made
+        return with_scores
 
 
 def _wide(fitted: Fitted) -> Tensor:
@@ -100,15 +104,17 @@ def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> Fitted:
     hint = "was it written by another version of hydractl?"
     if score not in KEPT:
         raise CheckpointError(f"{name}: holds an OOD score `{score}`, which is none of features", hint=hint)
-    kept = {each: checkpoint.tensor(_called(score, member, each)) for each in KEPT[score]}
-    found = Fitted(score, kept)
+    tensors = {
+        tensor_name: checkpoint.tensor(_called(score, member, tensor_name)) for tensor_name in KEPT[score]
+    }
+    fitted_score = Fitted(score, tensors)
     try:
-        found.check()
+        fitted_score.check()
     except ValueError as error:
         raise CheckpointError(
             f"{name}: OOD score `{score}` of member {member}: {error}", hint=hint
         ) from error
-    return found
+    return fitted_score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,16 +160,20 @@ class WithOodScores:
             InputError: As `respond_to_all`.
         """
         batches, labels = training
-        own = extractor.responses(batches, name=name, data="fit")
-        found = team.iterate(
-            (indices, said.logits().float().amax(-1), features) for indices, said, features in own
+        local_responses = extractor.responses(batches, name=name, data="fit")
+        gathered = team.iterate(
+            (indices, responses.logits().float().amax(-1), features)
+            for indices, responses, features in local_responses
         )
-        largest, features = collected(found, count=len(labels), data="fit")
-        each = [
+        largest, features = collected(gathered, count=len(labels), data="fit")
+        training_of_members = [
             Training(features=f, largest=z, labels=labels, classifier=c, neighbours=neighbours)
             for f, z, c in zip(features, largest, extractor.classifiers(), strict=True)
         ]
-        fitted = {score: [FITS[score](own) for own in each] for score in scores}
+        fitted = {
+            score: [FITS[score](member_training) for member_training in training_of_members]
+            for score in scores
+        }
         return cls(extractor=extractor, scores=Scores(fitted=fitted, temperature=extractor.model.temperature))
 
     @property
@@ -176,14 +186,14 @@ class WithOodScores:
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield what `responding.responses` does, and the scores (1, B, S), means over members."""
         as_fitted = self.extractor.model.temperature / self.scores.temperature
-        for indices, said, features in self.extractor.responses(batches, name=name, data=data):
-            pairs = [*zip(features, said.logits() * as_fitted, strict=True)]
+        for indices, member_responses, features in self.extractor.responses(batches, name=name, data=data):
+            pairs = [*zip(features, member_responses.logits() * as_fitted, strict=True)]
             scores = [
-                torch.stack([score(f, z) for score, (f, z) in zip(own, pairs, strict=True)]).mean(0)
-                for own in self.scores.fitted.values()
+                torch.stack([score(f, z) for score, (f, z) in zip(member_scores, pairs, strict=True)]).mean(0)
+                for member_scores in self.scores.fitted.values()
             ]
-            yield indices, *said.tensors(), torch.stack(scores, -1).unsqueeze(0)
+            yield indices, *member_responses.tensors(), torch.stack(scores, -1).unsqueeze(0)
 
-    def scored(self, said: Responses, scores: Tensor) -> Scored:
+    def scored(self, responses: Responses, scores: Tensor) -> Scored:
         """Return what is said of N samples beside scores (1, N, S), as `responses` has them."""
-        return Scored(said, dict(zip(self.names, scores.squeeze(0).unbind(1), strict=True)))
+        return Scored(responses, dict(zip(self.names, scores.squeeze(0).unbind(1), strict=True)))

@@ -51,13 +51,13 @@ class FeatureExtractor:
         if _contrast(model):
             return cls(model, ())
         (layout,) = family.towers.values()
-        found = tuple(_last_layers(part, layout.head) for part in _parts(model.tower().readout))
-        if not all(found):
+        readouts = tuple(_last_layers(part, layout.head) for part in _parts(model.tower().readout))
+        if not all(readouts):
             raise UnsupportedModelError(
                 f"{name}: its classifier has no linear layer, so it has no features to look at",
                 hint="choose OOD scores of logits: `--ood-score msp,energy`",
             )
-        return cls(model, found)
+        return cls(model, readouts)
 
     def classifiers(self) -> list[Classifier]:
         """Return what makes each member's logits of its features, as the model answers: (C, D) and (C,), M of them."""
@@ -65,14 +65,14 @@ class FeatureExtractor:
         if not self.readouts:
             answers = [answer for answer in self.model.answers if isinstance(answer, Contrast)]
             return [_cosines(answer, heat) for answer in answers]
-        found = [
+        classifiers = [
             Classifier(
-                torch.cat([_copied(layer.weight) for layer in own], 1) / (len(own) * heat),
-                torch.stack([_bias(layer) for layer in own]).mean(0) / heat,
+                torch.cat([_copied(layer.weight) for layer in layers], 1) / (len(layers) * heat),
+                torch.stack([_bias(layer) for layer in layers]).mean(0) / heat,
             )
-            for own in self.readouts
+            for layers in self.readouts
         ]
-        return found if len(found) > 1 else found * len(self.model.answers)
+        return classifiers if len(classifiers) > 1 else classifiers * len(self.model.answers)
 
     def responses(
         self, batches: Iterable[Batch[Inputs]], *, name: str, data: str
@@ -81,19 +81,22 @@ class FeatureExtractor:
 
         Arguments and errors are those of `responding.responses`.
         """
-        with self._watching() as seen:
+        with self._watching() as features_by_layer:
             for batch in batches:
-                seen.clear()
-                said = respond(self.model, batch.inputs, name=name, data=data)
-                size, members = batch_of(batch.inputs), said.shape[0]
-                parts = [torch.cat(own).float().cpu().unflatten(0, (-1, size)) for own in seen.values()]
+                features_by_layer.clear()
+                member_responses = respond(self.model, batch.inputs, name=name, data=data)
+                size, members = batch_of(batch.inputs), member_responses.shape[0]
+                parts = [
+                    torch.cat(layer_features).float().cpu().unflatten(0, (-1, size))
+                    for layer_features in features_by_layer.values()
+                ]
                 features = torch.cat(parts, -1)
-                yield batch.indices, said, features.expand(members, -1, -1)
+                yield batch.indices, member_responses, features.expand(members, -1, -1)
 
     @contextmanager
     def _watching(self) -> Iterator[dict[int, list[Tensor]]]:
         """Give the features (N, D) of all that run, by the place of the layer in its readout."""
-        seen: dict[int, list[Tensor]] = {}
+        features_by_layer: dict[int, list[Tensor]] = {}
         streams: list[Stream] = []
 
         def enter(stream: Stream) -> None:
@@ -101,21 +104,21 @@ class FeatureExtractor:
 
         def see(place: int, x: Tensor) -> None:
             # some classify each token and take the mean of the logits: that of the features gives the same
-            seen.setdefault(place, []).append(x if x.ndim == 2 else streams[0].mean(x))
+            features_by_layer.setdefault(place, []).append(x if x.ndim == 2 else streams[0].mean(x))
 
         tower = self.model.tower("vision" if not self.readouts else None)
         readout = tower.readout
         hooks = [part.register_forward_pre_hook(lambda _, args: enter(args[0])) for part in _parts(readout)]
         hooks += [
             layer.register_forward_pre_hook(lambda _, args, place=place: see(place, args[0]))
-            for own in self.readouts
-            for place, layer in enumerate(own)
+            for layers in self.readouts
+            for place, layer in enumerate(layers)
         ]
         if not self.readouts:
             hooks = [tower.register_forward_hook(lambda _, __, out: see(0, out))]
         try:
             with readout.in_turn() if isinstance(readout, MemberParallel) else nullcontext():
-                yield seen
+                yield features_by_layer
         finally:
             for hook in hooks:
                 hook.remove()
@@ -138,7 +141,7 @@ def _last_layers(readout: nn.Module, prefixes: Iterable[str]) -> tuple[nn.Linear
         if isinstance(part, nn.Linear)
     }
     under = [[part for name, part in layers.items() if name.startswith(prefix)] for prefix in prefixes]
-    return tuple(own[-1] for own in under if own)
+    return tuple(linear_layers[-1] for linear_layers in under if linear_layers)
 
 
 def _cosines(answer: Contrast, heat: float) -> Classifier:

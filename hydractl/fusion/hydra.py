@@ -31,9 +31,9 @@ class Grouped(MemberParallel):
 
     def forward(self, x: Inputs | Stream) -> torch.Tensor | Stream:
         """Return the members' outputs, member after member on the batch axis (M B, ...)."""
-        if (one := self.stacked) is not None:
-            found: torch.Tensor | Stream = one.forward(x)
-            return found
+        if (stacked_part := self.stacked) is not None:
+            member_outputs: torch.Tensor | Stream = stacked_part.forward(x)
+            return member_outputs
         count = len(self.members)
         parts = x.split(count) if isinstance(x, Stream) else split_inputs(x, count)
         outputs = [member(part) for member, part in zip(self.members, parts, strict=True)]

@@ -57,7 +57,7 @@ def respond(model: Answers, inputs: Inputs, *, name: str, data: str) -> Response
             like = torch.empty(0, device=model.device, dtype=model.dtype)
             logits = model.member_logits(inputs_like(inputs, like))
             finite = bool(logits.isfinite().all())
-            found = Responses(logits.float().log_softmax(-1).cpu(), logits.float().logsumexp(-1).cpu())
+            responses = Responses(logits.float().log_softmax(-1).cpu(), logits.float().logsumexp(-1).cpu())
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"{name}: the device has not enough memory for {batch_of(inputs)} samples at once",
@@ -68,7 +68,7 @@ def respond(model: Answers, inputs: Inputs, *, name: str, data: str) -> Response
             f"{name}: gives logits that are not finite on `{data}`",
             hint=NOT_FINITE,
         )
-    return found
+    return responses
 
 
 def responses(
@@ -116,13 +116,13 @@ def collected(
         count: N.
         data: What errors call the data.
     """
-    result: tuple[torch.Tensor, ...] = ()
-    done = 0
+    tensors: tuple[torch.Tensor, ...] = ()
+    count_so_far = 0
     for indices, *parts in batches:
-        result = result or tuple(part.new_empty(len(part), count, *part.shape[2:]) for part in parts)
-        for whole, part in zip(result, parts, strict=True):
-            whole[:, indices] = part
-        done += len(indices)
-    if done != count:
-        raise ValueError(f"{data}: {done} of {count} items came")
-    return result
+        tensors = tensors or tuple(part.new_empty(len(part), count, *part.shape[2:]) for part in parts)
+        for gathered, part in zip(tensors, parts, strict=True):
+            gathered[:, indices] = part
+        count_so_far += len(indices)
+    if count_so_far != count:
+        raise ValueError(f"{data}: {count_so_far} of {count} items came")
+    return tensors

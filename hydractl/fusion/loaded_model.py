@@ -83,26 +83,28 @@ class Loaded(Towers):
             inputs = checked_inputs(items, {}, self.towers.keys())
             count, batches = batch_of(inputs), _cut(inputs, batch_size)
         else:
-            found = given_items(listed(items), self.header.preprocess)
-            count = len(found)
-            batches = encoded(found, self.header.preprocess, batch_size=batch_size, limit_bytes=0)
+            item_set = given_items(listed(items), self.header.preprocess)
+            count = len(item_set)
+            batches = encoded(item_set, self.header.preprocess, batch_size=batch_size, limit_bytes=0)
         if not count:
             raise TypeError("the model takes a batch of items, found nothing")
-        seen = progress.track(batches, label=self.reference, total=-(-count // batch_size))
+        tracked = progress.track(batches, label=self.reference, total=-(-count // batch_size))
         with self._evaluating():
-            said = self._respond(seen, count)
+            responses = self._respond(tracked, count)
         stored = self.header.threshold
-        return Predictions.of(said, self.labels, Bound(stored.score, stored.below) if stored else None)
+        return Predictions.of(responses, self.labels, Bound(stored.score, stored.below) if stored else None)
 
     def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses | Scored:
         """Return what members say of all, and the scores of features that the checkpoint holds."""
-        told = {"name": self.reference, "data": "the items"}
+        names = {"name": self.reference, "data": "the items"}
         if self.scores is None:
-            return respond_to_all(self, batches, count=count, **told)
+            return respond_to_all(self, batches, count=count, **names)
         extractor = FeatureExtractor.of(self, family_of(self.header.architecture), name=self.reference)
         beside = self.scores.of(extractor, name=self.reference)
-        *said, scores = collected(beside.responses(batches, **told), count=count, data=told["data"])
-        return beside.scored(Responses(*said), scores)
+        *response_tensors, scores = collected(
+            beside.responses(batches, **names), count=count, data=names["data"]
+        )
+        return beside.scored(Responses(*response_tensors), scores)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write a checkpoint of the weights as they are now and return its path; the file is whole or not there at all.
@@ -164,13 +166,13 @@ class Loaded(Towers):
             HubError: With what to do; the branch is then as it was.
             InputError: If the report is of other models.
         """
-        told = replace(publication or Publication(name=name), name=name)
+        settings = replace(publication or Publication(name=name), name=name)
         require_token()
         checkpoint, scratch = Checkpoint.of(self.tensors(), header=self.header), ScratchFolder()
-        files = told.files(checkpoint, self.header, scratch=scratch, where=self.reference)
+        files = settings.files(checkpoint, self.header, scratch=scratch, where=self.reference)
         target = Target(
             name=name,
-            revision=told.revision,
+            revision=settings.revision,
             private=private,
             create_pr=create_pr,
             message=message or usual_message(self.header),
@@ -181,13 +183,13 @@ class Loaded(Towers):
         """Return the tensors as a checkpoint names them, detached and on the CPU; with those of OOD scores."""
         states = [part.library_state() for part in self.parts]
         plan = self.header.plan
-        found = (
+        state = (
             states[0]
             if plan is None
             else join_members(family_of(self.header.architecture), plan.fates, states)
         )
         beside = {} if self.scores is None else self.scores.tensors()
-        return {name: tensor.detach().cpu() for name, tensor in found.items()} | beside
+        return {name: tensor.detach().cpu() for name, tensor in state.items()} | beside
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -243,10 +245,10 @@ def load(
     place = pick_device(str(device))
     kind = torch_dtype(dtype) if isinstance(dtype, str) else dtype
     opened = open_model(str(reference), arch=arch)
-    asked = _asked(opened, classes, templates)
+    prompt_classes = _classes_asked_for(opened, classes, templates)
     model = _built(opened, kind)
-    settle(model, opened, asked)
-    model.header = opened.header if asked is None else _naming(opened.header, asked)
+    settle(model, opened, prompt_classes)
+    model.header = opened.header if prompt_classes is None else _naming(opened.header, prompt_classes)
     model.reference = str(reference)
     model.encoder = Encoder.of(model.header)
     model.temperature = model.header.temperature
@@ -264,9 +266,11 @@ def _built(opened: OpenModel, dtype: torch.dtype | None) -> LoadedModel | Loaded
         model = LoadedHydra(members)
         model.parts = tuple(members)
     else:
-        one = load_model(opened, dtype=dtype)
-        model = LoadedModel({name: one.tower(name) for name in one.towers}, one.answer)
-        model.parts = (one,)
+        opened_model = load_model(opened, dtype=dtype)
+        model = LoadedModel(
+            {name: opened_model.tower(name) for name in opened_model.towers}, opened_model.answer
+        )
+        model.parts = (opened_model,)
     return model
 
 
@@ -285,10 +289,10 @@ def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:
     if size < 1:
         raise ValueError(f"batch_size is {size}, must be at least 1")
     places = torch.arange(batch_of(inputs)).split(size)
-    return (Batch(part, None, own) for part, own in zip(cut_batch(inputs, size), places, strict=True))
+    return (Batch(part, None, indices) for part, indices in zip(cut_batch(inputs, size), places, strict=True))
 
 
-def _asked(
+def _classes_asked_for(
     opened: OpenModel, classes: Sequence[str] | None, templates: Sequence[str] | None
 ) -> Classes | None:
     """Return the classes that a caller names, or None."""
@@ -299,10 +303,10 @@ def _asked(
         raise UsageError(
             f"{opened.reference}: has classes of its own; `classes` and `templates` are for zero-shot models"
         )
-    for name, given in (("classes", classes), ("templates", templates)):
-        if isinstance(given, str):
+    for name, class_names in (("classes", classes), ("templates", templates)):
+        if isinstance(class_names, str):
             raise UsageError(
-                f'`{name}="{given}"`: is one text, a list is wanted', hint=f'`{name}=["{given}"]`'
+                f'`{name}="{class_names}"`: is one text, a list is wanted', hint=f'`{name}=["{class_names}"]`'
             )
     names = opened.header.labels if classes is None else tuple(classes)
     if not names:

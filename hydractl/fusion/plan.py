@@ -160,9 +160,9 @@ class Fusion:
 
     def merging(self, merge_trunk: int) -> Fusion:
         """Return the fusion of the same members that merges so many blocks; no tensor is read again."""
-        other = copy.copy(self)
-        other._settle(merge_trunk)
-        return other
+        second = copy.copy(self)
+        second._settle(merge_trunk)
+        return second
 
     def _settle(self, merge_trunk: int) -> None:
         self.merge_trunk = merge_trunk
@@ -174,7 +174,9 @@ class Fusion:
     @property
     def owns_more(self) -> bool:
         """Whether members own anything only because `own_from` says so."""
-        return any(self._owned(name) and (same or self._averaged(name)) for name, same in self.same.items())
+        return any(
+            self._owned(name) and (identical or self._averaged(name)) for name, identical in self.same.items()
+        )
 
     def chunks(self, name: str) -> Chunks:
         """Return a fused tensor's bytes."""
@@ -243,8 +245,8 @@ class Fusion:
         def mean_of(spans: tuple[Span, ...]) -> memoryview | bytes:
             first, *others = (torch.frombuffer(span.read(), dtype=dtype) for span in spans)
             total = first.double()
-            for other in others:
-                total += other
+            for addend in others:
+                total += addend
             return tensor_bytes((total / len(spans)).to(dtype))
 
         pieces = zip(*(c.spans[name].parts(PIECE_BYTES) for c in self.checkpoints), strict=True)

@@ -49,21 +49,27 @@ class Predictions:
     accepted: Tensor | None = None
 
     @classmethod
-    def of(cls, told: Responses | Scored, names: Sequence[str], bound: Bound | None = None) -> Predictions:
+    def of(
+        cls, member_answers: Responses | Scored, names: Sequence[str], bound: Bound | None = None
+    ) -> Predictions:
         """Return what follows from what members say.
 
         Args:
-            told: With the logits' logsumexp, and perhaps scores of features.
+            member_answers: With the logits' logsumexp, and perhaps scores of features.
             names: Of the C classes.
             bound: What accepts samples.
         """
-        said, fitted = (whole(told.said), told.scores) if isinstance(told, Scored) else (told, {})
-        parts = said.split(SAMPLES_AT_ONCE)
+        responses, fitted = (
+            (whole(member_answers.said), member_answers.scores)
+            if isinstance(member_answers, Scored)
+            else (member_answers, {})
+        )
+        parts = responses.split(SAMPLES_AT_ONCE)
         mean = torch.cat([ensemble_log_probs(p.log_probs.double()).exp().float() for p in parts])
-        members = said.log_probs.exp()
+        members = responses.log_probs.exp()
         classes = mean.argmax(1)
-        scores = {name: scored(said, name).float() for name in SCORES}
-        scores |= {name: own.float() for name, own in fitted.items()}
+        scores = {name: scored(responses, name).float() for name in SCORES}
+        scores |= {name: member_scores.float() for name, member_scores in fitted.items()}
         return cls(
             labels=tuple(names[i] for i in classes.tolist()),
             classes=classes,

@@ -38,13 +38,13 @@ class Encoder:
 
     def __call__(self, items: Iterable[Item]) -> Inputs:
         """Return items of one kind as one batch; see `Towers.encode`."""
-        given = listed(items)
-        texts = [item for item in given if is_text(item)]
-        if len(texts) == len(given) and self.texts is not None:
+        item_list = listed(items)
+        texts = [item for item in item_list if is_text(item)]
+        if len(texts) == len(item_list) and self.texts is not None:
             return encode_texts(texts, self.texts)
         if (texts and self.texts is not None) or self.images is None:
-            wanted = "texts" if self.images is None else "images, or texts"
-            raise TypeError(f"the model reads {wanted}, found {kinds(given)}")
+            expected = "texts" if self.images is None else "images, or texts"
+            raise TypeError(f"the model reads {expected}, found {kinds(item_list)}")
         transform = eval_transform(self.images)
-        images = of_kind(given_items(given, self.images), ImageSet)
+        images = of_kind(given_items(item_list, self.images), ImageSet)
         return torch.stack([transform(images.image(i)) for i in range(len(images))])

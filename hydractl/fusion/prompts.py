@@ -60,10 +60,10 @@ def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
     A checkpoint that stores these classes has done so already, and a classifier beside it has classes of its own.
     """
     stored = opened.header.prompting
-    same = (
+    are_stored = (
         stored and classes and (opened.header.labels, stored.templates) == (classes.names, classes.templates)
     )
-    if classes is None or stored is None or same:
+    if classes is None or stored is None or are_stored:
         return
     from hydractl.families.zero_shot import settle_classes  # noqa: PLC0415 - opening a file must not load torch
 

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from hydractl.manifest.heads import Mask
 
 
-def kept_indices(tensor: HeadTensor, kept: Sequence[int], *, num_heads: int, head_dim: int) -> torch.Tensor:
+def kept_indices(
+    tensor: HeadTensor, head_numbers: Sequence[int], *, num_heads: int, head_dim: int
+) -> torch.Tensor:
     """Return the indices along the head axis that stay, increasing: copy after copy, head after head."""
     import torch  # noqa: PLC0415 - shapes alone must not cost the import of torch
 
     grid = torch.arange(num_heads * tensor.width(head_dim)).reshape(tensor.copies, num_heads, -1)
-    return grid[:, list(kept)].reshape(-1)
+    return grid[:, list(head_numbers)].reshape(-1)
 
 
 def pruned_spec(
@@ -64,10 +66,10 @@ def unpruned_shape(
     if place.heads is None or place.layer is None:
         return spec.shape
     tower, heads = architecture.towers[place.tower], place.heads
-    kept = len(mask[place.tower].keep[place.layer]) * heads.width(tower.head_dim)
-    if spec.shape[heads.axis : heads.axis + 1] != (kept,):
+    pruned_size = len(mask[place.tower].keep[place.layer]) * heads.width(tower.head_dim)
+    if spec.shape[heads.axis : heads.axis + 1] != (pruned_size,):
         raise ValueError(
-            f"tensor `{name}` has shape {spec.shape}; its mask says that axis {heads.axis} is {kept}"
+            f"tensor `{name}` has shape {spec.shape}; its mask says that axis {heads.axis} is {pruned_size}"
         )
     shape = list(spec.shape)
     shape[heads.axis] = tower.num_heads * heads.width(tower.head_dim)
@@ -82,10 +84,10 @@ def prune_tensor(
     if place.heads is None or place.layer is None:
         return tensor
     tower = architecture.towers[place.tower]
-    kept = mask[place.tower].keep[place.layer]
-    if len(kept) == tower.num_heads:
+    head_numbers = mask[place.tower].keep[place.layer]
+    if len(head_numbers) == tower.num_heads:
         return tensor
-    index = kept_indices(place.heads, kept, num_heads=tower.num_heads, head_dim=tower.head_dim)
+    index = kept_indices(place.heads, head_numbers, num_heads=tower.num_heads, head_dim=tower.head_dim)
     return tensor.index_select(place.heads.axis, index)
 
 
@@ -99,7 +101,7 @@ def zero_dropped(
         if place.heads is None or place.layer is None or place.heads.role != TensorRole.OUTPUT:
             continue
         tower = architecture.towers[place.tower]
-        gone = mask[place.tower].drop[place.layer]
-        index = kept_indices(place.heads, gone, num_heads=tower.num_heads, head_dim=tower.head_dim)
+        dropped = mask[place.tower].drop[place.layer]
+        index = kept_indices(place.heads, dropped, num_heads=tower.num_heads, head_dim=tower.head_dim)
         zeroed[name] = tensor.index_fill(place.heads.axis, index, 0)
     return zeroed

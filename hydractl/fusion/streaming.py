@@ -39,8 +39,8 @@ def hollow(specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
 
 def member_logits(opened: OpenModel, inputs: Inputs) -> torch.Tensor:
     """Return the logits (1, B, C) of an open base or member."""
-    made = hollow(opened.checkpoint.specs)
-    model = build_checked(opened.family, opened.header, made, where=opened.reference)
+    hollow_state = hollow(opened.checkpoint.specs)
+    model = build_checked(opened.family, opened.header, hollow_state, where=opened.reference)
     return streamed_logits(model, lambda name: [opened.checkpoint.tensor(name)], inputs)
 
 
@@ -48,10 +48,13 @@ def hydra_logits(fusion: Fusion, header: Header, inputs: Inputs, *, where: str) 
     """Return the logits (M, B, C) of what a fusion would be written as, under that header; `where` is for errors."""
     states = [hollow(checkpoint.specs) for checkpoint in fusion.checkpoints]
     shared = {name: states[0][name] for name, fate in fusion.fates.items() if fate != Fate.GROUPED}
-    members = members_of(header, [own | shared for own in states], where=where)
+    members = members_of(header, [member_state | shared for member_state in states], where=where)
 
     def read(name: str) -> list[torch.Tensor]:
-        return [own[name] for own in split_members(fusion.family, header, {name: fusion.tensor(name)})]
+        return [
+            member_state[name]
+            for member_state in split_members(fusion.family, header, {name: fusion.tensor(name)})
+        ]
 
     return streamed_logits(Hydra(members).eval(), read, inputs, members=members)
 
@@ -67,8 +70,12 @@ def streamed_logits(
         inputs: As it takes them.
         members: What it was made of, where it is a hydra.
     """
-    held = [m.library_state() for m in members or [cast("Model", model)]]
-    places = {id(t): (name, m) for m, own in reversed([*enumerate(held)]) for name, t in own.items()}
+    member_states = [m.library_state() for m in members or [cast("Model", model)]]
+    places = {
+        id(t): (name, m)
+        for m, member_state in reversed([*enumerate(member_states)])
+        for name, t in member_state.items()
+    }
     with torch.inference_mode(), ExitStack() as hooks:
         for step in _steps(model):
             filled = _Filled(step, places, read)
@@ -105,10 +112,10 @@ class _Filled:
 
     def fill(self, *_: object) -> None:
         """Read the step's tensors, each name once."""
-        found = {name: self.read(name) for name in dict.fromkeys(slot[3] for slot in self.slots)}
+        tensors_by_name = {name: self.read(name) for name in dict.fromkeys(slot[3] for slot in self.slots)}
         wide = {
             (name, m): t.float() if t.is_floating_point() else t
-            for name, tensors in found.items()
+            for name, tensors in tensors_by_name.items()
             for m, t in enumerate(tensors)
         }
         for table, key, _tensor, name, m in self.slots:

@@ -31,7 +31,7 @@ PICTURE, REPORT = "heads.png", "report.json"
 SHOWN_LABELS = 20
 _LIBRARIES = {"timm": "timm", "transformers": "transformers", "openclip": "open_clip"}
 _IMAGES, _TEXTS, _ZERO_SHOT = "image-classification", "text-classification", "zero-shot-image-classification"
-_WHAT = {
+_KIND_DESCRIPTIONS = {
     Kind.BASE: "A classifier that `hydractl` prepared for head pruning.",
     Kind.MEMBER: "A classifier with attention heads cut out of it.",
     Kind.HYDRA: (
@@ -83,25 +83,25 @@ class Facts:
         return _IMAGES if self.header.num_classes else _ZERO_SHOT
 
 
-def card_of(facts: Facts, there: bytes | None = None) -> bytes:
+def card_of(facts: Facts, existing: bytes | None = None) -> bytes:
     """Return the text of a card.
 
     Args:
         facts: What it tells; a licence and a base model that they do not name are those that the README there names.
-        there: The README that it takes the place of, in which stays what somebody else has written.
+        existing: The README that it takes the place of, in which stays what somebody else has written.
 
     Raises:
         HubError: If that README cannot be read.
     """
-    readme = Readme.read(there)
-    base = readme.said("base_model")
+    readme = Readme.read(existing)
+    base = readme.text_field("base_model")
     facts = replace(
         facts,
-        license=facts.license or readme.said("license"),
+        license=facts.license or readme.text_field("license"),
         base_model=facts.base_model or (base if base and HUB_ID.fullmatch(base) else None),
     )
     parts = (
-        _what(facts),
+        _description(facts),
         _results(facts),
         _loading(facts),
         making(facts.header, facts.reference),
@@ -117,7 +117,9 @@ def _metadata(facts: Facts) -> dict[str, Any]:
     stock = is_stock(header)
     trained = any(step.command == "finetune" for step in steps_to(header.made_by))
     relation = "merge" if header.kind == Kind.HYDRA else "finetune" if trained else None
-    more: dict[str, Any] = {"base_model_relation": relation} if facts.base_model and relation else {}
+    relation_field: dict[str, Any] = (
+        {"base_model_relation": relation} if facts.base_model and relation else {}
+    )
     results = list(_eval_results(facts))
     data = ModelCardData(
         base_model=facts.base_model,
@@ -132,7 +134,7 @@ def _metadata(facts: Facts) -> dict[str, Any]:
             header.kind.value,
             *(["ensemble", "uncertainty"] if header.kind == Kind.HYDRA else []),
         ],
-        **more,
+        **relation_field,
     )
     return dict(data.to_dict())  # type: ignore[no-untyped-call]  # the library leaves it untyped
 
@@ -154,8 +156,12 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
         for metric, value in values.items():
             if METRICS[metric.partition("@")[0]].needs in {Needs.WEIGHTS, Needs.TIME}:
                 continue
-            told = {"low": value.low, "high": value.high, "level": 0.95 if value.low is not None else None}
-            told["count"] = value.count
+            interval = {
+                "low": value.low,
+                "high": value.high,
+                "level": 0.95 if value.low is not None else None,
+            }
+            interval["count"] = value.count
             yield EvalResult(
                 task_type=facts.task,
                 dataset_type=source,
@@ -166,11 +172,11 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
                 metric_type=metric,
                 metric_value=value.value,
                 metric_name=_named(metric),
-                metric_args={k: v for k, v in told.items() if v is not None} or None,
+                metric_args={k: v for k, v in interval.items() if v is not None} or None,
             )
 
 
-def _what(facts: Facts) -> str:
+def _description(facts: Facts) -> str:
     header, architecture = facts.header, facts.header.architecture
     rows = {
         "kind": header.kind.value + (f" of {counted(len(header.masks), 'member')}" if header.plan else ""),
@@ -190,16 +196,16 @@ def _what(facts: Facts) -> str:
         rows["base model"] = f"[{facts.base_model}](https://huggingface.co/{facts.base_model})"
     if header.base is not None:
         rows["base weights"] = code(header.base)
-    table = "\n".join(f"| {name} | {said} |" for name, said in rows.items() if said)
+    table = "\n".join(f"| {name} | {text} |" for name, text in rows.items() if text)
     picture = f"\n\n![Heads that are kept, layer by layer]({PICTURE})" if facts.pictured else ""
-    return f"# {facts.name}\n\n{_WHAT[header.kind]}\n\n| | |\n|---|---|\n{table}{picture}"
+    return f"# {facts.name}\n\n{_KIND_DESCRIPTIONS[header.kind]}\n\n| | |\n|---|---|\n{table}{picture}"
 
 
 def _classes(header: Header) -> str:
     names = header.labels[:SHOWN_LABELS]
-    more = ", ..." if len(header.labels) > SHOWN_LABELS else ""
-    shown = f": {', '.join(map(code, names))}{more}" if names else ""
-    return f"{header.num_classes}{shown}" if header.num_classes else "named by texts"
+    ellipsis = ", ..." if len(header.labels) > SHOWN_LABELS else ""
+    class_names = f": {', '.join(map(code, names))}{ellipsis}" if names else ""
+    return f"{header.num_classes}{class_names}" if header.num_classes else "named by texts"
 
 
 def _heads(header: Header) -> Iterator[str]:
@@ -207,16 +213,16 @@ def _heads(header: Header) -> Iterator[str]:
     towers = header.architecture.towers
     total = sum(tower.layers * tower.num_heads for tower in towers.values())
     for i, mask in enumerate(header.masks):
-        who = f"member {i} " if len(header.masks) > 1 else ""
-        yield f"{who}keeps {sum(tower.num_kept for tower in mask.values())} of {total}"
+        prefix = f"member {i} " if len(header.masks) > 1 else ""
+        yield f"{prefix}keeps {sum(tower.num_kept for tower in mask.values())} of {total}"
 
 
 def _results(facts: Facts) -> str:
     """Return a table of everything that was measured, a column a model, this one first."""
-    report, own = facts.report, facts.row
-    if report is None or own is None:
+    report, model_row = facts.report, facts.row
+    if report is None or model_row is None:
         return ""
-    rows = [own, *(row for row in report.rows if row != own)]
+    rows = [model_row, *(row for row in report.rows if row != model_row)]
     lines = [
         "## Results",
         "",
@@ -226,7 +232,7 @@ def _results(facts: Facts) -> str:
     for name, pick in _measured(report):
         values = [pick(row) for row in rows]
         if any(values):
-            lines.append(f"| {name} | {' | '.join(map(_shown, values))} |")
+            lines.append(f"| {name} | {' | '.join(map(_formatted, values))} |")
     data = report.data.get(ID_NAME)
     on = (
         ""
@@ -247,8 +253,8 @@ def _measured(report: Report) -> Iterator[tuple[str, _Pick]]:
     order = list(METRICS)
 
     def sorted_names(tables: Iterable[Iterable[str]]) -> list[str]:
-        found = {name for table in tables for name in table}
-        return sorted(found, key=lambda name: (order.index(name.partition("@")[0]), name))
+        names = {name for table in tables for name in table}
+        return sorted(names, key=lambda name: (order.index(name.partition("@")[0]), name))
 
     for metric in sorted_names(row.values for row in report.rows):
         yield _named(metric), _Pick(metric)
@@ -273,7 +279,7 @@ def _named(metric: str) -> str:
     return f"{name}{units.get(METRICS[name].unit, '')}" + (f" by {score}" if score else "")
 
 
-def _shown(value: Value | None) -> str:
+def _formatted(value: Value | None) -> str:
     if value is None:
         return ""
     text = f"{value.value:,.0f}" if abs(value.value) >= 1000 else f"{value.value:.4g}"

@@ -28,10 +28,10 @@ def making(header: Header, reference: str) -> str:
     for number, step in enumerate(steps, start=1):
         inputs = ", ".join(code(source.name) for source in step.inputs)
         settings = dict(step.options) | ({} if step.seed is None else {"seed": step.seed})
-        told = "; ".join(f"{name} {code(_written(value))}" for name, value in settings.items())
+        settings_text = "; ".join(f"{name} {code(_written(value))}" for name, value in settings.items())
         lines.append(
             f"{number}. {code(f'hydractl {step.command}')} of {inputs or 'nothing'}"
-            + (f": {told}" if told else "")
+            + (f": {settings_text}" if settings_text else "")
         )
     versions = ", ".join(f"{name} {version}" for name, version in steps[-1].versions.items())
     lines += ["", f"Versions: {versions}. `hydractl inspect {reference}` shows digests of all inputs."]
@@ -58,8 +58,8 @@ def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
     digests: dict[str, set[str]] = {}
     for source in (source for step in steps for source in step.inputs):
         digests.setdefault(source.name, set()).add(source.sha256)
-    if same := [code(name) for name, found in digests.items() if len(found) > 1]:
-        yield f"Several files are called {', '.join(same)}: give each a name of its own first, in the order of the steps below."
+    if ambiguous := [code(name) for name, sources_of_name in digests.items() if len(sources_of_name) > 1]:
+        yield f"Several files are called {', '.join(ambiguous)}: give each a name of its own first, in the order of the steps below."
     yield from ("Paths are left out: files are named as they were. All settings, with defaults:", "")
 
 
@@ -67,7 +67,7 @@ def _output(header: Header, group: Sequence[Step], steps: Sequence[Step]) -> str
     """Return what `-o` names of a command that wrote the files of some steps, None where one name cannot say them."""
     numbers: dict[str, int] = {}
     for step in group:
-        read = (one.name for other in steps for one in other.inputs if one.made_by == step)
+        read = (source.name for reader in steps for source in reader.inputs if source.made_by == step)
         for name in dict.fromkeys(map(plain, read)):
             member = step.options.get("member", len(numbers))
             numbers.setdefault(name, member if isinstance(member, int) else 0)

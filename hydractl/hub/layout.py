@@ -53,12 +53,12 @@ OURS = (
 
 def files_of(header: Header) -> dict[str, bytes]:
     """Return the files of a model's folder by name, without its weights."""
-    made = _stock(header)
-    if made is None:
-        made = {CONFIG: _config(header)}
+    documents = _stock(header)
+    if documents is None:
+        documents = {CONFIG: _config(header)}
         if isinstance(header.preprocess, Preprocess):
-            made[IMAGES] = {"image_processor_type": IMAGE_PROCESSOR, **_plain(header.preprocess)}
-    files = {name: canonical(value).encode() for name, value in made.items()}
+            documents[IMAGES] = {"image_processor_type": IMAGE_PROCESSOR, **_plain(header.preprocess)}
+    files = {name: canonical(value).encode() for name, value in documents.items()}
     return files | dict(_tokenizer(texts_of(header))) | dict(_masks(header))
 
 
@@ -70,8 +70,8 @@ def is_stock(header: Header) -> bool:
 def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
     """Return the library's own files of a model; None where its loader would make another one of the weights, or none."""
     towers = header.architecture.towers
-    whole = all(mask == full_mask(towers) for mask in header.masks)
-    if header.kind == Kind.HYDRA or not whole or header.temperature != 1:
+    has_all_heads = all(mask == full_mask(towers) for mask in header.masks)
+    if header.kind == Kind.HYDRA or not has_all_heads or header.temperature != 1:
         return None
     if header.fitted is not None:  # its tensors are none that a library knows
         return None
@@ -133,10 +133,10 @@ def _config(header: Header) -> dict[str, object]:
 
 def _without_bulk(header: Header) -> dict[str, object]:
     """Return what a header says of the model itself: no lineage, no tokenizer, which has a file of its own."""
-    found = header.model_dump(mode="json", by_alias=True, exclude={"made_by"})
-    for how in (found["preprocess"], (found.get("prompting") or {}).get("tokenization", {})):
+    fields = header.model_dump(mode="json", by_alias=True, exclude={"made_by"})
+    for how in (fields["preprocess"], (fields.get("prompting") or {}).get("tokenization", {})):
         how.pop("tokenizer", None)
-    return plain(found)
+    return plain(fields)
 
 
 def _plain(how: Preprocess) -> dict[str, object]:

@@ -25,9 +25,11 @@ def check_replaces(path: Path, claim: OutputLock) -> None:
     """
     from hydractl.hub.layout import of_model  # noqa: PLC0415 - most outputs are files
 
-    if left := [own for own in of_model(path) if not (claim.may_replace(path) or claim.may_replace(own))]:
+    if remaining := [
+        file for file in of_model(path) if not (claim.may_replace(path) or claim.may_replace(file))
+    ]:
         raise OutputExists(
-            f"{path}: holds a model already (`{left[0].name}`)",
+            f"{path}: holds a model already (`{remaining[0].name}`)",
             hint="add `--force` to put this one in its place, or choose another name with `-o`",
         )
 
@@ -51,7 +53,7 @@ def publish_models(claim: OutputLock) -> Iterator[Callable[[Path, Header | None]
             from hydractl.hub.layout import files_of, of_model  # noqa: PLC0415 - as above
 
             files = files_of(header)
-            stale.extend(own for own in of_model(path) if own.name not in {*files, WEIGHTS})
+            stale.extend(file for file in of_model(path) if file.name not in {*files, WEIGHTS})
             for name, content in files.items():
                 begin(path / name).write(content)
             return begin(path / WEIGHTS)

@@ -52,9 +52,9 @@ class Readme:
             text = (content or b"").decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise _unreadable(f"is not UTF-8 text: {error.reason} at byte {error.start}") from error
-        found = _FRONT.match(text)
-        front = (found[1] or "") if found else ""
-        body = text[found.end() :] if found else text
+        front_matter = _FRONT.match(text)
+        front = (front_matter[1] or "") if front_matter else ""
+        body = text[front_matter.end() :] if front_matter else text
         marks = list(_MARK.finditer(body))
         if not marks:
             return cls(front=front, metadata=_parsed(front), before=body)
@@ -67,7 +67,7 @@ class Readme:
             front=front, metadata=_parsed(front), before=body[: begin.start()], after=body[end.end() :]
         )
 
-    def said(self, key: str) -> str | None:
+    def text_field(self, key: str) -> str | None:
         """Return what the metadata say under a key, if that is a text."""
         value = self.metadata.get(key)
         return value if isinstance(value, str) and value else None
@@ -106,8 +106,12 @@ def _tags(ours: list[str], theirs: object) -> list[str]:
 
 
 def _results_of_others(name: str, theirs: object) -> list[Any]:
-    others = theirs if isinstance(theirs, list) else []
-    return [one for one in others if isinstance(one, dict) and one.get("name") != name]
+    listed = theirs if isinstance(theirs, list) else []
+    return [
+        model_result
+        for model_result in listed
+        if isinstance(model_result, dict) and model_result.get("name") != name
+    ]
 
 
 def _parsed(front: str) -> dict[str, Any]:
@@ -118,12 +122,12 @@ def _parsed(front: str) -> dict[str, Any]:
             raise _unreadable(
                 "has metadata with aliases (`*name`), which may stand for more than memory holds"
             )
-        found = yaml.safe_load(front)
+        metadata = yaml.safe_load(front)
     except (yaml.YAMLError, ValueError) as error:
         raise _unreadable(f"has metadata that are not YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(found, dict | None):
+    if not isinstance(metadata, dict | None):
         raise _unreadable("has metadata that are no table")
-    return found or {}
+    return metadata or {}
 
 
 def _unreadable(why: str) -> HubError:

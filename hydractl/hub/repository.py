@@ -35,7 +35,7 @@ _PASSING = frozenset({408, 425, TOO_MANY, 500, 502, 503, 504})
 _MEANWHILE = frozenset({409, 412})
 _STATUS = re.compile(r"HTTP status \w+ error \((\d{3})\b")
 """How the client of the Hub's Xet storage words an answer, for which it has one kind of error."""
-_AGAIN = "the same command pushes what is missing, and nothing twice"
+_PUSH_AGAIN = "the same command pushes what is missing, and nothing twice"
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 
 
@@ -121,7 +121,9 @@ def push(
     sent: list[Pushed] = []
     with asking(target.name):
         _prepare(api, target, patience)
-        return patience.lasts(lambda: _commit(api, files, target, patience, sent), again=not target.create_pr)
+        return patience.lasts(
+            lambda: _commit(api, files, target, patience, sent), retries_lost_answers=not target.create_pr
+        )
 
 
 def _prepare(api: HfApi, target: Target, patience: _Patience) -> None:
@@ -155,18 +157,18 @@ def _commit(
     )
 
     head = patience.lasts(lambda: api.repo_info(target.name, revision=target.revision).sha) or target.revision
-    there = patience.lasts(lambda: _files(api, target.name, head))
+    remote_files = patience.lasts(lambda: _files(api, target.name, head))
     read = partial(_read, api, target.name, head)
-    files = settled(contents, lambda name: patience.lasts(lambda: read(there.get(name))))
-    changed = [name for name, content in files.items() if not _same(content, there.get(name))]
-    stale = sorted(name for name in there if is_ours(name) and name not in files)
-    now = Pushed(commit=head, url=f"{api.endpoint}/{target.name}/commit/{head}", files=files)
+    files = settled(contents, lambda name: patience.lasts(lambda: read(remote_files.get(name))))
+    changed = [name for name, content in files.items() if not _is_uploaded(content, remote_files.get(name))]
+    stale = sorted(name for name in remote_files if is_ours(name) and name not in files)
+    pushed = Pushed(commit=head, url=f"{api.endpoint}/{target.name}/commit/{head}", files=files)
     if not changed and not stale:
-        return replace(now, written=sent[-1].written, deleted=sent[-1].deleted) if sent else now
-    sent.append(replace(now, written=tuple(changed), deleted=tuple(stale)))
+        return replace(pushed, written=sent[-1].written, deleted=sent[-1].deleted) if sent else pushed
+    sent.append(replace(pushed, written=tuple(changed), deleted=tuple(stale)))
     size = sum(_size(files[name]) for name in changed)
     patience.progress.step(f"Uploading {counted(len(changed), 'file')}, {size / 1e6:.1f} MB")
-    done = api.create_commit(
+    commit = api.create_commit(
         target.name,
         [
             *(CommitOperationAdd(name, files[name]) for name in changed),
@@ -177,7 +179,7 @@ def _commit(
         create_pr=target.create_pr,
         parent_commit=head,
     )
-    return replace(sent[-1], commit=done.oid, url=done.commit_url, pull_request=done.pr_url)
+    return replace(sent[-1], commit=commit.oid, url=commit.commit_url, pull_request=commit.pr_url)
 
 
 def _files(api: HfApi, name: str, revision: str) -> dict[str, RepoFile]:
@@ -187,9 +189,14 @@ def _files(api: HfApi, name: str, revision: str) -> dict[str, RepoFile]:
     return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
 
 
-def settled(contents: Mapping[str, Content], there: Callable[[str], bytes | None]) -> dict[str, Path | bytes]:
-    """Return files of which nothing hangs on the repository any more; `there` tells what it has under a name."""
-    return {name: one(there(name)) if callable(one) else one for name, one in contents.items()}
+def settled(
+    contents: Mapping[str, Content], remote_content: Callable[[str], bytes | None]
+) -> dict[str, Path | bytes]:
+    """Return files of which nothing hangs on the repository any more; `remote_content` tells what it has under a name."""
+    return {
+        name: source(remote_content(name)) if callable(source) else source
+        for name, source in contents.items()
+    }
 
 
 def _read(api: HfApi, name: str, revision: str, entry: RepoFile | None) -> bytes | None:
@@ -207,17 +214,19 @@ def _read(api: HfApi, name: str, revision: str, entry: RepoFile | None) -> bytes
             return read_limited(file)
 
 
-def _same(content: Path | bytes, there: RepoFile | None) -> bool:
+def _is_uploaded(content: Path | bytes, remote_file: RepoFile | None) -> bool:
     """Return whether a file is there already, by the digest that the Hub keeps of it."""
-    if there is None or there.size != _size(content):
+    if remote_file is None or remote_file.size != _size(content):
         return False
-    if there.lfs is not None:
-        own = digest_file(content).removeprefix("sha256:") if isinstance(content, Path) else _sha256(content)
-        return own == there.lfs.sha256
+    if remote_file.lfs is not None:
+        local_digest = (
+            digest_file(content).removeprefix("sha256:") if isinstance(content, Path) else _sha256(content)
+        )
+        return local_digest == remote_file.lfs.sha256
     digest = hashlib.sha1(f"blob {_size(content)}\0".encode(), usedforsecurity=False)  # as git has it
     for chunk in _chunks(content):
         digest.update(chunk)
-    return digest.hexdigest() == there.blob_id
+    return digest.hexdigest() == remote_file.blob_id
 
 
 def _sha256(content: bytes) -> str:
@@ -244,12 +253,12 @@ class _Patience:
     target: Target
     progress: Progress
 
-    def lasts(self, work: Callable[[], T], *, again: bool = True) -> T:
+    def lasts(self, work: Callable[[], T], *, retries_lost_answers: bool = True) -> T:
         """Return what some work returns.
 
         Args:
             work: May be done again where it was refused.
-            again: Whether also where its answer got lost.
+            retries_lost_answers: Whether also where its answer got lost.
 
         Raises:
             HubError: If it fails for good, or too often.
@@ -275,7 +284,7 @@ class _Patience:
                 if isinstance(error, OSError) and error.filename is not None:
                     raise  # about a file of ours
                 failure = _failure(error, self.target)
-                lost = not again and not isinstance(error, HfHubHTTPError)
+                lost = not retries_lost_answers and not isinstance(error, HfHubHTTPError)
                 if lost or not failure.passing or attempt == TRIES - 1:
                     hint = (
                         "look whether the pull request is there before you push again"
@@ -306,25 +315,25 @@ def _failure(error: Exception, target: Target) -> _Failure:
         return _Failure("the Hub is switched off", "unset HF_HUB_OFFLINE")
     if isinstance(error, errors.HfHubHTTPError):
         wait = _retry_after(error.response.headers.get("Retry-After"))
-        return _answered(error.response.status_code, target, _said(error), wait)
+        return _answered(error.response.status_code, target, _reason(error), wait)
     if isinstance(error, OSError | RuntimeError) and (status := _STATUS.search(str(error))):
-        return _answered(int(status[1]), target, _said(error))
+        return _answered(int(status[1]), target, _reason(error))
     passing = isinstance(error, httpx2.HTTPError | JSONDecodeError | OSError | RuntimeError)
     if passing and not isinstance(error, RecursionError):
-        return _Failure(f"the connection to the Hub failed: {_said(error)}", _AGAIN, passing=True)
+        return _Failure(f"the connection to the Hub failed: {_reason(error)}", _PUSH_AGAIN, passing=True)
     return _Failure(
-        f"the answer of the Hub cannot be used: {_said(error)}",
+        f"the answer of the Hub cannot be used: {_reason(error)}",
         NO_ANSWER,
     )
 
 
-def _answered(status: int, target: Target, said: str, wait: float = 0.0) -> _Failure:
+def _answered(status: int, target: Target, response_text: str, wait: float = 0.0) -> _Failure:
     """Return what an answer of the Hub means that is no success; `wait` are the seconds that it asks for."""
     owner = target.name.partition("/")[0]
     if status in _PASSING:
-        what = "too many requests" if status == TOO_MANY else "the Hub is failing"
+        reason = "too many requests" if status == TOO_MANY else "the Hub is failing"
         first = f"wait {wait:.0f} s; " if wait else ""
-        return _Failure(f"{what} ({status})", first + _AGAIN, passing=True, wait_s=wait)
+        return _Failure(f"{reason} ({status})", first + _PUSH_AGAIN, passing=True, wait_s=wait)
     if status in _MEANWHILE:
         return _Failure(
             f"somebody else has changed `{target.revision}` meanwhile ({status}); nothing was pushed",
@@ -340,7 +349,7 @@ def _answered(status: int, target: Target, said: str, wait: float = 0.0) -> _Fai
             "the Hub has no such repository, branch or account, or you may not see it (404)",
             f"check the spelling; {_LOGIN}",
         ),
-    }.get(status, _Failure(f"the Hub refuses ({status}): {said}", "nothing was pushed"))
+    }.get(status, _Failure(f"the Hub refuses ({status}): {response_text}", "nothing was pushed"))
 
 
 def _retry_after(text: str | None) -> float:
@@ -348,7 +357,7 @@ def _retry_after(text: str | None) -> float:
     return float(text) if text and text.isascii() and text.isdigit() else 0.0
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if error.__cause__ is not None and isinstance(error, RuntimeError):
-        return _said(error.__cause__)  # of an upload in a thread of its own
+        return _reason(error.__cause__)  # of an upload in a thread of its own
     return reason_of(error)

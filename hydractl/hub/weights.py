@@ -28,11 +28,11 @@ def weights_of(
     """
     specs = checkpoint.specs | checkpoint.beside
     total = sum(spec.size_bytes for spec in specs.values())
-    one = total <= limit
-    if one and checkpoint.header is not None and len(checkpoint.paths) == 1:
+    fits_one_file = total <= limit
+    if fits_one_file and checkpoint.header is not None and len(checkpoint.paths) == 1:
         return {WEIGHTS: checkpoint.paths[0]}
     parts = list(_parts(specs, limit))
-    names = [WEIGHTS] if one else [SHARD.format(i=i + 1, n=len(parts)) for i in range(len(parts))]
+    names = [WEIGHTS] if fits_one_file else [SHARD.format(i=i + 1, n=len(parts)) for i in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
         with scratch.file(name) as file:
             write_checkpoint(
@@ -42,7 +42,7 @@ def weights_of(
                 header=header,
             )
     files: dict[str, Path | bytes] = {name: scratch.path / name for name in names}
-    if not one:
+    if not fits_one_file:
         table = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
         index = {"metadata": {"total_size": total}, "weight_map": table}
         files[INDEX] = canonical(index).encode()

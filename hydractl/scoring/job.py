@@ -52,7 +52,7 @@ class Log(Protocol):
     """Where a greedy method writes down what it has done, so that it can go on after an interruption."""
 
     @property
-    def done(self) -> tuple[Removal, ...]:
+    def recorded(self) -> tuple[Removal, ...]:
         """Removals of an earlier, interrupted run."""
         ...
 
@@ -78,7 +78,7 @@ class Log(Protocol):
 class NullLog:
     """A `Log` that keeps nothing."""
 
-    done: tuple[Removal, ...] = ()
+    recorded: tuple[Removal, ...] = ()
     baseline: float | None = None
     memory: Memory = NOTHING_LEARNT
 

@@ -23,7 +23,7 @@ from hydractl.output.locks import OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.export.export_module import Subject
+from hydractl.stages.export.export_module import ExportModule
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig
@@ -324,7 +324,7 @@ def test_whoever_asks_hears_the_same_in_as_many_digits_as_members_disagree_by(im
     inputs, labels = IMAGES.inputs(batch=3), torch.tensor([0, 1, 2])
     with torch.inference_mode():
         said, found = own(inputs), theirs(inputs, labels=labels)
-        exported = Subject(own)({"pixel_values": inputs})
+        exported = ExportModule(own)({"pixel_values": inputs})
 
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     assert said.member_logits.dtype == found.member_logits.dtype == exported["member_logits"].dtype == dtype

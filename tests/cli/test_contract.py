@@ -213,7 +213,7 @@ def test_names_are_printed_literally(call, work, name):
 LEFT = {
     "score": (
         ("score", "base.st", "--data", "digits::classes=0-6,limit=14", "--objective", "acc", "--device", "cpu", "-o", "new.json"),
-        lambda path: score.Journal(path=path, fingerprint=f"sha256:{0:064}").begin(0.5),
+        lambda path: score.ScoreJournal(path=path, fingerprint=f"sha256:{0:064}").begin(0.5),
         "journal",
     ),
     "predict": (

@@ -15,7 +15,7 @@ from hydractl.errors import CheckFailed
 from hydractl.stages.doctor import libraries as examined
 from hydractl.stages.doctor import machine as machines
 from hydractl.stages.doctor.config import DoctorConfig
-from hydractl.stages.doctor.finding import State
+from hydractl.stages.doctor.finding import FindingState
 from hydractl.stages.doctor.hub import hub
 from hydractl.stages.doctor.libraries import LOADED, libraries
 from hydractl.stages.doctor.machine import machine
@@ -55,13 +55,13 @@ def found(findings, name):
 @pytest.mark.parametrize(
     ("response", "token", "endpoint", "state"),
     [
-        ((401, {}), None, State.OK, State.OK),
-        ((401, {}), TOKEN, State.OK, State.FAILED),
-        ((200, {"json": {"name": "me"}}), TOKEN, State.OK, State.OK),
-        ((200, {"text": f"<html>log in {TOKEN}</html>"}), TOKEN, State.FAILED, State.SKIPPED),
-        ((503, {}), TOKEN, State.FAILED, None),
-        (lambda: 1 / 0, None, State.FAILED, State.SKIPPED),
-        (lambda: {}[TOKEN], TOKEN, State.FAILED, State.SKIPPED),
+        ((401, {}), None, FindingState.OK, FindingState.OK),
+        ((401, {}), TOKEN, FindingState.OK, FindingState.FAILED),
+        ((200, {"json": {"name": "me"}}), TOKEN, FindingState.OK, FindingState.OK),
+        ((200, {"text": f"<html>log in {TOKEN}</html>"}), TOKEN, FindingState.FAILED, FindingState.SKIPPED),
+        ((503, {}), TOKEN, FindingState.FAILED, None),
+        (lambda: 1 / 0, None, FindingState.FAILED, FindingState.SKIPPED),
+        (lambda: {}[TOKEN], TOKEN, FindingState.FAILED, FindingState.SKIPPED),
     ],
     ids=["no token", "refused", "known", "captive", "broken", "unreachable", "raises"],
 )  # fmt: skip
@@ -71,7 +71,7 @@ def test_the_hub_and_the_token(asked, response, token, endpoint, state):
 
     assert len(calls) == 1
     assert found(findings, "endpoint").state is endpoint
-    assert (endpoint is State.FAILED) == (found(findings, "endpoint").fix is not None)
+    assert (endpoint is FindingState.FAILED) == (found(findings, "endpoint").fix is not None)
     assert state is None or found(findings, "token").state is state
     assert TOKEN not in repr(findings)
 
@@ -93,7 +93,7 @@ def test_a_hub_that_hangs_is_not_waited_for(asked):
 
     assert time.monotonic() - begin < 2
     assert "no answer in 0.1 s" in found(findings, "endpoint").found
-    assert found(findings, "endpoint").state is State.FAILED
+    assert found(findings, "endpoint").state is FindingState.FAILED
 
 
 def test_offline_nothing_is_asked(asked):
@@ -101,7 +101,7 @@ def test_offline_nothing_is_asked(asked):
     report = run_doctor(DoctorConfig())
 
     assert calls == []
-    assert found(report.findings, "endpoint").state is State.SKIPPED
+    assert found(report.findings, "endpoint").state is FindingState.SKIPPED
     assert found(report.findings, "token").found == "there is one, not tried"
     report.require_checks()
 
@@ -156,8 +156,8 @@ def releases(monkeypatch):
 def test_releases_that_fit(releases):
     findings = [*libraries()]
 
-    assert {one.name: one.state for one in findings if one.state is not State.OK} == {
-        "extra (optional)": State.SKIPPED
+    assert {one.name: one.state for one in findings if one.state is not FindingState.OK} == {
+        "extra (optional)": FindingState.SKIPPED
     }
     assert "`pip install 'hydractl[more]'`" in found(findings, "extra (optional)").found
 
@@ -178,7 +178,7 @@ def test_releases_that_fit(releases):
 )  # fmt: skip
 def test_releases_that_do_not_fit(releases, library, release, name, text, fix):
     releases[library] = release
-    (bad,) = (one for one in libraries() if one.state is State.FAILED)
+    (bad,) = (one for one in libraries() if one.state is FindingState.FAILED)
 
     assert (bad.name, bad.fix) == (name, fix)
     assert text in bad.found
@@ -186,7 +186,7 @@ def test_releases_that_do_not_fit(releases, library, release, name, text, fix):
 
 def test_builds_that_do_not_go_together(releases):
     releases |= {"torch": "2.16+cpu", "torchvision": "0.31+cu130"}
-    (bad,) = (one for one in libraries() if one.state is State.FAILED)
+    (bad,) = (one for one in libraries() if one.state is FindingState.FAILED)
 
     assert bad.name == "torch with torchvision"
     assert bad.fix.endswith("--index-url https://download.pytorch.org/whl/cpu")
@@ -194,7 +194,7 @@ def test_builds_that_do_not_go_together(releases):
 
 def test_a_library_that_cannot_be_loaded(releases, monkeypatch):
     monkeypatch.setattr(examined, "LOADED", ("json", "no_such_module"))
-    (bad,) = (one for one in libraries() if one.state is State.FAILED)
+    (bad,) = (one for one in libraries() if one.state is FindingState.FAILED)
 
     assert bad.name == "import no_such_module"
     assert bad.found.startswith("ModuleNotFoundError: ")
@@ -209,7 +209,7 @@ def test_threads_beyond_the_cores_and_a_gpu_that_torch_does_not_see(monkeypatch)
     findings = [*machine()]
 
     assert found(findings, "threads").fix.startswith("export OMP_NUM_THREADS=")
-    assert found(findings, "cuda").state is State.WARNING
+    assert found(findings, "cuda").state is FindingState.WARNING
     assert "bf16 fp16 fp32" in found(findings, "cpu").found
 
 

@@ -45,7 +45,7 @@ class Interrupted(NullLog):
     """A log whose owner is interrupted after some removals; `resumed` is the next run's."""
 
     def __init__(self, done=(), baseline=None, memory=None, *, after=10**9):
-        self.done, self.baseline, self.memory, self.after = tuple(done), baseline, memory or {}, after
+        self.recorded, self.baseline, self.memory, self.after = tuple(done), baseline, memory or {}, after
         self.seen = []
 
     def begin(self, baseline):
@@ -58,4 +58,4 @@ class Interrupted(NullLog):
             raise KeyboardInterrupt
 
     def resumed(self):
-        return Interrupted((*self.done, *self.seen), self.baseline, self.latest)
+        return Interrupted((*self.recorded, *self.seen), self.baseline, self.latest)

@@ -13,7 +13,7 @@ from hydractl.stages.datasets.config import DataConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.datasets.run import Data, DataReport, Known
+    from hydractl.stages.datasets.run import Data, DataReport, KnownDataset
 
 
 @command(
@@ -50,7 +50,7 @@ def render(report: DataReport, out: Console) -> None:
         _show(one, out)
 
 
-def _show(one: Known, out: Console) -> None:
+def _show(one: KnownDataset, out: Console) -> None:
     from hydractl.cli.tables import facts
 
     told = [
@@ -80,5 +80,5 @@ def _number(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
-def _outside(one: Known) -> str:
+def _outside(one: KnownDataset) -> str:
     return ", ".join(f"{len(sets)} {role}" for role, sets in one.outside.items())

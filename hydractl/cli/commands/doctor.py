@@ -36,10 +36,10 @@ def doctor(config: DoctorConfig, terminal: Terminal) -> None:
 
 def render(report: DoctorReport, out: Console) -> None:
     """Show a line a finding, and how to mend what is not as it should be; the error says that of what failed."""
-    from hydractl.stages.doctor.finding import State
+    from hydractl.stages.doctor.finding import FindingState
 
     rows = [(f.group, f.name, f.state.value, f.found) for f in report.findings]
     out.print(table(["", "what", "state", "found"], rows, left=4))
     for found in report.findings:
-        if found.fix and found.state is not State.FAILED:
+        if found.fix and found.state is not FindingState.FAILED:
             line(out, f"{found.state.value}: {found.name}: {found.fix}")

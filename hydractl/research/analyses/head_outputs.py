@@ -22,7 +22,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.feature_scores import whitening
 from hydractl.model_inputs import Inputs, batch_of, repeat_batch
 from hydractl.scoring.attention_hooks import Heard, tapped
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
 
 class Group(NamedTuple):
@@ -76,7 +76,7 @@ def data_tower(model: Towers) -> str:
 
 
 def gather(
-    context: AnalysisContext, part: Part, name: str, groups: Sequence[Group], *, points: int
+    context: AnalysisContext, part: ModelOfRow, name: str, groups: Sequence[Group], *, points: int
 ) -> list[Moments]:
     """Run a model once on a data set, and return the moments of each group with so many samples at most, evenly spread."""
     count = context.counts[name]
@@ -148,7 +148,7 @@ def _mean(z: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def in_every_set(
-    context: AnalysisContext, part: Part, groups: Sequence[Group], *, points: int = 0
+    context: AnalysisContext, part: ModelOfRow, groups: Sequence[Group], *, points: int = 0
 ) -> Mapping[str, list[Moments]]:
     """Return `gather` of the ID set and of each OOD set."""
     return {name: gather(context, part, name, groups, points=points) for name in (ID_NAME, *context.sets)}

@@ -15,7 +15,7 @@ from hydractl.manifest.heads import HeadScores, Mask, Shape
 from hydractl.research.analyses.load_models import single
 from hydractl.research.analyses.predictions import ask, measured
 from hydractl.scoring.attention_hooks import Gated, tapped
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
 SIXTHS = range(1, 6)
 
@@ -34,7 +34,7 @@ def analyse(context: AnalysisContext) -> tuple[BaseWithFewerHeads, ...]:
     )
 
 
-def _fewer(context: AnalysisContext, part: Part) -> Iterator[BaseWithFewerHeads]:
+def _fewer(context: AnalysisContext, part: ModelOfRow) -> Iterator[BaseWithFewerHeads]:
     model = single(part.opened, context)
     shape = part.opened.header.architecture.towers
     for label, scores in context.scores.items():

@@ -16,7 +16,7 @@ from hydractl.manifest.header import Kind
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.model_inputs import inputs_like
 from hydractl.scoring.job import Samples
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
 
 def with_classes(model: Model, opened: OpenModel, context: AnalysisContext) -> Model:
@@ -33,7 +33,7 @@ def single(opened: OpenModel, context: AnalysisContext) -> Model:
     return with_classes(load_model(opened, dtype=torch.float32), opened, context)
 
 
-def members_of(part: Part, context: AnalysisContext) -> Iterator[Model]:
+def members_of(part: ModelOfRow, context: AnalysisContext) -> Iterator[Model]:
     """Yield each member of a model of the row."""
     opened = part.opened
     if opened.header.kind != Kind.HYDRA:
@@ -49,7 +49,7 @@ class Labelled:
     """This process's batches of the ID set with their labels, on a model's device, again and again."""
 
     context: AnalysisContext
-    part: Part
+    part: ModelOfRow
     like: torch.Tensor
 
     def __iter__(self) -> Iterator[Samples]:

@@ -23,9 +23,9 @@ def analyse(context: AnalysisContext) -> tuple[EnsembleSize, ...]:
     An ensemble answers as a row does, by the mean of its members' probabilities. There is no interval: ensembles of a size share
     members and samples.
     """
-    if not context.said:
+    if not context.predictions:
         return ()
-    member_predictions = {name: tuple(said.members()) for name, said in context.said.items()}
+    member_predictions = {name: tuple(said.members()) for name, said in context.predictions.items()}
     count = len(member_predictions[ID_NAME])
     return (
         tuple(_size(context, member_predictions, count, size) for size in range(1, count + 1))

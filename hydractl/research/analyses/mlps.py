@@ -18,7 +18,7 @@ from hydractl.manifest.header import Fate
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.per_sample import Joined, StoredPredictions, at_once, ensemble_log_probs
 from hydractl.research.analyses.predictions import ask, measured
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
 
 def analyse(context: AnalysisContext) -> Merging | None:
@@ -26,7 +26,7 @@ def analyse(context: AnalysisContext) -> Merging | None:
 
     Logits of both are divided by the hydra's temperature.
     """
-    if not context.apart:
+    if not context.separate_members:
         return None
     (part,) = context.parts
     merged = ask(context, part, part.model)
@@ -41,13 +41,13 @@ def analyse(context: AnalysisContext) -> Merging | None:
         means={group: _pairs(groups[0][group], groups[1][group]) for group in groups[0]},
         agreement=agreement,
         divergence=divergence,
-        distances=distances(part.opened, context.apart),
+        distances=distances(part.opened, context.separate_members),
     )
 
 
-def _loaded(context: AnalysisContext, part: Part) -> Iterator[Towers]:
+def _loaded(context: AnalysisContext, part: ModelOfRow) -> Iterator[Towers]:
     """Yield the members, one at a time, as the hydra runs."""
-    for opened in context.apart:
+    for opened in context.separate_members:
         model = load_model(opened, dtype=part.model.dtype).to(part.model.device)
         settle(model, opened, context.classes)
         yield model

@@ -14,7 +14,7 @@ from hydractl.manifest.analyses import Plane, Planes
 from hydractl.manifest.heads import HeadId, HeadName, HeadScores
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.research.analyses.head_outputs import Group, Moments, data_tower, in_every_set
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
 HEADS = 6
 """The paper's."""
@@ -48,7 +48,7 @@ def analyse(context: AnalysisContext) -> tuple[Planes, ...]:
 
 
 def _ends(
-    part: Part, context: AnalysisContext, label: str
+    part: ModelOfRow, context: AnalysisContext, label: str
 ) -> Iterator[tuple[int, tuple[tuple[HeadName, ...], tuple[HeadName, ...]]]]:
     """Yield each member with the most and the least important heads that it keeps, by scores of one name."""
     tower = data_tower(part.model)

@@ -13,7 +13,7 @@ from hydractl.metrics.metric_spec import Needs
 from hydractl.metrics.per_sample import Responses, StoredPredictions
 from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import Resampling
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
 
 class Numbers(NamedTuple):
@@ -23,7 +23,7 @@ class Numbers(NamedTuple):
     means: dict[str, dict[str, float]]
 
 
-def ask(context: AnalysisContext, part: Part, model: Towers) -> dict[str, StoredPredictions]:
+def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, StoredPredictions]:
     """Return what a model says of the ID set and of each OOD set, in every process, with the temperatures of a model of the row.
 
     Args:

@@ -33,7 +33,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.research.analyses.load_models import single
 from hydractl.scoring.gradients.weight_gradients import losses_of
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
 PROBES = 8
 
@@ -155,7 +155,7 @@ class Terms:
         self.moved = sum(int(move.count_nonzero()) for move in self.moves)
         self.probes = diagonal_probes(self.moves, seed=seed)
 
-    def on(self, context: AnalysisContext, part: Part, of: str | Corruption) -> _Found:
+    def on(self, context: AnalysisContext, part: ModelOfRow, of: str | Corruption) -> _Found:
         """Return them for the ID set, perhaps corrupted.
 
         Raises:

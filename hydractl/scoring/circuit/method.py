@@ -27,7 +27,7 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
     how much it did. An interrupted run ends as a whole one does.
     """
     search = SEARCHES[job.set_for(settings.CircuitSettings).search](job)
-    recorded = job.log.done
+    recorded = job.log.recorded
     with torch.inference_mode():
         start = search.restart(len(recorded))
         for removal in recorded[:start]:

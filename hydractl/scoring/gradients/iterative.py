@@ -37,7 +37,7 @@ def remove_lowest(
         measure: Scores what is left of the model.
         at_once: How many go before scores are computed anew, at least 1.
     """
-    recorded = job.log.done
+    recorded = job.log.recorded
     removals = list(recorded[: len(recorded) // at_once * at_once])
     for removal in removals:
         remove_head(job.model, removal.id)

@@ -29,9 +29,11 @@ class DataConfig(CommandConfig):
 
     def __post_init__(self) -> None:
         if self.action not in {LIST, SHOW}:
-            meant = f"`hydractl data {SHOW} {self.action}`" if self.action in PRESETS else None
+            suggestion = f"`hydractl data {SHOW} {self.action}`" if self.action in PRESETS else None
             near = did_you_mean(self.action, (LIST, SHOW))
-            raise UsageError(f"`{self.action}`: is neither `{LIST}` nor `{SHOW} NAME...`", hint=meant or near)
+            raise UsageError(
+                f"`{self.action}`: is neither `{LIST}` nor `{SHOW} NAME...`", hint=suggestion or near
+            )
         if self.action == LIST and self.names:
             raise UsageError(
                 f"`{LIST} {self.names[0]}`: all are listed",

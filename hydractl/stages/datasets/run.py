@@ -33,7 +33,7 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownDataset:
     """A data set that has a name.
 
     Attributes:
@@ -62,20 +62,22 @@ class DataReport:
         briefly: Whether they are listed.
     """
 
-    sets: tuple[Known, ...]
+    sets: tuple[KnownDataset, ...]
     briefly: bool
     paths: tuple[Path, ...] = ()
 
 
 def run_data(config: DataConfig, progress: Progress = SILENT) -> DataReport:  # noqa: ARG001 - as every stage
     """Tell of some data sets, or of all."""
-    asked = config.names or tuple(PRESETS)
-    return DataReport(sets=tuple(_known(PRESETS[name]) for name in asked), briefly=config.action == LIST)
+    names = config.names or tuple(PRESETS)
+    return DataReport(
+        sets=tuple(_describe_preset(PRESETS[name]) for name in names), briefly=config.action == LIST
+    )
 
 
-def _known(preset: Preset) -> Known:
-    typed = f"{PREFIX}{preset.name}"
-    return Known(
+def _describe_preset(preset: Preset) -> KnownDataset:
+    reference = f"{PREFIX}{preset.name}"
+    return KnownDataset(
         name=preset.name,
         holds=preset.content,
         about=preset.about,
@@ -86,28 +88,34 @@ def _known(preset: Preset) -> Known:
         note=preset.note,
         zero_shot=preset.zero_shot,
         parts=(
-            *(_data(name, f"{typed}::{SPLIT}={name}", part.samples) for name, part in preset.parts.items()),
-            *(_listed(name, f"{typed}::{SPLIT}={name},", one) for name, one in preset.listed.items()),
+            *(
+                _data(name, f"{reference}::{SPLIT}={name}", part.samples)
+                for name, part in preset.parts.items()
+            ),
+            *(
+                _listed(name, f"{reference}::{SPLIT}={name},", listed)
+                for name, listed in preset.listed.items()
+            ),
         ),
         outside={
-            role: tuple(_outside(typed, one) for one in preset.outside if one.role == role)
+            role: tuple(_outside(reference, ood_set) for ood_set in preset.outside if ood_set.role == role)
             for role in dict.fromkeys(one.role for one in preset.outside)
         },
     )
 
 
-def _outside(typed: str, one: Outside) -> Data:
-    asked = f"{typed}/{one.name}"
-    if one.preset is not None:
-        return _data(one.name, asked, PRESETS[one.preset].parts[one.part].samples)
-    if one.listed is None:
-        raise ValueError(f"{asked} lies nowhere")
-    return _listed(one.name, f"{asked}::", one.listed)
+def _outside(reference: str, ood_set: Outside) -> Data:
+    set_reference = f"{reference}/{ood_set.name}"
+    if ood_set.preset is not None:
+        return _data(ood_set.name, set_reference, PRESETS[ood_set.preset].parts[ood_set.part].samples)
+    if ood_set.listed is None:
+        raise ValueError(f"{set_reference} lies nowhere")
+    return _listed(ood_set.name, f"{set_reference}::", ood_set.listed)
 
 
-def _listed(name: str, begun: str, listed: Listed) -> Data:
-    return _data(name, f"{begun}{OPENOOD}={FOLDER}", listed.samples)
+def _listed(name: str, reference_start: str, listed: Listed) -> Data:
+    return _data(name, f"{reference_start}{OPENOOD}={FOLDER}", listed.samples)
 
 
-def _data(name: str, typed: str, samples: int | None) -> Data:
-    return Data(name=name, typed=typed, read=str(DataRef.parse(typed)), samples=samples)
+def _data(name: str, reference: str, samples: int | None) -> Data:
+    return Data(name=name, typed=reference, read=str(DataRef.parse(reference)), samples=samples)

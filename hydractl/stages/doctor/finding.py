@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class FindingState(StrEnum):
     """How it stands with what was looked at."""
 
     OK = "ok"
@@ -30,5 +30,5 @@ class Finding:
     group: str
     name: str
     found: str
-    state: State = State.OK
+    state: FindingState = FindingState.OK
     fix: str | None = None

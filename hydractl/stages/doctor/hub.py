@@ -11,7 +11,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 from hydractl.errors import reason_of
-from hydractl.stages.doctor.finding import Finding, State
+from hydractl.stages.doctor.finding import Finding, FindingState
 
 LITTLE = 1 << 30
 """Bytes free below which a download is likely to fail."""
@@ -35,26 +35,32 @@ def hub(timeout: float) -> Iterator[Finding]:
         yield finding(
             name="endpoint",
             found=f"{constants.ENDPOINT}: not asked, HF_HUB_OFFLINE is set",
-            state=State.SKIPPED,
+            state=FindingState.SKIPPED,
         )
         yield _untried(token)
     else:
-        yield from _asked(constants.ENDPOINT, token, timeout)
+        yield from _ask_owner(constants.ENDPOINT, token, timeout)
 
 
 def _cache(folder: Path) -> Finding:
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    used, free = _size(folder), shutil.disk_usage(there).free
-    found = f"{folder}, {used / 1e9:.2f} GB, {free / 1e9:.1f} GB free"
-    if not os.access(there, os.W_OK):
+    existing_folder = next(path for path in (folder, *folder.parents) if path.exists())
+    used, free = _size(folder), shutil.disk_usage(existing_folder).free
+    description = f"{folder}, {used / 1e9:.2f} GB, {free / 1e9:.1f} GB free"
+    if not os.access(existing_folder, os.W_OK):
         return finding(
-            name="cache", found=f"{found}, cannot be written", state=State.FAILED, fix="export HF_HOME=FOLDER"
+            name="cache",
+            found=f"{description}, cannot be written",
+            state=FindingState.FAILED,
+            fix="export HF_HOME=FOLDER",
         )
     if free < LITTLE:
         return finding(
-            name="cache", found=found, state=State.WARNING, fix="`hf cache prune`, or export HF_HOME=FOLDER"
+            name="cache",
+            found=description,
+            state=FindingState.WARNING,
+            fix="`hf cache prune`, or export HF_HOME=FOLDER",
         )
-    return finding(name="cache", found=found)
+    return finding(name="cache", found=description)
 
 
 def _size(folder: Path) -> int:
@@ -70,7 +76,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _asked(endpoint: str, token: str | None, timeout: float) -> Iterator[Finding]:
+def _ask_owner(endpoint: str, token: str | None, timeout: float) -> Iterator[Finding]:
     """Ask the Hub who the token's owner is: one call that tells both whether it answers and whether it knows the token."""
     answers: list[Finding] = []
     # looking up a name has no timeout of its own
@@ -78,13 +84,18 @@ def _asked(endpoint: str, token: str | None, timeout: float) -> Iterator[Finding
     asking.start()
     asking.join(timeout)
     late = finding(
-        name="endpoint", found=f"{endpoint}: no answer in {timeout:g} s", state=State.FAILED, fix=OFFLINE
+        name="endpoint",
+        found=f"{endpoint}: no answer in {timeout:g} s",
+        state=FindingState.FAILED,
+        fix=OFFLINE,
     )
     yield from [*answers] or [late, _untried(token)]
 
 
 def _untried(token: str | None) -> Finding:
-    return finding(name="token", found="there is one, not tried" if token else "none", state=State.SKIPPED)
+    return finding(
+        name="token", found="there is one, not tried" if token else "none", state=FindingState.SKIPPED
+    )
 
 
 def _answer(endpoint: str, token: str | None, timeout: float) -> Iterator[Finding]:
@@ -99,7 +110,7 @@ def _answer(endpoint: str, token: str | None, timeout: float) -> Iterator[Findin
         yield finding(
             name="endpoint",
             found=f"{endpoint}: {type(error).__name__}: {reason}",
-            state=State.FAILED,
+            state=FindingState.FAILED,
             fix=OFFLINE,
         )
         yield _untried(token)
@@ -109,14 +120,17 @@ def _answer(endpoint: str, token: str | None, timeout: float) -> Iterator[Findin
     yield finding(
         name="endpoint",
         found=f"{endpoint} answers" if works else f"{endpoint}: HTTP {answer.status_code}",
-        state=State.OK if works else State.FAILED,
+        state=FindingState.OK if works else FindingState.FAILED,
         fix=None if works else OFFLINE,
     )
     if token is None:
         yield finding(name="token", found="none: private and gated models cannot be read")
     elif refused:
         yield finding(
-            name="token", found="there is one, which the Hub refuses", state=State.FAILED, fix="hf auth login"
+            name="token",
+            found="there is one, which the Hub refuses",
+            state=FindingState.FAILED,
+            fix="hf auth login",
         )
     elif works:
         yield finding(name="token", found=f"there is one, of `{owner}`")

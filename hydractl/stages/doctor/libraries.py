@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hydractl.errors import reason_of
-from hydractl.stages.doctor.finding import Finding, State
+from hydractl.stages.doctor.finding import Finding, FindingState
 from hydractl.version import __version__
 
 LOADED = ("torch", "torchvision", "timm", "transformers", "safetensors", "huggingface_hub")
@@ -25,21 +25,23 @@ def libraries() -> Iterator[Finding]:
     yield finding(name="hydractl", found=__version__)
     yield finding(name="python", found=platform.python_version())
     try:
-        wanted = [Requirement(text) for text in metadata.requires("hydractl") or ()]
+        requirements = [Requirement(text) for text in metadata.requires("hydractl") or ()]
     except metadata.PackageNotFoundError:
         yield finding(
             name="requirements",
             found="unknown: hydractl is not installed, only on the path",
-            state=State.SKIPPED,
+            state=FindingState.SKIPPED,
         )
-        wanted = []
-    needed = [wish for wish in wanted if wish.marker is None or wish.marker.evaluate({"extra": ""})]
-    for wish in needed:
+        requirements = []
+    required = [wish for wish in requirements if wish.marker is None or wish.marker.evaluate({"extra": ""})]
+    for wish in required:
         yield from _required(wish)
     for extra in sorted(
-        {*(metadata.metadata("hydractl").get_all("Provides-Extra") or ())} - NOT_FOR_USERS if wanted else ()
+        {*(metadata.metadata("hydractl").get_all("Provides-Extra") or ())} - NOT_FOR_USERS
+        if requirements
+        else ()
     ):
-        yield from _optional(extra, [wish for wish in wanted if wish not in needed])
+        yield from _optional(extra, [wish for wish in requirements if wish not in required])
     yield from _builds()
     for module in LOADED:
         yield from _loaded(module)
@@ -54,18 +56,20 @@ def installed(name: str) -> str | None:
 
 
 def _required(wish: Requirement) -> Iterator[Finding]:
-    release, spelled = installed(wish.name), f"{wish.name}{wish.specifier}"
-    fix = f"pip install '{spelled}'"
+    release, requirement = installed(wish.name), f"{wish.name}{wish.specifier}"
+    fix = f"pip install '{requirement}'"
     if release is None:
-        yield finding(name=wish.name, found="not installed", state=State.FAILED, fix=fix)
+        yield finding(name=wish.name, found="not installed", state=FindingState.FAILED, fix=fix)
     elif not wish.specifier.contains(release, prereleases=True):
-        yield finding(name=wish.name, found=f"{release}, not {wish.specifier}", state=State.FAILED, fix=fix)
+        yield finding(
+            name=wish.name, found=f"{release}, not {wish.specifier}", state=FindingState.FAILED, fix=fix
+        )
     else:
         yield finding(name=wish.name, found=release)
-        yield from _apart(wish.name, wish.extras)
+        yield from _conflicts(wish.name, wish.extras)
 
 
-def _apart(name: str, extras: Iterable[str]) -> Iterator[Finding]:
+def _conflicts(name: str, extras: Iterable[str]) -> Iterator[Finding]:
     """Yield what a library that is installed, with some extras, needs in other releases than are."""
     for text in metadata.requires(name) or ():
         wish = Requirement(text)
@@ -78,7 +82,7 @@ def _apart(name: str, extras: Iterable[str]) -> Iterator[Finding]:
             yield finding(
                 name=f"{name} with {wish.name}",
                 found=f"{name} {installed(name)} needs {wish.name}{wish.specifier}, and {release} is installed",
-                state=State.FAILED,
+                state=FindingState.FAILED,
                 fix=f"pip install --upgrade {name} '{wish.name}{wish.specifier}'",
             )
 
@@ -88,12 +92,12 @@ def _optional(extra: str, wishes: list[Requirement]) -> Iterator[Finding]:
         if wish.marker is None or not wish.marker.evaluate({"extra": extra}):
             continue
         release = installed(wish.name)
-        found = release or f"not installed: `pip install 'hydractl[{extra}]'` if it is needed"
+        description = release or f"not installed: `pip install 'hydractl[{extra}]'` if it is needed"
         bad = release is not None and not wish.specifier.contains(release, prereleases=True)
         yield finding(
             name=f"{canonicalize_name(wish.name)} (optional)",
-            found=f"{found}, not {wish.specifier}" if bad else found,
-            state=State.WARNING if bad else State.OK if release else State.SKIPPED,
+            found=f"{description}, not {wish.specifier}" if bad else description,
+            state=FindingState.WARNING if bad else FindingState.OK if release else FindingState.SKIPPED,
             fix=f"pip install 'hydractl[{extra}]'" if bad else None,
         )
 
@@ -109,7 +113,7 @@ def _builds() -> Iterator[Finding]:
         yield finding(
             name="torch with torchvision",
             found=f"torch {torch} and torchvision {vision} are of different builds",
-            state=State.FAILED,
+            state=FindingState.FAILED,
             fix=f"pip install --force-reinstall --no-deps torchvision --index-url {index}",
         )
 
@@ -122,6 +126,6 @@ def _loaded(module: str, load: Callable[[str], object] = import_module) -> Itera
         yield finding(
             name=f"import {module}",
             found=f"{type(error).__name__}: {reason_of(error)}",
-            state=State.FAILED,
+            state=FindingState.FAILED,
             fix=f"pip install --force-reinstall {module}",
         )

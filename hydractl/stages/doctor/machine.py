@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hydractl.errors import reason_of
 from hydractl.messages import counted
 from hydractl.runtime import DTYPES, torch_dtype
-from hydractl.stages.doctor.finding import Finding, State
+from hydractl.stages.doctor.finding import Finding, FindingState
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ def machine() -> Iterator[Finding]:
         yield finding(
             name="cuda",
             found=f"there is an NVIDIA driver, and torch, {built}, sees no GPU",
-            state=State.WARNING,
+            state=FindingState.WARNING,
             fix="`nvidia-smi` shows what CUDA the driver takes; install torch for it: https://pytorch.org/get-started/locally",
         )
 
@@ -52,7 +52,7 @@ def _threads(threads: int) -> Finding:
     return finding(
         name="threads",
         found=f"{counted(threads, 'thread')} of torch, {counted(cores, 'core')}",
-        state=State.WARNING if threads > cores else State.OK,
+        state=FindingState.WARNING if threads > cores else FindingState.OK,
         fix=f"export OMP_NUM_THREADS={cores}" if threads > cores else None,
     )
 

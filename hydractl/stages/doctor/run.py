@@ -9,7 +9,7 @@ from hydractl.errors import CheckFailed
 from hydractl.messages import counted, quoted
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.doctor.config import DoctorConfig
-from hydractl.stages.doctor.finding import Finding, State
+from hydractl.stages.doctor.finding import Finding, FindingState
 from hydractl.stages.doctor.hub import hub
 from hydractl.stages.doctor.libraries import libraries
 from hydractl.stages.doctor.machine import machine
@@ -28,7 +28,9 @@ class DoctorReport:
         Raises:
             CheckFailed: Naming it.
         """
-        failed = [found for found in self.findings if found.state is State.FAILED]
+        failed = [
+            failed_finding for failed_finding in self.findings if failed_finding.state is FindingState.FAILED
+        ]
         if failed:
             raise CheckFailed(
                 f"{counted(len(failed), 'check')} failed: {quoted(found.name for found in failed)}",

@@ -22,7 +22,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.baselines.base import DATA, VAL, BaselineOptions
-from hydractl.stages.evaluate.cost import Loaded
+from hydractl.stages.evaluate.cost import RowModels
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
 
@@ -36,7 +36,7 @@ class BaselineRow(NamedTuple):
         derived: What was made of each file; empty where each answers as it is.
     """
 
-    row: Loaded
+    row: RowModels
     opened: Sequence[OpenModel]
     derived: tuple[Derived | None, ...]
 
@@ -93,7 +93,7 @@ class BaselineModule(Protocol):
 
 
 def derive(
-    named: NamedModels, row: Loaded, opened: Sequence[OpenModel], data: EvalData, progress: Progress
+    named: NamedModels, row: RowModels, opened: Sequence[OpenModel], data: EvalData, progress: Progress
 ) -> BaselineRow:
     """Return a row as it answers, and what was made of each model; nothing where each answers as it is.
 

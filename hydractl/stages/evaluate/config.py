@@ -230,8 +230,8 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         check(self)
         check_rivals(self.model, self.compare, self.fitted)
         check_whole(self.data, corrupted=bool(self.corrupt))
-        check_distinct([row.name for row in self.rows], what="rows", option="--compare")
-        check_distinct([d.name for d in self.ood + self.ood_val], what="OOD data sets", option="--near")
+        check_distinct([row.name for row in self.rows], kind="rows", option="--compare")
+        check_distinct([d.name for d in self.ood + self.ood_val], kind="OOD data sets", option="--near")
         models = [m for row in self.rows for m in row.models]
         refuse_shared_input(*models)
         written = [path for path in (self.out, self.save_predictions, self.store) if path is not None]
@@ -252,9 +252,9 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             raise UsageError("there are OOD data sets, but no chosen metric looks at them")
         self.check_conditions(
             (name, str(severity))
-            for each in self.corrupt
-            for name in (ALL_CORRUPTIONS if each.name == ALL else (each.name,))
-            for severity in each.severities
+            for corruptions in self.corrupt
+            for name in (ALL_CORRUPTIONS if corruptions.name == ALL else (corruptions.name,))
+            for severity in corruptions.severities
         )
 
     def check_conditions(self, corrupted: Iterable[tuple[str, str]]) -> None:
@@ -278,8 +278,8 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
                 )
 
     def _check_threshold(self) -> None:
-        given = not (self.threshold_for is None and self.temperature is None and self.fit is None)
-        if self.store is not None and not given:
+        has_fitted = not (self.threshold_for is None and self.temperature is None and self.fit is None)
+        if self.store is not None and not has_fitted:
             raise UsageError(
                 "`--store`: there is nothing to store",
                 hint=f"add `{OPTION} 'risk<=0.01'`, `--temperature DATA`, or `--ood-score {KNN} --fit DATA`",
@@ -328,26 +328,36 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         return (NamedModels(name=name, models=(self.model,)), *self.compare)
 
     @property
-    def made(self) -> tuple[BaselineOptions, ...]:
+    def baselines(self) -> tuple[BaselineOptions, ...]:
         """What is made of models before they answer."""
         return tuple(rival for row in self.rows for _, rival in row.each() if rival is not None)
 
     @property
     def fitted_on(self) -> tuple[DataRef, ...]:
         """The data that rows are made with."""
-        fitted = tuple(options.reads for options in self.made if options.reads is not None)
+        fitted = tuple(options.reads for options in self.baselines if options.reads is not None)
         return (*fitted, *(val for _, val in self.chosen_by))
 
     @property
     def chosen_by(self) -> tuple[tuple[DataRef, DataRef], ...]:
         """For each prior that held-out data choose the data that its layer is fitted on, and these."""
-        return tuple((made.reads, made.val) for made in self.made if made.reads and made.val)
+        return tuple(
+            (baseline.reads, baseline.val) for baseline in self.baselines if baseline.reads and baseline.val
+        )
 
     @property
     def judged_on(self) -> dict[str, str]:
         """Those of `fitted_on` whose labels are read, as texts, and what messages call them."""
-        fitted = {str(made.reads): f"{made.KIND}: data={made.reads}" for made in self.made if made.LABELLED}
-        return fitted | {str(made.val): f"{made.KIND}: val={made.val}" for made in self.made if made.val}
+        fitted = {
+            str(baseline.reads): f"{baseline.KIND}: data={baseline.reads}"
+            for baseline in self.baselines
+            if baseline.LABELLED
+        }
+        return fitted | {
+            str(baseline.val): f"{baseline.KIND}: val={baseline.val}"
+            for baseline in self.baselines
+            if baseline.val
+        }
 
     @property
     @override

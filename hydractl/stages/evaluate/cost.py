@@ -37,7 +37,7 @@ WARMUP, WARMUP_S = 3, 0.5  # calls whose time is not kept: at most so many, and 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class RowModels:
     """The models that answer together in one row, with their preprocessing."""
 
     models: tuple[Predictor, ...]
@@ -51,7 +51,7 @@ class Loaded:
         ]
 
 
-def count_sizes(row: Loaded, metrics: Sequence[str], opened: Sequence[OpenModel] = ()) -> dict[str, Value]:
+def count_sizes(row: RowModels, metrics: Sequence[str], opened: Sequence[OpenModel] = ()) -> dict[str, Value]:
     """Return parameters, and multiply-accumulates for one sample, of which sums are over the models of a row; and of training."""
     sizes = _training(opened, row) if TRAINING in metrics else {}
     if "parameters" in metrics:
@@ -81,14 +81,14 @@ def check_training_told(config: EvalConfig, opened: Sequence[Sequence[OpenModel]
             raise UsageError(
                 f"`--fail-if {condition}`: no lineage tells {TRAINING} of `{config.rows[0].name}`", hint=hint
             )
-    trained = any(options.TRAINS for options in config.made)
+    trained = any(options.TRAINS for options in config.baselines)
     if TRAINING in (config.metrics or ()) and not trained and not any(map(_runs, opened)):
         names = ", ".join(f"`{named.name}`" for named in config.rows)
         raise UsageError(f"`--metrics {TRAINING}`: no lineage tells it of {names}", hint=hint)
 
 
 def measure_latencies(
-    rows: Sequence[Loaded],
+    rows: Sequence[RowModels],
     metrics: Sequence[str],
     *,
     batch_size: int,
@@ -127,7 +127,7 @@ def measure_latencies(
     return latencies, caveats
 
 
-def _training(models: Sequence[OpenModel], row: Loaded) -> dict[str, Value]:
+def _training(models: Sequence[OpenModel], row: RowModels) -> dict[str, Value]:
     """Return multiply-accumulates of the training that led to a row, nothing where lineages do not say."""
     runs = _runs(models)
     derived = [m.training_macs for m in row.models if isinstance(m, BaselineModel) and m.training_macs]
@@ -180,7 +180,7 @@ def _cut(reads: slice, _: Block, __: object, stream: Stream) -> Stream:
     return stream.with_tokens(stream.tokens[:, reads])
 
 
-def _call(row: Loaded, batch_size: int) -> Callable[[], object]:
+def _call(row: RowModels, batch_size: int) -> Callable[[], object]:
     inputs = row.inputs(batch_size)
 
     @torch.inference_mode()

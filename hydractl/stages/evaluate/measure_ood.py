@@ -17,7 +17,7 @@ from hydractl.metrics.resampling import Resampling
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.cost import Loaded
+from hydractl.stages.evaluate.cost import RowModels
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.selective_threshold import stores_other_classes
 from hydractl.stages.shared.fit_ood_scores import FitOn, fitted_beside
@@ -29,7 +29,7 @@ BY = "auroc"
 
 
 def with_ood_scores(
-    row: Loaded,
+    row: RowModels,
     opened: Sequence[OpenModel],
     data: EvalData,
     config: EvalConfig,

@@ -26,7 +26,7 @@ from hydractl.progress import Progress
 from hydractl.stages.evaluate.baseline_rows import derive
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
+from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst
 from hydractl.stages.evaluate.measure_ood import best_on_validation, stored_scores, with_ood_scores
@@ -74,7 +74,7 @@ class Evaluation:
 
 
 @dataclass(kw_only=True)
-class Table:
+class RowTable:
     """What the process that leads has measured; empty in the others.
 
     Attributes:
@@ -91,12 +91,12 @@ class Table:
     predictions: dict[str, Mapping[str, StoredPredictions]] = field(default_factory=dict)
     first_numbers: RowNumbers | None = None
     fitted_scores: Scores | None = None
-    loaded: list[Loaded] = field(default_factory=list)
+    loaded: list[RowModels] = field(default_factory=list)
 
 
-def measure_rows(run: Evaluation) -> Table:
+def measure_rows(run: Evaluation) -> RowTable:
     """Measure one row after another, and at the end the time of all in turn."""
-    table = Table()
+    table = RowTable()
     for named, models in zip(run.config.rows, run.opened, strict=True):
         run.progress.step(f"Evaluating {named.name}")
         _add_row(table, run, named, models)
@@ -105,7 +105,7 @@ def measure_rows(run: Evaluation) -> Table:
     return table
 
 
-def _add_row(table: Table, run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -> None:
+def _add_row(table: RowTable, run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -> None:
     """Measure a row; unless time is measured, its models are freed at the end, before those of the next row are loaded."""
     config, data = run.config, run.data
     loaded, files, derived = derive(named, _load(run, models), models, data, run.progress)
@@ -139,18 +139,18 @@ def _add_row(table: Table, run: Evaluation, named: NamedModels, models: Sequence
         table.loaded.append(loaded)
 
 
-def _load(run: Evaluation, models: Sequence[OpenModel]) -> Loaded:
+def _load(run: Evaluation, models: Sequence[OpenModel]) -> RowModels:
     """Load the models of a row, which are told the classes of the run."""
     hint = "try `--device cpu`, or `--no-latency`, which holds one row at a time"
     with fits(models[0].reference, run.device, hint=hint):
         loaded = tuple(load_any(m, dtype=run.dtype).to(run.device) for m in models)
     for model, opened in zip(loaded, models, strict=True):
         settle(model, opened, run.data.classes)
-    return Loaded(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
+    return RowModels(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
 
 
 def _row_models(
-    models: Sequence[Predictor | WithOodScores], loaded: Loaded, files: Sequence[OpenModel]
+    models: Sequence[Predictor | WithOodScores], loaded: RowModels, files: Sequence[OpenModel]
 ) -> list[Asked]:
     """Return models, or what stands for each, with how they read and what errors call them."""
     names = [file.reference for file in files]
@@ -273,7 +273,7 @@ def _with_curves(
     return row.model_copy(update={"curves": curves, "origins": origins})
 
 
-def _add_latencies(table: Table, run: Evaluation) -> None:
+def _add_latencies(table: RowTable, run: Evaluation) -> None:
     latencies, caveats = measure_latencies(
         table.loaded,
         run.config.chosen,

@@ -56,8 +56,8 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
     first = models[0]
     content = content_of(first.header.preprocess)
     for model in models[1:]:
-        if (other := content_of(model.header.preprocess)) != content:
-            raise InputError(f"{model.reference}: reads {other}, {first.reference} reads {content}")
+        if (other_model := content_of(model.header.preprocess)) != content:
+            raise InputError(f"{model.reference}: reads {other_model}, {first.reference} reads {content}")
     compared = [m for m in models if not (config.naming.names and m.header.prompting)]
     named = next((m for m in compared if m.header.labels), first)
     for model in compared:

@@ -95,10 +95,12 @@ class NamedModels(NamedInputs):
                 f"`{self.name}`: an empty model reference",
                 hint="for example `'Deep ensemble=a.st,b.st,c.st'`",
             )
-        alone = next((rival for rival in self.rivals if rival is not None and rival.ALONE), None)
-        if len(self.models) > 1 and alone is not None:
+        refused_kinds = next(
+            (rival for rival in self.rivals if rival is not None and rival.REFUSED_AS_MEMBER), None
+        )
+        if len(self.models) > 1 and refused_kinds is not None:
             raise UsageError(
-                f"`{self.name}`: `{alone.KIND}:` {alone.ALONE}",
+                f"`{self.name}`: `{refused_kinds.KIND}:` {refused_kinds.REFUSED_AS_MEMBER}",
                 hint="make it a row by itself",
             )
 
@@ -179,7 +181,7 @@ def check_name(name: str) -> None:
         )
 
 
-def check_distinct(names: Sequence[str], *, what: str, option: str) -> None:
+def check_distinct(names: Sequence[str], *, kind: str, option: str) -> None:
     """Refuse two rows or data sets of one name.
 
     Raises:
@@ -188,7 +190,7 @@ def check_distinct(names: Sequence[str], *, what: str, option: str) -> None:
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
-                f"{names.count(name)} {what} are called `{name}`",
+                f"{names.count(name)} {kind} are called `{name}`",
                 hint=f"name them apart: `{option} NAME=...`",
             )
 

@@ -63,7 +63,7 @@ class StreamedData:
         team: The processes, each of which reads the stream and has its batches.
         progress: Sees it pass.
         check: Refuses labels that will not do whatever comes after them; None does not look.
-        passed: What is known of it, once it has passed.
+        stream_digest: What is known of it, once it has passed.
     """
 
     stream: ItemStream
@@ -73,12 +73,12 @@ class StreamedData:
     team: ProcessGroup
     progress: Progress
     check: Callable[[LabelReader], None] | None = None
-    passed: StreamDigest | None = field(default=None, init=False)
+    stream_digest: StreamDigest | None = field(default=None, init=False)
 
     @property
     def count(self) -> int | None:
         """How many rows there are; None before they have passed."""
-        return None if self.passed is None else len(self.passed)
+        return None if self.stream_digest is None else len(self.stream_digest)
 
     def __len__(self) -> int:
         return len(self.digest)
@@ -93,9 +93,9 @@ class StreamedData:
     @property
     def digest(self) -> StreamDigest:
         """What is known of it, which has passed."""
-        if self.passed is None:
+        if self.stream_digest is None:
             raise ValueError(f"{self.name} has not passed yet")
-        return self.passed
+        return self.stream_digest
 
     def parts(self) -> Iterator[tuple[int, PreparedData]]:
         """Yield the place of each part's first row, and it: `BATCHES` batches; to the end.
@@ -105,7 +105,7 @@ class StreamedData:
             DataError: If a row or its label cannot be read, or rows are not the same as before, or in another process.
         """
         per = self.batch_size * BATCHES
-        total = None if self.passed is None else -(-len(self) // per)
+        total = None if self.stream_digest is None else -(-len(self) // per)
         label = f"{self.name}, {per} rows at a time"
         return iter(self.progress.track(self._parts(per), label=label, total=total))
 
@@ -120,19 +120,19 @@ class StreamedData:
         for items, cells in self.stream.labelled(repeat(per)):
             digests_read = digests_of(items)
             marks = marks_of(digests_read, cells)
-            if self.passed is None:
+            if self.stream_digest is None:
                 reading.add(digests_read, marks, cells)
                 self._check_same_in_all(reading)
                 if self.check is not None and reading.reader is not None:
                     self.check(reading.reader)
             else:
-                self.passed.check_same(begin, marks)
+                self.stream_digest.check_same(begin, marks)
             yield begin, self._part(begin, items)
             begin += len(items)
-        if self.passed is None:
+        if self.stream_digest is None:
             self._check_same_in_all(reading)
-            self.passed = reading.finish(self.progress)
-        self.passed.check_whole(begin)
+            self.stream_digest = reading.finish(self.progress)
+        self.stream_digest.check_whole(begin)
 
     def _part(self, begin: int, items: Items) -> PreparedData:
         share = (self.team.rank - begin // self.batch_size) % self.team.world
@@ -150,7 +150,7 @@ class StreamedData:
             return
         digest = torch.tensor([*reading.chain.digest()], dtype=torch.uint8)
         first, *others = self.team.in_order([digest])
-        if not all(torch.equal(other, first) for other in others):
+        if not all(torch.equal(other_identity, first) for other_identity in others):
             raise DataError(
                 f"{self.stream.name}: the processes of this run read other rows, though all read one stream",
                 hint=ENDLESS_HINT,

@@ -57,23 +57,23 @@ class Trial:
         self, model: Answers, *, name: str, progress: Progress, pixels: bool = False
     ) -> dict[str, Responses]:
         """Return what a model says of each set; `pixels` where it prepares images itself."""
-        found = {}
+        responses = {}
         for role, items in self.sets.items():
             total = len(items) if pixels else -(-len(items) // self.batch_size)
-            seen = progress.track(self.batches(items, pixels=pixels), label=name, total=total)
-            found[role] = respond_to_all(model, seen, count=len(items), name=name, data=items.name)
-        return found
+            batches = progress.track(self.batches(items, pixels=pixels), label=name, total=total)
+            responses[role] = respond_to_all(model, batches, count=len(items), name=name, data=items.name)
+        return responses
 
 
-def furthest(found: Mapping[str, Responses], expected: Mapping[str, Responses]) -> float:
+def furthest(actual: Mapping[str, Responses], expected: Mapping[str, Responses]) -> float:
     """Return the largest difference of logits on any set; see `largest_difference`."""
-    return max(largest_difference(found[role].logits(), expected[role].logits()) for role in expected)
+    return max(largest_difference(actual[role].logits(), expected[role].logits()) for role in expected)
 
 
 def measured(
     opened: OpenModel,
     trial: Trial,
-    said: Mapping[str, dict[str, Responses]],
+    responses_by_row: Mapping[str, dict[str, Responses]],
     options: Mapping[str, OptionValue],
 ) -> Report:
     """Return what rows are worth, as `eval` reports it but for costs and intervals.
@@ -81,15 +81,15 @@ def measured(
     Args:
         opened: The model that all of them are.
         trial: What they were asked.
-        said: What each row says of each set.
+        responses_by_row: What each row says of each set.
         options: Of the export.
     """
     chosen = choose_metrics(None, ood=OOD in trial.sets, latency=False)
     rows = []
-    for name, found in said.items():
-        foreign = {OOD: found[OOD]} if OOD in found else {}
+    for name, responses in responses_by_row.items():
+        foreign = {OOD: responses[OOD]} if OOD in responses else {}
         numbers = measure(
-            found[ID_NAME],
+            responses[ID_NAME],
             trial.labels,
             foreign,
             metrics=chosen,
@@ -100,13 +100,13 @@ def measured(
             Row(
                 name=name,
                 models=(Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),),
-                members=len(found[ID_NAME].log_probs),
+                members=len(responses[ID_NAME].log_probs),
                 values=numbers.values,
                 ood=numbers.ood,
                 means=means(numbers.ood, {"far": (OOD,), "all": (OOD,)} if foreign else {}),
             )
         )
-    shown = {name for row in rows for name in (*row.values, *(n for v in row.ood.values() for n in v))}
+    metric_names = {name for row in rows for name in (*row.values, *(n for v in row.ood.values() for n in v))}
     return Report(
         rows=tuple(rows),
         data={
@@ -114,7 +114,7 @@ def measured(
             for role, items in trial.sets.items()
         },
         far=(OOD,) if OOD in trial.sets else (),
-        definitions={name: METRICS[name].definition for name in METRICS if name in shown},
+        definitions={name: METRICS[name].definition for name in METRICS if name in metric_names},
         options=dict(options),
         versions={"hydractl": __version__, **versions("torch", opened.family.library)},
     )

@@ -54,9 +54,9 @@ def named(inputs: Inputs) -> Named:
 
 def samples(header: Header, *, batch: int, seed: int) -> dict[str, torch.Tensor]:
     """Return random inputs by name; of a zero-shot model images, which are all that it is asked."""
-    found = named(probe_inputs(header, batch=batch, seed=seed))
+    inputs = named(probe_inputs(header, batch=batch, seed=seed))
     texts = isinstance(header.preprocess, Tokenization)
-    return {name: x for name, x in found.items() if texts or name == PIXELS}
+    return {name: x for name, x in inputs.items() if texts or name == PIXELS}
 
 
 def pictures(how: Preprocess, *, size: tuple[float, float], batch: int, seed: int) -> torch.Tensor:
@@ -69,8 +69,8 @@ def pictures(how: Preprocess, *, size: tuple[float, float], batch: int, seed: in
 def prepared(how: Preprocess, pixels: torch.Tensor) -> torch.Tensor:
     """Return pixels (B, H, W, C) as `eval` reads such images."""
     transform = eval_transform(how)
-    each = pixels.squeeze(-1).numpy()
-    return torch.stack([transform(Image.fromarray(image)) for image in each])
+    images = pixels.squeeze(-1).numpy()
+    return torch.stack([transform(Image.fromarray(image)) for image in images])
 
 
 def trials(header: Header, *, with_pixels: bool, seed: int) -> Iterator[Named]:
@@ -81,10 +81,10 @@ def trials(header: Header, *, with_pixels: bool, seed: int) -> Iterator[Named]:
             yield {IMAGES: pictures(how, size=size, batch=BATCHES[i % len(BATCHES)], seed=seed + i)}
         return
     for i, batch in enumerate(BATCHES):
-        own = samples(header, batch=batch, seed=seed + i)
-        yield own
+        inputs = samples(header, batch=batch, seed=seed + i)
+        yield inputs
         if isinstance(how, Tokenization) and how.padding == "longest":
-            yield shorter(own)
+            yield shorter(inputs)
 
 
 def shorter(texts: Named) -> Named:
@@ -92,34 +92,36 @@ def shorter(texts: Named) -> Named:
     return {name: x[:, : max(1, x.shape[1] // 2)] for name, x in texts.items()}
 
 
-def difference(found: Program, expected: Program, asked: Iterable[Named]) -> float:
+def difference(exported: Program, expected: Program, trial_inputs: Iterable[Named]) -> float:
     """Return the largest difference of any output; see `largest_difference`.
 
     Raises:
         InputError: If the program does not run.
     """
     worst = 0.0
-    for inputs in asked:
+    for inputs in trial_inputs:
         try:
-            answer = found(inputs)
+            answer = exported(inputs)
         except Exception as error:  # of a runtime: no public kinds
             shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in inputs.items())
             raise InputError(f"the exported model fails on {shapes}: {reason_of(error)}") from error
-        told = expected(inputs)
-        worst = max(worst, *(largest_difference(answer[name], told[name]) for name in OUTPUTS))
+        reference = expected(inputs)
+        worst = max(worst, *(largest_difference(answer[name], reference[name]) for name in OUTPUTS))
     return worst
 
 
-def require_near(found: float, tolerance: float, *, what: str) -> None:
+def require_near(difference_found: float, tolerance: float, *, inputs_name: str) -> None:
     """Refuse an exported model that is too far from the model.
 
     Raises:
         CheckFailed: With both numbers.
     """
-    if not found <= tolerance:
+    if not difference_found <= tolerance:
         raise CheckFailed(
-            f"the exported model differs by {found:.1e} from the model on {what}, more than {tolerance:g}; nothing was written",
-            hint=f"if that is near enough, add `--tolerance {2 * found:.0e}`" if found < 1 else None,
+            f"the exported model differs by {difference_found:.1e} from the model on {inputs_name}, more than {tolerance:g}; nothing was written",
+            hint=f"if that is near enough, add `--tolerance {2 * difference_found:.0e}`"
+            if difference_found < 1
+            else None,
         )
 
 

@@ -18,7 +18,7 @@ IMAGES = "images"
 OUTPUTS = ("probabilities", "logits", "member_logits", "entropy", "mutual_information")
 
 
-class Subject(nn.Module):
+class ExportModule(nn.Module):
     """A model, asked by name."""
 
     def __init__(self, model: Towers, pixels: nn.Module | None = None) -> None:
@@ -40,9 +40,15 @@ class Subject(nn.Module):
         """
         if self.pixels is not None:
             inputs = {PIXELS: self.pixels(inputs[IMAGES])}
-        asked = inputs[PIXELS] if inputs.keys() == {PIXELS} else inputs
-        member_logits = self.model.member_logits(asked)
+        model_inputs = inputs[PIXELS] if inputs.keys() == {PIXELS} else inputs
+        member_logits = self.model.member_logits(model_inputs)
         log_probs, mean = opinions(member_logits)
         logits = member_logits[0] if isinstance(self.model, Model) else mean
-        found = (mean.exp(), logits, member_logits, entropy(log_probs), mutual_information(log_probs))
-        return dict(zip(OUTPUTS, found, strict=True))
+        outputs_in_order = (
+            mean.exp(),
+            logits,
+            member_logits,
+            entropy(log_probs),
+            mutual_information(log_probs),
+        )
+        return dict(zip(OUTPUTS, outputs_in_order, strict=True))

@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.errors import UnsupportedModelError, reason_of
-from hydractl.stages.export.export_module import OUTPUTS, Subject
+from hydractl.stages.export.export_module import OUTPUTS, ExportModule
 from hydractl.version import __version__
 
 Named: TypeAlias = "Mapping[str, torch.Tensor]"
@@ -73,7 +73,7 @@ class Axes(NamedTuple):
         return {i: Dim(name, max=self.most.get(name)) for i, name in enumerate(self.names)}
 
 
-def traced(subject: Subject, inputs: Named, axes: Axes, *, where: str) -> ExportedProgram:
+def traced(subject: ExportModule, inputs: Named, axes: Axes, *, where: str) -> ExportedProgram:
     """Return the subject as a program of torch.export.
 
     Args:
@@ -114,8 +114,8 @@ def run_pt2(content: bytes) -> Program:
 
     def run(inputs: Named) -> dict[str, torch.Tensor]:
         with torch.no_grad():
-            found: dict[str, torch.Tensor] = module(dict(inputs))
-        return found
+            tensors: dict[str, torch.Tensor] = module(dict(inputs))
+        return tensors
 
     return run
 
@@ -223,8 +223,8 @@ def run_onnx(content: bytes) -> Program:
         raise UnsupportedModelError(f"onnxruntime does not take the model: {reason_of(error)}") from error
 
     def run(inputs: Named) -> dict[str, torch.Tensor]:
-        found = session.run(list(OUTPUTS), {name: x.numpy() for name, x in inputs.items()})
-        return {name: torch.from_numpy(x) for name, x in zip(OUTPUTS, found, strict=True)}
+        arrays = session.run(list(OUTPUTS), {name: x.numpy() for name, x in inputs.items()})
+        return {name: torch.from_numpy(x) for name, x in zip(OUTPUTS, arrays, strict=True)}
 
     return run
 

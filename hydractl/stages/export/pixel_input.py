@@ -98,8 +98,8 @@ class Pixels(nn.Module):
             self._weights(x.shape[axis], side, self.kept[axis - 2], resized[axis - 2])
             for axis, side in ((2, height), (3, width))
         )
-        x = _passed(x, columns[0])
-        x = _passed(x.transpose(2, 3), rows[0]).transpose(2, 3)
+        x = _resampled(x, columns[0])
+        x = _resampled(x.transpose(2, 3), rows[0]).transpose(2, 3)
         x = torch.where(rows[1][:, None] & columns[1], x, self.fill)
         return (x.float() / 255 - self.mean) / self.std
 
@@ -116,16 +116,16 @@ class Pixels(nn.Module):
         ratio = pick(down, across)
         return (height / ratio).round(), (width / ratio).round()
 
-    def _weights(self, count: int, side: Tensor, kept: int, resized: Tensor) -> tuple[Tensor, Tensor]:
+    def _weights(self, count: int, side: Tensor, crop_size: int, resized: Tensor) -> tuple[Tensor, Tensor]:
         """Return what pixels along an axis of `count` weigh in each that is kept, (kept, count), and which of these are there.
 
         Args:
             count: Of pixels, as a number.
             side: The same as a tensor.
-            kept: How many remain after the crop.
+            crop_size: How many remain after the crop.
             resized: How many there are before it.
         """
-        places = torch.arange(kept, dtype=torch.float64) + self._begin(resized, kept)
+        places = torch.arange(crop_size, dtype=torch.float64) + self._begin(resized, crop_size)
         inside = (places >= 0) & (places < resized)
         taps = torch.arange(count, dtype=torch.float64)
         scale = side / resized
@@ -142,14 +142,14 @@ class Pixels(nn.Module):
         weights = weights / torch.where(total == 0, 1.0, total) * BITS
         return (weights.abs() + 0.5).floor() * weights.sign() / BITS, inside
 
-    def _begin(self, resized: Tensor, kept: int) -> Tensor:
+    def _begin(self, resized: Tensor, crop_size: int) -> Tensor:
         """Return where a crop begins: before the first pixel where there are too few."""
-        margin = resized - kept
+        margin = resized - crop_size
         if self.how.crop_offset == "before" and self.how.crop_mode != "border":
             return (margin / 2).floor()
         return torch.where(margin < 0, -(-margin / 2).floor(), (margin / 2).round())
 
 
-def _passed(x: Tensor, weights: Tensor) -> Tensor:
+def _resampled(x: Tensor, weights: Tensor) -> Tensor:
     """Return x (..., n) resized along its last axis by weights (m, n), in whole numbers of 8 bits."""
     return (torch.matmul(x, weights.t()) + 0.5).floor().clamp(0, 255)

@@ -36,7 +36,7 @@ from hydractl.stages.export.compare import (
     trials,
 )
 from hydractl.stages.export.config import ONNX, ExportConfig
-from hydractl.stages.export.export_module import IMAGES, Subject
+from hydractl.stages.export.export_module import IMAGES, ExportModule
 from hydractl.stages.export.pixel_input import FILTERS, Pixels
 from hydractl.stages.shared.open_inputs import labels_of, open_reader, open_sets
 from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, make_step, sidecar_step
@@ -88,8 +88,8 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
     formats.require_torch()
     if config.form == ONNX:
         formats.onnx_libraries()
-    with claim(config, [config.out, config.report], progress) as own:
-        return _run(config, own, progress)
+    with claim(config, [config.out, config.report], progress) as output_lock:
+        return _run(config, output_lock, progress)
 
 
 class Traced(NamedTuple):
@@ -97,7 +97,7 @@ class Traced(NamedTuple):
 
     opened: OpenModel
     classes: Classes | None
-    subject: Subject
+    subject: ExportModule
     axes: formats.Axes
     example: formats.Named
 
@@ -109,8 +109,8 @@ class Traced(NamedTuple):
     def answer(self, inputs: formats.Named) -> dict[str, torch.Tensor]:
         """Return what the model itself answers."""
         with torch.inference_mode():
-            found: dict[str, torch.Tensor] = self.subject(dict(inputs))
-        return found
+            answer: dict[str, torch.Tensor] = self.subject(dict(inputs))
+        return answer
 
     def answer_prepared(self, inputs: formats.Named) -> dict[str, torch.Tensor]:
         """Return what it answers to pixels that are prepared as `eval` does."""
@@ -118,20 +118,20 @@ class Traced(NamedTuple):
         if not isinstance(how, Preprocess):
             raise TypeError("texts are no pixels")
         with torch.inference_mode():
-            found: dict[str, torch.Tensor] = Subject(self.subject.model)(
+            answer: dict[str, torch.Tensor] = ExportModule(self.subject.model)(
                 {PIXELS: prepared(how, inputs[IMAGES])}
             )
-        return found
+        return answer
 
 
-def _run(config: ExportConfig, own: OutputLock, progress: Progress) -> ExportReport:
+def _run(config: ExportConfig, output_lock: OutputLock, progress: Progress) -> ExportReport:
     opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
     for path, option in ((config.out, "-o"), (config.report, "--report")):
         if path is not None and config.if_changed:
             check_sidecar(path)
         check_outputs(
             [] if path is None else [path],
-            force=own.may_replace,
+            force=output_lock.may_replace,
             models=[opened],
             data=[config.data, config.ood],
             files=[config.naming.file],
@@ -142,21 +142,21 @@ def _run(config: ExportConfig, own: OutputLock, progress: Progress) -> ExportRep
     trial = _trial(config, opened, classes, progress)
     progress.step(f"Tracing {opened.reference}")
     traced = _traced(config, opened, classes)
-    content, program, differences, said = _written(config, traced, trial, progress)
+    content, program, differences, responses = _written(config, traced, trial, progress)
     report = None
     if trial is not None:
-        report = measured(opened, trial, said, _options(config))
+        report = measured(opened, trial, responses, _options(config))
     progress.step(f"Writing {config.out}")
     written = {config.out: content}
     if config.report is not None and report is not None:
         written[config.report] = report.to_json().encode()
-    _publish(config, own, opened, written)
+    _publish(config, output_lock, opened, written)
     answers = program(traced.example)
     return ExportReport(
         paths=(*written,),
-        inputs=tuple(_shown(name, x, traced.axes.names) for name, x in traced.example.items()),
+        inputs=tuple(_described_tensor(name, x, traced.axes.names) for name, x in traced.example.items()),
         outputs=tuple(
-            _shown(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
+            _described_tensor(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
             for name, x in answers.items()
         ),
         members=len(traced.subject.model.answers),
@@ -167,7 +167,9 @@ def _run(config: ExportConfig, own: OutputLock, progress: Progress) -> ExportRep
     )
 
 
-def _publish(config: ExportConfig, own: OutputLock, opened: OpenModel, written: Mapping[Path, bytes]) -> None:
+def _publish(
+    config: ExportConfig, output_lock: OutputLock, opened: OpenModel, written: Mapping[Path, bytes]
+) -> None:
     """Write all files, and beside each what made it, if that is wanted."""
     step = sidecar_step(
         config,
@@ -177,7 +179,7 @@ def _publish(config: ExportConfig, own: OutputLock, opened: OpenModel, written: 
         seed=config.seed,
         needs=formats.LIBRARIES if config.form == ONNX else (),
     )
-    with publish_together(own) as begin:
+    with publish_together(output_lock) as begin:
         for path, content in written.items():
             with begin_with_sidecar(begin, path, step) as file:
                 file.write(content)
@@ -204,13 +206,13 @@ def _classes(config: ExportConfig, opened: OpenModel) -> Classes | None:
     Raises:
         UsageError: If nothing names any: the exported model reads images alone.
     """
-    found = config.naming.classes(opened)
-    if found is None and opened.header.prompting is not None:
+    classes = config.naming.classes(opened)
+    if classes is None and opened.header.prompting is not None:
         raise UsageError(
             f"{opened.reference}: has no classes yet, and what is exported reads images alone",
             hint='name them: `--classes cat,dog --template "A photo of a {label}."`',
         )
-    return found
+    return classes
 
 
 def _trial(
@@ -234,14 +236,18 @@ def _traced(config: ExportConfig, opened: OpenModel, classes: Classes | None) ->
         names = ("batch", "length") if how.padding == "longest" else ("batch",)
         axes = formats.Axes(names, {"length": how.max_length})
         return Traced(
-            opened, classes, Subject(model), axes, samples(opened.header, batch=EXAMPLES, seed=config.seed)
+            opened,
+            classes,
+            ExportModule(model),
+            axes,
+            samples(opened.header, batch=EXAMPLES, seed=config.seed),
         )
     if not config.with_preprocess:
         example = samples(opened.header, batch=EXAMPLES, seed=config.seed)
-        return Traced(opened, classes, Subject(model), formats.Axes(("batch",)), example)
+        return Traced(opened, classes, ExportModule(model), formats.Axes(("batch",)), example)
     pixels = pictures(how, size=(1.5, 1.25), batch=EXAMPLES, seed=config.seed)
     axes = formats.Axes(("batch", "height", "width"))
-    return Traced(opened, classes, Subject(model, Pixels(how)), axes, {IMAGES: pixels})
+    return Traced(opened, classes, ExportModule(model, Pixels(how)), axes, {IMAGES: pixels})
 
 
 def _drop_unasked(model: Towers) -> None:
@@ -271,29 +277,29 @@ def _written(
         content = formats.pt2(exported, metadata)
         program = formats.run_pt2(content)
     progress.step("Comparing it with the model")
-    asked = list(trials(traced.opened.header, with_pixels=config.with_preprocess, seed=config.seed))
-    differences = {RANDOM: difference(program, traced.answer, asked)}
-    require_near(differences[RANDOM], config.tolerance, what=RANDOM)
+    trial_inputs = list(trials(traced.opened.header, with_pixels=config.with_preprocess, seed=config.seed))
+    differences = {RANDOM: difference(program, traced.answer, trial_inputs)}
+    require_near(differences[RANDOM], config.tolerance, inputs_name=RANDOM)
     if config.with_preprocess:
-        differences[PREPARED] = difference(program, traced.answer_prepared, asked)
-    said: dict[str, dict[str, Responses]] = {}
+        differences[PREPARED] = difference(program, traced.answer_prepared, trial_inputs)
+    responses: dict[str, dict[str, Responses]] = {}
     if trial is None:
-        return content, program, differences, said
-    said["model"] = trial.ask(traced.subject.model, name=where, progress=progress)
+        return content, program, differences, responses
+    responses["model"] = trial.ask(traced.subject.model, name=where, progress=progress)
     kind = config.form.removeprefix(".")
-    said[kind] = trial.ask(Runner(program), name=kind, progress=progress, pixels=config.with_preprocess)
-    differences[DATA] = furthest(said[kind], said["model"])
+    responses[kind] = trial.ask(Runner(program), name=kind, progress=progress, pixels=config.with_preprocess)
+    differences[DATA] = furthest(responses[kind], responses["model"])
     if not config.with_preprocess:
-        require_near(differences[DATA], config.tolerance, what=DATA)
+        require_near(differences[DATA], config.tolerance, inputs_name=DATA)
     if config.quantize is not None:
         progress.step("Quantising it")
         content = formats.onnx_bytes(formats.quantized(document), metadata, where=where)
         program = formats.run_onnx(content)
-        said[config.quantize] = trial.ask(
+        responses[config.quantize] = trial.ask(
             Runner(program), name=config.quantize, progress=progress, pixels=config.with_preprocess
         )
-        differences[QUANTISED] = furthest(said[config.quantize], said["model"])
-    return content, program, differences, said
+        differences[QUANTISED] = furthest(responses[config.quantize], responses["model"])
+    return content, program, differences, responses
 
 
 def _metadata(config: ExportConfig, traced: Traced) -> dict[str, str]:
@@ -306,7 +312,7 @@ def _metadata(config: ExportConfig, traced: Traced) -> dict[str, str]:
         inputs=[traced.opened.as_input()],
         seed=config.seed,
     )
-    said = {
+    fields = {
         "labels": list(traced.labels),
         "preprocess": header.preprocess.model_dump(mode="json"),
         "preprocess_in_graph": config.with_preprocess,
@@ -317,12 +323,12 @@ def _metadata(config: ExportConfig, traced: Traced) -> dict[str, str]:
         "members": len(header.masks),
         "made_by": step.model_dump(mode="json"),
     }
-    return {f"hydractl.{name}": json.dumps(value, sort_keys=True) for name, value in said.items()}
+    return {f"hydractl.{name}": json.dumps(value, sort_keys=True) for name, value in fields.items()}
 
 
 def _options(config: ExportConfig) -> dict[str, OptionValue]:
     """Return what shapes the file."""
-    said: dict[str, OptionValue] = {
+    options: dict[str, OptionValue] = {
         "format": config.form.removeprefix("."),
         "with_preprocess": config.with_preprocess,
         "tolerance": config.tolerance,
@@ -330,10 +336,10 @@ def _options(config: ExportConfig) -> dict[str, OptionValue]:
         "classes": config.naming.names or None,
         "templates": config.naming.templates or None,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _shown(name: str, x: torch.Tensor, axes: tuple[str, ...]) -> tuple[str, str, str]:
+def _described_tensor(name: str, x: torch.Tensor, axes: tuple[str, ...]) -> tuple[str, str, str]:
     """Return an input or output in words."""
     sizes = [axis if axis != "members" else str(x.shape[0]) for axis in axes] + [
         str(side) for side in x.shape[len(axes) :]

@@ -73,67 +73,69 @@ def run_compare(config: InspectConfig, progress: Progress = SILENT) -> Compariso
         UsageError: If scores order fewer heads than the budget removes, or there are no scores for a budget.
         OutputExists: If the figure is there already.
     """
-    with claim(config, [config.plot], progress) as own:
-        return _compare(config, own, progress)
+    with claim(config, [config.plot], progress) as output_lock:
+        return _compare(config, output_lock, progress)
 
 
-def _compare(config: InspectConfig, own: OutputLock, progress: Progress) -> ComparisonReport:
+def _compare(config: InspectConfig, output_lock: OutputLock, progress: Progress) -> ComparisonReport:
     if config.plot is not None:
         inputs = [Path(file.removeprefix("local-dir:")) for file in config.files if file != "-"]
         check_outputs([config.plot], force=config.force, files=inputs, option="--plot")
-    found: list[tuple[Choice, Tables | None]] = []
+    choices_with_scores: list[tuple[Choice, Tables | None]] = []
     named: dict[str, str] = {}
     for file in config.files:
         choices, architecture = read_choices(file, config.budget)
-        found += choices
+        choices_with_scores += choices
         if architecture is not None:
             named.setdefault(untagged(architecture), file)
-    check_comparable([choice for choice, _ in found])
-    if config.budget is not None and not any(tables for _, tables in found):
+    check_comparable([choice for choice, _ in choices_with_scores])
+    if config.budget is not None and not any(tables for _, tables in choices_with_scores):
         raise UsageError(
             f"`{config.budget.option_text}`: makes masks of scores, and none of the files are scores",
             hint="masks and checkpoints say themselves which heads stay",
         )
-    if config.plot is not None and len(found) > MOST_PANELS:
-        raise UsageError(f"a figure shows {MOST_PANELS} choices of heads at most, not {len(found)}")
+    if config.plot is not None and len(choices_with_scores) > MOST_PANELS:
+        raise UsageError(
+            f"a figure shows {MOST_PANELS} choices of heads at most, not {len(choices_with_scores)}"
+        )
     if len(named) > 1:
         texts = (f"{file} of a `{architecture}`" for architecture, file in named.items())
         progress.warn(f"the files are of different architectures: {', '.join(texts)}")
-    pairs = tuple(_pair(first, second) for first, second in combinations(found, 2))
-    report = ComparisonReport(choices=tuple(c for c, _ in found), pairs=pairs, plot=config.plot)
+    pairs = tuple(_pair(first, second) for first, second in combinations(choices_with_scores, 2))
+    report = ComparisonReport(choices=tuple(c for c, _ in choices_with_scores), pairs=pairs, plot=config.plot)
     if config.plot is not None:
         progress.step("Drawing")
         picture = draw_heads(_panels(report.choices), suffix=config.plot.suffix.lower())
-        with publish(config.plot, own) as sink:
+        with publish(config.plot, output_lock) as sink:
             sink.write(picture)
     return report
 
 
 def _pair(first: tuple[Choice, Tables | None], second: tuple[Choice, Tables | None]) -> Comparison:
-    (mine, my_scores), (other, other_scores) = first, second
+    (first_choice, first_scores), (second_choice, second_scores) = first, second
     return Comparison(
-        first=mine.name,
-        second=other.name,
-        overall=_agreement((mine.mask, my_scores), (other.mask, other_scores)),
+        first=first_choice.name,
+        second=second_choice.name,
+        overall=_agreement((first_choice.mask, first_scores), (second_choice.mask, second_scores)),
         towers={
             name: _agreement(
-                ({name: mine.mask[name]}, my_scores and {name: my_scores[name]}),
-                ({name: other.mask[name]}, other_scores and {name: other_scores[name]}),
+                ({name: first_choice.mask[name]}, first_scores and {name: first_scores[name]}),
+                ({name: second_choice.mask[name]}, second_scores and {name: second_scores[name]}),
             )
-            for name in mine.mask
+            for name in first_choice.mask
         },
     )
 
 
 def _agreement(first: tuple[Mask, Tables | None], second: tuple[Mask, Tables | None]) -> Agreement:
-    (mine, my_scores), (other, other_scores) = first, second
+    (first_mask, first_scores), (second_mask, second_scores) = first, second
     return Agreement(
-        overlap=overlap(mine, other),
-        chance_overlap=chance_overlap(mine, other),
-        jaccard=jaccard(mine, other),
-        jsd_nats=jensen_shannon(mine, other),
-        spearman=spearman(my_scores, other_scores) if my_scores and other_scores else None,
-        kendall=kendall(my_scores, other_scores) if my_scores and other_scores else None,
+        overlap=overlap(first_mask, second_mask),
+        chance_overlap=chance_overlap(first_mask, second_mask),
+        jaccard=jaccard(first_mask, second_mask),
+        jsd_nats=jensen_shannon(first_mask, second_mask),
+        spearman=spearman(first_scores, second_scores) if first_scores and second_scores else None,
+        kendall=kendall(first_scores, second_scores) if first_scores and second_scores else None,
     )
 
 

@@ -73,11 +73,11 @@ def read_choices(
         InputError: If it cannot be read, or says nothing about heads.
         UsageError: If the scores order fewer heads than the budget removes.
     """
-    found, _ = open_local(file)
-    if isinstance(found, Checkpoint):
-        header = _header(file, found)
+    opened, _ = open_local(file)
+    if isinstance(opened, Checkpoint):
+        header = _header(file, opened)
         return [(choice, None) for choice in _of_header(file, header)], header.architecture.name
-    return _of_document(file, found, budget)
+    return _of_document(file, opened, budget)
 
 
 def shape_text(mask: Mask) -> str:
@@ -86,15 +86,15 @@ def shape_text(mask: Mask) -> str:
 
 
 def _of_document(
-    file: str, found: Document, budget: HeadBudget | None
+    file: str, document: Document, budget: HeadBudget | None
 ) -> tuple[list[tuple[Choice, Tables | None]], str | None]:
-    if isinstance(found, HeadMask):
-        return [(_of_mask(file, "head-mask", found.towers), None)], found.architecture
-    if not isinstance(found, HeadScores):
-        raise ManifestError(f"{file}: is a {found.kind_of_file}, which chooses no heads", hint=COMPARABLE)
-    if not found.towers:
+    if isinstance(document, HeadMask):
+        return [(_of_mask(file, "head-mask", document.towers), None)], document.architecture
+    if not isinstance(document, HeadScores):
+        raise ManifestError(f"{file}: is a {document.kind_of_file}, which chooses no heads", hint=COMPARABLE)
+    if not document.towers:
         raise ManifestError(f"{file}: has scores of no tower", hint="score the model again")
-    return [(_of_scores(file, found, budget), found.tables)], found.architecture
+    return [(_of_scores(file, document, budget), document.tables)], document.architecture
 
 
 def _header(file: str, checkpoint: Checkpoint) -> Header:
@@ -153,10 +153,10 @@ def _of_scores(file: str, scores: HeadScores, budget: HeadBudget | None) -> Choi
 def _recorded(file: str, scores: HeadScores, shape: Shape, *, ordered: int) -> tuple[str, Quota]:
     """Return what a method found, or else the budget that it was given, or else the common one, and which it is."""
     total = total_heads(shape)
-    found = scores.options.get("kept", scores.results.get("open"))
+    kept_heads = scores.options.get("kept", scores.results.get("open"))
     removals, keep = (scores.options.get(name) for name in ("removals", "keep"))
-    if _is_count(found) and found <= total:
-        return "recorded", quota_of(HeadBudget(remove=total - found), shape)
+    if _is_count(kept_heads) and kept_heads <= total:
+        return "recorded", quota_of(HeadBudget(remove=total - kept_heads), shape)
     if _is_count(removals) and removals < total:  # an order of all heads is no budget
         return "recorded", quota_of(HeadBudget(remove=min(removals, ordered)), shape)
     if _is_count(keep):
@@ -184,9 +184,9 @@ def check_comparable(choices: Sequence[Choice]) -> None:
         InputError: Naming both files and both shapes.
     """
     first = choices[0]
-    for other in choices[1:]:
-        if shape_of(other.mask) != shape_of(first.mask):
+    for choice in choices[1:]:
+        if shape_of(choice.mask) != shape_of(first.mask):
             raise InputError(
-                f"{other.name}: is of {shape_text(other.mask)} heads, but {first.name} is of {shape_text(first.mask)}",
+                f"{choice.name}: is of {shape_text(choice.mask)} heads, but {first.name} is of {shape_text(first.mask)}",
                 hint="compare choices of heads of one model, scored with the same `--towers`",
             )

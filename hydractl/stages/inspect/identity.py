@@ -27,7 +27,7 @@ from hydractl.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class ModelIdentity:
     """Which model this is, as far as the file says.
 
     Attributes:
@@ -58,28 +58,31 @@ class Identity:
 class Foreign(NamedTuple):
     """What a file or folder that hydractl did not write says of its model, and what to type next where that is not enough."""
 
-    identity: Identity
+    identity: ModelIdentity
     family: Family | None = None
     hint: str | None = None
 
 
-def identity_of(found: Header | Described, name: str | None = None, masks: tuple[Mask, ...] = ()) -> Identity:
+def identity_of(
+    described: Header | Described, name: str | None = None, masks: tuple[Mask, ...] = ()
+) -> ModelIdentity:
     """Return which model the header of a checkpoint of ours, or a family, says it is.
 
     Args:
-        found: What is said.
+        described: What is said.
         name: What to call the architecture; None for its own name.
         masks: Each member's; none for a model that keeps all of its heads.
     """
-    total, asked = total_heads(found.architecture.towers), found.prompting
-    return Identity(
-        name=name or found.architecture.name,
-        num_classes=found.architecture.num_classes or len(found.labels),
-        labels=found.labels,
-        architecture=found.architecture,
-        preprocess=_shown(found.preprocess),
-        prompting=asked and asked.model_copy(update={"tokenization": _shown(asked.tokenization)}),
-        tokenizer_size=_tokenizer_size(found.preprocess, asked),
+    total, prompting = total_heads(described.architecture.towers), described.prompting
+    return ModelIdentity(
+        name=name or described.architecture.name,
+        num_classes=described.architecture.num_classes or len(described.labels),
+        labels=described.labels,
+        architecture=described.architecture,
+        preprocess=_without_tokenizer_text(described.preprocess),
+        prompting=prompting
+        and prompting.model_copy(update={"tokenization": _without_tokenizer_text(prompting.tokenization)}),
+        tokenizer_size=_tokenizer_size(described.preprocess, prompting),
         masks=masks,
         heads_kept=tuple(map(total_kept, masks)) or (total,),
         heads_total=total,
@@ -114,7 +117,7 @@ def of_folder(
     return Foreign(identity, family, "; ".join([*described.notes, *[assumed] * described.assumed]) or None)
 
 
-def _shown(how: Preprocess | Tokenization) -> Preprocess | Tokenization:
+def _without_tokenizer_text(how: Preprocess | Tokenization) -> Preprocess | Tokenization:
     """Return how an item becomes an input, with a tokenizer's digest in the place of its text, which nobody wants to read."""
     if not isinstance(how, Tokenization) or how.tokenizer is None:
         return how
@@ -129,26 +132,28 @@ def _tokenizer_size(how: Preprocess | Tokenization, prompting: Prompting | None)
     with suppress(ValueError, KeyError, TypeError, AttributeError):  # a header says what it likes
         raw = parse(texts.tokenizer)
         vocabulary = raw["model"]["vocab"]  # {token: number}, or [[token, weight], ...]
-        known = {*vocabulary} if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
-        return len(known | {added["content"] for added in raw.get("added_tokens") or ()})
+        tokens = {*vocabulary} if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
+        return len(tokens | {added["content"] for added in raw.get("added_tokens") or ()})
     return None
 
 
-def _guessed(folder: Mapping[str, object]) -> Identity:
+def _guessed(folder: Mapping[str, object]) -> ModelIdentity:
     """Read what a library's `config.json` says without the library."""
     classes = folder.get("architectures")
     name = folder.get("architecture") or (classes[0] if isinstance(classes, list) and classes else None)
     num_classes = folder.get("num_classes")
     labels = folder.get("label_names")
-    wanted = folder.get("pretrained_cfg")
-    given = (
-        {k: v for k, v in wanted.items() if k in Preprocess.model_fields} if isinstance(wanted, dict) else {}
+    pretrained_cfg = folder.get("pretrained_cfg")
+    preprocess_fields = (
+        {k: v for k, v in pretrained_cfg.items() if k in Preprocess.model_fields}
+        if isinstance(pretrained_cfg, dict)
+        else {}
     )
     try:
-        preprocess = Preprocess.model_validate_json(json.dumps(given))
+        preprocess = Preprocess.model_validate_json(json.dumps(preprocess_fields))
     except ValidationError:
         preprocess = None
-    return Identity(
+    return ModelIdentity(
         name=str(name) if name else None,
         num_classes=num_classes if isinstance(num_classes, int) else None,
         labels=tuple(str(label) for label in labels) if isinstance(labels, list) else (),
@@ -161,9 +166,9 @@ def _hint(file: str, folder: Mapping[str, object]) -> str:
     if kind in REFUSED:
         return f"models of type `{kind}` are not supported: {REFUSED[kind]}"
     trained = folder.get("architectures")
-    wanted = next((f.covers for f in FAMILIES.values() if f.matches({"model_type": kind})), None)
-    if wanted is not None and isinstance(trained, list):
-        return f"its `config.json` is of a {', '.join(map(str, trained))}; hydractl reads {wanted}"
+    covered = next((f.covers for f in FAMILIES.values() if f.matches({"model_type": kind})), None)
+    if covered is not None and isinstance(trained, list):
+        return f"its `config.json` is of a {', '.join(map(str, trained))}; hydractl reads {covered}"
     if folder:
         return f"its `config.json` is of no family that this version knows ({', '.join(FAMILIES)})"
     return f"it does not say which architecture it is; say so: `hydractl score {shlex.quote(str(file))} --arch NAME ...`"

@@ -110,11 +110,11 @@ def _document(where: str, text: str) -> Document:
         raw = parse(text, keys_once=True)
     except NotJSONError as error:
         raise ManifestError(f"{where}: is not JSON: {error}") from error
-    known = {cls.schema_name(): cls for cls in DOCUMENTS.values()}
+    classes_by_schema = {cls.schema_name(): cls for cls in DOCUMENTS.values()}
     schema = raw.get("schema") if isinstance(raw, dict) else None
-    if not isinstance(schema, str) or schema not in known:
+    if not isinstance(schema, str) or schema not in classes_by_schema:
         raise ManifestError(
             f"{where}: schema is {json.dumps(schema)}, which is none of ours",
-            hint=f"hydractl knows {', '.join(f'`{name}`' for name in known)}",
+            hint=f"hydractl knows {', '.join(f'`{name}`' for name in classes_by_schema)}",
         )
-    return known[schema].from_json(text, where=where)
+    return classes_by_schema[schema].from_json(text, where=where)

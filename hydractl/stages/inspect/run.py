@@ -22,7 +22,7 @@ from hydractl.model_source import Located
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.lineage import member_names
 from hydractl.stages.inspect.config import InspectConfig
-from hydractl.stages.inspect.identity import Identity, identity_of, of_folder
+from hydractl.stages.inspect.identity import ModelIdentity, identity_of, of_folder
 from hydractl.stages.inspect.open_any import open_local
 from hydractl.stages.shared.mask_selection import order_of
 from hydractl.tensor_spec import TensorSpec
@@ -85,7 +85,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predictions:
+class SavedPredictions:
     """What a file of predictions holds.
 
     Attributes:
@@ -122,7 +122,7 @@ class CheckpointReport:
 
     file: str
     kind: str
-    model: Identity
+    model: ModelIdentity
     temperature: float
     threshold: Threshold | None
     fitted: FittedScores | None
@@ -131,7 +131,7 @@ class CheckpointReport:
     dtypes: dict[str, Tally]
     parts: dict[str, Tally]
     fused: Fused | None
-    predictions: Predictions | None
+    predictions: SavedPredictions | None
     lineage: Step | None
     metadata: dict[str, str]
     listing: tuple[TensorLine, ...] | None
@@ -169,15 +169,15 @@ def run_inspect(
         InputError: If it is neither, or cannot be read.
         UsageError: If `--tensors` is asked of a JSON file.
     """
-    found, located = open_local(config.file)
-    if isinstance(found, Checkpoint):
-        return _described(config, found, located)
+    opened, located = open_local(config.file)
+    if isinstance(opened, Checkpoint):
+        return _described(config, opened, located)
     if config.tensors:
         raise UsageError(
-            f"{config.file}: is a {found.kind_of_file} file; `--tensors` is for checkpoints",
+            f"{config.file}: is a {opened.kind_of_file} file; `--tensors` is for checkpoints",
             hint="leave it out",
         )
-    return DocumentReport(file=config.file, kind=found.kind_of_file, document=found)
+    return DocumentReport(file=config.file, kind=opened.kind_of_file, document=opened)
 
 
 def ranks(scores: HeadScores, *, file: str = "scores") -> dict[str, tuple[tuple[int | None, ...], ...]]:
@@ -204,8 +204,14 @@ def ranks(scores: HeadScores, *, file: str = "scores") -> dict[str, tuple[tuple[
 def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) -> CheckpointReport:
     folder = located.config or {}
     header = checkpoint.header
-    found = None if header else of_folder(config.file, folder, located.path, checkpoint.specs)
-    family = FAMILIES.get(header.architecture.family) if header else found.family if found else None
+    foreign_model = None if header else of_folder(config.file, folder, located.path, checkpoint.specs)
+    family = (
+        FAMILIES.get(header.architecture.family)
+        if header
+        else foreign_model.family
+        if foreign_model
+        else None
+    )
     fates = header.plan.fates if header and header.plan else {}
     if header and header.plan and (astray := checkpoint.specs.keys() ^ fates.keys()):
         raise CheckpointError(
@@ -227,7 +233,11 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
     return CheckpointReport(
         file=config.file,
         kind=header.kind.value if header else PREDICTIONS if predictions else FOREIGN,
-        model=identity_of(header, masks=header.masks) if header else found.identity if found else Identity(),
+        model=identity_of(header, masks=header.masks)
+        if header
+        else foreign_model.identity
+        if foreign_model
+        else ModelIdentity(),
         temperature=header.temperature if header else 1.0,
         threshold=header.threshold if header else None,
         fitted=header.fitted if header else None,
@@ -240,11 +250,11 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
         lineage=header.made_by if header else None,
         metadata={k: v for k, v in sorted(checkpoint.metadata.items()) if k not in {METADATA_KEY, "format"}},
         listing=lines if config.tensors else None,
-        hint=None if predictions or found is None else found.hint,
+        hint=None if predictions or foreign_model is None else foreign_model.hint,
     )
 
 
-def _predictions(specs: Mapping[str, TensorSpec]) -> Predictions | None:
+def _predictions(specs: Mapping[str, TensorSpec]) -> SavedPredictions | None:
     """Read what `eval --save-predictions` wrote off its tensors' names and shapes; None if it is not such a file."""
     log_probs, labels = [], {}
     for name, spec in sorted(specs.items()):
@@ -259,7 +269,7 @@ def _predictions(specs: Mapping[str, TensorSpec]) -> Predictions | None:
                 labels[data] = samples
             case _:
                 return None
-    return Predictions(log_probs=tuple(log_probs), labels=labels) if log_probs else None
+    return SavedPredictions(log_probs=tuple(log_probs), labels=labels) if log_probs else None
 
 
 def _part(family: Family | None, name: str, *, ours: bool) -> str:
@@ -289,7 +299,7 @@ def _fused(header: Header, lines: tuple[TensorLine, ...]) -> Fused | None:
         trunk=plan.trunk,
         mlp=plan.mlp,
         merge_trunk=plan.merge_trunk,
-        amounts={part: _by(found, lambda line: line.fate or "") for part, found in by_part.items()},
+        amounts={part: _by(part_lines, lambda line: line.fate or "") for part, part_lines in by_part.items()},
         apart_bytes=grouped + count * (stored - grouped),
     )
 
@@ -300,10 +310,10 @@ def _place(line: TensorLine) -> int:
 
 
 def _by(lines: Iterable[TensorLine], key: Callable[[TensorLine], str]) -> dict[str, Tally]:
-    found: dict[str, list[TensorLine]] = {}
+    groups: dict[str, list[TensorLine]] = {}
     for line in lines:
-        found.setdefault(key(line), []).append(line)
-    return {name: _tally(group) for name, group in found.items()}
+        groups.setdefault(key(line), []).append(line)
+    return {name: _tally(group) for name, group in groups.items()}
 
 
 def _tally(lines: Sequence[TensorLine]) -> Tally:

@@ -59,7 +59,7 @@ class LineageReport:
         Raises:
             CheckFailed: Naming them.
         """
-        wrong = [found.file for found in self.verified if found.problem]
+        wrong = [verified_file.file for verified_file in self.verified if verified_file.problem]
         if wrong:
             raise CheckFailed(
                 f"{len(wrong)} of {counted(len(self.verified), 'file')} not what the lineage of {self.model} says: "
@@ -83,14 +83,18 @@ def run_lineage(config: LineageConfig, progress: Progress = SILENT) -> LineageRe
     verified = tuple(
         _verified(file, recorded) for file in progress.track(config.of, label="files", total=len(config.of))
     )
-    given = {found.read_as if found.problem else found.sha256 for found in verified}
-    made = {source.sha256: source.name for source in recorded if source.made_by is not None}
+    verified_ids = {
+        verified_file.read_as if verified_file.problem else verified_file.sha256 for verified_file in verified
+    }
+    files_of_stages = {source.sha256: source.name for source in recorded if source.made_by is not None}
     return LineageReport(
         model=config.model,
         kind=header.kind.value,
         step=header.made_by,
         verified=verified,
-        left=tuple(name for digest, name in made.items() if not {digest, name} & given) if verified else (),
+        left=tuple(name for digest, name in files_of_stages.items() if not {digest, name} & verified_ids)
+        if verified
+        else (),
     )
 
 
@@ -109,12 +113,14 @@ def _verified(file: str, recorded: tuple[InputFile, ...]) -> Verified:
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
     name = Path(file).name
-    same = next((source for source in recorded if source.sha256 == digest), None)
-    if same is not None:
+    source_of_digest = next((source for source in recorded if source.sha256 == digest), None)
+    if source_of_digest is not None:
         header = checkpoint.header if checkpoint else None
-        forged = header is not None and header.made_by != same.made_by
-        problem = f"tells of itself what the lineage does not tell of `{same.name}`" if forged else ""
-        return Verified(file=file, sha256=digest, read_as=same.name, problem=problem)
+        forged = header is not None and header.made_by != source_of_digest.made_by
+        problem = (
+            f"tells of itself what the lineage does not tell of `{source_of_digest.name}`" if forged else ""
+        )
+        return Verified(file=file, sha256=digest, read_as=source_of_digest.name, problem=problem)
     called = next((source for source in recorded if source.name == name), None)
     if called is not None:
         problem = f"is not the `{name}` that was read, {called.sha256}"

@@ -35,7 +35,7 @@ AT_ONCE = 1024
 
 
 @dataclass(kw_only=True)
-class Journal:
+class PredictJournal:
     """Lines on disk.
 
     Attributes:
@@ -167,7 +167,7 @@ def open_journal(
     subsumed: str,
     anew: str | None,
     progress: Progress,
-) -> Journal:
+) -> PredictJournal:
     """Open the journal of an output, `<out>.journal`.
 
     Args:
@@ -183,7 +183,7 @@ def open_journal(
         ManifestError: If a damaged one is.
     """
     path = out.with_name(f"{out.name}.journal")
-    journal = Journal(path=path, fingerprint=fingerprint, settings=settings, blocks=[])
+    journal = PredictJournal(path=path, fingerprint=fingerprint, settings=settings, blocks=[])
     if not os.path.lexists(path):
         return journal
     first, size = first_line(path, SCHEMA)

@@ -27,7 +27,7 @@ from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path, parsed
 from hydractl.stages.predict.fit_scores import FeatureScore
-from hydractl.stages.predict.journal import Journal, open_journal
+from hydractl.stages.predict.journal import PredictJournal, open_journal
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import Answered, BatchPredictor, window
@@ -184,7 +184,7 @@ class _Run:
                 self.counts.add(lines)
 
     def _write_file(
-        self, journal: Journal, blocks: Iterator[_Block], lock: OutputLock, made_by: Step | None
+        self, journal: PredictJournal, blocks: Iterator[_Block], lock: OutputLock, made_by: Step | None
     ) -> None:
         """Write a file by way of its journal, and beside it what made it, if that is wanted."""
         try:
@@ -203,7 +203,7 @@ class _Run:
             writer.close()
         journal.discard()
 
-    def _journal(self, nothing_done: list[int]) -> tuple[Journal, list[int]]:
+    def _journal(self, nothing_done: list[int]) -> tuple[PredictJournal, list[int]]:
         """Return the journal, and how many items of each source are completed."""
         options = self.rows.options() | (self.score.options() if self.score else {})
         run = {"told": options, "data": [s.name for s in self.sources], "hydractl": __version__}

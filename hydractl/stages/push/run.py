@@ -61,8 +61,8 @@ class PushReport:
     @property
     def paths(self) -> tuple[str, ...]:
         """What was made: the pull request, or the commit."""
-        made = self.pull_request or self.url
-        return () if made is None or self.unchanged else (made,)
+        address = self.pull_request or self.url
+        return () if address is None or self.unchanged else (address,)
 
 
 def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:

@@ -64,24 +64,26 @@ def run_report(config: ReportConfig, progress: Progress = SILENT) -> ReportRepor
         check_comparable(config)
     with claim(
         config, [config.out, config.figures], progress, force=config.force or config.if_changed
-    ) as own:
-        _check([] if config.out is None else [config.out], config, own)
+    ) as output_lock:
+        _check([] if config.out is None else [config.out], config, output_lock)
         if config.figures is not None:
             check_folder(config.figures)
         compared = Compared.of(_read(config.files), over=config.over)
-        files = _files(config, compared, own, progress)
+        files = _files(config, compared, output_lock, progress)
         if config.if_changed and all(path.exists() and path.read_bytes() == files[path] for path in files):
             return ReportReport(compared=compared, paths=tuple(files), up_to_date=True)
-        with publish_together(own) as begin:
+        with publish_together(output_lock) as begin:
             for path, content in files.items():
                 begin(path).write(content)
         return ReportReport(compared=compared, paths=tuple(files))
 
 
-def _check(paths: Sequence[Path], config: ReportConfig, own: OutputLock, *, option: str = "-o") -> None:
+def _check(
+    paths: Sequence[Path], config: ReportConfig, output_lock: OutputLock, *, option: str = "-o"
+) -> None:
     """Refuse outputs that must not be written; `--if-changed` replaces none but a report's."""
     inputs = [path for path in config.files if path != STDIN]
-    check_outputs(paths, force=own.may_replace, files=inputs, option=option)
+    check_outputs(paths, force=output_lock.may_replace, files=inputs, option=option)
     if config.if_changed:
         check_ours(paths)
 
@@ -107,37 +109,41 @@ def _is_ours(path: Path) -> bool:
 
 
 def _read(paths: Sequence[Path]) -> dict[str, Report]:
-    found: dict[str, str] = {}
+    paths_by_digest: dict[str, str] = {}
     reports: list[Report] = []
     for path in paths:
         report = Report.read(path)
-        same = found.setdefault(report.digest(), str(path))
-        if len(found) == len(reports):
-            raise InputError(f"{path}: is the same report as {same}", hint="name each report once")
+        first_path = paths_by_digest.setdefault(report.digest(), str(path))
+        if len(paths_by_digest) == len(reports):
+            raise InputError(f"{path}: is the same report as {first_path}", hint="name each report once")
         reports.append(report)
     names = told_apart(["stdin" if path == STDIN else str(path) for path in paths])
     return dict(zip(names, reports, strict=True))
 
 
 def _files(
-    config: ReportConfig, compared: Compared, own: OutputLock, progress: Progress
+    config: ReportConfig, compared: Compared, output_lock: OutputLock, progress: Progress
 ) -> dict[Path, bytes]:
     """Return the content of every output."""
-    drawn = tuple(figures(compared))
+    figure_list = tuple(figures(compared))
     files: dict[Path, bytes] = {}
     if config.figures is not None:
-        files |= _pictures(config, config.figures, drawn, own, progress)
+        files |= _pictures(config, config.figures, figure_list, output_lock, progress)
     if config.out is not None:
         html = config.form == PAGE
-        text = page(compared, drawn) if html else markdown(compared, _places(config, drawn))
+        text = page(compared, figure_list) if html else markdown(compared, _places(config, figure_list))
         files[config.out] = text.encode()
     return files
 
 
 def _pictures(
-    config: ReportConfig, folder: Path, drawn: Sequence[Figure], own: OutputLock, progress: Progress
+    config: ReportConfig,
+    folder: Path,
+    figure_list: Sequence[Figure],
+    output_lock: OutputLock,
+    progress: Progress,
 ) -> dict[Path, bytes]:
-    if not drawn:
+    if not figure_list:
         raise UsageError(
             "`--figures`: the reports have nothing to draw",
             hint="add `--curves` to `hydractl eval`, and report again",
@@ -148,19 +154,19 @@ def _pictures(
     }
     places = [
         (folder / f"{figure.name}{suffix}", figure, draw)
-        for figure in drawn
+        for figure in figure_list
         for suffix, draw in kinds.items()
     ]
     if folder.is_dir():
-        _check([path for path, _, _ in places], config, own, option="--figures")
+        _check([path for path, _, _ in places], config, output_lock, option="--figures")
     tracked = progress.track(places, label="figures", total=len(places))
     return {path: draw(figure.sheet()) for path, figure, draw in tracked}
 
 
-def _places(config: ReportConfig, drawn: Sequence[Figure]) -> dict[str, tuple[str, str]]:
+def _places(config: ReportConfig, figure_list: Sequence[Figure]) -> dict[str, tuple[str, str]]:
     """Return where Markdown finds the pictures, from the folder that it lies in."""
     if config.figures is None:
         return {}
     beside = Path() if config.out is None or is_stream(config.out) else config.out.parent
     folder = quote(Path(os.path.relpath(config.figures, beside)).as_posix())
-    return {figure.title: (figure.told, f"{folder}/{figure.name}.png") for figure in drawn}
+    return {figure.title: (figure.told, f"{folder}/{figure.name}.png") for figure in figure_list}

@@ -177,7 +177,7 @@ class ScoreConfig(CommandConfig):
         return {"limit": self.entry.default_limit}
 
     @property
-    def drawn(self) -> int | None:
+    def sample_limit(self) -> int | None:
         """How many in-distribution samples are used at most; None for all."""
         return self.entry.default_limit if self.limit is None else self.limit
 

@@ -38,7 +38,7 @@ LAZY_SHARE = 0.25
 class Timed(NamedTuple):
     """Seconds for all samples: of a pass, and of a candidate in each layer of each tower; and those to compile, once."""
 
-    whole: float
+    full_pass: float
     layers: dict[str, list[float]]
     compiling: float
 
@@ -58,8 +58,8 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
     classes = config.naming.classes(opened, data=sets["id"].class_names)
     job = make_job(config, opened, classes, sets, Run(ProcessGroup(), State(), progress))
     job = replace(job, towers=tuple(scored), budget=removals)
-    counts = {role: len(found) for role, found in sets.items()}
-    counts["id"] = min(counts["id"], config.drawn or counts["id"])
+    counts = {role: len(items_of_role) for role, items_of_role in sets.items()}
+    counts["id"] = min(counts["id"], config.sample_limit or counts["id"])
     batches = {role: math.ceil(count / config.batch_size) for role, count in counts.items()}
     few = {
         role: _spread(data, batches.get(role, 0))
@@ -76,18 +76,18 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
         seconds = _timed(Circuit(job_of_few), sum(counts.values()) / measured)
     candidates, total = _summed(job, seconds, heads=total_heads(scored))
     dealt = sum(batches.values())
-    held = (
+    batch_bytes = (
         sum(_bytes(samples) for found in few.values() for samples in found) * sum(counts.values()) // measured
     )
     weights = sum(p.nbytes for p in job.model.parameters())
     return Estimate(
         removals=removals,
         candidates=candidates,
-        passes=total / seconds.whole,
+        passes=total / seconds.full_pass,
         samples=sum(counts.values()),
         seconds=seconds.compiling + total,
         compiling=seconds.compiling,
-        memory=memory + held + weights,
+        memory=memory + batch_bytes + weights,
         by_devices={
             n: seconds.compiling + total * (math.ceil(dealt / n) / dealt) for n in DEVICES if n <= dealt
         },
@@ -97,26 +97,26 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
 
 def _spread(data: Iterable[Samples], count: int) -> list[Samples]:
     """Return some batches from all over a set: texts come by length."""
-    wanted = {(2 * i + 1) * count // (2 * BATCHES) for i in range(BATCHES)}
-    return [samples for i, samples in enumerate(data) if i in wanted]
+    positions = {(2 * i + 1) * count // (2 * BATCHES) for i in range(BATCHES)}
+    return [samples for i, samples in enumerate(data) if i in positions]
 
 
 def _timed(circuit: Circuit, times: float) -> Timed:
     """Return seconds for so many times the samples that a circuit has."""
-    whole, warming = _seconds(circuit, circuit.evaluate)
-    found: dict[str, list[float]] = {}
+    full_pass, warming = _seconds(circuit, circuit.evaluate)
+    layer_costs: dict[str, list[float]] = {}
     for name in circuit.towers:
-        left = circuit.left[name]
-        last = len(left) - 1
-        some = sorted({round(i * max(0, last - 1) / (LAYERS - 1)) for i in range(LAYERS)} | {last})
+        remaining = circuit.left[name]
+        last = len(remaining) - 1
+        layers = sorted({round(i * max(0, last - 1) / (LAYERS - 1)) for i in range(LAYERS)} | {last})
         costs = []
-        for layer in some:
-            heads = [HeadId(name, layer, head) for head in left[layer][:AT_ONCE]]
-            spent, more = _seconds(circuit, partial(circuit.outcomes, heads))
-            warming += more
-            costs.append(max(0.0, spent - whole) / len(heads))
-        found[name] = [times * float(np.interp(layer, some, costs)) for layer in range(last + 1)]
-    return Timed(times * whole, found, warming if circuit.compiles else 0.0)
+        for layer in layers:
+            heads = [HeadId(name, layer, head) for head in remaining[layer][:AT_ONCE]]
+            spent, compiling = _seconds(circuit, partial(circuit.outcomes, heads))
+            warming += compiling
+            costs.append(max(0.0, spent - full_pass) / len(heads))
+        layer_costs[name] = [times * float(np.interp(layer, layers, costs)) for layer in range(last + 1)]
+    return Timed(times * full_pass, layer_costs, warming if circuit.compiles else 0.0)
 
 
 def _seconds(circuit: Circuit, work: Callable[[], object]) -> tuple[float, float]:
@@ -143,17 +143,17 @@ def _summed(job: ScoreJob, seconds: Timed, *, heads: int) -> tuple[int, float]:
     every = sum(job.scored[name].num_heads * cost for name, costs in seconds.layers.items() for cost in costs)
     settings = job.set_for(CircuitSettings)
     lazy = settings.search == "lazy"
-    valued, spent = 0.0, seconds.whole
+    valued, spent = 0.0, seconds.full_pass
     for step in range(job.budget):
-        left = 1 - step / heads
+        remaining_share = 1 - step / heads
         share = LAZY_SHARE if lazy and step % (settings.recheck or RECHECK) else 1.0
-        valued += share * left * heads
-        spent += share * left * every + (0 if lazy and share < 1 else seconds.whole)
+        valued += share * remaining_share * heads
+        spent += share * remaining_share * every + (0 if lazy and share < 1 else seconds.full_pass)
     if lazy and (most := trials_of(settings, job.budget)):
         # a look at all heads, swaps, about half of them in vain; and about half of the removals are valued in their new order
         trials = min(most, PATIENCE * job.budget) + job.budget / 2
         valued += heads + trials
-        spent += every + seconds.whole + trials * seconds.whole / 2
+        spent += every + seconds.full_pass + trials * seconds.full_pass / 2
     return round(valued), spent
 
 

@@ -36,7 +36,7 @@ _MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple
 
 
 @dataclass(kw_only=True)
-class Journal:
+class ScoreJournal:
     """Removals on disk, each there before the next begins.
 
     Attributes:
@@ -44,7 +44,7 @@ class Journal:
         fingerprint: Of everything that shapes the output.
         settings: What of that a refusal may name, as `texts_of` has it.
         baseline: The objective before the first removal.
-        done: What an earlier run removed.
+        recorded: What an earlier run removed.
         memory: What its search remembered then.
     """
 
@@ -52,7 +52,7 @@ class Journal:
     fingerprint: str
     settings: Mapping[str, str] = field(default_factory=dict)
     baseline: float | None = None
-    done: tuple[Removal, ...] = ()
+    recorded: tuple[Removal, ...] = ()
     memory: Memory = field(default_factory=lambda: NOTHING_LEARNT)
     chain: str = ""
     """The last line's digest."""
@@ -71,7 +71,7 @@ class Journal:
             fingerprint=str(first.get("fingerprint")),
             settings=stored_texts(first.get("settings")),
             baseline=_NUMBER.validate_python(first.get("baseline")),
-            done=tuple(Removal.model_validate(document, strict=True) for document in documents),
+            recorded=tuple(Removal.model_validate(document, strict=True) for document in documents),
             memory=memories[-1] if memories else NOTHING_LEARNT,
         )
 
@@ -82,9 +82,9 @@ class Journal:
             "fingerprint": self.fingerprint,
             "baseline": self.baseline,
         } | ({"settings": dict(self.settings)} if self.settings else {})
-        last = len(self.done) - 1
+        last = len(self.recorded) - 1
         removals = [
-            _document(r, self.memory if i == last else NOTHING_LEARNT) for i, r in enumerate(self.done)
+            _document(r, self.memory if i == last else NOTHING_LEARNT) for i, r in enumerate(self.recorded)
         ]
         self.chain = ""
         return "".join(map(self._line, (first, *removals)))
@@ -126,22 +126,22 @@ def _followed(text: str) -> list[dict[str, object]]:
     Raises:
         ValueError: If one is no object, or does not follow.
     """
-    found, chain = [], ""
+    documents, chain = [], ""
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         document = parse(line, keys_once=True)
         if not isinstance(document, dict):
             raise ValueError(f"line {number} is no object")  # noqa: TRY004 - translated by the caller
-        said = document.pop(CHAIN, None)
+        stored_chain = document.pop(CHAIN, None)
         chain = _link(chain, document)
-        if said != chain:
+        if stored_chain != chain:
             raise ValueError(f"line {number} does not follow from what is before it")
-        found.append(document)
-    return found
+        documents.append(document)
+    return documents
 
 
 def open_journal(
-    config: ScoreConfig, new: Journal, *, heads: Shape, team: ProcessGroup, progress: Progress
-) -> Journal:
+    config: ScoreConfig, new: ScoreJournal, *, heads: Shape, team: ProcessGroup, progress: Progress
+) -> ScoreJournal:
     """Open the journal of an output, `<out>.journal`; a stream has none.
 
     The process that leads opens it; the others are told what it holds, and write none.
@@ -158,13 +158,13 @@ def open_journal(
         ManifestError: If a damaged one is.
     """
     if not team.leads:
-        return Journal.parsed(team.broadcast(""))
+        return ScoreJournal.parsed(team.broadcast(""))
     journal = _opened(config, new, heads=heads, progress=progress)
     team.broadcast(journal.text())
     return journal
 
 
-def _opened(config: ScoreConfig, new: Journal, *, heads: Shape, progress: Progress) -> Journal:
+def _opened(config: ScoreConfig, new: ScoreJournal, *, heads: Shape, progress: Progress) -> ScoreJournal:
     if is_stream(config.out):
         return new
     path = config.out.with_name(f"{config.out.name}.journal")
@@ -175,34 +175,39 @@ def _opened(config: ScoreConfig, new: Journal, *, heads: Shape, progress: Progre
     if config.force or not text:
         return new
     try:
-        found = Journal.parsed(text, path)
-        if found.fingerprint == new.fingerprint:
-            _check_heads(found.done, heads)
+        journal = ScoreJournal.parsed(text, path)
+        if journal.fingerprint == new.fingerprint:
+            _check_heads(journal.recorded, heads)
     except ValueError as error:
         raise ManifestError(
             f"{path}: is damaged: {reason_of(error)}",
             hint="add `--force` to drop it and start anew",
         ) from error
-    if found.fingerprint != new.fingerprint and config.if_changed:
+    if journal.fingerprint != new.fingerprint and config.if_changed:
         progress.warn(DROPPED.format(why=OTHERS, where=path))
         return new
-    if found.fingerprint != new.fingerprint:
-        raise OtherRunError(path, changes(found.settings, new.settings))
-    return found
+    if journal.fingerprint != new.fingerprint:
+        raise OtherRunError(path, changes(journal.settings, new.settings))
+    return journal
 
 
-def _check_heads(done: tuple[Removal, ...], heads: Shape) -> None:
+def _check_heads(removals: tuple[Removal, ...], heads: Shape) -> None:
     """Refuse removals of heads that are not there, or that are gone already.
 
     Raises:
         ValueError: If one is so.
     """
-    gone: set[HeadId] = set()
-    for removal in done:
+    removed: set[HeadId] = set()
+    for removal in removals:
         shape, head = heads.get(removal.tower), removal.id
-        if shape is None or removal.layer >= shape.layers or removal.head >= shape.num_heads or head in gone:
+        if (
+            shape is None
+            or removal.layer >= shape.layers
+            or removal.head >= shape.num_heads
+            or head in removed
+        ):
             raise ValueError(f"{head} is not there to be removed")
-        gone.add(head)
+        removed.add(head)
 
 
 def _text(path: Path) -> str:

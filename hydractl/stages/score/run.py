@@ -25,7 +25,7 @@ from hydractl.runtime import digest_text, torch_dtype
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
 from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
-from hydractl.stages.score.journal import Journal, open_journal
+from hydractl.stages.score.journal import ScoreJournal, open_journal
 from hydractl.stages.score.training import (
     State,
     check_training,
@@ -66,22 +66,22 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     with (
         resumable(config.out, force=config.force),
         start_team(own_device(config.device)) as team,
-        claim(config, [config.out] * team.leads, progress) as own,
+        claim(config, [config.out] * team.leads, progress) as output_lock,
     ):
-        return _run(config, team, own, progress)
+        return _run(config, team, output_lock, progress)
 
 
-def _run(config: ScoreConfig, team: ProcessGroup, own: OutputLock, progress: Progress) -> ScoreReport:
+def _run(config: ScoreConfig, team: ProcessGroup, output_lock: OutputLock, progress: Progress) -> ScoreReport:
     opened = open_base(config)
     if team.leads:  # once: another process may come here when the first one has written
         check_outputs(
             [config.out],
-            force=own.may_replace,
+            force=output_lock.may_replace,
             models=[opened],
             data=[config.data if config.entry.needs_data else None, config.ood],
             files=[config.naming.file],
         )
-        check_training(config, opened, own)
+        check_training(config, opened, output_lock)
     architecture = opened.header.architecture
     scored = scored_towers(config, architecture)
     heads = total_heads(scored)
@@ -102,13 +102,13 @@ def _run(config: ScoreConfig, team: ProcessGroup, own: OutputLock, progress: Pro
     document = _document(config, opened, options, data)
     journal = open_journal(
         config,
-        Journal(fingerprint=digest_text(document.to_json()), settings=settings_of(document)),
+        ScoreJournal(fingerprint=digest_text(document.to_json()), settings=settings_of(document)),
         heads=scored,
         team=team,
         progress=progress,
     )
-    if journal.done:
-        progress.step(f"Going on after {counted(len(journal.done), 'removal')} of an interrupted run")
+    if journal.recorded:
+        progress.step(f"Going on after {counted(len(journal.recorded), 'removal')} of an interrupted run")
     state = open_state(config, opened, document, progress)
     team.in_order(())  # all have read the state before one writes it
     job = make_job(config, opened, classes, sets, Run(team, state, progress))
@@ -132,9 +132,11 @@ def _run(config: ScoreConfig, team: ProcessGroup, own: OutputLock, progress: Pro
             "typed": recorded_argv(config),
         }
     )
-    inputs = tuple(InputFile(name=sets[role].name, sha256=found.sha256) for role, found in data.items())
+    inputs = tuple(
+        InputFile(name=sets[role].name, sha256=fingerprint.sha256) for role, fingerprint in data.items()
+    )
     if team.leads:
-        scores = publish_scores(config, opened, scores, ranking, inputs=inputs, claim=own)
+        scores = publish_scores(config, opened, scores, ranking, inputs=inputs, claim=output_lock)
         journal.discard()
         state.clear()
     unasked = config.budget is None and config.settings.budget_means in {
@@ -145,7 +147,7 @@ def _run(config: ScoreConfig, team: ProcessGroup, own: OutputLock, progress: Pro
     return ScoreReport(
         path=config.out,
         scores=scores,
-        resumed_from=len(journal.done),
+        resumed_from=len(journal.recorded),
         default_budget=unasked,
         trained=config.trained,
     )
@@ -210,11 +212,11 @@ def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Pro
             "`prune` takes"
         )
     layers = sum(t.layers for t in towers.values())
-    kept = total_heads(towers) - removals
-    if means == BudgetMeaning.KEEP and config.budget is not None and keep * layers != kept:
+    kept_heads = total_heads(towers) - removals
+    if means == BudgetMeaning.KEEP and config.budget is not None and keep * layers != kept_heads:
         progress.warn(
             f"`--method {config.method}` scores layers that keep equally many heads: {keep} each, "
-            f"{counted(keep * layers, 'head')} in all; `{config.budget.option_text}` keeps {kept}"
+            f"{counted(keep * layers, 'head')} in all; `{config.budget.option_text}` keeps {kept_heads}"
         )
     return keep, removals
 
@@ -229,10 +231,10 @@ def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> di
         options["keep"] = keep
     if means == BudgetMeaning.KEPT or (means == BudgetMeaning.CHOICE and config.budget is not None):
         options["kept"] = total - removals
-    if config.entry.seeded or config.drawn is not None:
+    if config.entry.seeded or config.sample_limit is not None:
         options["seed"] = config.seed
     if config.entry.needs_data:
-        options |= {"batch_size": config.batch_size, "limit": config.drawn, "dtype": config.dtype}
+        options |= {"batch_size": config.batch_size, "limit": config.sample_limit, "dtype": config.dtype}
         options |= {"max_length": config.max_length}
     if config.towers:
         options["towers"] = config.towers
@@ -272,12 +274,12 @@ def make_job(
     like = torch.empty(0, device=device, dtype=model.dtype)
     loaded = {}
     training = None
-    for role, found in sets.items():
-        labels = labels_of(opened, found, classes, run.progress)[0] if role == "id" else None
-        loaded[role] = _samples(config, opened, found, labels=labels, like=like, team=run.team)
+    for role, item_set in sets.items():
+        labels = labels_of(opened, item_set, classes, run.progress)[0] if role == "id" else None
+        loaded[role] = _samples(config, opened, item_set, labels=labels, like=like, team=run.team)
         if labels is not None and config.entry.trains:
-            chosen = _chosen(config, found)
-            training = offered(config, opened, found, labels, indices=chosen, state=run.state)
+            chosen = _chosen(config, item_set)
+            training = offered(config, opened, item_set, labels, indices=chosen, state=run.state)
     return ScoreJob(
         model=model,
         family=opened.family,
@@ -296,22 +298,22 @@ def make_job(
 def _samples(
     config: ScoreConfig,
     opened: OpenModel,
-    found: Items,
+    item_set: Items,
     *,
     labels: torch.Tensor | None,
     like: torch.Tensor,
     team: ProcessGroup,
 ) -> Iterable[Samples]:
     """Return this process's batches on the device and in the dtype of `like`; held in memory where they fit."""
-    indices = None if labels is None else _chosen(config, found)
+    indices = None if labels is None else _chosen(config, item_set)
     how, size = opened.header.preprocess, config.batch_size
     deal = BatchShare(team.rank, team.world, as_given=config.entry.as_given)
-    cached = encoded(found, how, batch_size=size, indices=indices, deal=deal)
+    cached = encoded(item_set, how, batch_size=size, indices=indices, deal=deal)
     return Again(cached, labels, like)
 
 
-def _chosen(config: ScoreConfig, found: Items) -> torch.Tensor | None:
+def _chosen(config: ScoreConfig, item_set: Items) -> torch.Tensor | None:
     """Return the positions of the samples that a limit draws, None without one."""
-    if config.drawn is None or config.drawn >= len(found):
+    if config.sample_limit is None or config.sample_limit >= len(item_set):
         return None
-    return epoch_order(len(found), seed=config.seed, epoch=0)[: config.drawn].sort().values
+    return epoch_order(len(item_set), seed=config.seed, epoch=0)[: config.sample_limit].sort().values

@@ -74,7 +74,10 @@ def settings_of(document: HeadScores) -> dict[str, str]:
     inputs = {"model": document.model, **{f"{role} data": data for role, data in document.data.items()}}
     return texts_of(
         {"method": document.method, "objective": document.objective, **document.options}
-        | {name: f"{one.reference[-30:]} ({one.sha256[:19]})" for name, one in inputs.items()}
+        | {
+            name: f"{fingerprint.reference[-30:]} ({fingerprint.sha256[:19]})"
+            for name, fingerprint in inputs.items()
+        }
         | {"tool": document.tool}
     )
 
@@ -199,5 +202,7 @@ def _header(
     if config.max_length is None:
         return opened.header.of_other_weights(update)
     # texts were cut in this run, and the model still reads longer ones
-    whole = opened.checkpoint.header or open_model(config.model, arch=config.arch, seed=config.seed).header
-    return opened.header.of_other_weights(update | {"preprocess": whole.preprocess})
+    stored_header = (
+        opened.checkpoint.header or open_model(config.model, arch=config.arch, seed=config.seed).header
+    )
+    return opened.header.of_other_weights(update | {"preprocess": stored_header.preprocess})

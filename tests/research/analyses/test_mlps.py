@@ -17,7 +17,7 @@ from hydractl.progress import SILENT
 from hydractl.research.analyses.mlps import alike
 from hydractl.research.analyses.predictions import ask, measured
 from hydractl.scoring.circuit.memory_budget import Peak
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 from hydractl.stages.shared import prediction_store
 
 MEMBERS, SAMPLES, CLASSES, BATCH = 2, 512, 4000, 16
@@ -46,14 +46,14 @@ def subject():
     return AnalysisContext(
         parts=(),
         base=None,
-        apart=(),
+        separate_members=(),
         batches=batches,
         counts={ID_NAME: SAMPLES, "others": SAMPLES},
         labels=torch.arange(SAMPLES) % CLASSES,
         ood={"all": ("others",)},
         corruptions=(),
         scores={},
-        said={},
+        predictions={},
         spool=prediction_store.PredictionStore,
         scaled=lambda said: said,
         metrics=("accuracy", "nll", "auroc"),
@@ -67,7 +67,7 @@ def subject():
 
 def answers(seed):
     model = Model(seed)
-    return ask(subject(), Part(SimpleNamespace(reference="m"), model, 0), model)
+    return ask(subject(), ModelOfRow(SimpleNamespace(reference="m"), model, 0), model)
 
 
 @pytest.mark.parametrize("at_once", [2**20, 2**14])

@@ -170,9 +170,9 @@ def test_swaps_raise_the_objective(name, objective, recheck):
     ranking = run(sample, data, budget=6, objective=objective, swaps=20, recheck=recheck, log=log)
 
     assert ranking.results["swapped"] > 0
-    assert ranking.removals[-1].objective > log.done[-1].objective
+    assert ranking.removals[-1].objective > log.recorded[-1].objective
     ids = {r.id for r in ranking.removals}
-    assert len(ids) == 6 > len(ids & {r.id for r in log.done})
+    assert len(ids) == 6 > len(ids & {r.id for r in log.recorded})
     library = library_for(sample)
     offset = dict(zip(ranking.scores, [0, 3], strict=False))
     for r in ranking.removals:

@@ -18,7 +18,7 @@ from hydractl.metrics.metric_spec import Needs
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.stages.evaluate import cost as evaluate_cost
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
+from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
 from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -31,7 +31,7 @@ KEEP = ((0, 1), (2,), (0, 3))
 
 
 def loaded(*models):
-    return Loaded(models=models, preprocess=(base().header.preprocess,) * len(models))
+    return RowModels(models=models, preprocess=(base().header.preprocess,) * len(models))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -138,7 +138,7 @@ def test_textbook_macs_are_those_of_the_librarys_own_model(family):
     how, library = sample.header.preprocess, sample.library()
     inputs = blank_inputs(how, 1, device="cpu")
 
-    found = count_sizes(Loaded(models=(sample.model(),), preprocess=(how,)), SIZES)
+    found = count_sizes(RowModels(models=(sample.model(),), preprocess=(how,)), SIZES)
 
     expected = count_macs(lambda: library(inputs))
     assert found["macs_textbook"].value == expected

@@ -197,7 +197,7 @@ def test_each_process_has_the_batches_that_it_has_of_a_file(served, made):
             team=ProcessGroup(rank=rank, world=world),
             progress=SILENT,
         )
-        mine.passed = _passed(mine)
+        mine.stream_digest = _passed(mine)
         of_file = PreparedData(whole, batch_size=2, deal=deal).batches(how)
         for one, other in zip(mine.tracked(how, "m", SILENT), of_file, strict=True):
             assert torch.equal(one.indices, other.indices)

@@ -26,7 +26,7 @@ from hydractl.stages.inspect.run import (
     CheckpointReport,
     DocumentReport,
     Predicted,
-    Predictions,
+    SavedPredictions,
     Tally,
     ranks,
     run_inspect,
@@ -464,7 +464,7 @@ def test_predictions_are_recognised(tmp_path):
     report = look(write(tmp_path / "p.safetensors", None, PREDICTIONS))
 
     assert (report.kind, report.hint) == ("predictions", None)
-    assert report.predictions == Predictions(
+    assert report.predictions == SavedPredictions(
         log_probs=(
             Predicted(row="Deep ensemble", data="id", members=2, samples=20, classes=3),
             Predicted(row="base", data="id", members=1, samples=20, classes=3),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         CheckpointReport,
         DocumentReport,
         Fused,
-        Predictions,
+        SavedPredictions,
         Tally,
         TensorLine,
     )
@@ -212,7 +212,7 @@ def _parts(parts: Mapping[str, Tally], total: Tally) -> object:
     return table(["part", "tensors", "parameters", "bytes"], [*rows, *rest, ("in all", *_tally(total))])
 
 
-def _predictions(found: Predictions) -> object:
+def _predictions(found: SavedPredictions) -> object:
     rows = [
         (
             p.row,

@@ -24,7 +24,7 @@ from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 
 
-class Part(NamedTuple):
+class ModelOfRow(NamedTuple):
     """One model of a row, as it is opened and as it runs; its members count from `first` on."""
 
     opened: OpenModel
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 class Spooling(Protocol):
     """Where answers on a data set wait until they have been looked at, in memory no longer than they are small."""
 
-    def put(self, indices: Tensor, said: Responses) -> None:
+    def put(self, indices: Tensor, responses: Responses) -> None:
         """Keep what is said of the samples at some places (B,)."""
         ...
 
@@ -56,7 +56,7 @@ class AnalysisContext:
     Attributes:
         parts: Its models.
         base: The model that its members were pruned from, if that is known and stands beside it.
-        apart: Of a hydra with merged weights the members that it was fused from, if they are a row.
+        separate_members: Of a hydra with merged weights the members that it was fused from, if they are a row.
         batches: This process's share of a data set by its name, or of the ID set under a corruption, as a model reads it; may be
             asked for again and again.
         counts: How many samples each data set has.
@@ -64,7 +64,7 @@ class AnalysisContext:
         ood: The OOD sets, by what means are over: `near`, `far`, `all`.
         corruptions: Those of the ID set.
         scores: Importances of the base's heads by what they are called, from files.
-        said: What its members say of each data set, where this process has it.
+        predictions: What its members say of each data set, where this process has it.
         spool: Begins to keep what is said of so many samples.
         scaled: Divides logits by the temperature that was fitted for the row, or given.
         metrics: To measure ensembles by.
@@ -75,16 +75,16 @@ class AnalysisContext:
         progress: Hears what is done.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[ModelOfRow]
     base: OpenModel | None
-    apart: Sequence[OpenModel]
-    batches: Callable[[Part, str | Corruption], Iterable[Batch[Inputs]]]
+    separate_members: Sequence[OpenModel]
+    batches: Callable[[ModelOfRow, str | Corruption], Iterable[Batch[Inputs]]]
     counts: Mapping[str, int]
     labels: Tensor
     ood: Mapping[str, Sequence[str]]
     corruptions: Sequence[Corruption]
     scores: Mapping[str, HeadScores]
-    said: Mapping[str, StoredPredictions]
+    predictions: Mapping[str, StoredPredictions]
     spool: Callable[[int], Spooling]
     scaled: Callable[[StoredPredictions], StoredPredictions]
     metrics: Sequence[str]
@@ -99,7 +99,7 @@ class AnalysisContext:
         """The OOD sets."""
         return tuple(self.ood.get("all", ()))
 
-    def inputs(self, part: Part, of: str | Corruption) -> Iterator[tuple[Tensor, Inputs]]:
+    def inputs(self, part: ModelOfRow, of: str | Corruption) -> Iterator[tuple[Tensor, Inputs]]:
         """Yield the places of some samples, and them as a model of the row takes them, where it is."""
         like = torch.empty(0, device=part.model.device, dtype=part.model.dtype)
         for batch in self.batches(part, of):

@@ -11,7 +11,7 @@ from typing import Self
 from hydractl.errors import UsageError
 from hydractl.plugins import load, plugins
 from hydractl.settings import Option, OptionGroup, Role, check, setting
-from hydractl.stages.evaluate.analyses.spec import Analysis, Needs
+from hydractl.stages.evaluate.analyses.spec import Analysis, AnalysisNeeds
 from hydractl.stages.shared.command_config import NamedInputs
 
 ANALYSES: Mapping[str, Analysis] = MappingProxyType(
@@ -19,12 +19,12 @@ ANALYSES: Mapping[str, Analysis] = MappingProxyType(
 )
 ALL = "all"
 PANEL = "Analyses"
-GIVEN = (Needs.OOD, Needs.SCORES, Needs.CORRUPTIONS)
+NEEDS_OF_OPTIONS = (AnalysisNeeds.OOD, AnalysisNeeds.SCORES, AnalysisNeeds.CORRUPTIONS)
 """What options give."""
 EXAMPLES = {
-    Needs.OOD: "--near NAME=DATA",
-    Needs.SCORES: "--scores scores.json",
-    Needs.CORRUPTIONS: "--corrupt gaussian-noise:3",
+    AnalysisNeeds.OOD: "--near NAME=DATA",
+    AnalysisNeeds.SCORES: "--scores scores.json",
+    AnalysisNeeds.CORRUPTIONS: "--corrupt gaussian-noise:3",
 }
 
 
@@ -42,12 +42,12 @@ class NamedScores(NamedInputs):
         Raises:
             UsageError: If either is empty.
         """
-        name, equals, rest = text.partition("=")
+        name, equals, path_text = text.partition("=")
         if not equals or "/" in name:
-            name, rest = Path(text).stem, text
-        if not name.strip() or not rest:
+            name, path_text = Path(text).stem, text
+        if not name.strip() or not path_text:
             raise UsageError(f"`--scores {text}`: no file, or no name", hint="`--scores circuit=scores.json`")
-        return cls(name=name, ref=Path(rest))
+        return cls(name=name, ref=Path(path_text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +89,20 @@ class Analysing:
         return tuple(name for name in ANALYSES if name in self.analyse)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
+    def chosen_analyses(self) -> tuple[str, ...]:
         """Those, and all others that may be made."""
         return tuple(ANALYSES) if ALL in self.analyse else self.named
 
-    def given(self, *, ood: Collection[object], corrupted: Collection[object]) -> frozenset[Needs]:
+    def needs_met(
+        self, *, ood: Collection[object], corrupted: Collection[object]
+    ) -> frozenset[AnalysisNeeds]:
         """Return what options give: OOD sets, corruptions, scores."""
-        there = {Needs.OOD: ood, Needs.CORRUPTIONS: corrupted, Needs.SCORES: self.scores}
-        return frozenset(need for need, found in there.items() if found)
+        options = {
+            AnalysisNeeds.OOD: ood,
+            AnalysisNeeds.CORRUPTIONS: corrupted,
+            AnalysisNeeds.SCORES: self.scores,
+        }
+        return frozenset(need for need, option_value in options.items() if option_value)
 
     def check_given(self, *, ood: Collection[object], corrupted: Collection[object]) -> None:
         """Refuse analyses without the options that they need, and scores that none looks at.
@@ -104,16 +110,18 @@ class Analysing:
         Raises:
             UsageError: Naming the first.
         """
-        given = self.given(ood=ood, corrupted=corrupted)
+        needs_met = self.needs_met(ood=ood, corrupted=corrupted)
         for name in self.named:
-            for need in GIVEN:
-                if need in ANALYSES[name].needs and need not in given:
+            for need in NEEDS_OF_OPTIONS:
+                if need in ANALYSES[name].needs and need not in needs_met:
                     raise UsageError(
                         f"`--analyse {name}` has nothing to look at without `{need.value}`",
                         hint=f"add `{EXAMPLES[need]}`",
                     )
-        if self.scores and not any(Needs.SCORES in ANALYSES[name].needs for name in self.wanted):
-            users = [name for name, analysis in ANALYSES.items() if Needs.SCORES in analysis.needs]
+        if self.scores and not any(
+            AnalysisNeeds.SCORES in ANALYSES[name].needs for name in self.chosen_analyses
+        ):
+            users = [name for name, analysis in ANALYSES.items() if AnalysisNeeds.SCORES in analysis.needs]
             raise UsageError(
                 "`--scores` has no effect: no analysis looks at them", hint=f"add `--analyse {users[0]}`"
             )

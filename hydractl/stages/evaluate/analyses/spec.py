@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hydractl.stages.evaluate.analyses.context import AnalysisContext
 
 
-class Needs(Enum):
+class AnalysisNeeds(Enum):
     """What an analysis cannot do without: the option that names it, or what a row must be."""
 
     OOD = "--near"
@@ -38,7 +38,7 @@ class Analysis:
     name: str
     path: str
     source: str
-    needs: frozenset[Needs] = frozenset()
+    needs: frozenset[AnalysisNeeds] = frozenset()
 
     def of(self, context: AnalysisContext) -> object:
         """Return what is found of a row, as the field of `manifest.Analyses` takes it; nothing where it cannot be asked."""

@@ -22,7 +22,7 @@ class BaselineOptions(CheckedSettings):
         SEVERAL: Whether it is made of several models.
         LABELLED: Whether labels of `reads` are read.
         TRAINS: Whether multiply-accumulates of its training are counted.
-        ALONE: Why it cannot be a member of a row of several models; empty if it can.
+        REFUSED_AS_MEMBER: Why it cannot be a member of a row of several models; empty if it can.
         OWN_CONFIDENCE: Whether it says how confident it is, beside its probabilities.
     """
 
@@ -32,7 +32,7 @@ class BaselineOptions(CheckedSettings):
     SEVERAL: ClassVar[bool] = False
     LABELLED: ClassVar[bool] = False
     TRAINS: ClassVar[bool] = False
-    ALONE: ClassVar[str] = ""
+    REFUSED_AS_MEMBER: ClassVar[str] = ""
     OWN_CONFIDENCE: ClassVar[bool] = False
 
     @property

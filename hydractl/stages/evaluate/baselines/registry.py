@@ -40,14 +40,14 @@ def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
     Raises:
         UsageError: If there is no model, or an option is unknown, missing or out of range.
     """
-    name, _, rest = reference.partition(":")
+    name, _, reference_text = reference.partition(":")
     kind = BASELINES[name]
-    model, _, text = rest.partition("::")
-    each = model.split(",") if kind.SEVERAL else [model]
-    if not all(each) or any(one.startswith("arch:") for one in each):
-        what = "random weights tell nothing" if all(each) else "of which model?"
-        raise UsageError(f"`{reference}`: {what}", hint=f"for example `{kind.EXAMPLE}`")
-    if kind.SEVERAL and len(each) < FEWEST:
+    model, _, text = reference_text.partition("::")
+    models = model.split(",") if kind.SEVERAL else [model]
+    if not all(models) or any(checkpoint.startswith("arch:") for checkpoint in models):
+        problem = "random weights tell nothing" if all(models) else "of which model?"
+        raise UsageError(f"`{reference}`: {problem}", hint=f"for example `{kind.EXAMPLE}`")
+    if kind.SEVERAL and len(models) < FEWEST:
         raise UsageError(
             f"`{reference}`: one checkpoint has no distribution", hint=f"for example `{kind.EXAMPLE}`"
         )
@@ -55,7 +55,7 @@ def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
     options: BaselineOptions = written(
         kind, text, where=reference, called=f"{name}:", example=kind.EXAMPLE, long=long
     )
-    return model, options.made_of(len(each))
+    return model, options.made_of(len(models))
 
 
 def _data_of(text: str, options: Iterable[str]) -> str:

@@ -19,11 +19,11 @@ from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, Part
-from hydractl.stages.evaluate.analyses.settings import ANALYSES, GIVEN
-from hydractl.stages.evaluate.analyses.spec import Needs
+from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
+from hydractl.stages.evaluate.analyses.settings import ANALYSES, NEEDS_OF_OPTIONS
+from hydractl.stages.evaluate.analyses.spec import AnalysisNeeds
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.cost import Loaded
+from hydractl.stages.evaluate.cost import RowModels
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.streamed import StreamedData
@@ -56,9 +56,9 @@ class Analyst:
     def of(
         self,
         named: NamedModels,
-        row: Loaded,
+        row: RowModels,
         models: Sequence[OpenModel],
-        said: Mapping[str, StoredPredictions],
+        predictions: Mapping[str, StoredPredictions],
         scaling: Scaling,
     ) -> Analyses | None:
         """Return what is found of a row; None where that is nothing, or not asked for.
@@ -67,49 +67,51 @@ class Analyst:
             named: What the row is called.
             row: Its models as they run; rivals are made of some.
             models: The same as they were opened.
-            said: What it says of each data set, in the process that leads.
+            predictions: What it says of each data set, in the process that leads.
             scaling: Of its logits.
 
         Raises:
             InputError: If models do not belong together.
             DataError: If numbers are not finite.
         """
-        analyses = [ANALYSES[name] for name in self.config.analysing.wanted]
-        given = self.config.analysing.given(ood=self.config.ood, corrupted=self.config.corrupt)
-        analyses = [analysis for analysis in analyses if not analysis.needs.intersection(GIVEN) - given]
+        analyses = [ANALYSES[name] for name in self.config.analysing.chosen_analyses]
+        needs_met = self.config.analysing.needs_met(ood=self.config.ood, corrupted=self.config.corrupt)
+        analyses = [
+            analysis for analysis in analyses if not analysis.needs.intersection(NEEDS_OF_OPTIONS) - needs_met
+        ]
         if not analyses:
             return None
-        context = self._context(named, row, models, said, scaling)
+        context = self._context(named, row, models, predictions, scaling)
         answers: dict[str, object] = {}
-        for each in analyses:
-            self.progress.step(f"Asking {named.name}: {each.name}")
-            if answer := each.of(context):
-                answers[each.name] = answer
+        for analysis in analyses:
+            self.progress.step(f"Asking {named.name}: {analysis.name}")
+            if answer := analysis.of(context):
+                answers[analysis.name] = answer
         return Analyses.model_validate(answers) if answers else None
 
     def _context(
         self,
         named: NamedModels,
-        row: Loaded,
+        row: RowModels,
         models: Sequence[OpenModel],
-        said: Mapping[str, StoredPredictions],
+        predictions: Mapping[str, StoredPredictions],
         scaling: Scaling,
     ) -> AnalysisContext:
-        parts: list[Part] = []
-        made = any(named.rivals)  # which makes one model of several
-        for opened, model in () if made else zip(models, row.models, strict=True):
-            parts.append(Part(opened, model, sum(part.members for part in parts)))
+        parts: list[ModelOfRow] = []
+        has_baselines = any(named.rivals)  # which makes one model of several
+        for opened, model in () if has_baselines else zip(models, row.models, strict=True):
+            parts.append(ModelOfRow(opened, model, sum(part.members for part in parts)))
         return AnalysisContext(
             parts=parts,
-            base=next((found for model in models if (found := base_of(model, self.opened))), None),
-            apart=() if made else apart_of(models, self.opened),
+            base=next((base_model for model in models if (base_model := base_of(model, self.opened))), None),
+            separate_members=() if has_baselines else apart_of(models, self.opened),
             batches=self._batches,
             counts={name: len(inputs) for name, inputs in self.data.inputs.items()},
             labels=self.data.summary.labels,
             ood=self.config.groups,
             corruptions=self.corruptions,
             scores=self.scores,
-            said=said,
+            predictions=predictions,
             spool=PredictionStore,
             scaled=scaling,
             metrics=self.config.chosen,
@@ -125,7 +127,7 @@ class Analyst:
         scores = self.config.scores
         return [score for score in scores if score in SCORES] if scores[0] in SCORES else []
 
-    def _batches(self, part: Part, of: str | Corruption) -> Iterable[Batch[Inputs]]:
+    def _batches(self, part: ModelOfRow, of: str | Corruption) -> Iterable[Batch[Inputs]]:
         if isinstance(of, Corruption):
             clean = self.data.prepared(ID_NAME)
             corrupted = with_corruption(clean.dataset, of)
@@ -142,7 +144,9 @@ def read_scores(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> di
         ManifestError: If a file holds none.
         InputError: If they are of another architecture's heads.
     """
-    scores = {given.name: HeadScores.read(given.ref) for given in config.analysing.scores}
+    scores = {
+        named_scores.name: HeadScores.read(named_scores.ref) for named_scores in config.analysing.scores
+    }
     for given in config.analysing.scores:
         for model in (m for row in opened for m in row):
             architecture = model.header.architecture
@@ -167,20 +171,20 @@ def check_rows(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> Non
         InputError: If there is one.
     """
     fit = {
-        Needs.BASE: any(base_of(model, opened) for row in opened for model in row),
-        Needs.MEMBERS: any(sum(len(m.header.masks) for m in row) > 1 for row in opened),
-        Needs.WHOLE: any(len(row) == 1 and row[0].header.kind == Kind.BASE for row in opened),
-        Needs.MERGED: any(apart_of(row, opened) for row in opened),
+        AnalysisNeeds.BASE: any(base_of(model, opened) for row in opened for model in row),
+        AnalysisNeeds.MEMBERS: any(sum(len(m.header.masks) for m in row) > 1 for row in opened),
+        AnalysisNeeds.WHOLE: any(len(row) == 1 and row[0].header.kind == Kind.BASE for row in opened),
+        AnalysisNeeds.MERGED: any(apart_of(row, opened) for row in opened),
     }
     hints = {
-        Needs.BASE: "add the base that they were pruned from: `--compare base=BASE`",
-        Needs.MEMBERS: "measure a hydra, or several models as a row: `--compare 'NAME=a.st,b.st'`",
-        Needs.WHOLE: "add it: `--compare base=BASE`",
-        Needs.MERGED: "add them: `--compare 'apart=m0.st,m1.st,m2.st'`",
+        AnalysisNeeds.BASE: "add the base that they were pruned from: `--compare base=BASE`",
+        AnalysisNeeds.MEMBERS: "measure a hydra, or several models as a row: `--compare 'NAME=a.st,b.st'`",
+        AnalysisNeeds.WHOLE: "add it: `--compare base=BASE`",
+        AnalysisNeeds.MERGED: "add them: `--compare 'apart=m0.st,m1.st,m2.st'`",
     }
     for name in config.analysing.named:
-        for need, there in fit.items():
-            if need in ANALYSES[name].needs and not there:
+        for need, row_models in fit.items():
+            if need in ANALYSES[name].needs and not row_models:
                 raise InputError(f"`--analyse {name}` needs {need.value}", hint=hints[need])
 
 
@@ -198,10 +202,12 @@ def apart_of(row: Sequence[OpenModel], opened: Sequence[Sequence[OpenModel]]) ->
     hydra, plan = row[0], row[0].header.plan
     if len(row) > 1 or plan is None or Fate.MERGED not in plan.fates.values() or hydra.header.made_by is None:
         return ()
-    wanted = [
+    member_digests = [
         file.sha256 for file in hydra.header.made_by.inputs[: len(hydra.header.masks)]
     ]  # then come data
-    return next((other for other in opened if [m.checkpoint.digest for m in other] == wanted), ())
+    return next(
+        (other_row for other_row in opened if [m.checkpoint.digest for m in other_row] == member_digests), ()
+    )
 
 
 def _ancestors(model: OpenModel) -> Iterator[str]:
