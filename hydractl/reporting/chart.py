@@ -64,24 +64,24 @@ class Figure:
     Attributes:
         name: Of its file.
         title: What it shows.
-        told: How to read it.
+        description: How to read it.
         panels: Drawings.
         names: Of what colours and marks tell apart in every panel, in the order of their looks; none where panels say it.
     """
 
     name: str
     title: str
-    told: str
+    description: str
     panels: tuple[Drawing, ...]
     names: tuple[str, ...] = ()
 
     @classmethod
     def unless_empty(
-        cls, name: str, title: str, told: str, panels: Sequence[Drawing], names: Sequence[str] = ()
+        cls, name: str, title: str, description: str, panels: Sequence[Drawing], names: Sequence[str] = ()
     ) -> Figure | None:
         """Return a figure; None where there is no panel."""
         return (
-            cls(name=name, title=title, told=told, panels=tuple(panels), names=tuple(names))
+            cls(name=name, title=title, description=description, panels=tuple(panels), names=tuple(names))
             if panels
             else None
         )
@@ -91,7 +91,9 @@ class Figure:
         across = ceil(len(self.panels) / ceil(len(self.panels) / ACROSS))
         rows = [self.panels[i : i + across] for i in range(0, len(self.panels), across)]
         width = max(sum(panel.width for panel in row) for row in rows)
-        return joined(self.title, self.told, [(legend(self.names, width),), *rows] if self.names else rows)
+        return joined(
+            self.title, self.description, [(legend(self.names, width),), *rows] if self.names else rows
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,19 +156,21 @@ class Chart:
     """Two axes, what is drawn between them, and lines to hold it against."""
 
     title: str
-    told: str
+    description: str
     x: Axis
     y: Axis
     series: Sequence[Series]
     guides: Sequence[Sequence[Point]] = ()
 
-    def drawn(self) -> Drawing:
+    def drawing(self) -> Drawing:
         """Lay it out."""
         shapes = [*self._frame()]
         for series in self.series:
-            shapes += self._drawn(series)
+            shapes += self._series_paths(series)
         shapes += self._guides()
-        return Drawing(title=self.title, told=self.told, width=WIDTH, height=HEIGHT, shapes=shapes)
+        return Drawing(
+            title=self.title, description=self.description, width=WIDTH, height=HEIGHT, shapes=shapes
+        )
 
     def _at(self, point: Point) -> Point:
         return (
@@ -197,7 +201,7 @@ class Chart:
         for guide in self.guides:
             yield Path(parts=[[*map(self._at, guide)]], stroke="soft", dash="4 3")
 
-    def _drawn(self, series: Series) -> Iterator[Path]:
+    def _series_paths(self, series: Series) -> Iterator[Path]:
         paint, dash, corners = series.look
         if series.kind == "line":
             line = [*map(self._at, series.points)]
@@ -235,7 +239,7 @@ def mark(at: Point, corners: int, radius: float = 5.0) -> list[Point]:
 def sample(index: int, name: str) -> Drawing:
     """Return what one of many rows looks like."""
     shapes = [*_sample(index, name, (0.0, LINE / 2))]
-    return Drawing(title=name, told="Its line and its mark", width=SAMPLE, height=LINE, shapes=shapes)
+    return Drawing(title=name, description="Its line and its mark", width=SAMPLE, height=LINE, shapes=shapes)
 
 
 def legend(names: Sequence[str], width: float) -> Drawing:
@@ -250,11 +254,13 @@ def legend(names: Sequence[str], width: float) -> Drawing:
         shapes += _sample(i, name, (x, y))
         shapes.append(Text(at=(x + SAMPLE + BESIDE, y + 4), text=text))
         x = end + BETWEEN
-    told = "Colour and mark of each row: " + ", ".join(names)
-    return Drawing(title="Legend", told=told, width=width, height=y + LINE, shapes=shapes)
+    description = "Colour and mark of each row: " + ", ".join(names)
+    return Drawing(title="Legend", description=description, width=width, height=y + LINE, shapes=shapes)
 
 
 def _sample(index: int, name: str, at: Point) -> Iterator[Path]:
-    own, (x, y) = look(index), at
-    yield Path(parts=[[(x, y), (x + SAMPLE, y)]], stroke=own.paint, width=1.8, dash=own.dash)
-    yield Path(parts=[mark((x + SAMPLE / 2, y), own.corners)], fill=own.paint, stroke="sheet", title=name)
+    row_look, (x, y) = look(index), at
+    yield Path(parts=[[(x, y), (x + SAMPLE, y)]], stroke=row_look.paint, width=1.8, dash=row_look.dash)
+    yield Path(
+        parts=[mark((x + SAMPLE / 2, y), row_look.corners)], fill=row_look.paint, stroke="sheet", title=name
+    )

@@ -84,9 +84,9 @@ class Compared:
         """What the rows are called, the first one first."""
         return tuple(self.rows)
 
-    def scaled_alike(self, other: str) -> bool:
+    def scaled_alike(self, other_name: str) -> bool:
         """Return whether every report has a temperature of the first row and of another one, or of neither."""
-        pair = {self.names[0], other}
+        pair = {self.names[0], other_name}
         return all(
             TEMPERATURE in report.data
             or scaled_alike(*(row.stored_temperatures for row in report.rows if row.name in pair))
@@ -227,7 +227,12 @@ def _notes(files: Sequence[str], reports: Sequence[Report], over: str) -> Iterat
     for name in marked:
         yield f"Heads of {name} were chosen by how well they tell OOD data, an advantage over other rows."
     for row in reports[0].rows:
-        best = {own.best_score for report in reports for own in report.rows if own.name == row.name} - {None}
+        best = {
+            report_row.best_score
+            for report in reports
+            for report_row in report.rows
+            if report_row.name == row.name
+        } - {None}
         if best:
             yield f"Of OOD scores {listed(sorted(map(str, best)))} {'is' if len(best) == 1 else 'are'} best for {row.name} on validation data."
     for file, report in zip(files, reports, strict=True):

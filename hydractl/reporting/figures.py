@@ -16,9 +16,9 @@ from hydractl.reporting.chart import SEVERAL, Axis, Chart, Figure, Series, look
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.head_maps import head_map
 from hydractl.reporting.lineage import member_names
-from hydractl.reporting.report_values import GROUPS, Quantity, told, written
+from hydractl.reporting.report_values import GROUPS, Quantity, number_text, written
 from hydractl.reporting.shift import severity_chart
-from hydractl.reporting.summary import JUDGED
+from hydractl.reporting.summary import JUDGED_METRICS
 from hydractl.reporting.svg import Drawing, Point
 
 UNDER_SHIFT = ("accuracy", "nll", "ece")
@@ -38,23 +38,23 @@ def _cost(compared: Compared) -> Figure | None:
     """Quality over multiply-accumulates."""
     cost = Quantity("macs")
     means = {q.scope for q in compared.quantities} & {*GROUPS}
-    shown = [
+    qualities = [
         q
-        for name in JUDGED
+        for name in JUDGED_METRICS
         for q in compared.quantities
         if q.name == name
         and not q.under_shift
         and (q.metric.needs is not Needs.OOD or q.scope == "all" or not means)
     ]
-    charts = [chart for q in shown if (chart := _frontier(compared, cost, q)) is not None]
+    charts = [chart for q in qualities if (chart := _frontier(compared, cost, q)) is not None]
     if not charts:
         return None
     return Figure(
         name="cost",
         title="Cost and quality",
-        told="Multiply-accumulates for one sample against quality. The dashed line joins the rows that none other beats in both; "
+        description="Multiply-accumulates for one sample against quality. The dashed line joins the rows that none other beats in both; "
         "bars are 95 % intervals.",
-        panels=tuple(chart.drawn() for chart in charts),
+        panels=tuple(chart.drawing() for chart in charts),
         names=tuple(compared.names),
     )
 
@@ -62,18 +62,21 @@ def _cost(compared: Compared) -> Figure | None:
 def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Chart | None:
     """Return a chart of the rows that have both numbers, if there are two to compare."""
     rows = [
-        (i, row, own) for i, (row, own) in enumerate(compared.rows.items()) if cost in own and quality in own
+        (i, row, numbers)
+        for i, (row, numbers) in enumerate(compared.rows.items())
+        if cost in numbers and quality in numbers
     ]
     if len(rows) < 2:
         return None
     metric, up = quality.metric, bool(quality.metric.higher_is_better)
-    ends = [x for _, _, own in rows for x in (own[quality].value, *(own[quality].interval or ()))]
-    points = {row: (own[cost].value, own[quality].value) for _, row, own in rows}
+    ends = [x for _, _, numbers in rows for x in (numbers[quality].value, *(numbers[quality].interval or ()))]
+    points = {row: (numbers[cost].value, numbers[quality].value) for _, row, numbers in rows}
     best = pareto(list(points.values()), up=up)
     return Chart(
         title=quality.label,
-        told="; ".join(
-            f"{row}: {told(cost.metric, own[cost])}, {told(metric, own[quality])}" for _, row, own in rows
+        description="; ".join(
+            f"{row}: {number_text(cost.metric, numbers[cost])}, {number_text(metric, numbers[quality])}"
+            for _, row, numbers in rows
         ),
         x=Axis(
             label="multiply-accumulates",
@@ -88,10 +91,10 @@ def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Chart | 
                 points=[points[row]],
                 look=look(i),
                 kind="marks",
-                spans=[own[quality].interval],
-                titles=[f"{row}: {told(metric, own[quality])}"],
+                spans=[numbers[quality].interval],
+                titles=[f"{row}: {number_text(metric, numbers[quality])}"],
             )
-            for i, row, own in rows
+            for i, row, numbers in rows
         ],
         guides=[best] if len(best) > 1 else [],
     )
@@ -100,27 +103,33 @@ def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Chart | 
 def pareto(points: Sequence[Point], *, up: bool) -> list[Point]:
     """Return the points that no other is at least as good as in both, and better in one: cheap ones, and high ones if `up`."""
     sign = 1 if up else -1
-    found: list[Point] = []
+    front: list[Point] = []
     for point in sorted({*points}, key=lambda p: (p[0], -sign * p[1])):
-        if not found or sign * point[1] > sign * found[-1][1]:
-            found.append(point)
-    return found
+        if not front or sign * point[1] > sign * front[-1][1]:
+            front.append(point)
+    return front
 
 
-def _drawn(
+def _row_charts(
     compared: Compared, chart: Callable[[int, str, Sequence[Curves]], Chart | None]
 ) -> tuple[Drawing, ...]:
     """Return a chart of each row that has curves, told its number, its name and its curves in every report."""
-    charts = [chart(i, row, kept) for i, row in enumerate(compared.names) if (kept := _curves(compared, row))]
-    return tuple(each.drawn() for each in charts if each is not None)
+    charts = [
+        chart(i, row, row_curves)
+        for i, row in enumerate(compared.names)
+        if (row_curves := _curves(compared, row))
+    ]
+    return tuple(row_chart.drawing() for row_chart in charts if row_chart is not None)
 
 
 def _curves(compared: Compared, row: str) -> list[Curves]:
     """Return a row's curves in every report; nothing where one has none, or others."""
-    found = [own.curves for own in _rows(compared, row)]
-    kept = [curves for curves in found if curves is not None]
-    shapes = {(len(curves.reliability.count), *map(len, curves.confidence.values())) for curves in kept}
-    return kept if len(kept) == len(found) and len(shapes) == 1 else []
+    all_curves = [report_row.curves for report_row in _rows(compared, row)]
+    defined_curves = [curves for curves in all_curves if curves is not None]
+    shapes = {
+        (len(curves.reliability.count), *map(len, curves.confidence.values())) for curves in defined_curves
+    }
+    return defined_curves if len(defined_curves) == len(all_curves) and len(shapes) == 1 else []
 
 
 def _rows(compared: Compared, name: str) -> list[Row]:
@@ -128,16 +137,18 @@ def _rows(compared: Compared, name: str) -> list[Row]:
 
 
 def _reliability(compared: Compared) -> Figure | None:
-    def chart(i: int, row: str, kept: Sequence[Curves]) -> Chart | None:
-        bins = [bin_ for bin_ in pooled([curves.reliability for curves in kept]) if bin_[0]]
+    def chart(i: int, row: str, row_curves: Sequence[Curves]) -> Chart | None:
+        bins = [bin_ for bin_ in pooled([curves.reliability for curves in row_curves]) if bin_[0]]
         if not bins:
             return None
         most = max(n for n, _, _ in bins)
         ece = Quantity("ece")
-        own = compared.rows[row].get(ece)
+        calibration_error = compared.rows[row].get(ece)
         return Chart(
-            title=row if own is None else f"{row}: ECE {written(ece.metric, own.value)}",
-            told="; ".join(f"{n} at confidence {c:.3f}, accuracy {a:.3f}" for n, c, a in bins),
+            title=row
+            if calibration_error is None
+            else f"{row}: ECE {written(ece.metric, calibration_error.value)}",
+            description="; ".join(f"{n} at confidence {c:.3f}, accuracy {a:.3f}" for n, c, a in bins),
             x=Axis(label="confidence"),
             y=Axis(label="accuracy"),
             series=[
@@ -155,7 +166,7 @@ def _reliability(compared: Compared) -> Figure | None:
             guides=[DIAGONAL],
         )
 
-    panels = _drawn(compared, chart)
+    panels = _row_charts(compared, chart)
     return Figure.unless_empty(
         "reliability",
         "Reliability",
@@ -167,34 +178,35 @@ def _reliability(compared: Compared) -> Figure | None:
 
 def pooled(every: Sequence[Bins]) -> list[tuple[int, float, float]]:
     """Return bins of several reports together: how many samples, and their mean confidence and accuracy."""
-    found = []
+    bins = []
     for parts in zip(*(zip(b.count, b.confidence, b.accuracy, strict=True) for b in every), strict=True):
         number = sum(n for n, _, _ in parts)
         confidence, accuracy = (sum(part[0] * part[k] for part in parts) / max(1, number) for k in (1, 2))
-        found.append((number, confidence, accuracy))
-    return found
+        bins.append((number, confidence, accuracy))
+    return bins
 
 
 def _confidence(compared: Compared) -> Figure | None:
     sets = (ID_NAME, *compared.reports[0].near, *compared.reports[0].far)
 
-    def chart(_: int, row: str, kept: Sequence[Curves]) -> Chart:
-        shares = {name: _shares([curves.confidence[name] for curves in kept]) for name in sets}
-        high = max(max(own) for own in shares.values())
+    def chart(_: int, row: str, row_curves: Sequence[Curves]) -> Chart:
+        shares = {name: _shares([curves.confidence[name] for curves in row_curves]) for name in sets}
+        high = max(max(set_shares) for set_shares in shares.values())
         return Chart(
             title=row,
-            told="; ".join(
-                f"{name}: {100 * own[-1]:.0f} % in the surest part" for name, own in shares.items()
+            description="; ".join(
+                f"{name}: {100 * set_shares[-1]:.0f} % in the surest part"
+                for name, set_shares in shares.items()
             ),
             x=Axis(label="confidence"),
             y=Axis(label="share of samples", high=1.05 * high or 1.0),
             series=[
-                Series(points=_steps(own), look=look(i), titles=[name])
-                for i, (name, own) in enumerate(shares.items())
+                Series(points=_steps(set_shares), look=look(i), titles=[name])
+                for i, (name, set_shares) in enumerate(shares.items())
             ],
         )
 
-    panels = _drawn(compared, chart)
+    panels = _row_charts(compared, chart)
     return Figure.unless_empty(
         "confidence",
         "Confidence",
@@ -206,7 +218,7 @@ def _confidence(compared: Compared) -> Figure | None:
 
 def _shares(counts: Sequence[Sequence[int]]) -> list[float]:
     sums = [sum(parts) for parts in zip(*counts, strict=True)]
-    return [each / max(1, sum(sums)) for each in sums]
+    return [bin_sum / max(1, sum(sums)) for bin_sum in sums]
 
 
 def _steps(shares: Sequence[float]) -> list[Point]:
@@ -226,7 +238,7 @@ def _roc(compared: Compared) -> Figure | None:
     def of(name: str) -> Chart:
         return Chart(
             title=f"{name} ({sets[name]} OOD)",
-            told="; ".join(_numbers(compared, Quantity("auroc", name))) or "ROC curves",
+            description="; ".join(_numbers(compared, Quantity("auroc", name))) or "ROC curves",
             x=Axis(label="share of ID flagged"),
             y=Axis(label="share of OOD flagged"),
             series=_lines(compared, lambda curves: curves.roc[name]),
@@ -234,7 +246,7 @@ def _roc(compared: Compared) -> Figure | None:
         )
 
     panels = (
-        tuple(of(name).drawn() for name in sets)
+        tuple(of(name).drawing() for name in sets)
         if any(_curves(compared, row) for row in compared.names)
         else ()
     )
@@ -252,10 +264,10 @@ def _risk(compared: Compared) -> Figure | None:
     series = _lines(compared, lambda curves: curves.risk)
     if not series:
         return None
-    high = max(y for own in series for _, y in own.points)
+    high = max(y for line in series for _, y in line.points)
     chart = Chart(
         title="Risk over coverage",
-        told="; ".join(_numbers(compared, Quantity("accuracy"))) or "risk over coverage",
+        description="; ".join(_numbers(compared, Quantity("accuracy"))) or "risk over coverage",
         x=Axis(label="share answered, surest first"),
         y=Axis(label="share of these wrong", high=1.05 * high or 1.0, written="{:.3g}".format),
         series=series,
@@ -264,7 +276,7 @@ def _risk(compared: Compared) -> Figure | None:
         "risk",
         "Risk and coverage",
         "What share of answers is wrong where only the surest ones are given: lower is better.",
-        [chart.drawn()],
+        [chart.drawing()],
         compared.names,
     )
 
@@ -278,34 +290,34 @@ def _shift(compared: Compared) -> Figure | None:
         "shift",
         "Corruption",
         f"In-distribution data as corruptions leave them, means over the corruptions that were tried; 0 is the clean data{bars}.",
-        [chart.drawn() for chart in charts],
+        [chart.drawing() for chart in charts],
         compared.names,
     )
 
 
 def _numbers(compared: Compared, quantity: Quantity) -> list[str]:
     return [
-        f"{row}: {quantity.label} {told(quantity.metric, own[quantity])}"
-        for row, own in compared.rows.items()
-        if quantity in own
+        f"{row}: {quantity.label} {number_text(quantity.metric, numbers[quantity])}"
+        for row, numbers in compared.rows.items()
+        if quantity in numbers
     ]
 
 
 def _lines(compared: Compared, pick: Callable[[Curves], Line]) -> list[Series]:
     """Return a line of each row, or of each report's row."""
-    found = []
+    series = []
     for i, row in enumerate(compared.names):
-        kept = [pick(curves) for curves in _curves(compared, row)]
-        found += [
+        row_lines = [pick(curves) for curves in _curves(compared, row)]
+        series += [
             Series(
                 points=[*zip(line.x, line.y, strict=True)],
                 look=look(i),
-                opacity=1.0 if len(kept) == 1 else SEVERAL,
+                opacity=1.0 if len(row_lines) == 1 else SEVERAL,
                 titles=[row],
             )
-            for line in kept
+            for line in row_lines
         ]
-    return found
+    return series
 
 
 def _heads(compared: Compared) -> Figure | None:

@@ -27,31 +27,31 @@ def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Drawing:
         gap_x, gap_y = GAP * wide / CELL, GAP * high / CELL
         return [
             [(x, y), (x + wide - gap_x, y), (x + wide - gap_x, y + high - gap_y), (x, y + high - gap_y)]
-            for layer, own in enumerate(heads)
-            for x, y in ((left + wide * head, top + high * layer) for head in own)
+            for layer, head_numbers in enumerate(heads)
+            for x, y in ((left + wide * head, top + high * layer) for head in head_numbers)
         ]
 
     total = mask.num_heads * mask.layers
-    said = f"{total - mask.removed} of {counted(total, 'head')} kept"
+    summary = f"{total - mask.removed} of {counted(total, 'head')} kept"
     bottom = top + high * mask.layers
     shapes: list[Path | Text] = [
         Text(at=(0, 14), text=fitting(name, width - ROOM)),
-        Text(at=(0, 30), text=fitting(where or said, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
+        Text(at=(0, 30), text=fitting(where or summary, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
         Path(parts=cells(mask.drop), fill="rule"),
-        Path(parts=cells(mask.keep), fill="c0", title=f"{name}: {said}"),
+        Path(parts=cells(mask.keep), fill="c0", title=f"{name}: {summary}"),
         Text(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
     ]
     if where:
-        shapes.append(Text(at=(0, 46), text=said, paint="soft", size=TEXT - 1))
+        shapes.append(Text(at=(0, 46), text=summary, paint="soft", size=TEXT - 1))
     if mask.layers > 1:
         last = str(mask.layers - 1)
         shapes.append(
             Text(at=(left - 5, bottom - high * 0.2), text=last, anchor="end", paint="soft", size=TEXT - 2)
         )
-    each = ", ".join(f"layer {i}: {len(keep)}" for i, keep in enumerate(mask.keep))
+    kept_by_layer = ", ".join(f"layer {i}: {len(keep)}" for i, keep in enumerate(mask.keep))
     return Drawing(
         title=f"{where}: {name}" if where else name,
-        told=f"{said}; {each}",
+        description=f"{summary}; {kept_by_layer}",
         width=width,
         height=bottom + 14,
         shapes=shapes,
@@ -65,20 +65,28 @@ def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float
     left, top = 24.0, 58.0
     width = max(NARROWEST, left + wide * heads + 12)
     shades: dict[int, list[list[Point]]] = {}
-    gone: list[list[Point]] = []
+    removed_cells: list[list[Point]] = []
     for layer, row in enumerate(table):
         for head, value in enumerate(row):
             x, y = left + wide * head, top + high * layer
             cell = [(x, y), (x + 0.9 * wide, y), (x + 0.9 * wide, y + 0.9 * high), (x, y + 0.9 * high)]
-            own = gone if value is None else shades.setdefault(ceil(SHADES * min(value / most, 1.0)), [])
-            own.append(cell)
-    known = [value for row in table for value in row if value is not None]
-    said = f"from {min(known):.2g} to {max(known):.2g}" if known else "no head is left"
+            cells_of_shade = (
+                removed_cells
+                if value is None
+                else shades.setdefault(ceil(SHADES * min(value / most, 1.0)), [])
+            )
+            cells_of_shade.append(cell)
+    defined_values = [value for row in table for value in row if value is not None]
+    summary = (
+        f"from {min(defined_values):.2g} to {max(defined_values):.2g}"
+        if defined_values
+        else "no head is left"
+    )
     shapes: list[Path | Text] = [
         Text(at=(0, 14), text=fitting(name, width - ROOM)),
         Text(at=(0, 30), text=fitting(where, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
-        Text(at=(0, 46), text=said, paint="soft", size=TEXT - 1),
-        Path(parts=[[*cell, cell[0]] for cell in gone], stroke="rule", width=0.75),
+        Text(at=(0, 46), text=summary, paint="soft", size=TEXT - 1),
+        Path(parts=[[*cell, cell[0]] for cell in removed_cells], stroke="rule", width=0.75),
         *(
             Path(parts=cells, fill="c0", opacity=max(shade, PALE) / SHADES)
             for shade, cells in sorted(shades.items())
@@ -96,9 +104,11 @@ def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float
                 size=TEXT - 2,
             )
         )
-    told = "; ".join(
+    layer_texts = "; ".join(
         f"layer {i}: " + ", ".join("gone" if value is None else f"{value:.2g}" for value in row)
         for i, row in enumerate(table)
     )
     title = f"{where}: {name}" if where else name
-    return Drawing(title=title, told=f"{said}; {told}", width=width, height=bottom + 14, shapes=shapes)
+    return Drawing(
+        title=title, description=f"{summary}; {layer_texts}", width=width, height=bottom + 14, shapes=shapes
+    )

@@ -23,7 +23,7 @@ MOST_PANELS = 40
 PER_ROW = 5
 NAME_POINTS, NAME_LINES = 7, 4
 MONOSPACE_EMS = 0.61  # the advance of DejaVu Sans Mono, which matplotlib brings along
-KEPT, REMOVED = "#666666", "#ececec"
+KEPT_COLOUR, REMOVED_COLOUR = "#666666", "#ececec"
 RANKS = "viridis"
 
 # inches
@@ -169,8 +169,10 @@ def _map(axes: Axes, tower: str, panel: Panel) -> None:
 
     mask = panel.mask[tower]
     if panel.standing is None:
-        kept = [[float(head in heads) for head in range(mask.num_heads)] for heads in mask.keep]
-        axes.imshow(kept, cmap=ListedColormap([REMOVED, KEPT]), vmin=0, vmax=1, aspect="auto")
+        kept_cells = [[float(head in heads) for head in range(mask.num_heads)] for heads in mask.keep]
+        axes.imshow(
+            kept_cells, cmap=ListedColormap([REMOVED_COLOUR, KEPT_COLOUR]), vmin=0, vmax=1, aspect="auto"
+        )
     else:
         axes.imshow(panel.standing[tower], cmap=RANKS, vmin=0, vmax=1, aspect="auto")
     if mask.removed:
@@ -210,7 +212,7 @@ def _legends(sheet: _Sheet, panels: Sequence[Panel], colours: Sequence[str]) -> 
 
     cells: dict[str, object] = {}
     if any(panel.standing is None for panel in panels):
-        cells["kept"] = Patch(color=KEPT)
+        cells["kept"] = Patch(color=KEPT_COLOUR)
     if any(panel.standing is not None for panel in panels):
         ranks = colormaps[RANKS]
         cells |= {"matters most": Patch(color=ranks(1.0)), "least": Patch(color=ranks(0.0))}
@@ -240,15 +242,17 @@ def _colours(count: int) -> list[str]:
     return [to_hex(colormaps["turbo"](i / (count - 1))) for i in range(count)]
 
 
-def told_apart(names: Sequence[str]) -> tuple[str, ...]:
+def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return names without the leading folders that are not needed to tell them apart; equal names stay equal."""
-    return tuple(_apart(name, {other for other in names if other != name}) for name in names)
+    return tuple(
+        _distinct_name(name, {other_name for other_name in names if other_name != name}) for name in names
+    )
 
 
-def _apart(name: str, others: set[str]) -> str:
+def _distinct_name(name: str, others: set[str]) -> str:
     for begin in range(name.count("/"), 0, -1):
         short = "/".join(name.split("/")[begin:])
-        if short and not any(f"/{other}".endswith(f"/{short}") for other in others):
+        if short and not any(f"/{other_name}".endswith(f"/{short}") for other_name in others):
             return short
     return name
 

@@ -30,19 +30,19 @@ def student(values: Sequence[float], *, low: float = -inf, high: float = inf) ->
     return Number(value=mean, low=max(low, mean - half), high=min(high, mean + half), deviation=deviation)
 
 
-def square_and_add(first: Number, other: Number) -> Number:
+def square_and_add(minuend: Number, subtrahend: Number) -> Number:
     """Return a difference with the interval that follows from both intervals, for estimates that are independent.
 
     Newcombe 1998, method 10; Zou and Donner 2008, eq. 6. Of rows that are right and wrong on the same samples it is too wide.
     """
-    gap = first.value - other.value
-    if first.interval is None or other.interval is None:
+    gap = minuend.value - subtrahend.value
+    if minuend.interval is None or subtrahend.interval is None:
         return Number(value=gap)
-    (low, high), (other_low, other_high) = first.interval, other.interval
+    (low, high), (other_low, other_high) = minuend.interval, subtrahend.interval
     return Number(
         value=gap,
-        low=gap - hypot(first.value - low, other_high - other.value),
-        high=gap + hypot(high - first.value, other.value - other_low),
+        low=gap - hypot(minuend.value - low, other_high - subtrahend.value),
+        high=gap + hypot(high - minuend.value, subtrahend.value - other_low),
     )
 
 

@@ -21,35 +21,35 @@ class Node:
         name: Its own.
         sha256: Of its bytes; empty where it is not told.
         step: The command line that made it, without files; empty where nothing says one.
-        again: Whether it is told above what it was made of.
+        is_repeated: Whether it is told above what it was made of.
         made_of: What the command read.
     """
 
     name: str
     sha256: str = ""
     step: str = ""
-    again: bool = False
+    is_repeated: bool = False
     made_of: tuple[Node, ...] = ()
 
 
 def lineage(name: str, step: Step | None) -> Node:
     """Return the tree of a file; what several stages read is described where it comes first."""
-    seen: set[str] = set()
+    seen_digests: set[str] = set()
 
     def grow(source: InputFile) -> Node:
-        again, step = source.sha256 in seen, source.made_by
-        seen.add(source.sha256)
+        is_repeated, step = source.sha256 in seen_digests, source.made_by
+        seen_digests.add(source.sha256)
         return Node(
             name=source.name,
             sha256=source.sha256,
-            step="" if step is None else said(step),
-            again=again and step is not None,
-            made_of=() if step is None or again else tuple(map(grow, step.inputs)),
+            step="" if step is None else command_line(step),
+            is_repeated=is_repeated and step is not None,
+            made_of=() if step is None or is_repeated else tuple(map(grow, step.inputs)),
         )
 
     return Node(
         name=name,
-        step="" if step is None else said(step),
+        step="" if step is None else command_line(step),
         made_of=tuple(map(grow, step.inputs if step else ())),
     )
 
@@ -63,7 +63,7 @@ def member_names(model: Header | Origin) -> tuple[str, ...]:
     return names if len(names) == count else tuple(f"member {i}" for i in range(count))
 
 
-def said(step: Step) -> str:
+def command_line(step: Step) -> str:
     """Return a step as one would type it, without files."""
     options = dict(step.options) | ({"seed": step.seed} if step.seed is not None else {})
     return f"{step.command} {pairs(options)}".rstrip()

@@ -27,9 +27,9 @@ def _lines(compared: Compared, pictures: Mapping[str, tuple[str, str]]) -> Itera
     yield from (f"# {literal(title(compared))}", "", f"<!-- {MARK} -->")
     for sentence in (*verdict(compared), *compared.notes):
         yield from ("", literal(sentence))
-    for i, (failed, said) in enumerate(checks(compared)):
+    for i, (failed, text) in enumerate(checks(compared)):
         yield from ([""] if i == 0 else [])
-        yield f"- {'❌' if failed else '✅'} {literal(said)}"
+        yield f"- {'❌' if failed else '✅'} {literal(text)}"
     every = tuple(tables(compared))
     for table in every:
         if not table.folded:
@@ -42,7 +42,7 @@ def _lines(compared: Compared, pictures: Mapping[str, tuple[str, str]]) -> Itera
     for name, (alt, place) in pictures.items():
         yield from ("", f"## {name}", "", f"![{literal(alt)}]({place})")
     yield from ("", "<details><summary>What was measured</summary>", "")
-    yield from (f"- {literal(name)}: {literal(said)}" for name, said in facts(compared))
+    yield from (f"- {literal(name)}: {literal(text)}" for name, text in facts(compared))
     yield from ("", "</details>")
 
 
@@ -51,8 +51,8 @@ def _table(table: Table) -> Iterator[str]:
     yield f"| {table.of} | {' | '.join(map(literal, table.heads))} |"
     yield f"|---|{'---:|' * len(table.heads)}"
     for name, cells in table.rows:
-        shown = (literal(" ".join(filter(None, cell))) for cell in cells)
-        yield f"| {literal(name)} | {' | '.join(shown)} |"
+        cell_texts = (literal(" ".join(filter(None, cell))) for cell in cells)
+        yield f"| {literal(name)} | {' | '.join(cell_texts)} |"
 
 
 def literal(text: str) -> str:

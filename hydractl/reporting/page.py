@@ -20,8 +20,8 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
     """Return the page. What is of the user is text in it, whatever it says."""
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - `--help` does without
 
-    made = Environment(autoescape=True, undefined=StrictUndefined, finalize=_shown)
-    template = made.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_safe_text)
+    template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
         mark=MARK,
         version=__version__,
@@ -40,6 +40,6 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
     )
 
 
-def _shown(value: object) -> object:
+def _safe_text(value: object) -> object:
     """Return what the template shows of a value: a text of somebody else without unsafe characters, before it is escaped."""
     return harmless(value) if type(value) is str else value  # not what is markup of ours

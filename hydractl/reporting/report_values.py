@@ -64,8 +64,8 @@ class Quantity(NamedTuple):
             return heading
         if self.under_shift:
             name, _, severity = self.scope.partition(":")
-            what = "corruption" if name == SHIFT else name
-            return f"{heading} under {what}{severity and f' of severity {severity}'}"
+            shift_name = "corruption" if name == SHIFT else name
+            return f"{heading} under {shift_name}{severity and f' of severity {severity}'}"
         return (
             f"{heading} (mean over {self.scope} sets)"
             if self.scope in GROUPS
@@ -92,7 +92,7 @@ class Cell(NamedTuple):
     """A number, and what is said of it."""
 
     value: str = ""
-    more: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +117,16 @@ def scopes(report: Report) -> tuple[str, ...]:
 
 def quantities(report: Report) -> tuple[Quantity, ...]:
     """Return what tables show of a report, in their order, as far as some row has it."""
-    found = []
+    candidates = []
     for metric in METRICS.values():
         by = report.ood_scores if metric.needs is Needs.OOD else report.ood_scores[:1]
         where = [None, *_scopes(report, metric)]
-        found += [
+        candidates += [
             Quantity(number_name(metric.name, score, report.ood_scores), scope)
             for scope in where
             for score in by
         ]
-    return tuple(q for q in found if q.metric.column and any(number_of(row, q) for row in report.rows))
+    return tuple(q for q in candidates if q.metric.column and any(number_of(row, q) for row in report.rows))
 
 
 def _scopes(report: Report, metric: Metric) -> tuple[str, ...]:
@@ -152,13 +152,13 @@ def number_of(row: Row, quantity: Quantity) -> Number | None:
 
 def difference_of(row: Row, quantity: Quantity) -> Number | None:
     """Return what the first row of a report has more than this one, where both were measured on the same resamples."""
-    said, scope = row.difference, quantity.scope
-    if said is None:
+    difference, scope = row.difference, quantity.scope
+    if difference is None:
         return None
     if quantity.under_shift:
-        return _number(said.shift.get(str(scope), {}), quantity)
-    sets = said.means if scope in GROUPS else said.ood
-    return _number(said.values if scope is None else sets.get(scope, {}), quantity)
+        return _number(difference.shift.get(str(scope), {}), quantity)
+    sets = difference.means if scope in GROUPS else difference.ood
+    return _number(difference.values if scope is None else sets.get(scope, {}), quantity)
 
 
 def _under(shift: Shift, quantity: Quantity) -> Number | None:
@@ -178,7 +178,7 @@ def written(metric: Metric, value: float) -> str:
     return _WRITTEN.get(metric.unit, "{:.3f}".format)(value)
 
 
-def told(metric: Metric, number: Number | None) -> str:
+def number_text(metric: Metric, number: Number | None) -> str:
     """Return a number with its deviation and its interval."""
     return (
         "" if number is None else " ".join(filter(None, (centre(metric, number), interval(metric, number))))

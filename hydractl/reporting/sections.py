@@ -24,7 +24,7 @@ from hydractl.reporting.report_values import (
     scopes,
 )
 from hydractl.reporting.shift import shift_tables
-from hydractl.reporting.summary import JUDGED, negated
+from hydractl.reporting.summary import JUDGED_METRICS, negated
 
 FEW = 2
 COSTS = (Needs.WEIGHTS, Needs.TIME)
@@ -92,7 +92,7 @@ def _of_sets(compared: Compared) -> Iterator[Table]:
         by_report = [{row.name: number_of(row, q) for row in report.rows} for report in compared.reports]
         yield Table(
             title=f"{q.heading} on each data set",
-            folded=q.name not in JUDGED,
+            folded=q.name not in JUDGED_METRICS,
             heads=(*(Path(file).stem for file in compared.files), "mean"),
             rows=tuple(
                 (

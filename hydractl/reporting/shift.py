@@ -10,13 +10,22 @@ from hydractl.manifest.shift_groups import SHIFT
 from hydractl.messages import counted
 from hydractl.metrics.metric_spec import Metric
 from hydractl.reporting.chart import SEVERAL, Axis, Chart, Series, look
-from hydractl.reporting.report_values import Cell, Number, Quantity, Table, cell_of, number_of, signed, told
+from hydractl.reporting.report_values import (
+    Cell,
+    Number,
+    Quantity,
+    Table,
+    cell_of,
+    number_of,
+    number_text,
+    signed,
+)
 
 if TYPE_CHECKING:
     from hydractl.reporting.comparison import Compared
 
 TABLED = ("accuracy", "brier", "nll", "ece")
-APART, TOGETHER = 0.06, 0.3
+ROW_OFFSET, WIDEST_OFFSET = 0.06, 0.3
 """How far apart two rows at one severity stand, and all of them."""
 
 Numbers = Mapping[str, Mapping[Quantity, Number]]
@@ -62,7 +71,7 @@ def shift_tables(quantities: Sequence[Quantity], rows: Numbers, differences: Num
         }
         if leads:
             yield _side_by_side(
-                f"{title}: {next(iter(rows))} less each other row", "severity", lines, leads, _less
+                f"{title}: {next(iter(rows))} less each other row", "severity", lines, leads, _signed_cell
             )
     if len(names) > 1:
         lines = {name: Quantity(tabled[0], name) for name in names}
@@ -89,7 +98,7 @@ def _side_by_side(
     )
 
 
-def _less(_: Metric, number: Number | None) -> Cell:
+def _signed_cell(_: Metric, number: Number | None) -> Cell:
     return signed(number)
 
 
@@ -104,7 +113,7 @@ def severity_chart(compared: Compared, quantity: Quantity) -> Chart:
     lines = [
         Series(
             points=[
-                (x + _aside(i, compared), number.value)
+                (x + _row_offset(i, compared), number.value)
                 for q, x in places.items()
                 if (number := number_of(row, q)) is not None
             ],
@@ -122,8 +131,8 @@ def severity_chart(compared: Compared, quantity: Quantity) -> Chart:
     ends += [end for series in marks for span in series.spans for end in span or ()]
     return Chart(
         title=f"{quantity.label} under corruption",
-        told="; ".join(
-            f"{row}: {', '.join(told(metric, numbers[q]) for q in places if q in numbers)}"
+        description="; ".join(
+            f"{row}: {', '.join(number_text(metric, numbers[q]) for q in places if q in numbers)}"
             for row, numbers in compared.rows.items()
         ),
         x=Axis(label="severity", high=5.0),
@@ -136,9 +145,9 @@ def severity_chart(compared: Compared, quantity: Quantity) -> Chart:
     )
 
 
-def _aside(row: int, compared: Compared) -> float:
+def _row_offset(row: int, compared: Compared) -> float:
     count = len(compared.names)
-    return (row - (count - 1) / 2) * min(APART, TOGETHER / count)
+    return (row - (count - 1) / 2) * min(ROW_OFFSET, WIDEST_OFFSET / count)
 
 
 def _spans(compared: Compared, places: Mapping[Quantity, float]) -> Iterator[Series]:
@@ -149,7 +158,7 @@ def _spans(compared: Compared, places: Mapping[Quantity, float]) -> Iterator[Ser
         ]
         if spans:
             yield Series(
-                points=[(x + _aside(i, compared), number.value) for number, x in spans],
+                points=[(x + _row_offset(i, compared), number.value) for number, x in spans],
                 look=look(i),
                 kind="marks",
                 spans=[number.interval for number, _ in spans],

@@ -10,9 +10,9 @@ from hydractl.messages import listed
 from hydractl.metrics.classification import CALIBRATED
 from hydractl.metrics.metric_spec import Needs
 from hydractl.reporting.comparison import Compared
-from hydractl.reporting.report_values import GROUPS, Number, Quantity, told
+from hydractl.reporting.report_values import GROUPS, Number, Quantity, number_text
 
-JUDGED = ("accuracy", "nll", "ece", "auroc")
+JUDGED_METRICS = ("accuracy", "nll", "ece", "auroc")
 """What sentences speak of; tables have the rest."""
 MOST_SETS = 3
 """More OOD sets are spoken of by their mean."""
@@ -20,7 +20,7 @@ COSTS = {"macs": "multiply-accumulates", "parameters": "parameters"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _Judgement:
     """What sentences say of one other row: how much better the first one is by each quantity, with the sign that it then has."""
 
     better: list[str] = field(default_factory=list)
@@ -35,27 +35,29 @@ def verdict(compared: Compared) -> tuple[str, ...]:
     if not compared.differences:
         numbers_of = compared.rows[first]
         numbers = ", ".join(
-            f"{q.label} {told(q.metric, numbers_of[q])}" for q in judged(compared) if q in numbers_of
+            f"{q.label} {number_text(q.metric, numbers_of[q])}"
+            for q in judged_quantities(compared)
+            if q in numbers_of
         )
         no_comparison = "nothing stands beside it, so this does not say whether it is better than anything"
         return (f"{first}: {numbers or 'nothing to judge it by'}; {no_comparison}.",)
     return tuple(_sentence(compared, row) for row in compared.differences)
 
 
-def judged(compared: Compared) -> list[Quantity]:
+def judged_quantities(compared: Compared) -> list[Quantity]:
     """Return what sentences speak of, as far as it was measured."""
     sets = {q.scope for q in compared.quantities if q.metric.needs is Needs.OOD} - {*GROUPS}
     hidden = sets if len(sets) > MOST_SETS else {*GROUPS}
     candidates = [
         q for q in compared.quantities if q.scope not in hidden and (not q.under_shift or q.scope == SHIFT)
     ]
-    return [q for name in JUDGED for q in candidates if q.name == name]
+    return [q for name in JUDGED_METRICS for q in candidates if q.name == name]
 
 
 def _sentence(compared: Compared, row: str) -> str:
     first, differences = compared.names[0], compared.differences[row]
     unfair = () if compared.scaled_alike(row) else CALIBRATED
-    quantities = judged(compared)
+    quantities = judged_quantities(compared)
     judgement = _judge(differences, [q for q in quantities if q.name not in unfair])
     parts = []
     if judgement.better:
@@ -71,7 +73,7 @@ def _sentence(compared: Compared, row: str) -> str:
             f"differs {'' if parts else f'from {row} '}by {listed(judgement.unsure)}, without an interval"
         )
     if not parts:
-        parts.append(f"has no number of {', '.join(JUDGED)} to compare with {row}")
+        parts.append(f"has no number of {', '.join(JUDGED_METRICS)} to compare with {row}")
     parts += _costs(compared.rows[first], compared.rows[row], row)
     withheld = [q.label for q in quantities if q.name in unfair and q in differences]
     if withheld:
@@ -82,21 +84,21 @@ def _sentence(compared: Compared, row: str) -> str:
     return f"{first} {'; it '.join(parts)}."
 
 
-def _judge(differences: Mapping[Quantity, Number], quantities: Sequence[Quantity]) -> _Judged:
-    judgement = _Judged()
+def _judge(differences: Mapping[Quantity, Number], quantities: Sequence[Quantity]) -> _Judgement:
+    judgement = _Judgement()
     for quantity in quantities:
         if quantity not in differences:
             continue
         lead = replace(differences[quantity], deviation=None)  # which is in the tables
         gain = lead if quantity.metric.higher_is_better else negated(lead)
         if gain.interval is None:
-            judgement.unsure.append(f"{told(quantity.metric, lead)} in {quantity.label}")
+            judgement.unsure.append(f"{number_text(quantity.metric, lead)} in {quantity.label}")
         elif gain.interval[0] > 0:
-            judgement.better.append(f"{quantity.label} by {told(quantity.metric, gain)}")
+            judgement.better.append(f"{quantity.label} by {number_text(quantity.metric, gain)}")
         elif gain.interval[1] < 0:
-            judgement.worse.append(f"{quantity.label} by {told(quantity.metric, negated(gain))}")
+            judgement.worse.append(f"{quantity.label} by {number_text(quantity.metric, negated(gain))}")
         else:
-            judgement.open.append(f"{quantity.label} ({told(quantity.metric, lead)})")
+            judgement.open.append(f"{quantity.label} ({number_text(quantity.metric, lead)})")
     return judgement
 
 

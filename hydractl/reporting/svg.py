@@ -88,10 +88,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A sheet with what is on it; `title` and `told` say it to those who do not see it."""
+    """A sheet with what is on it; `title` and `description` say it to those who do not see it."""
 
     title: str
-    told: str
+    description: str
     width: float
     height: float
     shapes: Sequence[Path | Text]
@@ -101,7 +101,8 @@ def breadth(text: str, size: float = TEXT) -> float:
     """Return how wide a text is at most."""
     printed = printable(text)
     return size * sum(
-        next((wide for wide, own in BREADTHS.items() if letter in own), BROADEST) for letter in printed
+        next((wide for wide, letters in BREADTHS.items() if letter in letters), BROADEST)
+        for letter in printed
     )
 
 
@@ -111,7 +112,7 @@ def fitting(text: str, width: float, size: float = TEXT) -> str:
     return next((cut for cut in cuts if breadth(cut, size) <= width), "…")
 
 
-def joined(title: str, told: str, rows: Sequence[Sequence[Drawing]]) -> Drawing:
+def joined(title: str, description: str, rows: Sequence[Sequence[Drawing]]) -> Drawing:
     """Return rows of drawings side by side, one below the other under their title: a sheet that is read by itself."""
     shapes: list[Path | Text] = [Text(at=(EDGE, EDGE + HEADING), text=title, size=HEADING)]
     top = 2 * EDGE + HEADING
@@ -122,7 +123,9 @@ def joined(title: str, told: str, rows: Sequence[Sequence[Drawing]]) -> Drawing:
             left += drawing.width
         top += max(drawing.height for drawing in row)
     width = max(sum(drawing.width for drawing in row) for row in rows)
-    return Drawing(title=title, told=told, width=width + 2 * EDGE, height=top + EDGE, shapes=shapes)
+    return Drawing(
+        title=title, description=description, width=width + 2 * EDGE, height=top + EDGE, shapes=shapes
+    )
 
 
 def _moved(shape: Path | Text, right: float, down: float) -> Path | Text:
@@ -133,22 +136,22 @@ def _moved(shape: Path | Text, right: float, down: float) -> Path | Text:
 
 def style() -> str:
     """Return the colours as CSS: dark ones on screens whose reader wants them."""
-    light, dark = (";".join(f"--{name}:{both[i]}" for name, both in PAINTS.items()) for i in (0, 1))
+    light, dark = (";".join(f"--{name}:{shades[i]}" for name, shades in PAINTS.items()) for i in (0, 1))
     return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
 
-def svg(drawing: Drawing, *, alone: bool = False) -> str:
-    """Return a drawing as an `svg` element, in the colours of the page that it stands on; `alone`, as a file of its own."""
+def svg(drawing: Drawing, *, standalone: bool = False) -> str:
+    """Return a drawing as an `svg` element, in the colours of the page that it stands on; `standalone`, as a file of its own."""
     size = f"{_number(drawing.width)} {_number(drawing.height)}"
     sheet = (
         f'<!-- {MARK} --><style>{style()}</style><rect width="100%" height="100%" fill="var(--sheet)"/>'
-        if alone
+        if standalone
         else ""
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" '
         f'font-family="system-ui,sans-serif"><title>{_literal(drawing.title)}</title>'
-        f"<desc>{_literal(drawing.told)}</desc>{sheet}{''.join(map(_element, drawing.shapes))}</svg>\n"
+        f"<desc>{_literal(drawing.description)}</desc>{sheet}{''.join(map(_element, drawing.shapes))}</svg>\n"
     )
 
 
@@ -166,8 +169,8 @@ def _element(shape: Path | Text) -> str:
             f'<text x="{x}" y="{y}" font-size="{_number(shape.size)}" fill="var(--{shape.paint})"{anchor}{turned}>'
             f"{_literal(shape.text)}</text>"
         )
-    told = f"<title>{_literal(shape.title)}</title>" if shape.title else ""
-    return f'<path d="{_drawn(shape)}" {" ".join(_attributes(shape))}>{told}</path>'
+    title = f"<title>{_literal(shape.title)}</title>" if shape.title else ""
+    return f'<path d="{_path_data(shape)}" {" ".join(_attributes(shape))}>{title}</path>'
 
 
 def _attributes(shape: Path) -> Iterator[str]:
@@ -180,7 +183,7 @@ def _attributes(shape: Path) -> Iterator[str]:
         yield f'opacity="{_number(shape.opacity)}"'
 
 
-def _drawn(shape: Path) -> str:
+def _path_data(shape: Path) -> str:
     end = "Z" if shape.fill else ""
     return "".join(
         "M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in part) + end for part in shape.parts
@@ -203,7 +206,7 @@ def _paint(figure: Figure, drawing: Drawing) -> None:
     axes = figure.add_axes((0, 0, 1, 1), frameon=False, xticks=[], yticks=[])
     axes.set_xlim(0, drawing.width)
     axes.set_ylim(drawing.height, 0)
-    light = {name: both[0] for name, both in PAINTS.items()} | {"": "none"}
+    light = {name: shades[0] for name, shades in PAINTS.items()} | {"": "none"}
     for shape in drawing.shapes:
         if isinstance(shape, Text):
             align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
@@ -216,7 +219,7 @@ def _paint(figure: Figure, drawing: Drawing) -> None:
             continue
         points = [point for part in shape.parts for point in part]
         codes = [Outline.LINETO if i else Outline.MOVETO for part in shape.parts for i in range(len(part))]
-        dash = [float(each) / shape.width for each in shape.dash.split()]
+        dash = [float(dash_length) / shape.width for dash_length in shape.dash.split()]
         axes.add_patch(
             PathPatch(
                 Outline(points, codes),

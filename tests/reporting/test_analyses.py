@@ -63,7 +63,7 @@ def test_maps_are_on_one_scale_for_both_towers(drawn):
     text, vision = drawn["taylor"].panels[:2]
     darkest = [max(s.opacity for s in p.shapes if isinstance(s, svg.Path) and s.fill) for p in (text, vision)]
     assert darkest == [0.5, 1.0]
-    assert "layer 0: 0.25, gone; layer 1: 0.062, 0.12" in text.told
+    assert "layer 0: 0.25, gone; layer 1: 0.062, 0.12" in text.description
     outlined = [s for s in text.shapes if isinstance(s, svg.Path) and s.stroke == "rule"]
     assert [len(shape.parts) for shape in outlined] == [1]
 
@@ -71,7 +71,7 @@ def test_maps_are_on_one_scale_for_both_towers(drawn):
 def test_times_are_of_all_batches(report, drawn):
     (bars,) = drawn["runtime"].panels
     batches = -(-100 // 8)
-    assert bars.told.startswith(f"hydra: {6 * batches / 1e3:.3g} s, 3.00 × the least; base: ")
+    assert bars.description.startswith(f"hydra: {6 * batches / 1e3:.3g} s, 3.00 × the least; base: ")
     (times,) = (
         t for t in tables(Compared.of({"a": report})) if t.title.startswith("Time for 100 ID samples")
     )
@@ -83,7 +83,7 @@ def test_times_are_of_all_batches(report, drawn):
 def test_heads_are_drawn_from_few_to_all(report, drawn):
     chart = drawn["fewer-heads"].panels[0]
     whole = report.rows[0].values["accuracy"].value
-    assert chart.told.startswith(f"hydra by circuit: 0.375: 0.500, 0.75: 0.500, 1: {whole:.3f}")
+    assert chart.description.startswith(f"hydra by circuit: 0.375: 0.500, 0.75: 0.500, 1: {whole:.3f}")
 
 
 def test_dots_of_a_set_are_one_shape(drawn):
@@ -103,7 +103,7 @@ def test_names_are_text_whatever_they_are():
 
 def test_of_several_reports_the_first_is_drawn_and_all_are_told(report):
     compared = Compared.of({"a.json": report, "b.json": analysed(seeded(1), seed=1)})
-    assert all("Of a.json." in f.told for f in analysis_figures(compared) if f.name != "runtime")
+    assert all("Of a.json." in f.description for f in analysis_figures(compared) if f.name != "runtime")
     titles = [table.title for table in tables(compared)]
     assert "a.json: Fewer heads, without training" in titles
     assert "b.json: Fewer heads, without training" in titles

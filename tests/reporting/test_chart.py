@@ -93,12 +93,12 @@ def test_colours_stand_out_from_the_sheet(scheme):
 def test_points_stand_where_axes_say():
     chart = Chart(
         title="t",
-        told="t",
+        description="t",
         x=Axis(label="x", high=2),
         y=Axis(label="y", low=-1),
         series=[Series(points=[(0, -1), (2, 1), (1, 0)], look=look(0))],
     )
-    *_, line = chart.drawn().shapes
+    *_, line = chart.drawing().shapes
 
     left, right, top, bottom = LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM
     assert line.parts == [[(left, bottom), (right, top), ((left + right) / 2, (top + bottom) / 2)]]
@@ -137,7 +137,7 @@ def colour_of(name):
 
 def test_a_file_shows_its_panels_under_its_title_with_space_around_them():
     shapes = [Path(parts=[[(0, 0), (40, 0), (40, 20), (0, 20)]], fill="c1")]
-    panel = Drawing(title="t", told="t", width=40, height=20, shapes=shapes)
+    panel = Drawing(title="t", description="t", width=40, height=20, shapes=shapes)
 
     sheet = joined("Time", "told", [[panel, panel], [panel]])
 
@@ -161,7 +161,7 @@ def test_a_picture_has_the_size_of_its_drawing_and_no_date():
         Path(parts=[[(5, 30), (75, 30)]], stroke="ink", dash="2 2"),
         Text(at=(40, 38), text="$x^2$ <&> 中\n", anchor="middle", turned=True),
     ]
-    drawing = Drawing(title="t", told="t", width=80, height=40, shapes=shapes)
+    drawing = Drawing(title="t", description="t", width=80, height=40, shapes=shapes)
 
     picture = Image.open(io.BytesIO(png(drawing))).convert("RGB")
     assert picture.size == (160, 80)
@@ -284,7 +284,7 @@ def test_no_text_of_a_file_lies_on_another_or_beyond_the_sheet(names):
 
 @pytest.mark.parametrize(("panels", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (6, 3), (7, 3)])
 def test_rows_of_a_file_are_much_the_same(panels, across):
-    panel = Drawing(title="t", told="t", width=40, height=20, shapes=[])
-    figure = Figure(name="f", title="t", told="t", panels=(panel,) * panels)
+    panel = Drawing(title="t", description="t", width=40, height=20, shapes=[])
+    figure = Figure(name="f", title="t", description="t", panels=(panel,) * panels)
 
     assert figure.sheet().width == 40 * across + 2 * EDGE

@@ -27,10 +27,10 @@ from hydractl.reporting.heads_figure import (
     FORMATS,
     MOST_PANELS,
     Panel,
+    distinct_names,
     draw_heads,
     printable,
     shortened,
-    told_apart,
     wrapped,
 )
 
@@ -181,7 +181,7 @@ PATHS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map("
 
 @given(st.lists(PATHS, min_size=1, max_size=5))
 def test_short_names_tell_apart_what_names_do(names):
-    found = told_apart(names)
+    found = distinct_names(names)
 
     assert len(set(found)) == len(set(names))
     assert all(f"/{name}".endswith(f"/{short}") for name, short in zip(names, found, strict=True))
@@ -199,7 +199,7 @@ def test_short_names_tell_apart_what_names_do(names):
     ],
 )
 def test_names_lose_the_folders_that_say_nothing(names, shown):
-    assert told_apart(names) == tuple(shown)
+    assert distinct_names(names) == tuple(shown)
 
 
 @given(st.text(max_size=60), st.integers(2, 20))

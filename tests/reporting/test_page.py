@@ -342,7 +342,7 @@ def test_markdown_is_made_of_the_same_sentences_and_tables():
 
 def test_a_figure_of_its_own_is_xml():
     for figure in figures(Compared.of({"a.json": seeded(0, names=EVIL)})):
-        root = ET.fromstring(svg(figure.sheet(), alone=True))  # noqa: S314 - of ours
+        root = ET.fromstring(svg(figure.sheet(), standalone=True))  # noqa: S314 - of ours
         tags = [child.tag.rpartition("}")[2] for child in root]
 
         assert root.tag.endswith("svg")

@@ -15,10 +15,10 @@ from hydractl.reporting.head_maps import value_map
 from hydractl.reporting.report_values import GROUPS, Quantity, written
 from hydractl.reporting.svg import TEXT, Drawing, Path, Text, breadth, fitting
 
-SHOWN = ("accuracy", "nll", "ece", "auroc", "fpr95")
+DRAWN_METRICS = ("accuracy", "nll", "ece", "auroc", "fpr95")
 FAINT = 0.55
 """The opacity of dots, which lie on one another."""
-STEP, BAR, APART = 40.0, 12.0, 10.0
+STEP, BAR, LABEL_GAP = 40.0, 12.0, 10.0
 
 
 def analysis_figures(compared: Compared) -> Iterator[Figure]:
@@ -32,7 +32,7 @@ def analysis_figures(compared: Compared) -> Iterator[Figure]:
         yield runtime
 
 
-Found = Sequence[tuple[Row, Analyses]]
+RowAnalyses = Sequence[tuple[Row, Analyses]]
 
 
 def _of_first(compared: Compared) -> str:
@@ -43,59 +43,65 @@ def _member(row: Row, member: int) -> str:
     return f"{row.name}, member {member}" if row.members > 1 else row.name
 
 
-def _proposition(compared: Compared, found: Found) -> Figure | None:
+def _proposition(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     """What the expansion to second order expects, against what is so."""
-    there = [(row, own.proposition) for row, own in found if own.proposition]
-    members = sorted({each.member for _, own in there for each in own})
+    prunings_by_row = [(row, analyses.proposition) for row, analyses in row_analyses if analyses.proposition]
+    members = sorted({pruned.member for _, prunings in prunings_by_row for pruned in prunings})
     return Figure.unless_empty(
         "proposition",
         "Proposition 1",
         "By how much pruning widens the loss gap of corrupted data, a mark for each corruption: above the level line it hurts more there, "
         "and near the slanted one by as much as the expansion of the loss to second order says."
         + _of_first(compared),
-        [_gaps(row.name, own, members) for row, own in there],
+        [_gaps(row.name, prunings, members) for row, prunings in prunings_by_row],
         [f"member {member}" for member in members],
     )
 
 
-def _gaps(row: str, each: Sequence[Pruned], members: Sequence[int]) -> Drawing:
+def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Drawing:
     x = Axis.around(
-        "as the expansion has it, nats", [0.0, *(own.expected for own in each)], written="{:.3g}".format
+        "as the expansion has it, nats",
+        [0.0, *(pruned.expected for pruned in prunings)],
+        written="{:.3g}".format,
     )
-    y = Axis.around("gap widened by, nats", [0.0, *(own.widened for own in each)], written="{:.3g}".format)
-    both = [max(x.low, y.low), min(x.high, y.high)]
-    by_member = [(i, [own for own in each if own.member == member]) for i, member in enumerate(members)]
+    y = Axis.around(
+        "gap widened by, nats", [0.0, *(pruned.widened for pruned in prunings)], written="{:.3g}".format
+    )
+    shared_range = [max(x.low, y.low), min(x.high, y.high)]
+    by_member = [
+        (i, [pruned for pruned in prunings if pruned.member == member]) for i, member in enumerate(members)
+    ]
     return Chart(
         title=row,
-        told="; ".join(
-            f"member {own.member}, {own.corruption}: {own.widened:.3g}, expected {own.expected:.3g}"
-            for own in each
+        description="; ".join(
+            f"member {pruned.member}, {pruned.corruption}: {pruned.widened:.3g}, expected {pruned.expected:.3g}"
+            for pruned in prunings
         ),
         x=x,
         y=y,
         series=[
             Series(
-                points=[(one.expected, one.widened) for one in own],
+                points=[(pruned.expected, pruned.widened) for pruned in prunings_of_member],
                 look=look(i),
                 kind="marks",
-                spans=[None] * len(own),
-                titles=[f"member {one.member}, {one.corruption}" for one in own],
+                spans=[None] * len(prunings_of_member),
+                titles=[f"member {pruned.member}, {pruned.corruption}" for pruned in prunings_of_member],
             )
-            for i, own in by_member
+            for i, prunings_of_member in by_member
         ],
-        guides=[[(end, end) for end in both], [(x.low, 0.0), (x.high, 0.0)]],
-    ).drawn()
+        guides=[[(end, end) for end in shared_range], [(x.low, 0.0), (x.high, 0.0)]],
+    ).drawing()
 
 
-def _pca(compared: Compared, found: Found) -> Figure | None:
+def _pca(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     """Of each row's first member: tables have the others."""
     report = compared.reports[0]
     sets = (ID_NAME, *report.near, *report.far)
     panels = [
-        _plane(f"{_member(row, planes.member)}: {which} important by {planes.scores}", plane, sets)
-        for row, own in found
-        for planes in own.pca
-        for which, plane in (("most", planes.most), ("least", planes.least))
+        _plane(f"{_member(row, planes.member)}: {importance} important by {planes.scores}", plane, sets)
+        for row, analyses in row_analyses
+        for planes in analyses.pca
+        for importance, plane in (("most", planes.most), ("least", planes.least))
         if planes.member == 0
     ]
     return Figure.unless_empty(
@@ -109,13 +115,13 @@ def _pca(compared: Compared, found: Found) -> Figure | None:
 
 
 def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Drawing:
-    points = [point for own in plane.points.values() for point in own]
+    points = [point for set_points in plane.points.values() for point in set_points]
     across, up = (
         f"component {i + 1}, {100 * share:.0f} % of variance" for i, share in enumerate(plane.variance)
     )
     return Chart(
         title=title,
-        told=f"{len(plane.heads)} heads; "
+        description=f"{len(plane.heads)} heads; "
         + "; ".join(f"{name}: distance {x:.3g} from ID" for name, x in plane.mahalanobis.items()),
         x=Axis.around(across, [x for x, _ in points], written="{:.3g}".format),
         y=Axis.around(up, [y for _, y in points], written="{:.3g}".format),
@@ -124,7 +130,7 @@ def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Drawing:
             for i, name in enumerate(sets)
             if name in plane.points
         ],
-    ).drawn()
+    ).drawing()
 
 
 def _quantities(values: Sequence[str], means: Sequence[str]) -> list[Quantity]:
@@ -133,28 +139,32 @@ def _quantities(values: Sequence[str], means: Sequence[str]) -> list[Quantity]:
     ranked = {"auroc", "fpr95"}
     return [
         Quantity(name, widest if name in ranked else None)
-        for name in SHOWN
+        for name in DRAWN_METRICS
         if (widest if name in ranked else name in values)
     ]
 
 
-def _members(compared: Compared, found: Found) -> Figure | None:
-    there = [(compared.names.index(row.name), row, own.members) for row, own in found if own.members]
-    if not there:
+def _members(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
+    sizes_by_row = [
+        (compared.names.index(row.name), row, analyses.members)
+        for row, analyses in row_analyses
+        if analyses.members
+    ]
+    if not sizes_by_row:
         return None
-    first = there[0][2][0]
+    first = sizes_by_row[0][2][0]
 
     def chart(quantity: Quantity) -> Drawing | None:
         series: list[Series] = []
-        for i, row, sizes in there:
+        for i, row, sizes in sizes_by_row:
             spreads = [(float(size.members), of_size(size, quantity)) for size in sizes]
-            known = [(x, spread) for x, spread in spreads if spread is not None]
-            points = [(x, spread.mean) for x, spread in known]
+            defined_spreads = [(x, spread) for x, spread in spreads if spread is not None]
+            points = [(x, spread.mean) for x, spread in defined_spreads]
             series.append(Series(points=points, look=look(i), titles=[row.name]))
-            spans = [(spread.low, spread.high) for _, spread in known]
-            said = [f"{row.name}, {x:g} members: {written(quantity.metric, y)}" for x, y in points]
-            series.append(Series(points=points, look=look(i), kind="marks", spans=spans, titles=said))
-        most = max(len(sizes) for _, _, sizes in there)
+            spans = [(spread.low, spread.high) for _, spread in defined_spreads]
+            titles = [f"{row.name}, {x:g} members: {written(quantity.metric, y)}" for x, y in points]
+            series.append(Series(points=points, look=look(i), kind="marks", spans=spans, titles=titles))
+        most = max(len(sizes) for _, _, sizes in sizes_by_row)
         return _lines(quantity, "members", series, low=0.5, high=most + 0.5)
 
     return _charts(
@@ -167,22 +177,22 @@ def _members(compared: Compared, found: Found) -> Figure | None:
     )
 
 
-def _fewer(compared: Compared, found: Found) -> Figure | None:
-    there = [(row, own.heads) for row, own in found if own.heads]
-    if not there:
+def _fewer(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
+    heads_by_row = [(row, analyses.heads) for row, analyses in row_analyses if analyses.heads]
+    if not heads_by_row:
         return None
-    first = there[0][1][0]
-    names = list(dict.fromkeys((row.name, each.scores) for row, own in there for each in own))
+    first = heads_by_row[0][1][0]
+    names = list(dict.fromkeys((row.name, base.scores) for row, fewer in heads_by_row for base in fewer))
 
     def chart(quantity: Quantity) -> Drawing | None:
         series = [
             Series(
-                points=_points(quantity, row, [each for each in own if each.scores == scores]),
+                points=_points(quantity, row, [base for base in fewer if base.scores == scores]),
                 look=look(names.index((row.name, scores))),
                 titles=[f"{row.name} by {scores}"],
             )
-            for row, own in there
-            for scores in dict.fromkeys(each.scores for each in own)
+            for row, fewer in heads_by_row
+            for scores in dict.fromkeys(base.scores for base in fewer)
         ]
         return _lines(quantity, "share of heads kept", series, low=0.0, high=1.0)
 
@@ -198,45 +208,45 @@ def _fewer(compared: Compared, found: Found) -> Figure | None:
 
 def _points(quantity: Quantity, row: Row, fewer: Sequence[BaseWithFewerHeads]) -> list[tuple[float, float]]:
     """Return the share of heads and the number, from few heads to all."""
-    found = []
-    for each in fewer:
-        values = each.values if quantity.scope is None else each.means.get(quantity.scope, {})
+    points = []
+    for base in fewer:
+        values = base.values if quantity.scope is None else base.means.get(quantity.scope, {})
         if quantity.name in values:
-            found.append((each.kept / each.heads, values[quantity.name]))
-    whole = row.values.get(quantity.name) if quantity.scope is None else None
-    value = whole.value if whole else row.means.get(str(quantity.scope), {}).get(quantity.name)
-    return sorted([*found, *([] if value is None else [(1.0, value)])])
+            points.append((base.kept / base.heads, values[quantity.name]))
+    unpruned = row.values.get(quantity.name) if quantity.scope is None else None
+    value = unpruned.value if unpruned else row.means.get(str(quantity.scope), {}).get(quantity.name)
+    return sorted([*points, *([] if value is None else [(1.0, value)])])
 
 
 def _lines(
     quantity: Quantity, across: str, series: Sequence[Series], *, low: float, high: float
 ) -> Drawing | None:
-    values = [y for own in series for _, y in own.points]
-    values += [end for own in series for span in own.spans if span is not None for end in span]
+    values = [y for line in series for _, y in line.points]
+    values += [end for line in series for span in line.spans if span is not None for end in span]
     if not values:
         return None
     better = "higher" if quantity.metric.higher_is_better else "lower"
     return Chart(
         title=quantity.label,
-        told="; ".join(
-            f"{' '.join(own.titles)}: "
-            + ", ".join(f"{x:g}: {written(quantity.metric, y)}" for x, y in own.points)
-            for own in series
-            if own.kind == "line"
+        description="; ".join(
+            f"{' '.join(line.titles)}: "
+            + ", ".join(f"{x:g}: {written(quantity.metric, y)}" for x, y in line.points)
+            for line in series
+            if line.kind == "line"
         ),
         x=Axis(label=across, low=low, high=high),
         y=Axis.around(f"{quantity.heading}, {better} is better", values, written="{:.4g}".format),
         series=series,
-    ).drawn()
+    ).drawing()
 
 
-def _taylor(compared: Compared, found: Found) -> Figure | None:
+def _taylor(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     panels = [
         value_map(table.tower, table.scores, most=most, where=_member(row, table.member))
-        for row, own in found
-        for most in [max([0.0, *chain.from_iterable(table.defined_scores for table in own.taylor)])]
+        for row, analyses in row_analyses
+        for most in [max([0.0, *chain.from_iterable(table.defined_scores for table in analyses.taylor)])]
         if most > 0
-        for table in own.taylor
+        for table in analyses.taylor
     ]
     return Figure.unless_empty(
         "taylor",
@@ -248,18 +258,23 @@ def _taylor(compared: Compared, found: Found) -> Figure | None:
 
 
 def _runtime(compared: Compared) -> Figure | None:
-    found = Runtimes.of(compared)
-    if found is None:
+    runtimes = Runtimes.of(compared)
+    if runtimes is None:
         return None
     bars = [
-        (i, row, found.seconds[row], f"{found.seconds[row]:.3g} s, {found.ratio(row):.2f} × the least")
+        (
+            i,
+            row,
+            runtimes.seconds[row],
+            f"{runtimes.seconds[row]:.3g} s, {runtimes.ratio(row):.2f} × the least",
+        )
         for i, row in enumerate(compared.names)
-        if row in found.seconds
+        if row in runtimes.seconds
     ]
     return Figure.unless_empty(
         "runtime",
         "Time",
-        f"Seconds for all {found.samples} ID samples in batches of {found.batch_size}: {found.batches} times the median of a batch's "
+        f"Seconds for all {runtimes.samples} ID samples in batches of {runtimes.batch_size}: {runtimes.batches} times the median of a batch's "
         "forward pass, without reading data. Times hang on the machine and on the batch size.",
         [_bars(bars)],
     )
@@ -269,19 +284,21 @@ def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Drawing:
     """Return a bar for each row, with what is said of it above."""
     longest = max(value for _, _, value, _ in bars)
     shapes: list[Path | Text] = []
-    for place, (i, row, value, said) in enumerate(bars):
+    for place, (i, row, value, label) in enumerate(bars):
         y = 14.0 + STEP * place
-        room = WIDTH - breadth(said, TEXT - 1) - APART
+        room = WIDTH - breadth(label, TEXT - 1) - LABEL_GAP
         shapes.append(Text(at=(0, y), text=fitting(row, room)))
         right = max(1.0, WIDTH * value / longest)
         corners = [(0, y + 5), (right, y + 5), (right, y + 5 + BAR), (0, y + 5 + BAR)]
-        shapes.append(Path(parts=[corners], fill=look(i).paint, title=f"{row}: {said}"))
-        shapes.append(Text(at=(WIDTH, y), text=said, anchor="end", paint="soft", size=TEXT - 1))
-    told = "; ".join(f"{row}: {said}" for _, row, _, said in bars)
-    return Drawing(title="Time", told=told, width=WIDTH, height=STEP * len(bars), shapes=shapes)
+        shapes.append(Path(parts=[corners], fill=look(i).paint, title=f"{row}: {label}"))
+        shapes.append(Text(at=(WIDTH, y), text=label, anchor="end", paint="soft", size=TEXT - 1))
+    description = "; ".join(f"{row}: {label}" for _, row, _, label in bars)
+    return Drawing(title="Time", description=description, width=WIDTH, height=STEP * len(bars), shapes=shapes)
 
 
 def _charts(
-    name: str, title: str, told: str, charts: Sequence[Drawing | None], names: Sequence[str]
+    name: str, title: str, description: str, charts: Sequence[Drawing | None], names: Sequence[str]
 ) -> Figure | None:
-    return Figure.unless_empty(name, title, told, [chart for chart in charts if chart is not None], names)
+    return Figure.unless_empty(
+        name, title, description, [chart for chart in charts if chart is not None], names
+    )

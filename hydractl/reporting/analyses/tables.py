@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from hydractl.manifest.analyses import Analyses, EnsembleSize, Pruned, Spread
     from hydractl.manifest.report import Report, Row
 
-Found = Sequence[tuple["Row", "Analyses"]]
+RowAnalyses = Sequence[tuple["Row", "Analyses"]]
 LABELLED = (Needs.LABELS, Needs.OOD)
 
 
 def analysis_tables(report: Report) -> Iterator[Table]:
     """Yield a table or two of each analysis that found something."""
-    found = [(row, row.analyses) for row in report.rows if row.analyses is not None]
+    row_analyses = [(row, row.analyses) for row in report.rows if row.analyses is not None]
     for make in (_proposition, _centroids, _pca, _members, _mlps, _heads, _taylor):
-        yield from make(report, found)
+        yield from make(report, row_analyses)
 
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[tuple[str, tuple[Cell, ...]]]) -> Iterator[Table]:
@@ -33,12 +33,12 @@ def _member(row: Row, member: int) -> str:
     return f"{row.name}, member {member}" if row.members > 1 else row.name
 
 
-def _proposition(_: Report, found: Found) -> Iterator[Table]:
+def _proposition(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
     rows = []
-    for row, own in found:
-        for member in dict.fromkeys(each.member for each in own.proposition):
-            each = [pruned for pruned in own.proposition if pruned.member == member]
-            rows.append((_member(row, member), _terms(each)))
+    for row, analyses in row_analyses:
+        for member in dict.fromkeys(pruned.member for pruned in analyses.proposition):
+            prunings = [pruned for pruned in analyses.proposition if pruned.member == member]
+            rows.append((_member(row, member), _terms(prunings)))
     heads = (
         "corruptions", "gap", "gap pruned", "widened", "expected", "slope clean", "slope noisy", "curvature more", "diagonal more",
     )  # fmt: skip
@@ -49,18 +49,18 @@ def _proposition(_: Report, found: Found) -> Iterator[Table]:
     )
 
 
-def _terms(each: Sequence[Pruned]) -> tuple[Cell, ...]:
+def _terms(prunings: Sequence[Pruned]) -> tuple[Cell, ...]:
     """Return means over corruptions, and for how many of them a number is at least 0."""
 
     def mean(of: Callable[[Pruned], float], *, share: bool = False) -> Cell:
-        values = [of(pruned) for pruned in each]
+        values = [of(pruned) for pruned in prunings]
         above = f"≥ 0 in {sum(value >= 0 for value in values)}" if share else ""
         return Cell(f"{sum(values) / len(values):.4g}", above)
 
-    error = sum(pruned.deviation for pruned in each) / len(each)
+    error = sum(pruned.deviation for pruned in prunings) / len(prunings)
     diagonal = mean(lambda pruned: pruned.diagonal, share=True)
     return (
-        Cell(str(len(each))),
+        Cell(str(len(prunings))),
         mean(lambda pruned: pruned.gap),
         mean(lambda pruned: pruned.gap_pruned),
         mean(lambda pruned: pruned.widened, share=True),
@@ -68,25 +68,31 @@ def _terms(each: Sequence[Pruned]) -> tuple[Cell, ...]:
         mean(lambda pruned: pruned.slope_clean),
         mean(lambda pruned: pruned.slope, share=True),
         mean(lambda pruned: pruned.curvature - pruned.curvature_clean, share=True),
-        Cell(f"{diagonal.value} ± {error:.2g}", diagonal.more),
+        Cell(f"{diagonal.value} ± {error:.2g}", diagonal.note),
     )
 
 
-def _centroids(report: Report, found: Found) -> Iterator[Table]:
+def _centroids(report: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
     sets = (*report.near, *report.far)
-    there = [(row.name, own.centroids) for row, own in found if own.centroids is not None]
+    centroids_by_row = [
+        (row.name, analyses.centroids) for row, analyses in row_analyses if analyses.centroids is not None
+    ]
     for name, distances in (
-        ("Euclidean", [(row, each.euclidean) for row, each in there]),
-        ("Mahalanobis", [(row, each.mahalanobis) for row, each in there]),
+        ("Euclidean", [(row, centroids.euclidean) for row, centroids in centroids_by_row]),
+        ("Mahalanobis", [(row, centroids.mahalanobis) for row, centroids in centroids_by_row]),
     ):
         rows = [
             (
                 row,
                 tuple(
-                    Cell(f"{x:.3g}") for x in (*(own[s] for s in sets), sum(own.values()) / max(1, len(own)))
+                    Cell(f"{x:.3g}")
+                    for x in (
+                        *(distance_by_set[s] for s in sets),
+                        sum(distance_by_set.values()) / max(1, len(distance_by_set)),
+                    )
                 ),
             )
-            for row, own in distances
+            for row, distance_by_set in distances
         ]
         yield from _table(
             f"{name} distance of OOD from ID centroids in the last layer, means over heads",
@@ -95,17 +101,20 @@ def _centroids(report: Report, found: Found) -> Iterator[Table]:
         )
 
 
-def _pca(report: Report, found: Found) -> Iterator[Table]:
+def _pca(report: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
     sets = (*report.near, *report.far)
     rows = []
-    for row, own in found:
-        for scores in dict.fromkeys(planes.scores for planes in own.pca):
-            each = [planes for planes in own.pca if planes.scores == scores]
-            for which, planes in (("most", [p.most for p in each]), ("least", [p.least for p in each])):
+    for row, analyses in row_analyses:
+        for scores in dict.fromkeys(planes.scores for planes in analyses.pca):
+            planes_of_scores = [planes for planes in analyses.pca if planes.scores == scores]
+            for importance, planes in (
+                ("most", [p.most for p in planes_of_scores]),
+                ("least", [p.least for p in planes_of_scores]),
+            ):
                 heads = sorted({len(plane.heads) for plane in planes})
                 numbers = [sum(sum(plane.variance) for plane in planes) / len(planes)]
                 numbers += [sum(plane.mahalanobis[name] for plane in planes) / len(planes) for name in sets]
-                name = f"{row.name}, {which} important by {scores}"
+                name = f"{row.name}, {importance} important by {scores}"
                 cells = (
                     Cell("-".join(map(str, sorted({heads[0], heads[-1]})))),
                     Cell(f"{100 * numbers[0]:.0f} %"),
@@ -118,22 +127,22 @@ def _pca(report: Report, found: Found) -> Iterator[Table]:
     )
 
 
-def _members(_: Report, found: Found) -> Iterator[Table]:
-    sizes = [(row, size) for row, own in found for size in own.members]
+def _members(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
+    sizes = [(row, size) for row, analyses in row_analyses for size in analyses.members]
     if not sizes:
         return
     first = sizes[0][1]
-    wanted = chosen(first.values, first.means, *LABELLED, Needs.MEMBERS)
+    columns = chosen(first.values, first.means, *LABELLED, Needs.MEMBERS)
     rows = [
         (
             f"{row.name}, {size.members} of {row.members} members ({ensembles(size)})",
-            tuple(_spread(size, quantity) for quantity in wanted),
+            tuple(_spread(size, quantity) for quantity in columns),
         )
         for row, size in sizes
     ]
     yield from _table(
         "Ensembles of some members: means, least and greatest",
-        [*map(_heading, wanted)],
+        [*map(_heading, columns)],
         rows,
     )
 
@@ -151,24 +160,26 @@ def of_size(size: EnsembleSize, quantity: Quantity) -> Spread | None:
 
 
 def _spread(size: EnsembleSize, quantity: Quantity) -> Cell:
-    own = of_size(size, quantity)
-    if own is None:
+    spread = of_size(size, quantity)
+    if spread is None:
         return Cell()
-    ends = (written(quantity.metric, own.low), written(quantity.metric, own.high))
-    return Cell(written(quantity.metric, own.mean), "" if size.measured == 1 else f"[{', '.join(ends)}]")
+    ends = (written(quantity.metric, spread.low), written(quantity.metric, spread.high))
+    return Cell(written(quantity.metric, spread.mean), "" if size.measured == 1 else f"[{', '.join(ends)}]")
 
 
-def _mlps(_: Report, found: Found) -> Iterator[Table]:
-    there = [(row, own.mlps) for row, own in found if own.mlps is not None]
-    for row, merging in there:
-        wanted = chosen(merging.values, merging.means, *LABELLED, Needs.MEMBERS)
-        pairs = [(merging.values if q.scope is None else merging.means[q.scope])[q.name] for q in wanted]
-        block, farthest = max(merging.distances.items(), key=lambda each: each[1], default=("none", 0.0))
+def _mlps(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
+    mergings = [(row, analyses.mlps) for row, analyses in row_analyses if analyses.mlps is not None]
+    for row, merging in mergings:
+        columns = chosen(merging.values, merging.means, *LABELLED, Needs.MEMBERS)
+        pairs = [(merging.values if q.scope is None else merging.means[q.scope])[q.name] for q in columns]
+        block, farthest = max(
+            merging.distances.items(), key=lambda block_distance: block_distance[1], default=("none", 0.0)
+        )
         rows = [
             (
                 "merged",
                 (
-                    *(Cell(written(q.metric, pair.merged)) for q, pair in zip(wanted, pairs, strict=True)),
+                    *(Cell(written(q.metric, pair.merged)) for q, pair in zip(columns, pairs, strict=True)),
                     Cell(f"{merging.agreement:.4f}"),
                     Cell(f"{merging.divergence:.3g}"),
                     Cell(f"{farthest:.3g}", f"in {block}"),
@@ -177,41 +188,45 @@ def _mlps(_: Report, found: Found) -> Iterator[Table]:
             (
                 "apart",
                 (
-                    *(Cell(written(q.metric, pair.apart)) for q, pair in zip(wanted, pairs, strict=True)),
+                    *(Cell(written(q.metric, pair.apart)) for q, pair in zip(columns, pairs, strict=True)),
                     *[Cell()] * 3,
                 ),
             ),
         ]
-        heads = (*map(_heading, wanted), "agreement", "divergence", "farthest weights")
+        heads = (*map(_heading, columns), "agreement", "divergence", "farthest weights")
         yield from _table(f"{row.name}: merged weights against its members apart", heads, rows)
 
 
-def _heads(_: Report, found: Found) -> Iterator[Table]:
-    fewer = [(row, each) for row, own in found for each in own.heads]
+def _heads(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
+    fewer = [(row, base) for row, analyses in row_analyses for base in analyses.heads]
     if not fewer:
         return
     first = fewer[0][1]
-    wanted = chosen(first.values, first.means, *LABELLED)
+    columns = chosen(first.values, first.means, *LABELLED)
     rows = [
         (
-            f"{row.name}, {each.kept} of {each.heads} heads by {each.scores}",
+            f"{row.name}, {base.kept} of {base.heads} heads by {base.scores}",
             tuple(
-                Cell(written(q.metric, (each.values if q.scope is None else each.means[q.scope])[q.name]))
-                for q in wanted
+                Cell(written(q.metric, (base.values if q.scope is None else base.means[q.scope])[q.name]))
+                for q in columns
             ),
         )
-        for row, each in fewer
+        for row, base in fewer
     ]
-    yield from _table("Fewer heads, without training", [*map(_heading, wanted)], rows)
+    yield from _table("Fewer heads, without training", [*map(_heading, columns)], rows)
 
 
-def _taylor(_: Report, found: Found) -> Iterator[Table]:
+def _taylor(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
     rows = []
-    for row, own in found:
-        for table in own.taylor:
-            known = table.defined_scores
-            if known:
-                numbers = (sum(known) / len(known), min(known), max(known))
+    for row, analyses in row_analyses:
+        for table in analyses.taylor:
+            defined_scores = table.defined_scores
+            if defined_scores:
+                numbers = (
+                    sum(defined_scores) / len(defined_scores),
+                    min(defined_scores),
+                    max(defined_scores),
+                )
                 name = f"{_member(row, table.member)}, {table.tower}"
                 rows.append((name, tuple(Cell(f"{number:.3g}") for number in numbers)))
     yield from _table("Taylor scores of heads", ("mean", "least", "greatest"), rows)
@@ -226,15 +241,17 @@ def chosen(values: Collection[str], means: Mapping[str, Collection[str]], *needs
         needs: Of the metrics; those of OOD data, and of members there, are of the group.
     """
     widest = next((group for group in reversed(GROUPS) if group in means), None)
-    found = []
+    quantities = []
     for need in needs:
         ranked = need is Needs.OOD or (need is Needs.MEMBERS and widest is not None)
-        there = (means[widest] if widest is not None else ()) if ranked else values
+        measured_names = (means[widest] if widest is not None else ()) if ranked else values
         scope = widest if ranked else None
-        found += [
-            Quantity(name, scope) for name in needing(METRICS, need) if name in there and METRICS[name].column
+        quantities += [
+            Quantity(name, scope)
+            for name in needing(METRICS, need)
+            if name in measured_names and METRICS[name].column
         ]
-    return found
+    return quantities
 
 
 def _heading(quantity: Quantity) -> str:

@@ -14,7 +14,7 @@ from hydractl.manifest.heads import Mask, Tables
 from hydractl.output.atomic_write import publish
 from hydractl.output.locks import OutputLock
 from hydractl.progress import SILENT, Progress
-from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads, told_apart
+from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads, distinct_names
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.head_choices import Choice, check_comparable, read_choices
 from hydractl.stages.shared.outputs import check_outputs, claim
@@ -140,7 +140,7 @@ def _agreement(first: tuple[Mask, Tables | None], second: tuple[Mask, Tables | N
 
 
 def _panels(choices: Sequence[Choice]) -> list[Panel]:
-    labels = told_apart(["stdin" if choice.name == "-" else choice.name for choice in choices])
+    labels = distinct_names(["stdin" if choice.name == "-" else choice.name for choice in choices])
     return [
         Panel(name=label, mask=choice.mask, standing=choice.standing)
         for label, choice in zip(labels, choices, strict=True)

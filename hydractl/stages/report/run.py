@@ -18,7 +18,7 @@ from hydractl.progress import SILENT, Progress
 from hydractl.reporting.chart import Figure
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
-from hydractl.reporting.heads_figure import told_apart
+from hydractl.reporting.heads_figure import distinct_names
 from hydractl.reporting.markdown import markdown
 from hydractl.reporting.page import page
 from hydractl.reporting.summary import verdict
@@ -117,7 +117,7 @@ def _read(paths: Sequence[Path]) -> dict[str, Report]:
         if len(paths_by_digest) == len(reports):
             raise InputError(f"{path}: is the same report as {first_path}", hint="name each report once")
         reports.append(report)
-    names = told_apart(["stdin" if path == STDIN else str(path) for path in paths])
+    names = distinct_names(["stdin" if path == STDIN else str(path) for path in paths])
     return dict(zip(names, reports, strict=True))
 
 
@@ -150,7 +150,7 @@ def _pictures(
         )
     kinds: dict[str, Callable[[Drawing], bytes]] = {
         ".png": png,
-        ".svg": lambda sheet: svg(sheet, alone=True).encode(),
+        ".svg": lambda sheet: svg(sheet, standalone=True).encode(),
     }
     places = [
         (folder / f"{figure.name}{suffix}", figure, draw)
@@ -169,4 +169,4 @@ def _places(config: ReportConfig, figure_list: Sequence[Figure]) -> dict[str, tu
         return {}
     beside = Path() if config.out is None or is_stream(config.out) else config.out.parent
     folder = quote(Path(os.path.relpath(config.figures, beside)).as_posix())
-    return {figure.title: (figure.told, f"{folder}/{figure.name}.png") for figure in figure_list}
+    return {figure.title: (figure.description, f"{folder}/{figure.name}.png") for figure in figure_list}

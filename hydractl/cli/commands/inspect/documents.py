@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hydractl.cli.output import line, model_cell, table
 from hydractl.errors import harmless_line
 from hydractl.messages import counted
-from hydractl.reporting.heads_figure import told_apart
+from hydractl.reporting.heads_figure import distinct_names
 from hydractl.reporting.lineage import Node, lineage, pairs, short
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def lineage_tree(file: str, step: Step) -> Tree:
     from rich.tree import Tree
 
     def text(node: Node) -> Text:
-        made = "(as above)" if node.again else node.step
+        made = "(as above)" if node.is_repeated else node.step
         told = (node.name, short(node.sha256), made)
         return Text(harmless_line("  ".join(filter(None, told))), overflow="fold")
 
@@ -169,7 +169,7 @@ def show_comparison(report: ComparisonReport, out: Console) -> None:
                 out, f"{model_cell(choice.name)} ranks {counted(choice.ranked, 'head')}; the other {rest} tie"
             )
     names = [model_cell(choice.name) for choice in choices]
-    labels = told_apart(names)
+    labels = distinct_names(names)
     _maps(choices, labels, out)
     if report.pairs:
         out.print()
