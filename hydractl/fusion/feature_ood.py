@@ -18,7 +18,7 @@ from hydractl.errors import CheckpointError
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.inference import collected
 from hydractl.manifest.header import Header
-from hydractl.metrics.feature_scores import FITS, KEPT, Fitted, Training
+from hydractl.metrics.feature_scores import FITS, TENSOR_SPECS, FittedScore, Training
 from hydractl.metrics.ood_scores import KNN
 from hydractl.metrics.per_sample import Responses, Scored
 from hydractl.model_inputs import Inputs
@@ -34,7 +34,7 @@ class Scores:
         temperature: What the model's logits were divided by then.
     """
 
-    fitted: Mapping[str, Sequence[Fitted]]
+    fitted: Mapping[str, Sequence[FittedScore]]
     temperature: float = 1.0
 
     @classmethod
@@ -59,7 +59,7 @@ class Scores:
     @property
     def neighbours(self) -> int | None:
         """Which nearest sample of training data `knn` looks at; None where it is not among them."""
-        return int(self.fitted[KNN][0].kept["neighbours"]) if KNN in self.fitted else None
+        return int(self.fitted[KNN][0].tensors["neighbours"]) if KNN in self.fitted else None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint holds of them, by the names that they have there."""
@@ -67,7 +67,7 @@ class Scores:
             _called(score, member, name): tensor
             for score, member_scores in self.fitted.items()
             for member, fitted_score in enumerate(member_scores)
-            for name, tensor in fitted_score.kept.items()
+            for name, tensor in fitted_score.tensors.items()
         }
 
     def of(self, extractor: FeatureExtractor, *, name: str) -> WithOodScores:
@@ -90,24 +90,24 @@ class Scores:
         return with_scores
 
 
-def _wide(fitted: Fitted) -> Tensor:
+def _wide(fitted: FittedScore) -> Tensor:
     """Return a tensor (..., D) of a score."""
-    axes = KEPT[fitted.score]
-    return next(tensor for name, tensor in fitted.kept.items() if axes[name][0].endswith("D"))
+    axes = TENSOR_SPECS[fitted.score]
+    return next(tensor for name, tensor in fitted.tensors.items() if axes[name][0].endswith("D"))
 
 
 def _called(score: str, member: int, name: str) -> str:
     return f"{BESIDE}{score}/{member}/{name}"
 
 
-def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> Fitted:
+def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedScore:
     hint = "was it written by another version of hydractl?"
-    if score not in KEPT:
+    if score not in TENSOR_SPECS:
         raise CheckpointError(f"{name}: holds an OOD score `{score}`, which is none of features", hint=hint)
     tensors = {
-        tensor_name: checkpoint.tensor(_called(score, member, tensor_name)) for tensor_name in KEPT[score]
+        tensor_name: checkpoint.tensor(_called(score, member, tensor_name)) for tensor_name in TENSOR_SPECS[score]
     }
-    fitted_score = Fitted(score, tensors)
+    fitted_score = FittedScore(score, tensors)
     try:
         fitted_score.check()
     except ValueError as error:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.per_sample import SAMPLES_AT_ONCE, Responses, Scored, ensemble_log_probs, whole
+from hydractl.metrics.per_sample import SAMPLES_AT_ONCE, Responses, Scored, ensemble_log_probs, in_memory
 
 
 class Bound(NamedTuple):
@@ -60,7 +60,7 @@ class Predictions:
             bound: What accepts samples.
         """
         responses, fitted = (
-            (whole(member_answers.said), member_answers.scores)
+            (in_memory(member_answers.predictions), member_answers.scores)
             if isinstance(member_answers, Scored)
             else (member_answers, {})
         )

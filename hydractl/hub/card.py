@@ -19,7 +19,7 @@ from hydractl.manifest.header import Header, Kind, Preprocess, steps_to
 from hydractl.manifest.report import Report, Row, Value, scaled_alike
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted
-from hydractl.metrics.metric_spec import Needs, Unit
+from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.registry import METRICS, TEMPERATURE
 from hydractl.model_source import HUB_ID
 from hydractl.tensor_spec import TensorSpec
@@ -154,7 +154,7 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
         source, _, options = reference.removeprefix("hf:").partition("::")
         split = dict(pair.partition("=")[::2] for pair in options.split(",")).get("split")
         for metric, value in values.items():
-            if METRICS[metric.partition("@")[0]].needs in {Needs.WEIGHTS, Needs.TIME}:
+            if METRICS[metric.partition("@")[0]].needs in {MetricNeeds.WEIGHTS, MetricNeeds.TIME}:
                 continue
             interval = {
                 "low": value.low,

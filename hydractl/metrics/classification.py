@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hydractl.metrics.metric_spec import Metric, Needs, Unit
+from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 BINS = 15
 
 
-def mean(each: Tensor) -> Tensor:
+def mean(per_sample: Tensor) -> Tensor:
     """Return the mean (...) over samples, in float64, of (..., N)."""
-    return each.double().mean(-1)
+    return per_sample.double().mean(-1)
 
 
 def ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:
@@ -73,10 +73,10 @@ def adaptive_ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tenso
 def of_equal_count(confidence: Tensor, *, bins: int = BINS) -> Tensor:
     """Return the bins (N,), int64, that `adaptive_ece` puts samples (N,) in."""
     order = confidence.argsort(stable=True)
-    found = order.new_empty(len(order))
+    bin_numbers = order.new_empty(len(order))
     for index, part in enumerate(order.tensor_split(bins)):
-        found[part] = index
-    return found
+        bin_numbers[part] = index
+    return bin_numbers
 
 
 def _check(confidence: Tensor, hits: Tensor, bins: int) -> None:
@@ -91,7 +91,7 @@ def _check(confidence: Tensor, hits: Tensor, bins: int) -> None:
         raise ValueError("confidences must lie in [0, 1]")
 
 
-_labelled = partial(Metric, needs=Needs.LABELS, interval=True)
+_labelled = partial(Metric, needs=MetricNeeds.LABELS, interval=True)
 
 LABELLED = (
     _labelled(

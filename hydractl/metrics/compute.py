@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydractl.manifest.report import ALL_SEVERITIES, Difference, Shift, Value
 from hydractl.manifest.shift_groups import SHIFT, scopes
-from hydractl.metrics.metric_spec import Metric, Needs
+from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.ood_scores import MSP, SCORES, Score, number_name
 from hydractl.metrics.per_sample import (
     Responses,
@@ -27,9 +27,9 @@ from hydractl.metrics.per_sample import (
     places,
 )
 from hydractl.metrics.registry import METRICS, needing
-from hydractl.metrics.resampling import Estimate, Resampling, mean_of
+from hydractl.metrics.resampling import MetricEstimate, Resampling, mean_of
 
-Estimates = Mapping[str, Estimate]
+Estimates = Mapping[str, MetricEstimate]
 """By metric."""
 
 
@@ -60,7 +60,7 @@ class ShiftNumbers:
         )
 
     @property
-    def means(self) -> dict[str, dict[str, Estimate]]:
+    def means(self) -> dict[str, dict[str, MetricEstimate]]:
         """The means over corruptions and severities, by what conditions call them."""
         return _group_means(self.cells, scopes(self.cells))
 
@@ -72,8 +72,8 @@ class RowNumbers:
     `shift` are those under corruptions, if there are any.
     """
 
-    id_set: dict[str, Estimate]
-    ood_sets: dict[str, dict[str, Estimate]]
+    id_set: dict[str, MetricEstimate]
+    ood_sets: dict[str, dict[str, MetricEstimate]]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     shift: ShiftNumbers | None = None
 
@@ -92,19 +92,21 @@ class RowNumbers:
         """As in `manifest.Row`: of the means of each group with a set."""
         return _intervals(self._means())
 
-    def difference(self, other: RowNumbers) -> Difference | None:
+    def difference(self, other_row: RowNumbers) -> Difference | None:
         """Return by how much the numbers are more than another row's on the same samples; None without intervals."""
-        values = _difference(self.id_set, other.id_set)
-        ood = _differences(self.ood_sets, other.ood_sets)
+        values = _difference(self.id_set, other_row.id_set)
+        ood = _differences(self.ood_sets, other_row.ood_sets)
         if not (values or any(ood.values())):
             return None
-        means = _differences(self._means(), other._means())
-        shift = _differences(self.shift.means, other.shift.means) if self.shift and other.shift else {}
+        means = _differences(self._means(), other_row._means())
+        shift = (
+            _differences(self.shift.means, other_row.shift.means) if self.shift and other_row.shift else {}
+        )
         return Difference(
             values=values, ood=ood, means=means, shift={name: gap for name, gap in shift.items() if gap}
         )
 
-    def _means(self) -> dict[str, dict[str, Estimate]]:
+    def _means(self) -> dict[str, dict[str, MetricEstimate]]:
         return _group_means(self.ood_sets, self.groups)
 
 
@@ -113,7 +115,7 @@ _Place = TypeVar("_Place", str, tuple[str, str])
 
 def _group_means(
     estimates: Mapping[_Place, Estimates], groups: Mapping[str, Sequence[_Place]]
-) -> dict[str, dict[str, Estimate]]:
+) -> dict[str, dict[str, MetricEstimate]]:
     """Return the mean of every number over each group with a member."""
     return {
         group: {
@@ -182,12 +184,12 @@ def measure(
     """
     labelled, ranking, diverse = (
         [METRICS[name] for name in needing(metrics, needs)]
-        for needs in (Needs.LABELS, Needs.OOD, Needs.MEMBERS)
+        for needs in (MetricNeeds.LABELS, MetricNeeds.OOD, MetricNeeds.MEMBERS)
     )
     named = scores if ranking and foreign else ()
     ranks = [SCORES[score] for score in named if score in SCORES]
     id_set = _summary(tested, ranks, diverse, labels)
-    ood_sets: dict[str, dict[str, Estimate]] = {}
+    ood_sets: dict[str, dict[str, MetricEstimate]] = {}
     for name, predictions in foreign.items():
         ood_set = _summary(predictions, ranks, diverse)
         ood_sets[name] = {}
@@ -244,7 +246,7 @@ class _Summary:
 
     answers: dict[str, Tensor]
     scores: dict[str, Tensor]
-    diversity: dict[str, Estimate]
+    diversity: dict[str, MetricEstimate]
 
 
 def _summary(
@@ -280,5 +282,5 @@ def _summary(
     return _Summary(
         answers=by_answer,
         scores=by_score,
-        diversity={name: Estimate(value=value, count=count) for name, value in diversity.items()},
+        diversity={name: MetricEstimate(value=value, count=count) for name, value in diversity.items()},
     )

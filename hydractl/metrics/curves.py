@@ -32,15 +32,18 @@ def curves_of(
         foreign: On each OOD set.
         score: The name of what ROC curves rank samples by.
     """
-    found = answered(tested, labels)
-    confidence, hits = found["confidence"], found["hits"]
-    own = scored(tested, score) if foreign else confidence
+    answers = answered(tested, labels)
+    confidence, hits = answers["confidence"], answers["hits"]
+    id_scores = scored(tested, score) if foreign else confidence
     return Curves(
         reliability=reliability(confidence, hits),
         confidence={ID_NAME: histogram(confidence)}
-        | {name: histogram(-scored(said, MSP)) for name, said in foreign.items()},
+        | {name: histogram(-scored(set_predictions, MSP)) for name, set_predictions in foreign.items()},
         risk=risk_coverage(confidence, hits),
-        roc={name: roc(**places(own, scored(said, score))) for name, said in foreign.items()},
+        roc={
+            name: roc(**places(id_scores, scored(set_predictions, score)))
+            for name, set_predictions in foreign.items()
+        },
     )
 
 
@@ -50,9 +53,10 @@ def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
     index = torch.bucketize(confidence.float(), edges, right=True) - 1
     count = torch.bincount(index, minlength=bins + 1)
     sums = (
-        torch.bincount(index, each.double(), bins + 1) / count.clamp(min=1) for each in (confidence, hits)
+        torch.bincount(index, weights.double(), bins + 1) / count.clamp(min=1)
+        for weights in (confidence, hits)
     )
-    means = (tuple(each.clamp(max=1.0).tolist()) for each in sums)
+    means = (tuple(bin_means.clamp(max=1.0).tolist()) for bin_means in sums)
     return Bins(count=tuple(count.tolist()), confidence=next(means), accuracy=next(means))
 
 
@@ -82,8 +86,9 @@ def roc(*, inside: Tensor, outside: Tensor) -> Line:
     """
     size = int(max(inside.max(), outside.max())) + 1
     x, y = (
-        torch.cat([own.new_zeros(1), torch.bincount(own, minlength=size).cumsum(0)]).double() / len(own)
-        for own in (inside, outside)
+        torch.cat([set_places.new_zeros(1), torch.bincount(set_places, minlength=size).cumsum(0)]).double()
+        / len(set_places)
+        for set_places in (inside, outside)
     )
     return _line(x, y, along=x + y)
 
@@ -91,8 +96,8 @@ def roc(*, inside: Tensor, outside: Tensor) -> Line:
 def _line(x: Tensor, y: Tensor, *, along: Tensor) -> Line:
     """Return (P,) points, of many some that are about evenly spaced along what increases, both ends among them."""
     if len(x) > MOST_POINTS:
-        wanted = torch.linspace(float(along[0]), float(along[-1]), MOST_POINTS, dtype=torch.float64)
-        index = torch.searchsorted(along, wanted).clamp(max=len(x) - 1)
+        positions = torch.linspace(float(along[0]), float(along[-1]), MOST_POINTS, dtype=torch.float64)
+        index = torch.searchsorted(along, positions).clamp(max=len(x) - 1)
         index[-1] = len(x) - 1
         x, y = x[index.unique()], y[index.unique()]
     return Line(x=tuple(x.tolist()), y=tuple(y.tolist()))

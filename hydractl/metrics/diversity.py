@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hydractl.metrics.checks import check_probs
-from hydractl.metrics.metric_spec import Metric, Needs, Unit
+from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,7 @@ def _entropy(probs: Tensor) -> Tensor:
     return 0 - probs.xlogy(probs).sum(-1)  # never -0
 
 
-_diverse = partial(Metric, needs=Needs.MEMBERS, reads=("member_probs",))
+_diverse = partial(Metric, needs=MetricNeeds.MEMBERS, reads=("member_probs",))
 
 DIVERSITY = (
     _diverse(

@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.errors import DataError
 from hydractl.metrics.ood_scores import KNN, MAHALANOBIS, VIM
 
-Kept: TypeAlias = Mapping[str, Tensor]
+FittedTensors: TypeAlias = Mapping[str, Tensor]
 AT_ONCE = 8192
 WIDE, MIDDLE = (2048, 1000), (768, 512)
 """From which width on, and then how many, dimensions are ViM's principal space."""
@@ -64,20 +64,20 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fitted:
+class FittedScore:
     """A score as it was fitted for one member, and all that it keeps of training data.
 
     Attributes:
         score: Its name.
-        kept: Tensors by name, on the CPU, of the shapes and dtypes that `KEPT` says.
+        tensors: Tensors by name, on the CPU, of the shapes and dtypes that `TENSOR_SPECS` says.
     """
 
     score: str
-    kept: Kept
+    tensors: FittedTensors
 
     def __call__(self, features: Tensor, logits: Tensor) -> Tensor:
         """Return the scores (B,), float64, of features (B, D) and logits (B, C)."""
-        return _APPLIED[self.score](self.kept, features, logits)
+        return _APPLIED[self.score](self.tensors, features, logits)
 
     def check(self) -> None:
         """Refuse tensors that are not what the score keeps.
@@ -85,23 +85,23 @@ class Fitted:
         Raises:
             ValueError: Naming one of them.
         """
-        wanted, sizes = KEPT[self.score], dict[str, int]()
-        if self.kept.keys() != wanted.keys():
-            raise ValueError(f"it keeps {', '.join(wanted)}, not {', '.join(sorted(self.kept))}")
-        for name, (axes, dtype) in wanted.items():
-            found = self.kept[name]
-            fits = found.ndim == len(axes) and found.dtype == dtype and found.numel() > 0
-            if not fits or any(sizes.setdefault(a, n) != n for a, n in zip(axes, found.shape, strict=True)):
+        specs, sizes = TENSOR_SPECS[self.score], dict[str, int]()
+        if self.tensors.keys() != specs.keys():
+            raise ValueError(f"it keeps {', '.join(specs)}, not {', '.join(sorted(self.tensors))}")
+        for name, (axes, dtype) in specs.items():
+            tensor = self.tensors[name]
+            fits = tensor.ndim == len(axes) and tensor.dtype == dtype and tensor.numel() > 0
+            if not fits or any(sizes.setdefault(a, n) != n for a, n in zip(axes, tensor.shape, strict=True)):
                 raise ValueError(
                     f"`{name}` must be {axes or 'a number'} of {dtype}, with equal letters for equal sizes"
                 )
-            if not bool(found.isfinite().all()):
+            if not bool(tensor.isfinite().all()):
                 raise ValueError(f"`{name}` is not finite")
-        if self.score == KNN and not 1 <= int(self.kept["neighbours"]) <= sizes["N"]:
+        if self.score == KNN and not 1 <= int(self.tensors["neighbours"]) <= sizes["N"]:
             raise ValueError("`neighbours` must count from 1 to the samples of `bank`")
 
 
-def mahalanobis(data: Training) -> Fitted:
+def mahalanobis(data: Training) -> FittedScore:
     """Return the squared distance min_c (f - m_c)^T S^-1 (f - m_c), at least 0 (Lee et al. 2018, eqs. 1 and 2, negated).
 
     m_c are the classes' means and S = 1/N sum_i (f_i - m_{y_i})(f_i - m_{y_i})^T is the covariance that they share. Of the last
@@ -115,10 +115,10 @@ def mahalanobis(data: Training) -> Fitted:
     white = _whitening(data, means[places[data.labels]])
     middle = means.mean(0)  # what is far from 0 in directions of little variance would be rounded there
     near = (means - middle) @ white
-    return Fitted(MAHALANOBIS[0], {"middle": middle, "white": white, "near": near})
+    return FittedScore(MAHALANOBIS[0], {"middle": middle, "white": white, "near": near})
 
 
-def relative_mahalanobis(data: Training) -> Fitted:
+def relative_mahalanobis(data: Training) -> FittedScore:
     """Return `mahalanobis` less (f - m)^T S_0^-1 (f - m), of the mean and covariance of all data (Ren et al. 2021, negated).
 
     Raises:
@@ -126,21 +126,23 @@ def relative_mahalanobis(data: Training) -> Fitted:
     """
     by_class = mahalanobis(data)
     mean, _ = _means(torch.zeros_like(data.labels), data)
-    whole = _whitening(data, mean.expand(len(data.labels), -1))
-    return Fitted(MAHALANOBIS[1], {**by_class.kept, "mean": mean.squeeze(0), "whole": whole})
+    whitening_of_all = _whitening(data, mean.expand(len(data.labels), -1))
+    return FittedScore(
+        MAHALANOBIS[1], {**by_class.tensors, "mean": mean.squeeze(0), "whole": whitening_of_all}
+    )
 
 
-def knn(data: Training) -> Fitted:
+def knn(data: Training) -> FittedScore:
     """Return the Euclidean distance to the k-th nearest training sample, features of length one, in [0, 2] (Sun et al. 2022, section 3).
 
     k counts from 1; if all of N < k samples are nearer, it is the distance to the farthest. A feature vector of zeros stays one.
     OpenOOD has the square, which ranks alike.
     """
     bank = F.normalize(data.features, dim=1)
-    return Fitted(KNN, {"bank": bank, "neighbours": torch.tensor(min(data.neighbours, len(bank)))})
+    return FittedScore(KNN, {"bank": bank, "neighbours": torch.tensor(min(data.neighbours, len(bank)))})
 
 
-def vim(data: Training) -> Fitted:
+def vim(data: Training) -> FittedScore:
     """Return the virtual logit less the logsumexp of the logits, a monotone map of the virtual class's probability (Wang et al. 2022).
 
     With x = f - o, where o = -W^+ b is the point whose logits are nearest to zero, the principal space is spanned by the
@@ -152,23 +154,23 @@ def vim(data: Training) -> Fitted:
     """
     weight, bias = (tensor.double() for tensor in data.classifier)
     origin: Tensor = -torch.linalg.pinv(weight) @ bias
-    width, kept = len(origin), principal(len(origin))
+    width, rank = len(origin), principal(len(origin))
     scatter, lengths = origin.new_zeros(width, width), 0.0
     for features, _ in data.parts():
         x = features - origin
         scatter += x.T @ x
         lengths += float(x.norm(dim=1).sum())
-    outside: Tensor = torch.linalg.eigh(scatter).eigenvectors[:, : width - kept]  # eigenvalues ascend
+    outside: Tensor = torch.linalg.eigh(scatter).eigenvectors[:, : width - rank]  # eigenvalues ascend
 
-    kept_of = {"origin": origin, "outside": outside.contiguous()}
-    residuals = sum(float(_residual(kept_of, features).sum()) for features, _ in data.parts())
+    tensors = {"origin": origin, "outside": outside.contiguous()}
+    residuals = sum(float(_residual(tensors, features).sum()) for features, _ in data.parts())
     if residuals <= RESIDUE * lengths:
         raise DataError(
-            f"`{VIM}`: the features of {len(data.labels)} samples span no more than the {kept} dimensions of its principal space",
-            hint=f"name more data with `--fit`: more than {kept} samples, and several a class",
+            f"`{VIM}`: the features of {len(data.labels)} samples span no more than the {rank} dimensions of its principal space",
+            hint=f"name more data with `--fit`: more than {rank} samples, and several a class",
         )
     scale = float(data.largest.double().sum()) / residuals
-    return Fitted(VIM, {**kept_of, "scale": torch.tensor(scale, dtype=torch.float64)})
+    return FittedScore(VIM, {**tensors, "scale": torch.tensor(scale, dtype=torch.float64)})
 
 
 def principal(width: int) -> int:
@@ -179,7 +181,7 @@ def principal(width: int) -> int:
     return next((dims for least, dims in (WIDE, MIDDLE) if width >= least), width // 2)
 
 
-FITS: Mapping[str, Callable[[Training], Fitted]] = MappingProxyType(
+FITS: Mapping[str, Callable[[Training], FittedScore]] = MappingProxyType(
     {
         **dict(zip(MAHALANOBIS, (mahalanobis, relative_mahalanobis), strict=True)),
         KNN: knn,
@@ -193,7 +195,7 @@ _BY_CLASS = {
     "white": ("DR", torch.float64),
     "near": ("GR", torch.float64),
 }
-KEPT: Mapping[str, Mapping[str, tuple[str, torch.dtype]]] = MappingProxyType(
+TENSOR_SPECS: Mapping[str, Mapping[str, tuple[str, torch.dtype]]] = MappingProxyType(
     {
         MAHALANOBIS[0]: _BY_CLASS,
         MAHALANOBIS[1]: {**_BY_CLASS, "mean": ("D", torch.float64), "whole": ("DS", torch.float64)},
@@ -212,33 +214,33 @@ principal space.
 """
 
 
-def _nearest_class(kept: Kept, features: Tensor, _: Tensor) -> Tensor:
-    return _squares((features.double() - kept["middle"]) @ kept["white"], kept["near"]).amin(1)
+def _nearest_class(tensors: FittedTensors, features: Tensor, _: Tensor) -> Tensor:
+    return _squares((features.double() - tensors["middle"]) @ tensors["white"], tensors["near"]).amin(1)
 
 
-def _less_whole(kept: Kept, features: Tensor, logits: Tensor) -> Tensor:
-    off = (features.double() - kept["mean"]) @ kept["whole"]
-    return _nearest_class(kept, features, logits) - off.square().sum(1)
+def _less_whole(tensors: FittedTensors, features: Tensor, logits: Tensor) -> Tensor:
+    off = (features.double() - tensors["mean"]) @ tensors["whole"]
+    return _nearest_class(tensors, features, logits) - off.square().sum(1)
 
 
-def _neighbour(kept: Kept, features: Tensor, _: Tensor) -> Tensor:
-    k, unit = int(kept["neighbours"]), F.normalize(features.double(), dim=1)
+def _neighbour(tensors: FittedTensors, features: Tensor, _: Tensor) -> Tensor:
+    k, unit = int(tensors["neighbours"]), F.normalize(features.double(), dim=1)
     nearest = unit.new_empty(len(unit), 0)
-    for part in kept["bank"].split(AT_ONCE):
-        found = torch.cat([nearest, _squares(unit, part.double())], 1)
-        nearest = found.topk(min(k, found.shape[1]), dim=1, largest=False).values
+    for part in tensors["bank"].split(AT_ONCE):
+        distances = torch.cat([nearest, _squares(unit, part.double())], 1)
+        nearest = distances.topk(min(k, distances.shape[1]), dim=1, largest=False).values
     return nearest.amax(1).sqrt()
 
 
-def _residual(kept: Kept, features: Tensor) -> Tensor:
-    return ((features.double() - kept["origin"]) @ kept["outside"]).square().sum(1).sqrt()
+def _residual(tensors: FittedTensors, features: Tensor) -> Tensor:
+    return ((features.double() - tensors["origin"]) @ tensors["outside"]).square().sum(1).sqrt()
 
 
-def _virtual(kept: Kept, features: Tensor, logits: Tensor) -> Tensor:
-    return kept["scale"] * _residual(kept, features) - logits.double().logsumexp(1)
+def _virtual(tensors: FittedTensors, features: Tensor, logits: Tensor) -> Tensor:
+    return tensors["scale"] * _residual(tensors, features) - logits.double().logsumexp(1)
 
 
-_APPLIED: Mapping[str, Callable[[Kept, Tensor, Tensor], Tensor]] = MappingProxyType(
+_APPLIED: Mapping[str, Callable[[FittedTensors, Tensor, Tensor], Tensor]] = MappingProxyType(
     {**dict(zip(MAHALANOBIS, (_nearest_class, _less_whole), strict=True)), KNN: _neighbour, VIM: _virtual}
 )
 
@@ -246,19 +248,19 @@ _APPLIED: Mapping[str, Callable[[Kept, Tensor, Tensor], Tensor]] = MappingProxyT
 def _means(groups: Tensor, data: Training) -> tuple[Tensor, Tensor]:
     """Return the mean features (G, D) of the groups that have samples, and each group's place among them."""
     counts = groups.bincount()
-    there = counts > 0
+    has_samples = counts > 0
     sums = torch.zeros(len(counts), data.features.shape[1], dtype=torch.float64)
-    for (features, _), own in zip(data.parts(), groups.split(AT_ONCE), strict=True):
-        sums.index_add_(0, own, features)
-    return sums[there] / counts[there].unsqueeze(1), there.cumsum(0) - 1
+    for (features, _), part_groups in zip(data.parts(), groups.split(AT_ONCE), strict=True):
+        sums.index_add_(0, part_groups, features)
+    return sums[has_samples] / counts[has_samples].unsqueeze(1), has_samples.cumsum(0) - 1
 
 
 def _whitening(data: Training, centres: Tensor) -> Tensor:
     """Return A (D, R) with A A^T the (pseudo)inverse of the covariance of features less their centres (N, D)."""
     width = data.features.shape[1]
     covariance = torch.zeros(width, width, dtype=torch.float64)
-    for (features, _), own in zip(data.parts(), centres.split(AT_ONCE), strict=True):
-        off = features - own
+    for (features, _), part_centres in zip(data.parts(), centres.split(AT_ONCE), strict=True):
+        off = features - part_centres
         covariance += off.T @ off / len(data.labels)
     size = sum(float(features.square().sum()) for features, _ in data.parts()) / len(data.labels)
     white = whitening(covariance, size)
@@ -280,12 +282,14 @@ def whitening(covariance: Tensor, size: float) -> Tensor:
         size: Their mean squared length.
     """
     values, vectors = torch.linalg.eigh(covariance)
-    kept = values > max(size * ROUNDED**2, float(values.amax()) * len(values) * torch.finfo(values.dtype).eps)
-    white: Tensor = vectors[:, kept] / values[kept].sqrt()
+    varying = values > max(
+        size * ROUNDED**2, float(values.amax()) * len(values) * torch.finfo(values.dtype).eps
+    )
+    white: Tensor = vectors[:, varying] / values[varying].sqrt()
     return white
 
 
 def _squares(a: Tensor, b: Tensor) -> Tensor:
     """Return the squared distances (B, G) of rows (B, D) and (G, D), float64; rounding below 0 is clamped."""
-    found = a.square().sum(1, keepdim=True) + b.square().sum(1) - 2 * a @ b.T
-    return found.clamp(min=0)
+    distances = a.square().sum(1, keepdim=True) + b.square().sum(1) - 2 * a @ b.T
+    return distances.clamp(min=0)

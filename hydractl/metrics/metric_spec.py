@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Needs(Enum):
+class MetricNeeds(Enum):
     """What a number is measured on."""
 
     LABELS = auto()
@@ -54,7 +54,7 @@ class Metric:
     """
 
     name: str
-    needs: Needs
+    needs: MetricNeeds
     definition: str
     higher_is_better: bool | None = None
     column: str | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hydractl.metrics.metric_spec import Metric, Needs, Unit
+from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,13 +88,13 @@ def aupr_in_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
 def _counts(negative: Tensor, positive: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
     """Return how many samples of each kind are at each of P places, both (..., P), with the last place first if reversed."""
     size = int(max(negative.max(), positive.max())) + 1
-    found = [
+    counts_by_kind = [
         places.new_zeros(*places.shape[:-1], size).scatter_add_(
             -1, places, places.new_ones(1).expand_as(places)
         )
         for places in (negative, positive)
     ]
-    negatives, positives = (counts.flip(-1) for counts in found) if reverse else found
+    negatives, positives = (counts.flip(-1) for counts in counts_by_kind) if reverse else counts_by_kind
     return negatives, positives
 
 
@@ -126,7 +126,7 @@ def _trapezoids(negatives: Tensor, positives: Tensor) -> Tensor:
     return positives.double().new_tensor((width * (precision[..., :-1] + precision[..., 1:]) / 2.0).sum(-1))
 
 
-_ranked = partial(Metric, needs=Needs.OOD, unit=Unit.SHARE, high=1.0, reads=("inside", "outside"))
+_ranked = partial(Metric, needs=MetricNeeds.OOD, unit=Unit.SHARE, high=1.0, reads=("inside", "outside"))
 
 RANKING = (
     _ranked(

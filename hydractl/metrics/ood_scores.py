@@ -27,7 +27,7 @@ class Score:
         definition: One sentence, with its source.
         compute: Maps what the members say, (M, ..., C), to scores (...).
         raw: Whether it reads logits; else their log-softmax, which forgets how large they are.
-        alone: What it is of a single model, if it is about several members and so tells nothing more there.
+        of_single_model: What it is of a single model, if it is about several members and so tells nothing more there.
         low: The least value it may have.
         high: The greatest one.
     """
@@ -36,7 +36,7 @@ class Score:
     definition: str
     compute: Callable[[Tensor], Tensor]
     raw: bool = False
-    alone: str = ""
+    of_single_model: str = ""
     low: float = -math.inf
     high: float = math.inf
 
@@ -117,14 +117,14 @@ _TABLE = (
         "entropies, in nats; 0 for one member (Depeweg et al. 2018).",
         compute=mutual_information,
         low=0.0,
-        alone="0 everywhere, so its numbers are those of chance",
+        of_single_model="0 everywhere, so its numbers are those of chance",
     ),
     Score(
         name="msp+mi",
         definition="Sum of `msp` and `mi`; for one member `msp`.",
         compute=msp_and_information,
         low=-1.0,
-        alone="`msp`",
+        of_single_model="`msp`",
     ),
     Score(
         name="energy",
@@ -166,7 +166,7 @@ FITTED: Mapping[str, str] = MappingProxyType(
 EVERY = (*SCORES, *FITTED)
 """The names of all scores."""
 
-OF_ONE = tuple(name for name, score in SCORES.items() if not score.alone)
+OF_ONE = tuple(name for name, score in SCORES.items() if not score.of_single_model)
 """The names of those that are about a single model."""
 
 

@@ -94,8 +94,8 @@ class Joined:
 
     def split(self, samples: int) -> Iterator[Responses]:
         """Yield it with at most so many samples at a time, in order."""
-        for own in zip(*(part.split(samples) for part in self.parts), strict=True):
-            yield Responses(*map(torch.cat, zip(*(one.tensors() for one in own), strict=True)))
+        for member_parts in zip(*(part.split(samples) for part in self.parts), strict=True):
+            yield Responses(*map(torch.cat, zip(*(part.tensors() for part in member_parts), strict=True)))
 
     def members(self) -> Iterator[StoredPredictions]:
         """Yield what each member says by itself, M = 1."""
@@ -108,53 +108,53 @@ class Scored:
     """What members say, beside scores of each sample that do not follow from it.
 
     Attributes:
-        said: Without them.
+        predictions: Without them.
         scores: Each (N,), float64, by its name. `msp` is among them where confidence is no probability of a class: minus it.
     """
 
-    said: StoredPredictions
+    predictions: StoredPredictions
     scores: Mapping[str, Tensor]
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """M, N and C."""
-        return self.said.shape
+        return self.predictions.shape
 
     def split(self, samples: int) -> Iterator[Responses]:
         """Yield what is said, with at most so many samples at a time, in order."""
-        return self.said.split(samples)
+        return self.predictions.split(samples)
 
     def members(self) -> Iterator[StoredPredictions]:
         """Yield what each member says by itself, M = 1."""
-        return self.said.members()
+        return self.predictions.members()
 
 
 def together(parts: Sequence[StoredPredictions]) -> StoredPredictions:
     """Return what the members of several say of the same samples, as those of one; scores are means over members."""
     if not all(isinstance(part, Scored) for part in parts):
         return Joined(tuple(parts))
-    found = [part for part in parts if isinstance(part, Scored)]
-    share = [part.shape[0] / sum(part.shape[0] for part in found) for part in found]
+    scored_parts = [part for part in parts if isinstance(part, Scored)]
+    share = [part.shape[0] / sum(part.shape[0] for part in scored_parts) for part in scored_parts]
     scores = {
         name: torch.stack(
-            [weight * part.scores[name] for weight, part in zip(share, found, strict=True)]
+            [weight * part.scores[name] for weight, part in zip(share, scored_parts, strict=True)]
         ).sum(0)
-        for name in found[0].scores
+        for name in scored_parts[0].scores
     }
-    return Scored(Joined(tuple(part.said for part in found)), scores)
+    return Scored(Joined(tuple(part.predictions for part in scored_parts)), scores)
 
 
-def whole(said: StoredPredictions) -> Responses:
+def in_memory(predictions: StoredPredictions) -> Responses:
     """Return it in memory."""
-    if isinstance(said, Responses):
-        return said
-    parts = [part.tensors() for part in said.split(SAMPLES_AT_ONCE)]
-    return Responses(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
+    if isinstance(predictions, Responses):
+        return predictions
+    parts = [part.tensors() for part in predictions.split(SAMPLES_AT_ONCE)]
+    return Responses(*(torch.cat(part_tensors, 1) for part_tensors in zip(*parts, strict=True)))
 
 
-def at_once(said: StoredPredictions) -> int:
+def at_once(predictions: StoredPredictions) -> int:
     """Return how many samples are looked at together, so that memory hangs neither on members nor on classes."""
-    members, _, classes = said.shape
+    members, _, classes = predictions.shape
     return max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // (members * classes)))
 
 
@@ -238,7 +238,7 @@ def places(id_scores: Tensor, ood_scores: Tensor) -> dict[str, Tensor]:
         )
     dtype = torch.promote_types(torch.promote_types(id_scores.dtype, ood_scores.dtype), torch.float32)
     ordered, order = torch.cat([id_scores.to(dtype), ood_scores.to(dtype)], -1).sort(-1, descending=True)
-    found = torch.zeros_like(order)
-    found.scatter_(-1, order[..., 1:], (ordered[..., 1:] != ordered[..., :-1]).cumsum(-1))
-    inside, outside = found.split([id_scores.shape[-1], ood_scores.shape[-1]], -1)
+    place_numbers = torch.zeros_like(order)
+    place_numbers.scatter_(-1, order[..., 1:], (ordered[..., 1:] != ordered[..., :-1]).cumsum(-1))
+    inside, outside = place_numbers.split([id_scores.shape[-1], ood_scores.shape[-1]], -1)
     return {"inside": inside, "outside": outside}

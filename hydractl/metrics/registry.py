@@ -9,7 +9,7 @@ from hydractl.errors import UsageError
 from hydractl.messages import nearest
 from hydractl.metrics.classification import LABELLED
 from hydractl.metrics.diversity import DIVERSITY
-from hydractl.metrics.metric_spec import Metric, Needs, Unit
+from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_ranking import RANKING
 
 FIT, VAL = "fit", "val"
@@ -22,13 +22,13 @@ _OTHERS = (
         definition="What the logits of every member are divided by before its softmax, for all numbers of the "
         "row: given, or the minimum of the NLL on the data set `temperature` (Guo et al. 2017), times what the checkpoint "
         "stores.",
-        needs=Needs.TEMPERATURE,
+        needs=MetricNeeds.TEMPERATURE,
     ),
     Metric(
         name="parameters",
         column="Params",
         definition="Numbers that the model's parameters hold, a shared parameter counted once.",
-        needs=Needs.WEIGHTS,
+        needs=MetricNeeds.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,
     ),
@@ -38,7 +38,7 @@ _OTHERS = (
         definition="Multiply-accumulates of matrix products, convolutions and attention in one forward pass of "
         "one sample, half of torch's FLOP counter. The last block is cut: it computes only the tokens that the readout "
         "reads, which a library's own model does not.",
-        needs=Needs.WEIGHTS,
+        needs=MetricNeeds.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,
     ),
@@ -46,7 +46,7 @@ _OTHERS = (
         name="macs_textbook",
         definition="Multiply-accumulates as papers count them, which are not those that run: of each member by itself in the "
         "library's own model, all tokens through every block, times the passes of a row. MIMO is one network, and counts one pass.",
-        needs=Needs.WEIGHTS,
+        needs=MetricNeeds.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,
     ),
@@ -57,7 +57,7 @@ _OTHERS = (
         "each sample that the written weights of each `finetune` saw, whatever was frozen; a run that several models come "
         "from counts once. Of `vilu:` also that of its network. Without what teachers compute, evaluations, "
         "other learning rates, scores, and what was trained elsewhere.",
-        needs=Needs.WEIGHTS,
+        needs=MetricNeeds.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,
     ),
@@ -65,7 +65,7 @@ _OTHERS = (
         name="latency_ms",
         column="Latency",
         definition="Median wall-clock time of one forward pass of one sample, its last kernel included.",
-        needs=Needs.TIME,
+        needs=MetricNeeds.TIME,
         unit=Unit.MS,
         higher_is_better=False,
         interval=True,
@@ -74,7 +74,7 @@ _OTHERS = (
         name="latency_batch_ms",
         column="at batch {batch_size}",
         definition="Median wall-clock time of one forward pass of `batch_size` samples, its last kernel included.",
-        needs=Needs.TIME,
+        needs=MetricNeeds.TIME,
         unit=Unit.MS,
         higher_is_better=False,
         interval=True,
@@ -96,9 +96,9 @@ ALIASES: Mapping[str, str] = MappingProxyType({"acc": "accuracy", "ood": "auroc"
 """What metrics are called too, wherever one is named."""
 
 _WITHOUT = {
-    Needs.OOD: ("without an OOD data set", "add `--near NAME=DATA` or `--far NAME=DATA`"),
-    Needs.TIME: ("with `--no-latency`", "drop `--no-latency`"),
-    Needs.TEMPERATURE: (
+    MetricNeeds.OOD: ("without an OOD data set", "add `--near NAME=DATA` or `--far NAME=DATA`"),
+    MetricNeeds.TIME: ("with `--no-latency`", "drop `--no-latency`"),
+    MetricNeeds.TEMPERATURE: (
         "without `--temperature`",
         "add `--temperature DATA`, a labelled split to fit it on",
     ),
@@ -106,12 +106,12 @@ _WITHOUT = {
 
 
 def choose_metrics(
-    wanted: Sequence[str] | None, *, ood: bool, latency: bool, scaled: bool = False
+    names: Sequence[str] | None, *, ood: bool, latency: bool, scaled: bool = False
 ) -> tuple[str, ...]:
     """Return the metrics to measure, in the order of reports. The temperature is always among them if there is one.
 
     Args:
-        wanted: Their names; None for all that can be measured.
+        names: Their names; None for all that can be measured.
         ood: Whether there is an OOD set.
         latency: Whether time may be measured.
         scaled: Whether logits are divided by a temperature.
@@ -119,16 +119,16 @@ def choose_metrics(
     Raises:
         UsageError: If a name is unknown, or cannot be measured.
     """
-    there = {Needs.OOD: ood, Needs.TIME: latency, Needs.TEMPERATURE: scaled}
-    chosen = [metric_named(name) for name in wanted or METRICS]
-    for metric in chosen if wanted else ():
-        if not there.get(metric.needs, True):
+    available = {MetricNeeds.OOD: ood, MetricNeeds.TIME: latency, MetricNeeds.TEMPERATURE: scaled}
+    chosen = [metric_named(name) for name in names or METRICS]
+    for metric in chosen if names else ():
+        if not available.get(metric.needs, True):
             why, hint = _WITHOUT[metric.needs]
             raise UsageError(f"`{metric.name}` cannot be measured {why}", hint=hint)
     return tuple(
         name
         for name, metric in METRICS.items()
-        if there.get(metric.needs, True) and (metric in chosen or name == TEMPERATURE)
+        if available.get(metric.needs, True) and (metric in chosen or name == TEMPERATURE)
     )
 
 
@@ -138,23 +138,23 @@ def metric_named(name: str) -> Metric:
     Raises:
         UsageError: If the name is unknown, with the nearest known one.
     """
-    known = ALIASES.get(name, name)
-    if known not in METRICS:
+    metric_name = ALIASES.get(name, name)
+    if metric_name not in METRICS:
         raise UsageError(
             f"unknown metric `{name}`",
             hint=" ".join(filter(None, (_nearest(name), f"Known metrics: {', '.join(METRICS)}"))),
         )
-    return METRICS[known]
+    return METRICS[metric_name]
 
 
 def _nearest(name: str) -> str | None:
     """Return a hint with the metric whose name, or heading in a table, begins with or is near to `name`."""
     columns = {m.column.lower(): m.name for m in METRICS.values() if m.column is not None}
-    known = {metric: metric for metric in METRICS} | columns
-    found = nearest(name.lower().replace("-", "_"), known)
-    return f"did you mean `{known[found]}`?" if found else None
+    metric_by_name = {metric: metric for metric in METRICS} | columns
+    nearest_name = nearest(name.lower().replace("-", "_"), metric_by_name)
+    return f"did you mean `{metric_by_name[nearest_name]}`?" if nearest_name else None
 
 
-def needing(metrics: Iterable[str], *needs: Needs) -> tuple[str, ...]:
+def needing(metrics: Iterable[str], *needs: MetricNeeds) -> tuple[str, ...]:
     """Return those of some metrics that are measured on one of these."""
     return tuple(name for name in metrics if METRICS[name].needs in needs)

@@ -34,7 +34,7 @@ DRAWN_AT_ONCE = 2**18  # indices: resamples are few at a time where samples are 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Estimate:
+class MetricEstimate:
     """A number, and where each resample says that the true one lies.
 
     Attributes:
@@ -59,26 +59,26 @@ class Estimate:
         )
         return Value(value=self.value, low=min(low, self.value), high=max(high, self.value), count=self.count)
 
-    def difference(self, other: Estimate) -> Estimate | None:
+    def difference(self, subtrahend: MetricEstimate) -> MetricEstimate | None:
         """Return by how much it is more than another number on the same resamples; None where one has no interval."""
-        if self.low is None or self.high is None or other.low is None or other.high is None:
+        if self.low is None or self.high is None or subtrahend.low is None or subtrahend.high is None:
             return None
-        return Estimate(
-            value=self.value - other.value,
+        return MetricEstimate(
+            value=self.value - subtrahend.value,
             count=self.count,
-            low=self.low - other.high,
-            high=self.high - other.low,
+            low=self.low - subtrahend.high,
+            high=self.high - subtrahend.low,
         )
 
 
-def mean_of(numbers: Sequence[Estimate]) -> Estimate:
+def mean_of(numbers: Sequence[MetricEstimate]) -> MetricEstimate:
     """Return the mean of numbers that were measured on the same resamples of the ID set; it rests on sets, not on samples."""
     lows, highs = (
         [bounds for number in numbers if (bounds := getattr(number, side)) is not None]
         for side in ("low", "high")
     )
     has_interval = len(lows) == len(highs) == len(numbers)
-    return Estimate(
+    return MetricEstimate(
         value=math.fsum(number.value for number in numbers) / len(numbers),
         count=None,
         low=torch.stack(lows).double().mean(0) if has_interval else None,
@@ -119,11 +119,11 @@ class Resampling:
                 [torch.randint(n, (n,), generator=g) for n, g in zip(counts, generators, strict=True)]
                 for _ in range(first, min(first + at_once, self.resamples))
             ]
-            yield tuple(torch.stack(drawn) for drawn in zip(*rows, strict=True))
+            yield tuple(torch.stack(set_indices) for set_indices in zip(*rows, strict=True))
 
     def values(
         self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor], name: str = ""
-    ) -> dict[str, Estimate]:
+    ) -> dict[str, MetricEstimate]:
         """Return metrics of samples, with the intervals of those that have one.
 
         Args:
@@ -133,12 +133,12 @@ class Resampling:
         """
         counts = [len(next(iter(samples.values()))) for samples in sets]
         sample = {name: vector for samples in sets for name, vector in samples.items()}
-        found = {m.name: float(m.of(sample)) for m in metrics}
+        point_estimates = {m.name: float(m.of(sample)) for m in metrics}
         spread: dict[str, list[Tensor]] = {m.name: [] for m in metrics if m.interval and self.resamples}
         bins = {m.name: m.bins(sample[m.reads[0]]) for m in metrics if m.bins and m.name in spread}
         read = {name for m in metrics if m.interval for name in m.reads}
         for indices in self.draws(*counts, name=name) if spread else ():
-            drawn = {
+            resample = {
                 name: samples[name].index_select(0, index.flatten()).view(index.shape)
                 for samples, index in zip(sets, indices, strict=True)
                 for name in samples
@@ -146,11 +146,13 @@ class Resampling:
             }
             for metric in metrics:
                 if metric.name in bins:
-                    own = bins[metric.name]
-                    spread[metric.name].append(_gaps(metric, drawn, own[indices[0]], int(own.max()) + 1))
+                    bin_numbers = bins[metric.name]
+                    spread[metric.name].append(
+                        _gaps(metric, resample, bin_numbers[indices[0]], int(bin_numbers.max()) + 1)
+                    )
                 elif metric.name in spread:
-                    spread[metric.name].append(torch.as_tensor(metric.of(drawn)))
-        every = {name: torch.cat(each) for name, each in spread.items()}
+                    spread[metric.name].append(torch.as_tensor(metric.of(resample)))
+        every = {name: torch.cat(parts) for name, parts in spread.items()}
         gaps = {
             m.name: _gaps(m, sample, bins[m.name], every[m.name].shape[-1]) for m in metrics if m.name in bins
         }
@@ -158,11 +160,11 @@ class Resampling:
             name: calibration_error(value, gaps[name], every[name], count=sum(counts))
             if name in gaps
             else measured(value, every.get(name), count=sum(counts))
-            for name, value in found.items()
+            for name, value in point_estimates.items()
         }
 
 
-def measured(value: float, resampled: Tensor | None, *, count: int) -> Estimate:
+def measured(value: float, resampled: Tensor | None, *, count: int) -> MetricEstimate:
     """Return a number with a percentile interval.
 
     Args:
@@ -178,10 +180,10 @@ def measured(value: float, resampled: Tensor | None, *, count: int) -> Estimate:
         raise ValueError(
             f"the statistic of resample {first} is {float(resampled[first])}, so it has no interval"
         )
-    return Estimate(value=value, count=count, low=resampled, high=resampled)
+    return MetricEstimate(value=value, count=count, low=resampled, high=resampled)
 
 
-def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: int) -> Estimate:
+def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: int) -> MetricEstimate:
     """Return a calibration error with the interval that is told of above, within 0 and 1.
 
     Args:
@@ -194,7 +196,7 @@ def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: i
     along = moved * gaps.sign()
     clear = gaps.abs() > math.sqrt(math.log(count)) * moved.std(0, correction=0)
     below = torch.where(clear, along, moved.abs()).sum(-1)
-    return Estimate(
+    return MetricEstimate(
         value=value,
         count=count,
         low=(value - below).clamp(0, 1),

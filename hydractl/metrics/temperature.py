@@ -67,14 +67,14 @@ def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
         return member_log_probs
     scaled = torch.empty_like(member_log_probs)
     size = _samples(member_log_probs.shape)
-    for whole, part in zip(scaled.split(size, 1), member_log_probs.split(size, 1), strict=True):
-        whole.copy_((part.double() / temperature).log_softmax(-1))
+    for target, part in zip(scaled.split(size, 1), member_log_probs.split(size, 1), strict=True):
+        target.copy_((part.double() / temperature).log_softmax(-1))
     return scaled
 
 
-def scale(found: Responses, temperature: float) -> Responses:
+def scale(responses: Responses, temperature: float) -> Responses:
     """Return what members say once their logits are divided by T; arguments as in `scale_log_probs`."""
-    log_probs, logsumexp = found
+    log_probs, logsumexp = responses
     scaled = scale_log_probs(log_probs, temperature)
     if logsumexp is None or temperature == 1:
         return Responses(scaled, logsumexp)
@@ -87,41 +87,41 @@ def scale(found: Responses, temperature: float) -> Responses:
 class Scaled:
     """What members say once their logits are divided by T, as far as it is looked at."""
 
-    said: StoredPredictions
+    predictions: StoredPredictions
     temperature: float
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """M, N and C."""
-        return self.said.shape
+        return self.predictions.shape
 
     def split(self, samples: int) -> Iterator[Responses]:
         """Yield it with at most so many samples at a time, in order."""
-        for part in self.said.split(samples):
+        for part in self.predictions.split(samples):
             yield scale(part, self.temperature)
 
     def members(self) -> Iterator[StoredPredictions]:
         """Yield what each member says by itself, M = 1."""
-        for one in self.said.members():
-            yield Scaled(one, self.temperature)
+        for member_predictions in self.predictions.members():
+            yield Scaled(member_predictions, self.temperature)
 
 
 def scaled_nll(
-    said: StoredPredictions | Tensor, labels: Tensor, temperature: float, *, doubt: float = 0.0
+    predictions: StoredPredictions | Tensor, labels: Tensor, temperature: float, *, doubt: float = 0.0
 ) -> float:
     """Return the mean of -log mean_m softmax(z_m / T)[label] in nats, in float64.
 
     Args:
-        said: Finite natural logarithms, or logits, (M, N, C).
+        predictions: Finite natural logarithms, or logits, (M, N, C).
         labels: Shape (N,), integer, in 0..C-1.
         temperature: T > 0.
         doubt: The weight that the other classes share: a cross-entropy with labels that are as uncertain. Needs C > 1.
     """
-    members, count, classes = said.shape
+    members, count, classes = predictions.shape
     total = 0.0
-    for part, own in _parts(said, labels):
+    for part, part_labels in _parts(predictions, labels):
         logits = part.double() / temperature
-        right = (at_labels(logits, own.long()) - logits.logsumexp(2)).logsumexp(0)
+        right = (at_labels(logits, part_labels.long()) - logits.logsumexp(2)).logsumexp(0)
         total -= float(right.sum())
         if doubt:
             everything = logits.log_softmax(2).logsumexp(0).sum(1)
@@ -129,7 +129,7 @@ def scaled_nll(
     return total / count + math.log(members)
 
 
-def fit_temperature(said: StoredPredictions | Tensor, labels: Tensor) -> FittedTemperature:
+def fit_temperature(predictions: StoredPredictions | Tensor, labels: Tensor) -> FittedTemperature:
     """Return the temperature in [0.05, 20] whose NLL is the lowest, or where each label is said, as above.
 
     The NLL of a single model has one minimum, that of an ensemble may have several: the best of 17 values, evenly spaced in
@@ -137,19 +137,19 @@ def fit_temperature(said: StoredPredictions | Tensor, labels: Tensor) -> FittedT
     never above that of T = 1, which also is the answer where T makes no difference.
 
     Args:
-        said: Finite natural logarithms, or logits, (M, N, C); gone through again and again.
+        predictions: Finite natural logarithms, or logits, (M, N, C); gone through again and again.
         labels: Shape (N,), integer, in 0..C-1.
 
     Raises:
         ValueError: If a shape is wrong or empty, a value is not finite or a label is out of range.
     """
-    if len(said.shape) != DIMS or not math.prod(said.shape):
-        raise ValueError(f"predictions must have {DIMS} non-empty axes, got shape {tuple(said.shape)}")
-    check_labels(labels, samples=said.shape[1], classes=said.shape[2])
-    doubt = 1 / (len(labels) + 2) if _each_is_said(said, labels) else 0.0
+    if len(predictions.shape) != DIMS or not math.prod(predictions.shape):
+        raise ValueError(f"predictions must have {DIMS} non-empty axes, got shape {tuple(predictions.shape)}")
+    check_labels(labels, samples=predictions.shape[1], classes=predictions.shape[2])
+    doubt = 1 / (len(labels) + 2) if _each_is_said(predictions, labels) else 0.0
 
     def cost(log_t: float) -> float:
-        return scaled_nll(said, labels, math.exp(log_t), doubt=doubt)
+        return scaled_nll(predictions, labels, math.exp(log_t), doubt=doubt)
 
     low, high = math.log(LOWEST), math.log(HIGHEST)
     width = (high - low) / (STARTS - 1)
@@ -167,26 +167,26 @@ def fit_temperature(said: StoredPredictions | Tensor, labels: Tensor) -> FittedT
     return FittedTemperature(math.exp(best), at_bound=False)
 
 
-def _each_is_said(said: StoredPredictions | Tensor, labels: Tensor) -> bool:
+def _each_is_said(predictions: StoredPredictions | Tensor, labels: Tensor) -> bool:
     """Return whether every label is the likeliest class of some member, and there are others that it might have been.
 
     Raises:
         ValueError: If a value is not finite.
     """
-    all_said = said.shape[2] > 1
-    for part, own in _parts(said, labels):
+    all_said = predictions.shape[2] > 1
+    for part, part_labels in _parts(predictions, labels):
         if not bool(part.isfinite().all()):
             raise ValueError("predictions must be finite")
-        all_said = all_said and bool((part.argmax(2) == own).any(0).all())
+        all_said = all_said and bool((part.argmax(2) == part_labels).any(0).all())
     return all_said
 
 
-def _parts(said: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _parts(predictions: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield predictions and labels, some samples at a time."""
-    kept = Responses(said) if isinstance(said, Tensor) else said
-    size = _samples(kept.shape)
-    for part, own in zip(kept.split(size), labels.split(size), strict=True):
-        yield part.log_probs, own
+    responses = Responses(predictions) if isinstance(predictions, Tensor) else predictions
+    size = _samples(responses.shape)
+    for part, part_labels in zip(responses.split(size), labels.split(size), strict=True):
+        yield part.log_probs, part_labels
 
 
 def _samples(shape: Sequence[int]) -> int:

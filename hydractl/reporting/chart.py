@@ -12,9 +12,9 @@ from hydractl.reporting.svg import (
     LINES,
     TEXT,
     Drawing,
-    Path,
     Point,
-    Text,
+    SvgPath,
+    SvgText,
     breadth,
     fitting,
     joined,
@@ -35,7 +35,7 @@ CORNERS = (16, 4, 3, 5)
 """Of marks: circle, diamond, triangle, pentagon."""
 
 
-class Look(NamedTuple):
+class SeriesStyle(NamedTuple):
     """How a row is told from others, also without colours."""
 
     paint: str
@@ -43,10 +43,10 @@ class Look(NamedTuple):
     corners: int
 
 
-def look(index: int) -> Look:
+def series_style(index: int) -> SeriesStyle:
     """Return the look of one of many rows; no two of the first twenty-four are the same."""
     turn = index + index // (2 * len(LINES))
-    return Look(LINES[index % len(LINES)], DASHES[turn % len(DASHES)], CORNERS[turn % len(CORNERS)])
+    return SeriesStyle(LINES[index % len(LINES)], DASHES[turn % len(DASHES)], CORNERS[turn % len(CORNERS)])
 
 
 ACROSS = 3
@@ -132,7 +132,7 @@ class Series:
 
     Attributes:
         points: Of a line, or marks; of bars the middle of each and its height.
-        look: Of the row that they are of.
+        style: Of the row that they are of.
         kind: What is drawn: a line through them, bars up from the axis, a mark at each, or a dot at each of very many.
         bar: How wide a bar is.
         spans: Of marks: from where to where each may be, along y.
@@ -142,7 +142,7 @@ class Series:
     """
 
     points: Sequence[Point]
-    look: Look
+    style: SeriesStyle
     kind: Literal["line", "bars", "marks", "dots"] = "line"
     bar: float = 0.0
     spans: Sequence[tuple[float, float] | None] = ()
@@ -178,51 +178,53 @@ class Chart:
             HEIGHT - BOTTOM - self.y.share(point[1]) * (HEIGHT - BOTTOM - TOP),
         )
 
-    def _frame(self) -> Iterator[Path | Text]:
+    def _frame(self) -> Iterator[SvgPath | SvgText]:
         right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-        yield Text(at=(LEFT, 16), text=fitting(self.title, WIDTH - LEFT, TEXT + 1), size=TEXT + 1)
+        yield SvgText(at=(LEFT, 16), text=fitting(self.title, WIDTH - LEFT, TEXT + 1), size=TEXT + 1)
         across = [self._at((value, self.y.low)) for value in self.x.ticks()]
         up = [self._at((self.x.low, value)) for value in self.y.ticks()]
         grid = [[(x, TOP), (x, bottom)] for x, _ in across] + [[(LEFT, y), (right, y)] for _, y in up]
-        yield Path(parts=grid, stroke="rule", width=0.75)
+        yield SvgPath(parts=grid, stroke="rule", width=0.75)
         for (x, y), value in zip(across, self.x.ticks(), strict=True):
-            yield Text(
+            yield SvgText(
                 at=(x, y + 14), text=self.x.written(value), anchor="middle", paint="soft", size=TEXT - 1
             )
         for (x, y), value in zip(up, self.y.ticks(), strict=True):
-            yield Text(
+            yield SvgText(
                 at=(x - 5, y + 3.5), text=self.y.written(value), anchor="end", paint="soft", size=TEXT - 1
             )
-        yield Path(parts=[[(LEFT, TOP), (LEFT, bottom), (right, bottom)]], stroke="soft")
-        yield Text(at=((LEFT + right) / 2, HEIGHT - 8), text=self.x.label, anchor="middle")
-        yield Text(at=(9, (TOP + bottom) / 2), text=self.y.label, anchor="middle", turned=True)
+        yield SvgPath(parts=[[(LEFT, TOP), (LEFT, bottom), (right, bottom)]], stroke="soft")
+        yield SvgText(at=((LEFT + right) / 2, HEIGHT - 8), text=self.x.label, anchor="middle")
+        yield SvgText(at=(9, (TOP + bottom) / 2), text=self.y.label, anchor="middle", turned=True)
 
-    def _guides(self) -> Iterator[Path]:
+    def _guides(self) -> Iterator[SvgPath]:
         for guide in self.guides:
-            yield Path(parts=[[*map(self._at, guide)]], stroke="soft", dash="4 3")
+            yield SvgPath(parts=[[*map(self._at, guide)]], stroke="soft", dash="4 3")
 
-    def _series_paths(self, series: Series) -> Iterator[Path]:
-        paint, dash, corners = series.look
+    def _series_paths(self, series: Series) -> Iterator[SvgPath]:
+        paint, dash, corners = series.style
         if series.kind == "line":
             line = [*map(self._at, series.points)]
             title = " ".join(series.titles)
-            yield Path(parts=[line], stroke=paint, width=1.8, dash=dash, opacity=series.opacity, title=title)
+            yield SvgPath(
+                parts=[line], stroke=paint, width=1.8, dash=dash, opacity=series.opacity, title=title
+            )
             return
         if series.kind == "dots":
             dots = [mark(self._at(point), min(corners, ROUND), DOT) for point in series.points]
-            yield Path(parts=dots, fill=paint, opacity=series.opacity, title=" ".join(series.titles))
+            yield SvgPath(parts=dots, fill=paint, opacity=series.opacity, title=" ".join(series.titles))
             return
         titles = series.titles or [""] * len(series.points)
         if series.kind == "bars":
             for point, weight, title in zip(series.points, series.weights, titles, strict=True):
                 bar = self._bar(point, series.bar)
-                yield Path(parts=[bar], fill=paint, opacity=PALEST + (1 - PALEST) * weight, title=title)
+                yield SvgPath(parts=[bar], fill=paint, opacity=PALEST + (1 - PALEST) * weight, title=title)
             return
         for point, span, title in zip(series.points, series.spans, titles, strict=True):
             if span is not None:
                 ends = [self._at((point[0], end)) for end in span]
-                yield Path(parts=[ends], stroke=paint, width=1.5)
-            yield Path(parts=[mark(self._at(point), corners)], fill=paint, stroke="sheet", title=title)
+                yield SvgPath(parts=[ends], stroke=paint, width=1.5)
+            yield SvgPath(parts=[mark(self._at(point), corners)], fill=paint, stroke="sheet", title=title)
 
     def _bar(self, point: Point, wide: float) -> list[Point]:
         x, y = point
@@ -244,7 +246,7 @@ def sample(index: int, name: str) -> Drawing:
 
 def legend(names: Sequence[str], width: float) -> Drawing:
     """Return what rows look like: side by side in lines of a width, in which the longest names are cut."""
-    shapes: list[Path | Text] = []
+    shapes: list[SvgPath | SvgText] = []
     x, y = 0.0, LINE / 2
     for i, name in enumerate(names):
         text = fitting(name, width - SAMPLE - BESIDE)
@@ -252,15 +254,15 @@ def legend(names: Sequence[str], width: float) -> Drawing:
         if end > width and x:
             x, y, end = 0.0, y + LINE, end - x
         shapes += _sample(i, name, (x, y))
-        shapes.append(Text(at=(x + SAMPLE + BESIDE, y + 4), text=text))
+        shapes.append(SvgText(at=(x + SAMPLE + BESIDE, y + 4), text=text))
         x = end + BETWEEN
     description = "Colour and mark of each row: " + ", ".join(names)
     return Drawing(title="Legend", description=description, width=width, height=y + LINE, shapes=shapes)
 
 
-def _sample(index: int, name: str, at: Point) -> Iterator[Path]:
-    row_look, (x, y) = look(index), at
-    yield Path(parts=[[(x, y), (x + SAMPLE, y)]], stroke=row_look.paint, width=1.8, dash=row_look.dash)
-    yield Path(
-        parts=[mark((x + SAMPLE / 2, y), row_look.corners)], fill=row_look.paint, stroke="sheet", title=name
+def _sample(index: int, name: str, at: Point) -> Iterator[SvgPath]:
+    style, (x, y) = series_style(index), at
+    yield SvgPath(parts=[[(x, y), (x + SAMPLE, y)]], stroke=style.paint, width=1.8, dash=style.dash)
+    yield SvgPath(
+        parts=[mark((x + SAMPLE / 2, y), style.corners)], fill=style.paint, stroke="sheet", title=name
     )

@@ -10,9 +10,9 @@ from hydractl.manifest.curves import Bins, Curves, Line, Origin
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import count, counted
-from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.reporting.analyses.figures import analysis_figures
-from hydractl.reporting.chart import SEVERAL, Axis, Chart, Figure, Series, look
+from hydractl.reporting.chart import SEVERAL, Axis, Chart, Figure, Series, series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.head_maps import head_map
 from hydractl.reporting.lineage import member_names
@@ -44,7 +44,7 @@ def _cost(compared: Compared) -> Figure | None:
         for q in compared.quantities
         if q.name == name
         and not q.under_shift
-        and (q.metric.needs is not Needs.OOD or q.scope == "all" or not means)
+        and (q.metric.needs is not MetricNeeds.OOD or q.scope == "all" or not means)
     ]
     charts = [chart for q in qualities if (chart := _frontier(compared, cost, q)) is not None]
     if not charts:
@@ -89,7 +89,7 @@ def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Chart | 
         series=[
             Series(
                 points=[points[row]],
-                look=look(i),
+                style=series_style(i),
                 kind="marks",
                 spans=[numbers[quality].interval],
                 titles=[f"{row}: {number_text(metric, numbers[quality])}"],
@@ -154,7 +154,7 @@ def _reliability(compared: Compared) -> Figure | None:
             series=[
                 Series(
                     points=[(c, a) for _, c, a in bins],
-                    look=look(i),
+                    style=series_style(i),
                     kind="bars",
                     bar=0.045,
                     weights=[sqrt(n / most) for n, _, _ in bins],
@@ -201,7 +201,7 @@ def _confidence(compared: Compared) -> Figure | None:
             x=Axis(label="confidence"),
             y=Axis(label="share of samples", high=1.05 * high or 1.0),
             series=[
-                Series(points=_steps(set_shares), look=look(i), titles=[name])
+                Series(points=_steps(set_shares), style=series_style(i), titles=[name])
                 for i, (name, set_shares) in enumerate(shares.items())
             ],
         )
@@ -311,7 +311,7 @@ def _lines(compared: Compared, pick: Callable[[Curves], Line]) -> list[Series]:
         series += [
             Series(
                 points=[*zip(line.x, line.y, strict=True)],
-                look=look(i),
+                style=series_style(i),
                 opacity=1.0 if len(row_lines) == 1 else SEVERAL,
                 titles=[row],
             )

@@ -7,7 +7,7 @@ from math import ceil
 
 from hydractl.manifest.heads import TowerKeep
 from hydractl.messages import counted
-from hydractl.reporting.svg import TEXT, Drawing, Path, Point, Text, fitting
+from hydractl.reporting.svg import TEXT, Drawing, Point, SvgPath, SvgText, fitting
 
 CELL, GAP, MAP = 9.0, 1.0, 300.0
 """The side of a head, what parts it from the next, and the most that a map of many takes."""
@@ -34,19 +34,21 @@ def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Drawing:
     total = mask.num_heads * mask.layers
     summary = f"{total - mask.removed} of {counted(total, 'head')} kept"
     bottom = top + high * mask.layers
-    shapes: list[Path | Text] = [
-        Text(at=(0, 14), text=fitting(name, width - ROOM)),
-        Text(at=(0, 30), text=fitting(where or summary, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
-        Path(parts=cells(mask.drop), fill="rule"),
-        Path(parts=cells(mask.keep), fill="c0", title=f"{name}: {summary}"),
-        Text(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
+    shapes: list[SvgPath | SvgText] = [
+        SvgText(at=(0, 14), text=fitting(name, width - ROOM)),
+        SvgText(
+            at=(0, 30), text=fitting(where or summary, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1
+        ),
+        SvgPath(parts=cells(mask.drop), fill="rule"),
+        SvgPath(parts=cells(mask.keep), fill="c0", title=f"{name}: {summary}"),
+        SvgText(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
     ]
     if where:
-        shapes.append(Text(at=(0, 46), text=summary, paint="soft", size=TEXT - 1))
+        shapes.append(SvgText(at=(0, 46), text=summary, paint="soft", size=TEXT - 1))
     if mask.layers > 1:
         last = str(mask.layers - 1)
         shapes.append(
-            Text(at=(left - 5, bottom - high * 0.2), text=last, anchor="end", paint="soft", size=TEXT - 2)
+            SvgText(at=(left - 5, bottom - high * 0.2), text=last, anchor="end", paint="soft", size=TEXT - 2)
         )
     kept_by_layer = ", ".join(f"layer {i}: {len(keep)}" for i, keep in enumerate(mask.keep))
     return Drawing(
@@ -82,21 +84,21 @@ def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float
         if defined_values
         else "no head is left"
     )
-    shapes: list[Path | Text] = [
-        Text(at=(0, 14), text=fitting(name, width - ROOM)),
-        Text(at=(0, 30), text=fitting(where, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
-        Text(at=(0, 46), text=summary, paint="soft", size=TEXT - 1),
-        Path(parts=[[*cell, cell[0]] for cell in removed_cells], stroke="rule", width=0.75),
+    shapes: list[SvgPath | SvgText] = [
+        SvgText(at=(0, 14), text=fitting(name, width - ROOM)),
+        SvgText(at=(0, 30), text=fitting(where, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
+        SvgText(at=(0, 46), text=summary, paint="soft", size=TEXT - 1),
+        SvgPath(parts=[[*cell, cell[0]] for cell in removed_cells], stroke="rule", width=0.75),
         *(
-            Path(parts=cells, fill="c0", opacity=max(shade, PALE) / SHADES)
+            SvgPath(parts=cells, fill="c0", opacity=max(shade, PALE) / SHADES)
             for shade, cells in sorted(shades.items())
         ),
-        Text(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
+        SvgText(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
     ]
     bottom = top + high * layers
     if layers > 1:
         shapes.append(
-            Text(
+            SvgText(
                 at=(left - 5, bottom - high * 0.2),
                 text=str(layers - 1),
                 anchor="end",

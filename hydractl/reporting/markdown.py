@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from hydractl.errors import harmless
 from hydractl.reporting.comparison import Compared
-from hydractl.reporting.report_values import Table
+from hydractl.reporting.report_values import ReportTable
 from hydractl.reporting.sections import checks, facts, tables, title
 from hydractl.reporting.summary import verdict
 from hydractl.reporting.svg import MARK
@@ -46,7 +46,7 @@ def _lines(compared: Compared, pictures: Mapping[str, tuple[str, str]]) -> Itera
     yield from ("", "</details>")
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: ReportTable) -> Iterator[str]:
     yield from ("", f"**{literal(table.title)}**", "")
     yield f"| {table.of} | {' | '.join(map(literal, table.heads))} |"
     yield f"|---|{'---:|' * len(table.heads)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hydractl.manifest.shift_groups import SHIFT
 from hydractl.manifest.shift_groups import scopes as shifted_scopes
 from hydractl.messages import count
-from hydractl.metrics.metric_spec import Metric, Needs, Unit
+from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_scores import number_name
 from hydractl.metrics.registry import METRICS
 
@@ -47,7 +47,7 @@ class Quantity(NamedTuple):
     @property
     def under_shift(self) -> bool:
         """Whether it is of the ID set as corruptions leave it."""
-        return self.scope is not None and self.metric.needs is Needs.LABELS
+        return self.scope is not None and self.metric.needs is MetricNeeds.LABELS
 
     @property
     def heading(self) -> str:
@@ -96,7 +96,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class ReportTable:
     """Numbers, a line for each row of the report or `of` something else; those of one of several OOD sets are `folded` where that can be."""
 
     title: str
@@ -119,7 +119,7 @@ def quantities(report: Report) -> tuple[Quantity, ...]:
     """Return what tables show of a report, in their order, as far as some row has it."""
     candidates = []
     for metric in METRICS.values():
-        by = report.ood_scores if metric.needs is Needs.OOD else report.ood_scores[:1]
+        by = report.ood_scores if metric.needs is MetricNeeds.OOD else report.ood_scores[:1]
         where = [None, *_scopes(report, metric)]
         candidates += [
             Quantity(number_name(metric.name, score, report.ood_scores), scope)
@@ -131,10 +131,10 @@ def quantities(report: Report) -> tuple[Quantity, ...]:
 
 def _scopes(report: Report, metric: Metric) -> tuple[str, ...]:
     """Return where a metric is measured beside the clean ID set, as far as tables show it: not each corruption at each severity."""
-    if metric.needs in {Needs.OOD, Needs.MEMBERS}:
+    if metric.needs in {MetricNeeds.OOD, MetricNeeds.MEMBERS}:
         return scopes(report)
     shift = next((row.shift for row in report.rows if row.shift is not None), None)
-    under = shifted_scopes(shift.cells) if shift is not None and metric.needs is Needs.LABELS else {}
+    under = shifted_scopes(shift.cells) if shift is not None and metric.needs is MetricNeeds.LABELS else {}
     return tuple(scope for scope in under if scope.startswith(SHIFT) or ":" not in scope)
 
 

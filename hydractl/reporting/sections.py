@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hydractl.manifest.report import Row
 from hydractl.messages import counted
-from hydractl.metrics.metric_spec import Metric, Needs
+from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.intervals import SETS
@@ -18,7 +18,7 @@ from hydractl.reporting.report_values import (
     Cell,
     Number,
     Quantity,
-    Table,
+    ReportTable,
     cell_of,
     number_of,
     scopes,
@@ -27,7 +27,7 @@ from hydractl.reporting.shift import shift_tables
 from hydractl.reporting.summary import JUDGED_METRICS, negated
 
 FEW = 2
-COSTS = (Needs.WEIGHTS, Needs.TIME)
+COSTS = (MetricNeeds.WEIGHTS, MetricNeeds.TIME)
 
 
 def title(compared: Compared) -> str:
@@ -39,13 +39,13 @@ def title(compared: Compared) -> str:
     return f"{first}{f' against {against}' if others else ''}{reports}"
 
 
-def tables(compared: Compared) -> Iterator[Table]:
+def tables(compared: Compared) -> Iterator[ReportTable]:
     """Yield all numbers, and how far the first row is from each other one; then those of each data set, if means are over sets."""
     first = compared.names[0]
     for name, quantities in _groups(compared):
         scope = quantities[0].scope
         folded = scope is not None and scope not in GROUPS and len(scopes(compared.reports[0])) > 1
-        yield Table(
+        yield ReportTable(
             title=name,
             folded=folded,
             heads=tuple(q.heading for q in quantities),
@@ -58,7 +58,7 @@ def tables(compared: Compared) -> Iterator[Table]:
             q for q in quantities if q.metric.higher_is_better is not None and q.metric.needs not in COSTS
         ]
         if compared.differences and directed:
-            yield Table(
+            yield ReportTable(
                 title=f"{name}: {first} less each other row",
                 folded=folded,
                 heads=tuple(q.heading for q in directed),
@@ -69,7 +69,7 @@ def tables(compared: Compared) -> Iterator[Table]:
             )
     yield from shift_tables(compared.quantities, compared.rows, compared.differences)
     if (times := Runtimes.of(compared)) is not None:
-        yield Table(
+        yield ReportTable(
             title=f"Time for {counted(times.samples, 'ID sample')} in batches of {times.batch_size}",
             folded=False,
             heads=("seconds", "times the least"),
@@ -86,11 +86,11 @@ def tables(compared: Compared) -> Iterator[Table]:
         yield from _of_sets(compared)
 
 
-def _of_sets(compared: Compared) -> Iterator[Table]:
+def _of_sets(compared: Compared) -> Iterator[ReportTable]:
     """Yield for each metric its number on each set, and their mean (paper Table 24)."""
-    for q in _of(compared, None, Needs.TEMPERATURE, Needs.LABELS, *_members(compared)):
+    for q in _of(compared, None, MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, *_members(compared)):
         by_report = [{row.name: number_of(row, q) for row in report.rows} for report in compared.reports]
-        yield Table(
+        yield ReportTable(
             title=f"{q.heading} on each data set",
             folded=q.name not in JUDGED_METRICS,
             heads=(*(Path(file).stem for file in compared.files), "mean"),
@@ -107,14 +107,14 @@ def _of_sets(compared: Compared) -> Iterator[Table]:
         )
 
 
-def _of(compared: Compared, scope: str | None, *needs: Needs) -> list[Quantity]:
+def _of(compared: Compared, scope: str | None, *needs: MetricNeeds) -> list[Quantity]:
     return [q for q in compared.quantities if q.scope == scope and q.metric.needs in needs]
 
 
-def _members(compared: Compared) -> tuple[Needs, ...]:
+def _members(compared: Compared) -> tuple[MetricNeeds, ...]:
     """Return what is shown where there are members."""
     several = any(row.members > 1 for report in compared.reports for row in report.rows)
-    return (Needs.MEMBERS,) if several else ()
+    return (MetricNeeds.MEMBERS,) if several else ()
 
 
 def _groups(compared: Compared) -> Iterator[tuple[str, list[Quantity]]]:
@@ -122,12 +122,12 @@ def _groups(compared: Compared) -> Iterator[tuple[str, list[Quantity]]]:
     members, report = _members(compared), compared.reports[0]
     kinds = dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
     groups = [
-        ("In-distribution data", _of(compared, None, Needs.TEMPERATURE, Needs.LABELS, *members)),
+        ("In-distribution data", _of(compared, None, MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, *members)),
         ("Costs", _of(compared, None, *COSTS)),
     ]
     for scope in scopes(report):
         of = f"mean over {scope} sets" if scope in GROUPS else f"{scope} ({kinds[scope]})"
-        groups.append((f"OOD data: {of}", _of(compared, scope, Needs.OOD, *members)))
+        groups.append((f"OOD data: {of}", _of(compared, scope, MetricNeeds.OOD, *members)))
     yield from ((name, quantities) for name, quantities in groups if quantities)
 
 

@@ -9,12 +9,12 @@ from hydractl.data.corruptions.names import ALL_CORRUPTIONS
 from hydractl.manifest.shift_groups import SHIFT
 from hydractl.messages import counted
 from hydractl.metrics.metric_spec import Metric
-from hydractl.reporting.chart import SEVERAL, Axis, Chart, Series, look
+from hydractl.reporting.chart import SEVERAL, Axis, Chart, Series, series_style
 from hydractl.reporting.report_values import (
     Cell,
     Number,
     Quantity,
-    Table,
+    ReportTable,
     cell_of,
     number_of,
     number_text,
@@ -37,7 +37,9 @@ def severities(quantities: Sequence[Quantity]) -> tuple[str, ...]:
     return tuple(scope.removeprefix(f"{SHIFT}:") for scope in scopes if scope.startswith(f"{SHIFT}:"))
 
 
-def shift_tables(quantities: Sequence[Quantity], rows: Numbers, differences: Numbers) -> Iterator[Table]:
+def shift_tables(
+    quantities: Sequence[Quantity], rows: Numbers, differences: Numbers
+) -> Iterator[ReportTable]:
     """Yield each of the first metrics by severity, means over corruptions, and the first of them by corruption.
 
     Rows of the report stand side by side, as there are fewer of them than of severities.
@@ -85,8 +87,8 @@ def _side_by_side(
     lines: Mapping[str, Quantity],
     columns: Numbers,
     written: Callable[[Metric, Number | None], Cell],
-) -> Table:
-    return Table(
+) -> ReportTable:
+    return ReportTable(
         title=title,
         folded=False,
         of=of,
@@ -117,7 +119,7 @@ def severity_chart(compared: Compared, quantity: Quantity) -> Chart:
                 for q, x in places.items()
                 if (number := number_of(row, q)) is not None
             ],
-            look=look(i),
+            style=series_style(i),
             opacity=SEVERAL if several else 1.0,
             titles=[row.name],
         )
@@ -159,7 +161,7 @@ def _spans(compared: Compared, places: Mapping[Quantity, float]) -> Iterator[Ser
         if spans:
             yield Series(
                 points=[(x + _row_offset(i, compared), number.value) for number, x in spans],
-                look=look(i),
+                style=series_style(i),
                 kind="marks",
                 spans=[number.interval for number, _ in spans],
                 titles=[row] * len(spans),

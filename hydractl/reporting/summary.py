@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from hydractl.manifest.shift_groups import SHIFT
 from hydractl.messages import listed
 from hydractl.metrics.classification import CALIBRATED
-from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.report_values import GROUPS, Number, Quantity, number_text
 
@@ -46,7 +46,7 @@ def verdict(compared: Compared) -> tuple[str, ...]:
 
 def judged_quantities(compared: Compared) -> list[Quantity]:
     """Return what sentences speak of, as far as it was measured."""
-    sets = {q.scope for q in compared.quantities if q.metric.needs is Needs.OOD} - {*GROUPS}
+    sets = {q.scope for q in compared.quantities if q.metric.needs is MetricNeeds.OOD} - {*GROUPS}
     hidden = sets if len(sets) > MOST_SETS else {*GROUPS}
     candidates = [
         q for q in compared.quantities if q.scope not in hidden and (not q.under_shift or q.scope == SHIFT)

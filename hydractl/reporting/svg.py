@@ -52,7 +52,7 @@ BROADEST = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class SvgPath:
     """Lines, or filled shapes.
 
     Attributes:
@@ -75,7 +75,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class SvgText:
     """One line of text; `turned` ones run upwards."""
 
     at: Point
@@ -94,7 +94,7 @@ class Drawing:
     description: str
     width: float
     height: float
-    shapes: Sequence[Path | Text]
+    shapes: Sequence[SvgPath | SvgText]
 
 
 def breadth(text: str, size: float = TEXT) -> float:
@@ -114,7 +114,7 @@ def fitting(text: str, width: float, size: float = TEXT) -> str:
 
 def joined(title: str, description: str, rows: Sequence[Sequence[Drawing]]) -> Drawing:
     """Return rows of drawings side by side, one below the other under their title: a sheet that is read by itself."""
-    shapes: list[Path | Text] = [Text(at=(EDGE, EDGE + HEADING), text=title, size=HEADING)]
+    shapes: list[SvgPath | SvgText] = [SvgText(at=(EDGE, EDGE + HEADING), text=title, size=HEADING)]
     top = 2 * EDGE + HEADING
     for row in rows:
         left = EDGE
@@ -128,8 +128,8 @@ def joined(title: str, description: str, rows: Sequence[Sequence[Drawing]]) -> D
     )
 
 
-def _moved(shape: Path | Text, right: float, down: float) -> Path | Text:
-    if isinstance(shape, Text):
+def _moved(shape: SvgPath | SvgText, right: float, down: float) -> SvgPath | SvgText:
+    if isinstance(shape, SvgText):
         return replace(shape, at=(shape.at[0] + right, shape.at[1] + down))
     return replace(shape, parts=[[(x + right, y + down) for x, y in part] for part in shape.parts])
 
@@ -160,8 +160,8 @@ def png(drawing: Drawing) -> bytes:
     return picture(lambda figure: _paint(figure, drawing), suffix=".png", dpi=72 * RESOLUTION, software=MARK)
 
 
-def _element(shape: Path | Text) -> str:
-    if isinstance(shape, Text):
+def _element(shape: SvgPath | SvgText) -> str:
+    if isinstance(shape, SvgText):
         x, y = map(_number, shape.at)
         turned = f' transform="rotate(-90 {x} {y})"' if shape.turned else ""
         anchor = "" if shape.anchor == "start" else f' text-anchor="{shape.anchor}"'
@@ -173,7 +173,7 @@ def _element(shape: Path | Text) -> str:
     return f'<path d="{_path_data(shape)}" {" ".join(_attributes(shape))}>{title}</path>'
 
 
-def _attributes(shape: Path) -> Iterator[str]:
+def _attributes(shape: SvgPath) -> Iterator[str]:
     yield f'fill="var(--{shape.fill})"' if shape.fill else 'fill="none"'
     if shape.stroke:
         yield f'stroke="var(--{shape.stroke})" stroke-width="{_number(shape.width)}"'
@@ -183,7 +183,7 @@ def _attributes(shape: Path) -> Iterator[str]:
         yield f'opacity="{_number(shape.opacity)}"'
 
 
-def _path_data(shape: Path) -> str:
+def _path_data(shape: SvgPath) -> str:
     end = "Z" if shape.fill else ""
     return "".join(
         "M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in part) + end for part in shape.parts
@@ -208,7 +208,7 @@ def _paint(figure: Figure, drawing: Drawing) -> None:
     axes.set_ylim(drawing.height, 0)
     light = {name: shades[0] for name, shades in PAINTS.items()} | {"": "none"}
     for shape in drawing.shapes:
-        if isinstance(shape, Text):
+        if isinstance(shape, SvgText):
             align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
             axes.text(
                 *shape.at, printable(shape.text), ha=align, va="baseline", rotation=90 * shape.turned,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.metrics.metric_spec import Metric, Needs
+from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.registry import ALIASES, METRICS, by_name, choose_metrics, metric_named
 from hydractl.scoring.circuit.objective import TERMS, parse_objective
 
@@ -29,7 +29,7 @@ def test_the_table_is_read_only():
 
 
 def test_two_metrics_of_one_name_are_refused():
-    one = Metric(name="x", needs=Needs.LABELS, definition="It is x.")
+    one = Metric(name="x", needs=MetricNeeds.LABELS, definition="It is x.")
 
     with pytest.raises(ValueError, match="share a name"):
         by_name(one, one)

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hydractl.metrics.classification import LABELLED
 from hydractl.metrics.compute import ShiftNumbers, measure
 from hydractl.metrics.diversity import disagreement
-from hydractl.metrics.metric_spec import Metric, Needs
+from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.per_sample import Responses, answers, places
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling, measured
 
 MEAN = Metric(
     name="mean",
-    needs=Needs.LABELS,
+    needs=MetricNeeds.LABELS,
     definition="A mean.",
     reads=("x",),
     compute=lambda x: x.mean(-1),

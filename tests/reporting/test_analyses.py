@@ -61,10 +61,12 @@ def test_tables_have_the_numbers(report):
 
 def test_maps_are_on_one_scale_for_both_towers(drawn):
     text, vision = drawn["taylor"].panels[:2]
-    darkest = [max(s.opacity for s in p.shapes if isinstance(s, svg.Path) and s.fill) for p in (text, vision)]
+    darkest = [
+        max(s.opacity for s in p.shapes if isinstance(s, svg.SvgPath) and s.fill) for p in (text, vision)
+    ]
     assert darkest == [0.5, 1.0]
     assert "layer 0: 0.25, gone; layer 1: 0.062, 0.12" in text.description
-    outlined = [s for s in text.shapes if isinstance(s, svg.Path) and s.stroke == "rule"]
+    outlined = [s for s in text.shapes if isinstance(s, svg.SvgPath) and s.stroke == "rule"]
     assert [len(shape.parts) for shape in outlined] == [1]
 
 
@@ -76,7 +78,7 @@ def test_times_are_of_all_batches(report, drawn):
         t for t in tables(Compared.of({"a": report})) if t.title.startswith("Time for 100 ID samples")
     )
     assert times.rows[0] == ("hydra", ((f"{6 * batches / 1e3:.3g}", ""), ("3.00", "")))
-    widths = [s.parts[0][1][0] for s in bars.shapes if isinstance(s, svg.Path)]
+    widths = [s.parts[0][1][0] for s in bars.shapes if isinstance(s, svg.SvgPath)]
     assert widths[0] == pytest.approx(3 * widths[1])
 
 
@@ -88,7 +90,7 @@ def test_heads_are_drawn_from_few_to_all(report, drawn):
 
 def test_dots_of_a_set_are_one_shape(drawn):
     plane = drawn["pca"].panels[0]
-    dots = [s for s in plane.shapes if isinstance(s, svg.Path) and s.title in {"id", "birds", "noise"}]
+    dots = [s for s in plane.shapes if isinstance(s, svg.SvgPath) and s.title in {"id", "birds", "noise"}]
     assert [(s.title, len(s.parts)) for s in dots] == [("id", 5), ("birds", 5), ("noise", 5)]
 
 

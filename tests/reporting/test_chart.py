@@ -27,7 +27,7 @@ from hydractl.reporting.chart import (
     Figure,
     Series,
     legend,
-    look,
+    series_style,
 )
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures, pareto, pooled
@@ -38,8 +38,8 @@ from hydractl.reporting.svg import (
     HEADING,
     PAINTS,
     Drawing,
-    Path,
-    Text,
+    SvgPath,
+    SvgText,
     breadth,
     fitting,
     joined,
@@ -64,7 +64,7 @@ def test_ticks_are_few_even_and_inside(low, wide):
 
 
 def test_rows_are_told_apart_without_colours_too():
-    looks = [look(i) for i in range(24)]
+    looks = [series_style(i) for i in range(24)]
 
     assert len({*looks}) == 24
     assert [own.dash for own in looks[:4]] == list(DASHES)
@@ -96,7 +96,7 @@ def test_points_stand_where_axes_say():
         description="t",
         x=Axis(label="x", high=2),
         y=Axis(label="y", low=-1),
-        series=[Series(points=[(0, -1), (2, 1), (1, 0)], look=look(0))],
+        series=[Series(points=[(0, -1), (2, 1), (1, 0)], style=series_style(0))],
     )
     *_, line = chart.drawing().shapes
 
@@ -122,7 +122,7 @@ def test_bins_of_several_seeds_are_those_of_all_samples():
 def test_a_map_shows_every_head(layers, heads):
     keep = tuple(tuple(range(layer % heads, heads, 2)) for layer in range(layers))
     drawing = head_map("m", TowerKeep(num_heads=heads, keep=keep))
-    gone, kept = (shape for shape in drawing.shapes if isinstance(shape, Path))
+    gone, kept = (shape for shape in drawing.shapes if isinstance(shape, SvgPath))
 
     assert (len(kept.parts), len(gone.parts)) == (sum(map(len, keep)), layers * heads - sum(map(len, keep)))
     corners = [point for part in (*kept.parts, *gone.parts) for point in part]
@@ -136,7 +136,7 @@ def colour_of(name):
 
 
 def test_a_file_shows_its_panels_under_its_title_with_space_around_them():
-    shapes = [Path(parts=[[(0, 0), (40, 0), (40, 20), (0, 20)]], fill="c1")]
+    shapes = [SvgPath(parts=[[(0, 0), (40, 0), (40, 20), (0, 20)]], fill="c1")]
     panel = Drawing(title="t", description="t", width=40, height=20, shapes=shapes)
 
     sheet = joined("Time", "told", [[panel, panel], [panel]])
@@ -156,10 +156,10 @@ def test_a_file_shows_its_panels_under_its_title_with_space_around_them():
 
 def test_a_picture_has_the_size_of_its_drawing_and_no_date():
     shapes = [
-        Path(parts=[[(0, 0), (40, 0), (40, 20), (0, 20)]], fill="c1"),
-        Path(parts=[], fill="c2"),
-        Path(parts=[[(5, 30), (75, 30)]], stroke="ink", dash="2 2"),
-        Text(at=(40, 38), text="$x^2$ <&> 中\n", anchor="middle", turned=True),
+        SvgPath(parts=[[(0, 0), (40, 0), (40, 20), (0, 20)]], fill="c1"),
+        SvgPath(parts=[], fill="c2"),
+        SvgPath(parts=[[(5, 30), (75, 30)]], stroke="ink", dash="2 2"),
+        SvgText(at=(40, 38), text="$x^2$ <&> 中\n", anchor="middle", turned=True),
     ]
     drawing = Drawing(title="t", description="t", width=80, height=40, shapes=shapes)
 
@@ -203,7 +203,7 @@ LETTERS = st.text(
 
 @given(LETTERS, st.floats(6, 20))
 def test_no_text_is_wider_than_is_reckoned_with(text, size):
-    assert measured(Text(at=(0, 0), text=text, size=size)) <= breadth(text, size)
+    assert measured(SvgText(at=(0, 0), text=text, size=size)) <= breadth(text, size)
 
 
 @given(LETTERS, st.floats(20, 400))
@@ -231,11 +231,11 @@ def overlap(one, other):
 @given(st.lists(LETTERS, min_size=1, max_size=24), st.floats(150, 1000))
 def test_entries_of_a_legend_stand_apart_and_inside(names, width):
     drawing = legend(names, width)
-    texts = [shape for shape in drawing.shapes if isinstance(shape, Text)]
+    texts = [shape for shape in drawing.shapes if isinstance(shape, SvgText)]
     samples = [
         (*map(min, zip(*shape.parts[0], strict=True)), *map(max, zip(*shape.parts[0], strict=True)))
         for shape in drawing.shapes
-        if isinstance(shape, Path) and shape.fill
+        if isinstance(shape, SvgPath) and shape.fill
     ]
     boxes = [*map(box, texts), *samples]
 
@@ -272,7 +272,7 @@ def test_no_text_of_a_file_lies_on_another_or_beyond_the_sheet(names):
     report = analysed(seeded(0, names=names, near=("a" * 90,), far=("noise", "photographs"), shift=True))
     for figure in figures(Compared.of({"a.json": report})):
         sheet = figure.sheet()
-        texts = [(shape.text, box(shape)) for shape in sheet.shapes if isinstance(shape, Text)]
+        texts = [(shape.text, box(shape)) for shape in sheet.shapes if isinstance(shape, SvgText)]
         lying = [(a, b) for (a, one), (b, other) in combinations(texts, 2) if overlap(one, other)]
         beyond = [
             text

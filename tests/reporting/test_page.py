@@ -13,13 +13,13 @@ import pytest
 from hydractl.errors import InputError
 from hydractl.manifest.curves import Bins
 from hydractl.manifest.report import Report, Value
-from hydractl.reporting.chart import look
+from hydractl.reporting.chart import series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.markdown import markdown
 from hydractl.reporting.page import page
 from hydractl.reporting.report_values import Quantity
-from hydractl.reporting.svg import PAINTS, Path, svg
+from hydractl.reporting.svg import PAINTS, SvgPath, svg
 from support.reports import seeded
 
 ALL = ["cost", "reliability", "confidence", "roc", "risk", "heads"]
@@ -123,7 +123,7 @@ def test_a_legend_names_every_row_whole(case):
             r'stroke="var\(--(c\d)\)" stroke-width="1.8"(?: stroke-dasharray="([\d ]+)")?', one
         )
         entries = re.findall(r"</svg>\s*</span>(.*?)</li>", one)
-        assert lines[: len(entries)] == [look(i)[:2] for i in range(len(entries))]
+        assert lines[: len(entries)] == [series_style(i)[:2] for i in range(len(entries))]
         assert {*lines[len(entries) :]} <= {*lines[: len(entries)]}
         if not one.startswith('id="confidence"'):
             assert entries == named
@@ -261,7 +261,7 @@ def test_every_interval_under_corruption_is_a_bar():
         compared = Compared.of({"a.json": report})
         (drawn,) = (figure for figure in figures(compared) if figure.name == "shift")
         accuracy = drawn.panels[0].shapes
-        ends = [shape.parts[0] for shape in accuracy if isinstance(shape, Path) and shape.width == 1.5]
+        ends = [shape.parts[0] for shape in accuracy if isinstance(shape, SvgPath) and shape.width == 1.5]
         return [(low, high) for low, high in ends if low[0] == high[0] and low[1] > high[1]]
 
     report = seeded(0, shift=True)

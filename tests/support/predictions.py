@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, whole
+from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, in_memory
 from hydractl.stages.evaluate.predictions_file import LABELS, LOG_PROBS, LOGSUMEXP, SCORES
 
 
@@ -24,7 +24,7 @@ class SavedPredictions:
         return {row: {data: found.log_probs for data, found in self.of(row).items()} for row in self.said}
 
     def of(self, row):
-        return {data: whole(said) for data, said in self.said[row].items()}
+        return {data: in_memory(said) for data, said in self.said[row].items()}
 
     @classmethod
     def load(cls, path: Path):
@@ -40,10 +40,10 @@ class SavedPredictions:
             if kind == LOG_PROBS:
                 sets[data] = Responses(tensor)
             elif kind == LOGSUMEXP:
-                sets[data] = Responses(whole(sets[data]).log_probs, tensor)
+                sets[data] = Responses(in_memory(sets[data]).log_probs, tensor)
                 saved.raw.add(row)
             else:
                 assert kind == SCORES, name
                 known = sets[data] if isinstance(sets[data], Scored) else Scored(sets[data], {})
-                sets[data] = Scored(known.said, {**known.scores, scores[0]: tensor})
+                sets[data] = Scored(known.predictions, {**known.scores, scores[0]: tensor})
         return saved

@@ -11,14 +11,14 @@ from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summa
 from hydractl.errors import CheckFailed, Interrupted, UsageError
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted, listed
-from hydractl.metrics.metric_spec import Metric, Needs, Unit
+from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_scores import MSP, number_name
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
 from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.report_values import (
     GROUPS,
     Quantity,
-    Table,
+    ReportTable,
     difference_of,
     number_of,
     quantities,
@@ -148,8 +148,8 @@ def render(document: Report, out: Console) -> None:
     kinds = dict.fromkeys(document.near, "near") | dict.fromkeys(document.far, "far")
     main, heads = _headline(document)
     ranked = _ranked(document)
-    foreign = {name: _columns(document, name, Needs.OOD, Needs.MEMBERS) for name in kinds}
-    members = [c for scope in (None, "all") for c in _columns(document, scope, Needs.MEMBERS)]
+    foreign = {name: _columns(document, name, MetricNeeds.OOD, MetricNeeds.MEMBERS) for name in kinds}
+    members = [c for scope in (None, "all") for c in _columns(document, scope, MetricNeeds.MEMBERS)]
     if all(row.members == 1 for row in document.rows):
         members = []
     out.print(_table(document, main, heads))
@@ -162,7 +162,7 @@ def render(document: Report, out: Console) -> None:
     for row in document.rows if "threshold_for" in document.options else ():
         line(out, _threshold(row, document))
     _render_shift(document, out)
-    labelled = _columns(document, None, Needs.LABELS)
+    labelled = _columns(document, None, MetricNeeds.LABELS)
     if compared := _differences(document, labelled):
         heads = ["", *(str(m.column) for _, m in labelled)]
         out.print(
@@ -209,7 +209,7 @@ def _render_shift(document: Report, out: Console) -> None:
     _show_tables(shift_tables(wanted, rows, less), out)
 
 
-def _show_tables(tables: Iterable[Table], out: Console) -> None:
+def _show_tables(tables: Iterable[ReportTable], out: Console) -> None:
     for found in tables:
         cells = [[name, *(" ".join(filter(None, cell)) for cell in own)] for name, own in found.rows]
         out.print(table([found.of, *found.heads], cells, title=found.title))
@@ -217,18 +217,18 @@ def _show_tables(tables: Iterable[Table], out: Console) -> None:
 
 def _headline(document: Report) -> tuple[list[Column], list[str]]:
     """Return the columns of the first table, and what stands above them."""
-    main = _columns(document, None, Needs.TEMPERATURE, Needs.LABELS)
-    main += _ranked(document) + _columns(document, None, Needs.WEIGHTS, Needs.TIME)
+    main = _columns(document, None, MetricNeeds.TEMPERATURE, MetricNeeds.LABELS)
+    main += _ranked(document) + _columns(document, None, MetricNeeds.WEIGHTS, MetricNeeds.TIME)
     batch = str(document.options.get("batch_size"))
     return main, [str(m.column).replace("{batch_size}", batch) for _, m in main]
 
 
 def _ranked(document: Report) -> list[Column]:
     """Return the columns of OOD data, by the first score."""
-    return [c for c in _columns(document, "all", Needs.OOD) if "@" not in c[1].name]
+    return [c for c in _columns(document, "all", MetricNeeds.OOD) if "@" not in c[1].name]
 
 
-def _columns(document: Report, scope: str | None, *needs: Needs) -> list[Column]:
+def _columns(document: Report, scope: str | None, *needs: MetricNeeds) -> list[Column]:
     """Return what tables show of a scope, in the order of what it needs, as far as any row has it.
 
     Args:
@@ -243,7 +243,7 @@ def _columns(document: Report, scope: str | None, *needs: Needs) -> list[Column]
 
 def _by_score(document: Report, metric: Metric) -> list[Metric]:
     """Return a metric as a report has it: of several OOD scores by each, with the score in its heading."""
-    scores = document.ood_scores if metric.needs is Needs.OOD else ()
+    scores = document.ood_scores if metric.needs is MetricNeeds.OOD else ()
     if len(scores) < 2:
         return [metric]
     return [
@@ -314,7 +314,11 @@ def _notes(main: Sequence[Column], others: Sequence[Sequence[Column]]) -> str:
     """Return what must be known of the columns that are shown: which are means, and which are shares."""
     means = [str(m.column) for scope, m in main if scope is not None]
     shown = {m.name for columns in (main, *others) for _, m in columns if m.unit is Unit.SHARE}
-    order = needing(METRICS, Needs.LABELS) + needing(METRICS, Needs.OOD) + needing(METRICS, Needs.MEMBERS)
+    order = (
+        needing(METRICS, MetricNeeds.LABELS)
+        + needing(METRICS, MetricNeeds.OOD)
+        + needing(METRICS, MetricNeeds.MEMBERS)
+    )
     shares = [str(METRICS[name].column) for name in order if name in shown]
     sets = len(others) - 1
     over = f"; {listed(means)} {'are means' if len(means) > 1 else 'is a mean'} over {sets} OOD sets"
@@ -370,11 +374,11 @@ def _samples(data: Fingerprint, between: str) -> str:
 def _known_metrics() -> str:
     """Return the names of all metrics, by what they need."""
     kinds = {
-        "": (Needs.LABELS,),
-        "of members ": (Needs.MEMBERS,),
-        "with OOD data ": (Needs.OOD,),
+        "": (MetricNeeds.LABELS,),
+        "of members ": (MetricNeeds.MEMBERS,),
+        "with OOD data ": (MetricNeeds.OOD,),
         "the temperature if there is one": (),
-        "costs ": (Needs.WEIGHTS, Needs.TIME),
+        "costs ": (MetricNeeds.WEIGHTS, MetricNeeds.TIME),
     }
     return "; ".join(kind + ", ".join(needing(METRICS, *needs)) for kind, needs in kinds.items())
 

@@ -9,11 +9,11 @@ from hydractl.manifest.analyses import Analyses, BaseWithFewerHeads, Plane, Prun
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.reporting.analyses.tables import of_size
-from hydractl.reporting.chart import WIDTH, Axis, Chart, Figure, Series, look
+from hydractl.reporting.chart import WIDTH, Axis, Chart, Figure, Series, series_style
 from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.head_maps import value_map
 from hydractl.reporting.report_values import GROUPS, Quantity, written
-from hydractl.reporting.svg import TEXT, Drawing, Path, Text, breadth, fitting
+from hydractl.reporting.svg import TEXT, Drawing, SvgPath, SvgText, breadth, fitting
 
 DRAWN_METRICS = ("accuracy", "nll", "ece", "auroc", "fpr95")
 FAINT = 0.55
@@ -82,7 +82,7 @@ def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Drawi
         series=[
             Series(
                 points=[(pruned.expected, pruned.widened) for pruned in prunings_of_member],
-                look=look(i),
+                style=series_style(i),
                 kind="marks",
                 spans=[None] * len(prunings_of_member),
                 titles=[f"member {pruned.member}, {pruned.corruption}" for pruned in prunings_of_member],
@@ -126,7 +126,9 @@ def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Drawing:
         x=Axis.around(across, [x for x, _ in points], written="{:.3g}".format),
         y=Axis.around(up, [y for _, y in points], written="{:.3g}".format),
         series=[
-            Series(points=plane.points[name], look=look(i), kind="dots", opacity=FAINT, titles=[name])
+            Series(
+                points=plane.points[name], style=series_style(i), kind="dots", opacity=FAINT, titles=[name]
+            )
             for i, name in enumerate(sets)
             if name in plane.points
         ],
@@ -160,10 +162,12 @@ def _members(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
             spreads = [(float(size.members), of_size(size, quantity)) for size in sizes]
             defined_spreads = [(x, spread) for x, spread in spreads if spread is not None]
             points = [(x, spread.mean) for x, spread in defined_spreads]
-            series.append(Series(points=points, look=look(i), titles=[row.name]))
+            series.append(Series(points=points, style=series_style(i), titles=[row.name]))
             spans = [(spread.low, spread.high) for _, spread in defined_spreads]
             titles = [f"{row.name}, {x:g} members: {written(quantity.metric, y)}" for x, y in points]
-            series.append(Series(points=points, look=look(i), kind="marks", spans=spans, titles=titles))
+            series.append(
+                Series(points=points, style=series_style(i), kind="marks", spans=spans, titles=titles)
+            )
         most = max(len(sizes) for _, _, sizes in sizes_by_row)
         return _lines(quantity, "members", series, low=0.5, high=most + 0.5)
 
@@ -188,7 +192,7 @@ def _fewer(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
         series = [
             Series(
                 points=_points(quantity, row, [base for base in fewer if base.scores == scores]),
-                look=look(names.index((row.name, scores))),
+                style=series_style(names.index((row.name, scores))),
                 titles=[f"{row.name} by {scores}"],
             )
             for row, fewer in heads_by_row
@@ -283,15 +287,15 @@ def _runtime(compared: Compared) -> Figure | None:
 def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Drawing:
     """Return a bar for each row, with what is said of it above."""
     longest = max(value for _, _, value, _ in bars)
-    shapes: list[Path | Text] = []
+    shapes: list[SvgPath | SvgText] = []
     for place, (i, row, value, label) in enumerate(bars):
         y = 14.0 + STEP * place
         room = WIDTH - breadth(label, TEXT - 1) - LABEL_GAP
-        shapes.append(Text(at=(0, y), text=fitting(row, room)))
+        shapes.append(SvgText(at=(0, y), text=fitting(row, room)))
         right = max(1.0, WIDTH * value / longest)
         corners = [(0, y + 5), (right, y + 5), (right, y + 5 + BAR), (0, y + 5 + BAR)]
-        shapes.append(Path(parts=[corners], fill=look(i).paint, title=f"{row}: {label}"))
-        shapes.append(Text(at=(WIDTH, y), text=label, anchor="end", paint="soft", size=TEXT - 1))
+        shapes.append(SvgPath(parts=[corners], fill=series_style(i).paint, title=f"{row}: {label}"))
+        shapes.append(SvgText(at=(WIDTH, y), text=label, anchor="end", paint="soft", size=TEXT - 1))
     description = "; ".join(f"{row}: {label}" for _, row, _, label in bars)
     return Drawing(title="Time", description=description, width=WIDTH, height=STEP * len(bars), shapes=shapes)
 

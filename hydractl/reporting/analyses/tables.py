@@ -5,35 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, needing
-from hydractl.reporting.report_values import GROUPS, Cell, Quantity, Table, written
+from hydractl.reporting.report_values import GROUPS, Cell, Quantity, ReportTable, written
 
 if TYPE_CHECKING:
     from hydractl.manifest.analyses import Analyses, EnsembleSize, Pruned, Spread
     from hydractl.manifest.report import Report, Row
 
 RowAnalyses = Sequence[tuple["Row", "Analyses"]]
-LABELLED = (Needs.LABELS, Needs.OOD)
+LABELLED = (MetricNeeds.LABELS, MetricNeeds.OOD)
 
 
-def analysis_tables(report: Report) -> Iterator[Table]:
+def analysis_tables(report: Report) -> Iterator[ReportTable]:
     """Yield a table or two of each analysis that found something."""
     row_analyses = [(row, row.analyses) for row in report.rows if row.analyses is not None]
     for make in (_proposition, _centroids, _pca, _members, _mlps, _heads, _taylor):
         yield from make(report, row_analyses)
 
 
-def _table(title: str, heads: Sequence[str], rows: Sequence[tuple[str, tuple[Cell, ...]]]) -> Iterator[Table]:
+def _table(
+    title: str, heads: Sequence[str], rows: Sequence[tuple[str, tuple[Cell, ...]]]
+) -> Iterator[ReportTable]:
     if rows:
-        yield Table(title=title, folded=False, heads=tuple(heads), rows=tuple(rows))
+        yield ReportTable(title=title, folded=False, heads=tuple(heads), rows=tuple(rows))
 
 
 def _member(row: Row, member: int) -> str:
     return f"{row.name}, member {member}" if row.members > 1 else row.name
 
 
-def _proposition(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
+def _proposition(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     rows = []
     for row, analyses in row_analyses:
         for member in dict.fromkeys(pruned.member for pruned in analyses.proposition):
@@ -72,7 +74,7 @@ def _terms(prunings: Sequence[Pruned]) -> tuple[Cell, ...]:
     )
 
 
-def _centroids(report: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
+def _centroids(report: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     sets = (*report.near, *report.far)
     centroids_by_row = [
         (row.name, analyses.centroids) for row, analyses in row_analyses if analyses.centroids is not None
@@ -101,7 +103,7 @@ def _centroids(report: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
         )
 
 
-def _pca(report: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
+def _pca(report: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     sets = (*report.near, *report.far)
     rows = []
     for row, analyses in row_analyses:
@@ -127,12 +129,12 @@ def _pca(report: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
     )
 
 
-def _members(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
+def _members(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     sizes = [(row, size) for row, analyses in row_analyses for size in analyses.members]
     if not sizes:
         return
     first = sizes[0][1]
-    columns = chosen(first.values, first.means, *LABELLED, Needs.MEMBERS)
+    columns = chosen(first.values, first.means, *LABELLED, MetricNeeds.MEMBERS)
     rows = [
         (
             f"{row.name}, {size.members} of {row.members} members ({ensembles(size)})",
@@ -167,10 +169,10 @@ def _spread(size: EnsembleSize, quantity: Quantity) -> Cell:
     return Cell(written(quantity.metric, spread.mean), "" if size.measured == 1 else f"[{', '.join(ends)}]")
 
 
-def _mlps(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
+def _mlps(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     mergings = [(row, analyses.mlps) for row, analyses in row_analyses if analyses.mlps is not None]
     for row, merging in mergings:
-        columns = chosen(merging.values, merging.means, *LABELLED, Needs.MEMBERS)
+        columns = chosen(merging.values, merging.means, *LABELLED, MetricNeeds.MEMBERS)
         pairs = [(merging.values if q.scope is None else merging.means[q.scope])[q.name] for q in columns]
         block, farthest = max(
             merging.distances.items(), key=lambda block_distance: block_distance[1], default=("none", 0.0)
@@ -197,7 +199,7 @@ def _mlps(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
         yield from _table(f"{row.name}: merged weights against its members apart", heads, rows)
 
 
-def _heads(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
+def _heads(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     fewer = [(row, base) for row, analyses in row_analyses for base in analyses.heads]
     if not fewer:
         return
@@ -216,7 +218,7 @@ def _heads(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
     yield from _table("Fewer heads, without training", [*map(_heading, columns)], rows)
 
 
-def _taylor(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
+def _taylor(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     rows = []
     for row, analyses in row_analyses:
         for table in analyses.taylor:
@@ -232,7 +234,9 @@ def _taylor(_: Report, row_analyses: RowAnalyses) -> Iterator[Table]:
     yield from _table("Taylor scores of heads", ("mean", "least", "greatest"), rows)
 
 
-def chosen(values: Collection[str], means: Mapping[str, Collection[str]], *needs: Needs) -> list[Quantity]:
+def chosen(
+    values: Collection[str], means: Mapping[str, Collection[str]], *needs: MetricNeeds
+) -> list[Quantity]:
     """Return what is shown of some numbers, in the order of tables, of OOD data the means over the widest group.
 
     Args:
@@ -243,7 +247,7 @@ def chosen(values: Collection[str], means: Mapping[str, Collection[str]], *needs
     widest = next((group for group in reversed(GROUPS) if group in means), None)
     quantities = []
     for need in needs:
-        ranked = need is Needs.OOD or (need is Needs.MEMBERS and widest is not None)
+        ranked = need is MetricNeeds.OOD or (need is MetricNeeds.MEMBERS and widest is not None)
         measured_names = (means[widest] if widest is not None else ()) if ranked else values
         scope = widest if ranked else None
         quantities += [

@@ -9,7 +9,7 @@ from hydractl.families.tower import Towers
 from hydractl.fusion.inference import responses
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.compute import means, measure
-from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import Responses, StoredPredictions
 from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import Resampling
@@ -48,7 +48,7 @@ def measured(context: AnalysisContext, predictions: Mapping[str, StoredPredictio
         predictions[ID_NAME],
         context.labels,
         {name: predictions[name] for name in context.sets},
-        metrics=needing(context.metrics, Needs.LABELS, Needs.OOD, Needs.MEMBERS),
+        metrics=needing(context.metrics, MetricNeeds.LABELS, MetricNeeds.OOD, MetricNeeds.MEMBERS),
         scores=context.ranks,
         resampling=Resampling(resamples=0),
     )

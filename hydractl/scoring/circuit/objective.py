@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
-from hydractl.metrics.metric_spec import Metric, Needs
+from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.registry import metric_named
 
 TERMS: Mapping[str, Metric] = MappingProxyType(
@@ -59,7 +59,7 @@ class Objective:
     @property
     def needs_ood(self) -> bool:
         """Whether out-of-distribution data is read."""
-        return any(TERMS[t.name].needs is Needs.OOD for t in self.terms)
+        return any(TERMS[t.name].needs is MetricNeeds.OOD for t in self.terms)
 
     @property
     def reads(self) -> frozenset[str]:

@@ -89,7 +89,7 @@ class CircuitSettings(Settings):
         check(self)
         if self.ood_score not in OF_ONE:
             raise UsageError(
-                f"`--ood-score {self.ood_score}`: of a circuit is {SCORES[self.ood_score].alone}: it is about the members of several models",
+                f"`--ood-score {self.ood_score}`: of a circuit is {SCORES[self.ood_score].of_single_model}: it is about the members of several models",
                 hint=f"choose from {', '.join(OF_ONE)}",
             )
         if self.ood_score != MSP and not objective.needs_ood:

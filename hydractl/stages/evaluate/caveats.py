@@ -16,7 +16,7 @@ from hydractl.manifest.report import Row, scaled_alike
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted, listed
 from hydractl.metrics.classification import CALIBRATED
-from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_ranking import TPR
 from hydractl.metrics.ood_scores import MSP, SCORES
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
@@ -134,8 +134,8 @@ def of_row(
         fingerprints: The data's, as in `of_data`.
     """
     for name in config.scores if row.members == 1 else ():
-        if name in SCORES and SCORES[name].alone:
-            yield f"{row.name}: `{name}` of a single model is {SCORES[name].alone}"
+        if name in SCORES and SCORES[name].of_single_model:
+            yield f"{row.name}: `{name}` of a single model is {SCORES[name].of_single_model}"
     for derived in row.derived:
         if derived is not None and derived.kind in BASELINES and BASELINES[derived.kind].OWN_CONFIDENCE:
             yield (
@@ -184,7 +184,7 @@ def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[
         twice = int(np.isin(content, tested).sum())
         if twice and name in FLATTERED and name not in _tested(config):
             yield f"{held_twice(f'--{name}', content, tested)}: {FLATTERED[name]}"
-        elif twice and needing(config.chosen, Needs.OOD):
+        elif twice and needing(config.chosen, MetricNeeds.OOD):
             yield f"{twice} of {len(content)} samples of {_called(name)} are in `--data`, so they cannot be told from it"
 
 

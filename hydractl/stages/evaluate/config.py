@@ -13,7 +13,7 @@ from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS,
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.manifest.shift_groups import scopes
-from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import EVERY, FITTED, KNN, MSP
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, choose_metrics, needing
 from hydractl.output.paths import PREDICTIONS, REPORT, WEIGHTS, output
@@ -243,12 +243,12 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores(chosen)
         self.analysing.check_given(ood=self.ood, corrupted=self.corrupt)
-        if self.corrupt and not needing(chosen, Needs.LABELS):
+        if self.corrupt and not needing(chosen, MetricNeeds.LABELS):
             raise UsageError(
                 "`--corrupt` has no effect: no chosen metric looks at labelled data",
                 hint="add one to `--metrics`, such as accuracy",
             )
-        if self.ood and not needing(chosen, Needs.OOD, Needs.MEMBERS):
+        if self.ood and not needing(chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS):
             raise UsageError("there are OOD data sets, but no chosen metric looks at them")
         self.check_conditions(
             (name, str(severity))
@@ -287,7 +287,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     def _check_scores(self, chosen: Sequence[str]) -> None:
         stored = self.store is not None and self.fit is not None
-        used = self.threshold_for is not None or stored or bool(needing(chosen, Needs.OOD))
+        used = self.threshold_for is not None or stored or bool(needing(chosen, MetricNeeds.OOD))
         if self.ood_score is not None and not used:
             raise UsageError(
                 "`--ood-score` has no effect: no metric of OOD data is measured",

@@ -13,7 +13,7 @@ from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, SEVERITIES
 from hydractl.errors import UsageError
 from hydractl.manifest.shift_groups import SHIFT
 from hydractl.messages import did_you_mean
-from hydractl.metrics.metric_spec import Needs, Unit
+from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.ood_scores import EVERY, MSP, number_name
 from hydractl.metrics.registry import METRICS, metric_named
 from hydractl.parsing import number
@@ -145,23 +145,23 @@ class Condition:
         if self.metric not in metrics:
             why = (
                 "is not among the chosen metrics"
-                if needs not in (Needs.OOD, Needs.TIME)
+                if needs not in (MetricNeeds.OOD, MetricNeeds.TIME)
                 else "needs an OOD data set"
-                if needs is Needs.OOD and not scopes
+                if needs is MetricNeeds.OOD and not scopes
                 else "is not measured"
             )
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} {why}", hint="see `--metrics`, `--near`, `--far`"
             )
         if self.scope is None:
-            if needs is Needs.OOD:
+            if needs is MetricNeeds.OOD:
                 raise UsageError(
                     f"`--fail-if {self}`: {self.metric} on which OOD data?",
                     hint=f"write `{self.metric}[{scopes[-1]}]`; there are {', '.join(scopes)}",
                 )
-        elif needs is Needs.LABELS and (self.scope in under or self.scope not in scopes):
+        elif needs is MetricNeeds.LABELS and (self.scope in under or self.scope not in scopes):
             self._check_under(self.scope, under)
-        elif needs not in (Needs.OOD, Needs.MEMBERS):
+        elif needs not in (MetricNeeds.OOD, MetricNeeds.MEMBERS):
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} is not measured on OOD data",
                 hint=f"write `{self.metric}{self.comparison}{self.bound:.12g}`",
@@ -192,7 +192,7 @@ class Condition:
         )
 
     def _check_score(self, score: str, scores: Sequence[str]) -> None:
-        if METRICS[self.metric].needs is not Needs.OOD:
+        if METRICS[self.metric].needs is not MetricNeeds.OOD:
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} does not depend on an OOD score",
                 hint=f"leave `@{score}` out",
@@ -217,7 +217,7 @@ class Condition:
         """Return the number of a row that the condition is about."""
         if self.scope is None:
             return row.values[name].value
-        if row.shift is not None and METRICS[self.metric].needs is Needs.LABELS:
+        if row.shift is not None and METRICS[self.metric].needs is MetricNeeds.LABELS:
             return row.shift.at(self.scope)[name]
         if self.scope in row.means:
             return row.means[self.scope][name]

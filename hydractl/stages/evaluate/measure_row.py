@@ -18,10 +18,10 @@ from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.compute import RowNumbers, ShiftNumbers, means, measure
 from hydractl.metrics.curves import curves_of
-from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import needing
-from hydractl.metrics.resampling import Estimate, Resampling
+from hydractl.metrics.resampling import MetricEstimate, Resampling
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.baseline_rows import derive
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
@@ -135,7 +135,7 @@ def _add_row(table: RowTable, run: Evaluation, named: NamedModels, models: Seque
     table.rows.append(_with_curves(run, row, models, predictions) if config.curves else row)
     if config.save_predictions is not None:
         table.predictions[named.name] = predictions
-    if needing(config.chosen, Needs.TIME):
+    if needing(config.chosen, MetricNeeds.TIME):
         table.loaded.append(loaded)
 
 
@@ -188,7 +188,7 @@ def _measure_corrupted(run: Evaluation, row: Sequence[Asked], scaling: Scaling) 
 
     Memory holds the predictions under one corruption, and of each metric a number a resample.
     """
-    cells: dict[tuple[str, str], dict[str, Estimate]] = {}
+    cells: dict[tuple[str, str], dict[str, MetricEstimate]] = {}
     for corruption in run.corruptions:
         clean = run.data.prepared(ID_NAME)
         corrupted = with_corruption(clean.dataset, corruption)
@@ -200,7 +200,7 @@ def _measure_corrupted(run: Evaluation, row: Sequence[Asked], scaling: Scaling) 
             scaling(predictions),
             run.data.summary.labels,
             {},
-            metrics=needing(run.config.chosen, Needs.LABELS),
+            metrics=needing(run.config.chosen, MetricNeeds.LABELS),
             scores=(),
             resampling=run.resampling,
         ).id_set

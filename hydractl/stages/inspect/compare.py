@@ -14,7 +14,7 @@ from hydractl.manifest.heads import Mask, Tables
 from hydractl.output.atomic_write import publish
 from hydractl.output.locks import OutputLock
 from hydractl.progress import SILENT, Progress
-from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads, distinct_names
+from hydractl.reporting.heads_figure import MOST_PANELS, Panel, distinct_names, draw_heads
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.head_choices import Choice, check_comparable, read_choices
 from hydractl.stages.shared.outputs import check_outputs, claim

@@ -280,7 +280,7 @@ class Scaling:
         if self.temperature is None:
             return said
         if isinstance(said, Scored):  # they are of the model as it is stored
-            return Scored(Scaled(said.said, self.temperature), said.scores)
+            return Scored(Scaled(said.predictions, self.temperature), said.scores)
         return Scaled(said, self.temperature)
 
     def values(self, stored: Sequence[float]) -> dict[str, Value]:

@@ -75,7 +75,7 @@ def test_how_alike_two_ensembles_are(monkeypatch, at_once):
     monkeypatch.setattr(per_sample, "NUMBERS_AT_ONCE", at_once)
     first, second = (answers(seed)[ID_NAME] for seed in (0, 10_000))
     ours, theirs = (
-        per_sample.whole(said).log_probs.double().exp().mean(0).numpy() for said in (first, second)
+        per_sample.in_memory(said).log_probs.double().exp().mean(0).numpy() for said in (first, second)
     )
 
     agreement, divergence = alike(first, second)

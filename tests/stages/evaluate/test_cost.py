@@ -14,7 +14,7 @@ from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.header import Header, InputFile, Step
 from hydractl.metrics.cost import count_macs
-from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.stages.evaluate import cost as evaluate_cost
 from hydractl.stages.evaluate.config import EvalConfig
@@ -26,7 +26,7 @@ from support.builders import base, sha
 from support.heard import Heard
 from support.variants import VARIANTS
 
-SIZES, LATENCIES = (needing(METRICS, needs) for needs in (Needs.WEIGHTS, Needs.TIME))
+SIZES, LATENCIES = (needing(METRICS, needs) for needs in (MetricNeeds.WEIGHTS, MetricNeeds.TIME))
 KEEP = ((0, 1), (2,), (0, 3))
 
 

@@ -15,7 +15,7 @@ from hydractl.errors import CheckFailed, CheckpointError, DataError, InputError,
 from hydractl.manifest.header import Kind
 from hydractl.manifest.report import Report
 from hydractl.metrics.compute import measure
-from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.stages.evaluate.config import EvalConfig
@@ -118,7 +118,9 @@ def test_every_metric_follows_from_the_saved_predictions(models, full):
             resampling=Resampling(resamples=20),
         )
 
-        assert again.values == {k: v for k, v in row.values.items() if METRICS[k].needs is not Needs.WEIGHTS}
+        assert again.values == {
+            k: v for k, v in row.values.items() if METRICS[k].needs is not MetricNeeds.WEIGHTS
+        }
         assert again.ood == row.ood
 
 

@@ -7,7 +7,7 @@ import pytest
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.load import open_model
-from hydractl.metrics.metric_spec import Needs
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, TEMPERATURE, choose_metrics, needing
 from hydractl.parsing import configured
 from hydractl.settings import options_of
@@ -110,8 +110,8 @@ def test_everything_measurable_is_measured(ood, latency, scaled):
     found = choose_metrics(None, ood=ood, latency=latency, scaled=scaled)
 
     missing = {
-        *(() if ood else needing(METRICS, Needs.OOD)),
-        *(() if latency else needing(METRICS, Needs.TIME)),
+        *(() if ood else needing(METRICS, MetricNeeds.OOD)),
+        *(() if latency else needing(METRICS, MetricNeeds.TIME)),
         *(() if scaled else (TEMPERATURE,)),
     }
     assert set(METRICS) - set(found) == missing

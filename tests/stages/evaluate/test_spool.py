@@ -11,7 +11,7 @@ from hydractl.errors import OutputError
 from hydractl.metrics import per_sample
 from hydractl.metrics.compute import measure
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.per_sample import Joined, Responses, whole
+from hydractl.metrics.per_sample import Joined, Responses, in_memory
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.temperature import Scaled, fit_temperature, scale
@@ -44,7 +44,9 @@ def kept(said, request, tmp_path, monkeypatch):
 
 
 def same(one, other):
-    return all(torch.equal(x, y) for x, y in zip(whole(one).tensors(), whole(other).tensors(), strict=True))
+    return all(
+        torch.equal(x, y) for x, y in zip(in_memory(one).tensors(), in_memory(other).tensors(), strict=True)
+    )
 
 
 def test_it_reads_as_it_would_in_memory(kept, said, tmp_path):
