@@ -25,7 +25,7 @@ _MADE_OF: ContextVar[tuple[object, tuple[tuple[Option, object], ...]] | None] = 
 )
 
 
-def configured(config: type[C], typed: Mapping[str, object]) -> C:
+def configured(config: type[C], command_values: Mapping[str, object]) -> C:
     """Return the configuration that options make; what is None was not typed.
 
     Raises:
@@ -33,25 +33,30 @@ def configured(config: type[C], typed: Mapping[str, object]) -> C:
     """
     values: dict[str, Any] = {}
     kind: type[Any] = config
-    asked = tuple((o, typed[o.name]) for o in options_of(config) if typed[o.name] is not None)
-    given = {o.name: _read(o, value) for o, value in asked}
-    for option, _ in asked:  # what several options make knows its own bounds, under names that nobody typed
-        option.setting.check(option.name, given[option.name])
+    option_values = tuple(
+        (o, command_values[o.name]) for o in options_of(config) if command_values[o.name] is not None
+    )
+    parsed_values = {o.name: _read(o, value) for o, value in option_values}
+    # what several options make knows its own bounds, under names that nobody typed
+    for option, _ in option_values:
+        option.setting.check(option.name, parsed_values[option.name])
     for f in fields(kind):
-        told = f.metadata.get(KEY)
-        if isinstance(told, Setting) and f.name in given:
-            values[f.name] = given[f.name]
-        elif isinstance(told, OptionGroup):
-            names = (*(o.name for o in told.options), *told.also)
-            values[f.name] = told.make({name: given[name] for name in names if name in given})
-    made = config(**values)
-    _MADE_OF.set((made, asked))
-    return made
+        declaration = f.metadata.get(KEY)
+        if isinstance(declaration, Setting) and f.name in parsed_values:
+            values[f.name] = parsed_values[f.name]
+        elif isinstance(declaration, OptionGroup):
+            names = (*(o.name for o in declaration.options), *declaration.extra_names)
+            values[f.name] = declaration.make(
+                {name: parsed_values[name] for name in names if name in parsed_values}
+            )
+    configuration = config(**values)
+    _MADE_OF.set((configuration, option_values))
+    return configuration
 
 
-def _read(option: Option, typed: object) -> object:
+def _read(option: Option, command_value: object) -> object:
     try:
-        return option.setting.read(typed)
+        return option.setting.read(command_value)
     except UsageError as error:
         error.hint = option.setting.hint(option.name, error.hint)
         raise
@@ -69,10 +74,10 @@ def words(option: str, text: str) -> tuple[str, ...]:
     Raises:
         UsageError: If an item is empty.
     """
-    found = () if text == "none" else tuple(item.strip() for item in text.split(","))
-    if not all(found):
+    words_of_list = () if text == "none" else tuple(item.strip() for item in text.split(","))
+    if not all(words_of_list):
         raise UsageError(f"`{option} {text}`: an item of the list is empty")
-    return found
+    return words_of_list
 
 
 def number(option: str, text: str) -> float:
@@ -106,32 +111,34 @@ def written(
     Raises:
         UsageError: If one is unknown, missing, given twice or out of range.
     """
-    known = {d.name: d.setting for d in Option.of(kind)}
-    given: dict[str, str] = {}
+    settings = {d.name: d.setting for d in Option.of(kind)}
+    option_texts: dict[str, str] = {}
     while text:
-        key, equals, rest = text.partition("=")
-        value = long[key](rest, {*known, *long}) if key in long else rest.partition(",")[0]
-        text = rest[len(value) + 1 :]
+        key, equals, remainder = text.partition("=")
+        value = long[key](remainder, {*settings, *long}) if key in long else remainder.partition(",")[0]
+        text = remainder[len(value) + 1 :]
         if not equals or not key or not value:
             raise UsageError(
                 f"`{where}`: expected option=value, found `{key}{equals}`", hint=f"for example `{example}`"
             )
-        if key in given:
+        if key in option_texts:
             raise UsageError(f"`{where}`: the option `{key}` is given twice")
-        if key not in known:
-            hint = did_you_mean(key, known) or (f"there are {', '.join(known)}" if known else None)
+        if key not in settings:
+            hint = did_you_mean(key, settings) or (f"there are {', '.join(settings)}" if settings else None)
             raise UsageError(f"`{where}`: `{called}` has no option `{key}`", hint=hint)
-        given[key] = value
-    for own in fields(kind):  # type: ignore[arg-type]  # a dataclass, which its bound cannot say
-        if own.default is MISSING and own.name not in given:
-            raise UsageError(f"`{where}`: `{called}` needs `{own.name}=`", hint=f"for example `{example}`")
+        option_texts[key] = value
+    for setting_field in fields(kind):  # type: ignore[arg-type]  # a dataclass, which its bound cannot say
+        if setting_field.default is MISSING and setting_field.name not in option_texts:
+            raise UsageError(
+                f"`{where}`: `{called}` needs `{setting_field.name}=`", hint=f"for example `{example}`"
+            )
     try:
-        return kind(**{option: known[option].read(value) for option, value in given.items()})
+        return kind(**{option: settings[option].read(value) for option, value in option_texts.items()})
     except UsageError as error:
         raise UsageError(f"`{where}`: {error.message}", hint=error.hint) from error
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """Read a whole number.
 
     Raises:
@@ -163,8 +170,8 @@ def bytes_of(option: str, text: str) -> int:
     Raises:
         UsageError: If it is no size, or less than one byte.
     """
-    found = _SIZE.fullmatch(text.strip())
-    size = float(found[1]) * _UNITS.get(found[2].upper(), 0) if found else 0.0
+    match = _SIZE.fullmatch(text.strip())
+    size = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match else 0.0
     if not 1 <= size < 1 << 63:
         raise UsageError(
             f"`{option} {text}`: is not a size",

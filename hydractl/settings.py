@@ -30,7 +30,7 @@ class Role(Enum):
     """What a setting's value is to the command's output."""
 
     SHAPES = auto()  # its value decides what is written
-    ASIDE = auto()  # it decides where or how fast, not what
+    EXECUTION = auto()  # it decides where or how fast, not what
     MODEL = auto()  # names models that are read
     DATA = auto()  # names data that are read
     FILE = auto()  # names files that are read, each an input of the lineage
@@ -43,46 +43,46 @@ class Constraint:
     """Another setting that one goes, or does not go, with.
 
     Attributes:
-        other: Its field, or a property that tells whether it is as needed; a dot leads into a configuration within.
+        field_name: Its field, or a property that tells whether it is as needed; a dot leads into a configuration within.
         values: Which of its values, or of its items, are meant; any that is set where empty.
-        own: Which values of the first setting this is about; any but the default where empty.
-        option: The field that messages name, where `other` is a property.
+        for_values: Which values of the first setting this is about; any but the default where empty.
+        option: The field that messages name, where `field_name` is a property.
         why: The reason, where the user needs it.
         hint: What to type instead, where it is not to add or leave out one of the two.
     """
 
-    other: str
+    field_name: str
     values: Sequence[object] = ()
-    own: Sequence[object] = ()
+    for_values: Sequence[object] = ()
     option: str | None = None
     why: str | None = None
     hint: str | None = None
 
     def is_met(self, config: object) -> bool:
         """Return whether a configuration holds the other setting, with one of the values."""
-        current = attrgetter(self.other)(config)
+        current = attrgetter(self.field_name)(config)
         if self.values:
-            return _holds(current, self.values)
+            return _includes(current, self.values)
         return current is not None and current is not False and current != ()
 
     def refusal(self, config: object, name: str, relation: str) -> UsageError:
         """Return what a user is told of a field `name` for which it is violated."""
-        own = f"`{_as_typed(config, name)}`"
-        subject = f"`{_as_typed(config, name, getattr(config, name))}`" if self.own else own
-        other = self.option or self.other
-        current = f"`{_as_typed(config, other, attrgetter(other)(config))}`"
-        wanted = f"`{_as_typed(config, other, *self.values[:1])}`"
-        example = self.values[:1] or (_setting_of(config, other).example,)
-        hint = f"add `{_as_typed(config, other, *example)}`, or leave {own} out"
+        option_text = f"`{_as_typed(config, name)}`"
+        subject = f"`{_as_typed(config, name, getattr(config, name))}`" if self.for_values else option_text
+        other_field = self.option or self.field_name
+        current = f"`{_as_typed(config, other_field, attrgetter(other_field)(config))}`"
+        other_text = f"`{_as_typed(config, other_field, *self.values[:1])}`"
+        example = self.values[:1] or (_setting_of(config, other_field).example,)
+        hint = f"add `{_as_typed(config, other_field, *example)}`, or leave {option_text} out"
         if relation == "excludes":
-            both = current if self.values else wanted
-            message, hint = f"{subject} and {both} exclude each other", "leave one of them out"
+            second_text = current if self.values else other_text
+            message, hint = f"{subject} and {second_text} exclude each other", "leave one of them out"
         elif relation == "needs":
-            message = f"{subject} needs {wanted}"
+            message = f"{subject} needs {other_text}"
         elif self.option is not None or len(self.values) > 1:
-            message, hint = f"{subject} has no effect with {current}", f"leave {own} out"
+            message, hint = f"{subject} has no effect with {current}", f"leave {option_text} out"
         else:
-            message = f"{subject} has no effect without {wanted}"
+            message = f"{subject} has no effect without {other_text}"
         return UsageError(message + (f": {self.why}" if self.why else ""), hint=self.hint or hint)
 
 
@@ -105,14 +105,14 @@ class Setting:
         above: What it must exceed.
         below: What it must stay below.
         finite: Whether the message about `above` adds that it must be finite.
-        tells: Whether the help shows `low` and `high`, and the parser of the command line refuses what is outside.
+        shows_range: Whether the help shows `low` and `high`, and the parser of the command line refuses what is outside.
         parse: Reads the text that was typed; None where the field's type says how.
         repeated: Whether what is parsed may be given several times; one text may be parsed to a tuple of several.
         positional: Whether it is an argument without a name.
-        spelled: The option's names, of which messages use the first; by default the field's with dashes.
-        shows: Whether the help shows a default.
+        option_names: The option's names, of which messages use the first; by default the field's with dashes.
+        shows_default: Whether the help shows a default.
         after: The option that it follows in the help; None where it follows the field before it.
-        holds: Of an output: refuses a name that does not fit what is written there, told the option and the path.
+        check_path: Of an output: refuses a name that does not fit what is written there, told the option and the path.
         role: What its value is to the output.
         placeholders: Of an output: what may stand in its name for a part that differs from file to file.
         needs: What must be set too.
@@ -130,36 +130,36 @@ class Setting:
     above: float | None = None
     below: float | None = None
     finite: bool = False
-    tells: bool = True
+    shows_range: bool = True
     parse: Callable[[str], object] | None = None
     repeated: bool = False
     positional: bool = False
-    spelled: tuple[str, ...] = ()
-    shows: bool = True
+    option_names: tuple[str, ...] = ()
+    shows_default: bool = True
     after: str | None = None
-    holds: Callable[[str, Path], None] | None = None
+    check_path: Callable[[str, Path], None] | None = None
     role: Role = Role.SHAPES
     placeholders: tuple[str, ...] = ()
     needs: Constraints = ()
     only_with: Constraints = ()
     excludes: Constraints = ()
 
-    def read(self, typed: object) -> object:
+    def read(self, command_value: object) -> object:
         """Return the field's value of what a command line holds.
 
         Raises:
             UsageError: If `parse` refuses it.
         """
-        if isinstance(typed, list):
+        if isinstance(command_value, list):
             return tuple(
                 element
-                for part in map(self.read, typed)
+                for part in map(self.read, command_value)
                 for element in (part if isinstance(part, tuple) else (part,))
             )
-        if self.parse is not None and isinstance(typed, str):
-            return self.parse(typed)
+        if self.parse is not None and isinstance(command_value, str):
+            return self.parse(command_value)
         # the choice itself, which may be of an enumeration; another text is refused by `check`
-        return next((choice for choice in self.choices if choice == typed), typed)
+        return next((choice for choice in self.choices if choice == command_value), command_value)
 
     def check(self, name: str, value: object) -> None:
         """Refuse a value, or an item of one, that is no choice or out of range.
@@ -178,12 +178,12 @@ class Setting:
                 self._check_range(name, item)
             elif isinstance(item, Path):
                 self._check_placeholders(name, item)
-                if self.holds is not None:
-                    self.holds(self.option(name), item)
+                if self.check_path is not None:
+                    self.check_path(self.option(name), item)
 
     def option(self, name: str) -> str:
         """Return the option of a field of that name as it is typed, without that of a flag's opposite."""
-        return self.spelled[0].split("/")[0] if self.spelled else spelled(name)
+        return self.option_names[0].split("/")[0] if self.option_names else long_option(name)
 
     def hint(self, name: str, hint: str | None) -> str | None:
         """Return a hint for what its option was given, with the option's form where that names things and the hint does not say it."""
@@ -198,11 +198,11 @@ class Setting:
             raise UsageError(f"`{self.option(name)} {value}`: unknown", hint=hint)
 
     def _check_placeholders(self, name: str, path: Path) -> None:
-        other = next((p for p in PLACEHOLDERS if p in path.name and p not in self.placeholders), None)
-        if self.role is Role.OUTPUT and other is not None:
+        placeholder = next((p for p in PLACEHOLDERS if p in path.name and p not in self.placeholders), None)
+        if self.role is Role.OUTPUT and placeholder is not None:
             raise UsageError(
-                f"`{self.option(name)} {path}`: `{other}` stands for nothing here: this command writes one file",
-                hint=f"name it without, for example `{path.with_name(path.name.replace(other, '0'))}`",
+                f"`{self.option(name)} {path}`: `{placeholder}` stands for nothing here: this command writes one file",
+                hint=f"name it without, for example `{path.with_name(path.name.replace(placeholder, '0'))}`",
             )
 
     def _check_range(self, name: str, value: float) -> None:
@@ -212,10 +212,10 @@ class Setting:
             most = "" if self.high is None else f" and at most {exactly(self.high)}"
             raise UsageError(f"{refused}above {self.above:g}{most}{' and finite' if self.finite else ''}")
         if {self.low, self.high, self.below} != {None} and not (low <= value <= high and value < below):
-            told = {"at least": self.low, "above": self.above, "below": self.below, "at most": self.high}
-            wanted = [f"{word} {exactly(bound)}" for word, bound in told.items() if bound is not None]
+            bounds = {"at least": self.low, "above": self.above, "below": self.below, "at most": self.high}
+            bound_texts = [f"{word} {exactly(bound)}" for word, bound in bounds.items() if bound is not None]
             between = f"between {exactly(low)} and {exactly(high)}" * (None not in {self.low, self.high})
-            raise UsageError(refused + (between or " and ".join(wanted)))
+            raise UsageError(refused + (between or " and ".join(bound_texts)))
 
     @property
     def example(self) -> str | None:
@@ -226,12 +226,12 @@ class Setting:
         """Return the other settings that it `needs`, is `only_with` or `excludes`."""
         others = getattr(self, relation)
         return [
-            Constraint(other) if isinstance(other, str) else other
-            for other in (others if isinstance(others, tuple) else (others,))
+            Constraint(constraint) if isinstance(constraint, str) else constraint
+            for constraint in (others if isinstance(others, tuple) else (others,))
         ]
 
 
-def _holds(value: object, values: Sequence[object]) -> bool:
+def _includes(value: object, values: Sequence[object]) -> bool:
     """Return whether a value, or an item of it, is among others."""
     return any(item in values for item in (value if isinstance(value, tuple) else (value,)))
 
@@ -247,10 +247,10 @@ def _as_typed(config: object, name: str, *values: object) -> str:
     """Return a setting's option with values, as a command line or a reference has it."""
     setting = _setting_of(config, name)
     if any(value is False for value in values):
-        return setting.spelled[0].split("/")[-1]
+        return setting.option_names[0].split("/")[-1]
     option = setting.option(name.rpartition(".")[-1])
-    given = [value for value in values if value is not True and value is not None]
-    texts = [",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in given]
+    shown_values = [value for value in values if value is not True and value is not None]
+    texts = [",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in shown_values]
     return (" " if option.startswith("-") else "=").join((option, *texts))
 
 
@@ -270,7 +270,7 @@ class Option(NamedTuple):
     def of(cls, config: type[Any]) -> tuple[Option, ...]:
         """Return what a dataclass declares, in order, without what fields are by default: what is absent is None."""
         kinds = {f.name: str(f.type) for f in fields(config)}
-        return tuple(cls(name, kinds[name], told) for name, told in declared(config).items())
+        return tuple(cls(name, kinds[name], setting) for name, setting in declared(config).items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,24 +280,24 @@ class OptionGroup:
     Attributes:
         make: Takes what was typed, by name, and returns the field's value.
         options: Those options.
-        also: Options of other fields that `make` is told of.
+        extra_names: Options of other fields that `make` is told of.
     """
 
     make: Callable[[dict[str, Any]], object]
     options: tuple[Option, ...] = ()
-    also: tuple[str, ...] = ()
+    extra_names: tuple[str, ...] = ()
 
 
-def required(told: Setting | OptionGroup) -> Any:  # noqa: ANN401 - as `dataclasses.field` has it
+def required(declaration: Setting | OptionGroup) -> Any:  # noqa: ANN401 - as `dataclasses.field` has it
     """Return a field so declared that has no default."""
-    return field(metadata={KEY: told})
+    return field(metadata={KEY: declaration})
 
 
-def by_default(value: object, told: Setting | OptionGroup) -> Any:  # noqa: ANN401 - as above
+def by_default(value: object, declaration: Setting | OptionGroup) -> Any:  # noqa: ANN401 - as above
     """Return a field so declared; a dictionary is made anew for each configuration."""
     if isinstance(value, dict):
-        return field(default_factory=value.copy, metadata={KEY: told})
-    return field(default=value, metadata={KEY: told})
+        return field(default_factory=value.copy, metadata={KEY: declaration})
+    return field(default=value, metadata={KEY: declaration})
 
 
 def _setting(declare: Callable[P, Setting]) -> Callable[Concatenate[object, P], Any]:
@@ -308,15 +308,17 @@ setting = _setting(Setting)
 """Returns a field by its default and what `Setting` takes."""
 
 
-def flag(told: Setting, *, on: bool = False) -> Any:  # noqa: ANN401 - as above
+def flag(setting: Setting, *, on: bool = False) -> Any:  # noqa: ANN401 - as above
     """Return a field so declared that is a flag."""
-    return by_default(on, told)
+    return by_default(on, setting)
 
 
 def declared(config: type[Any]) -> Mapping[str, Setting]:
     """Return the declarations of a dataclass's fields by their names, in order."""
-    told = {f.name: f.metadata.get(KEY) for f in fields(config)}
-    return MappingProxyType({name: found for name, found in told.items() if isinstance(found, Setting)})
+    declarations = {f.name: f.metadata.get(KEY) for f in fields(config)}
+    return MappingProxyType(
+        {name: setting for name, setting in declarations.items() if isinstance(setting, Setting)}
+    )
 
 
 def check(config: object, *, may_idle: bool = False) -> None:
@@ -352,26 +354,28 @@ def violations(config: object, relation: str) -> Iterator[tuple[str, Constraint]
     """Yield each setting, given or not, of which a constraint is not met, and that constraint."""
     for name, setting in declared(type(config)).items():
         for constraint in setting.constraints(relation):
-            concerned = not constraint.own or _holds(getattr(config, name), constraint.own)
+            concerned = not constraint.for_values or _includes(getattr(config, name), constraint.for_values)
             if concerned and constraint.is_met(config) == (relation == "excludes"):
                 yield name, constraint
 
 
 def options_of(config: type[Any]) -> tuple[Option, ...]:
     """Return every option that makes a configuration, in the order of help."""
-    found: list[Option] = []
+    options: list[Option] = []
     for f in fields(config):
-        told = f.metadata.get(KEY)
-        if isinstance(told, Setting):
-            found.append(Option(f.name, str(f.type), told, ... if f.default is MISSING else f.default))
-        elif isinstance(told, OptionGroup):
-            found.extend(told.options)
-    for option in [o for o in found if o.setting.after]:
-        found.remove(option)
-        found.insert([o.name for o in found].index(option.setting.after or "") + 1, option)
-    return tuple(found)
+        declaration = f.metadata.get(KEY)
+        if isinstance(declaration, Setting):
+            options.append(
+                Option(f.name, str(f.type), declaration, ... if f.default is MISSING else f.default)
+            )
+        elif isinstance(declaration, OptionGroup):
+            options.extend(declaration.options)
+    for option in [o for o in options if o.setting.after]:
+        options.remove(option)
+        options.insert([o.name for o in options].index(option.setting.after or "") + 1, option)
+    return tuple(options)
 
 
-def spelled(name: str) -> str:
+def long_option(name: str) -> str:
     """Return a setting's option as it is typed."""
     return f"--{name.replace('_', '-')}"

@@ -58,7 +58,7 @@ class Some:
         OptionGroup(
             lambda given: sum(given.values()) or None,
             (Option("left", "int", Setting("Left.", low=0)), Option("right", "int", Setting("Right."))),
-            also=("share",),
+            extra_names=("share",),
         ),
     )
     loud: bool = flag(Setting("Loud."))
@@ -177,12 +177,12 @@ class Tied:
     )
     log: str | None = setting(None, "Where to.", metavar="FILE[::K=V]")
     level: int = setting(
-        0, "How much.", needs="log", excludes=("quick", Constraint("keeps", (False,), own=(7,)))
+        0, "How much.", needs="log", excludes=("quick", Constraint("keeps", (False,), for_values=(7,)))
     )
     quick: bool = flag(Setting("Soon."))
-    keeps: bool = flag(Setting("Keep it.", spelled=("--keep/--drop",)), on=True)
+    keeps: bool = flag(Setting("Keep it.", option_names=("--keep/--drop",)), on=True)
     named: int | None = setting(
-        None, "Bare.", spelled=("named",), only_with=Constraint("is_fast", option="way")
+        None, "Bare.", option_names=("named",), only_with=Constraint("is_fast", option="way")
     )
 
     def __post_init__(self):
@@ -220,6 +220,6 @@ def test_every_constraint_names_settings_that_are_there():
     for config in (*DECLARING, ExportConfig, PredictConfig, BenchConfig, LaplaceOptions):
         for told in declared(config).values():
             for constraint in (c for r in ("needs", "only_with", "excludes") for c in told.constraints(r)):
-                named = constraint.option or constraint.other
+                named = constraint.option or constraint.field_name
                 options = declared(config) if "." not in named else [o.name for o in options_of(config)]
                 assert named.split(".")[-1] in options

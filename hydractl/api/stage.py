@@ -20,7 +20,7 @@ from hydractl.settings import Option, Setting, options_of
 FIRST_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
-class Stage(NamedTuple):
+class StageFunction(NamedTuple):
     """What makes a function.
 
     Attributes:
@@ -42,17 +42,17 @@ class Stage(NamedTuple):
     @property
     def options(self) -> tuple[Option, ...]:
         """The options, those without a name first; a call has a report to return, so nothing is left as it is."""
-        own = (o for o in options_of(self.config) if o.name != "if_changed")
-        found = [o._replace(default=...) if o.name in self.needs else o for o in own]
-        return tuple(sorted(found, key=lambda o: not o.setting.positional))
+        command_options = (o for o in options_of(self.config) if o.name != "if_changed")
+        call_options = [o._replace(default=...) if o.name in self.needs else o for o in command_options]
+        return tuple(sorted(call_options, key=lambda o: not o.setting.positional))
 
     @property
     def doc(self) -> str:
         """What the function's help says."""
-        told = "\n".join(f"    {keyword_of(o)}: {o.setting.help}" for o in self.options)
+        argument_lines = "\n".join(f"    {keyword_of(o)}: {o.setting.help}" for o in self.options)
         return (
             f"{self.does}\n\nArguments are those of `hydractl {self.command}`, and read as it reads them; None is an option that is "
-            f"not given.\n\nArgs:\n{told}\n    progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is "
+            f"not given.\n\nArgs:\n{argument_lines}\n    progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is "
             "quiet, and warnings are those of Python's `warnings`.\n\nReturns:\n    What the command tells with `--json`, as an object.\n\n"
             "Raises:\n    HydraError: Whatever ends the command; `exit_code` is the command's.\n    TypeError: If there is no such option.\n"
         )
@@ -67,17 +67,21 @@ class Stage(NamedTuple):
         options = {keyword_of(o): o for o in self.options}
         signature = inspect.Signature([*map(_parameter, options.values()), _PROGRESS])
 
-        def run(*args: object, **given: object) -> Any:  # noqa: ANN401 - the stage's report
-            for name in given:
+        def run(*args: object, **keywords: object) -> Any:  # noqa: ANN401 - the stage's report
+            for name in keywords:
                 if name not in options and name != "progress":
                     near = did_you_mean(name, options)
                     raise TypeError(f"{self.name}() has no option `{name}`{f'; {near}' if near else ''}")
             from huggingface_hub import utils  # noqa: PLC0415 - loads when a stage runs
 
-            bound = signature.bind(*args, **given).arguments
+            bound = signature.bind(*args, **keywords).arguments
             heard = bound.pop("progress", None)
-            typed = {options[name].name: _typed(options[name], value) for name, value in bound.items()}
-            config = configured(self.config, dict.fromkeys(o.name for o in options_of(self.config)) | typed)
+            command_values = {
+                options[name].name: _command_value(options[name], value) for name, value in bound.items()
+            }
+            config = configured(
+                self.config, dict.fromkeys(o.name for o in options_of(self.config)) | command_values
+            )
             module, _, function = self.run.partition(":")
             with without_bars(utils), enough_memory(o.name for o in options.values()):
                 return getattr(import_module(module), function)(config, _heard(heard))
@@ -113,12 +117,12 @@ def _heard(progress: Any) -> Progress:  # noqa: ANN401 - what a caller gave
     if progress is None:
         return _Warning()
     if hasattr(progress, "track"):
-        found: Progress = progress
-        return found
+        tracker: Progress = progress
+        return tracker
     return _Calling(progress)
 
 
-def _typed(option: Option, value: object) -> object:
+def _command_value(option: Option, value: object) -> object:
     """Return what a command line would hold: lists as it writes them, paths as such.
 
     Raises:
@@ -162,26 +166,28 @@ _PROGRESS = inspect.Parameter(
 
 def keyword_of(option: Option) -> str:
     """Return the name of an option's argument: the option's own, `min_lr_rate` for `--min-lr-rate`."""
-    spelled = [word for form in option.setting.spelled for word in form.split("/")]
-    named = [word[2:].replace("-", "_") for word in spelled if word.startswith("--")]
+    words = [word for form in option.setting.option_names for word in form.split("/")]
+    named = [word[2:].replace("-", "_") for word in words if word.startswith("--")]
     return option.name if option.name in named or not named else named[0]
 
 
 def type_of(option: Option) -> str:
     """Return the type of an argument as it is written."""
-    found = _given_type(option.kind.removesuffix(" | None"), option.setting)
-    return found if option.default is ... else f"{found} | None"
+    given_type = _given_type(option.kind.removesuffix(" | None"), option.setting)
+    return given_type if option.default is ... else f"{given_type} | None"
 
 
 def _given_type(kind: str, setting: Setting) -> str:
     words = re.findall(r"\w+", kind)
     path = ["Path"] if setting.positional or {"Path", "DataRef"} & {*words} else []
-    one = " | ".join(["str", *path, *(name for name in ("int", "float") if name in words and setting.parse)])
+    item_type = " | ".join(
+        ["str", *path, *(name for name in ("int", "float") if name in words and setting.parse)]
+    )
     plural = kind.startswith("tuple[") or setting.repeated
     if setting.choices and not plural:
         return f"Literal[{', '.join(map(repr, map(str, setting.choices)))}]".replace("'", '"')
     if plural or (
         kind == "str" and setting.metavar and "," in setting.metavar and "=" not in setting.metavar
     ):
-        return f"{one} | Sequence[{one}]"
-    return one if setting.parse or "Path" in kind or kind == "str" else kind
+        return f"{item_type} | Sequence[{item_type}]"
+    return item_type if setting.parse or "Path" in kind or kind == "str" else kind

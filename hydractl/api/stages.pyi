@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from hydractl.api.stage import Stage
+from hydractl.api.stage import StageFunction
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.export.run import ExportReport
@@ -16,7 +16,7 @@ from hydractl.stages.push.run import PushReport
 from hydractl.stages.report.run import ReportReport
 from hydractl.stages.score.config import ScoreReport
 
-STAGES: tuple[Stage, ...]
+STAGES: tuple[StageFunction, ...]
 
 def score(
     model: str | Path,

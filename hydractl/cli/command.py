@@ -17,7 +17,7 @@ from hydractl.errors import UnreadableError
 from hydractl.output.atomic_write import STDOUT, is_stdout
 from hydractl.parsing import configured
 from hydractl.runtime import enough_memory
-from hydractl.settings import Option, Role, Setting, declared, options_of, spelled
+from hydractl.settings import Option, Role, Setting, declared, long_option, options_of
 from hydractl.stages.shared.command_config import CommandConfig, input_refs
 
 C = TypeVar("C", bound=CommandConfig)
@@ -38,7 +38,7 @@ PROVENANCE = Setting(
     "Write what it was made of and by as an in-toto statement (SLSA provenance) too, in place of one that is there.",
     metavar="FILE",
 )
-QUIET = Setting("Print only the paths written, one a line.", spelled=("-q", "--quiet"))
+QUIET = Setting("Print only the paths written, one a line.", option_names=("-q", "--quiet"))
 
 
 def command(
@@ -163,13 +163,13 @@ def typed(name: str, setting: Setting) -> Any:  # noqa: ANN401 - as typer has it
         "metavar": setting.metavar,
         "help": setting.help,
         "rich_help_panel": setting.panel,
-        "show_default": setting.shows,
+        "show_default": setting.shows_default,
     }
     words = setting.choices or setting.suggestions or (BUILT_IN if setting.role is Role.DATA else ())
     if words:
         told["autocompletion"] = lambda: [*map(str, words)]
-    if setting.tells:
+    if setting.shows_range:
         told |= {"min": setting.low, "max": setting.high}
     if setting.positional:
         return typer.Argument(**told)
-    return typer.Option(*(setting.spelled or (spelled(name),)), **told)
+    return typer.Option(*(setting.option_names or (long_option(name),)), **told)

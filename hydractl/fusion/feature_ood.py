@@ -105,7 +105,8 @@ def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedS
     if score not in TENSOR_SPECS:
         raise CheckpointError(f"{name}: holds an OOD score `{score}`, which is none of features", hint=hint)
     tensors = {
-        tensor_name: checkpoint.tensor(_called(score, member, tensor_name)) for tensor_name in TENSOR_SPECS[score]
+        tensor_name: checkpoint.tensor(_called(score, member, tensor_name))
+        for tensor_name in TENSOR_SPECS[score]
     }
     fitted_score = FittedScore(score, tensors)
     try:

@@ -218,7 +218,7 @@ def _nearest_class(tensors: FittedTensors, features: Tensor, _: Tensor) -> Tenso
     return _squares((features.double() - tensors["middle"]) @ tensors["white"], tensors["near"]).amin(1)
 
 
-def _less_whole(tensors: FittedTensors, features: Tensor, logits: Tensor) -> Tensor:
+def _relative(tensors: FittedTensors, features: Tensor, logits: Tensor) -> Tensor:
     off = (features.double() - tensors["mean"]) @ tensors["whole"]
     return _nearest_class(tensors, features, logits) - off.square().sum(1)
 
@@ -241,7 +241,7 @@ def _virtual(tensors: FittedTensors, features: Tensor, logits: Tensor) -> Tensor
 
 
 _APPLIED: Mapping[str, Callable[[FittedTensors, Tensor, Tensor], Tensor]] = MappingProxyType(
-    {**dict(zip(MAHALANOBIS, (_nearest_class, _less_whole), strict=True)), KNN: _neighbour, VIM: _virtual}
+    {**dict(zip(MAHALANOBIS, (_nearest_class, _relative), strict=True)), KNN: _neighbour, VIM: _virtual}
 )
 
 

@@ -23,7 +23,7 @@ from hydractl.scoring.gradients.settings import (
 )
 from hydractl.scoring.job import Method, Ranking, ScoreJob
 from hydractl.scoring.settings import PANELS, Settings
-from hydractl.settings import Option, declared, spelled
+from hydractl.settings import Option, declared, long_option
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
@@ -155,7 +155,7 @@ def settings_for(method: str, options: Mapping[str, OptionValue]) -> Settings:
         if name not in known_settings:
             takers = [m.name for m in METHODS.values() if name in declared(m.settings)]
             raise UsageError(
-                f"`{spelled(name)}` has no effect with `--method {method}`",
+                f"`{long_option(name)}` has no effect with `--method {method}`",
                 hint=f"it is for {', '.join(f'`--method {m}`' for m in takers)}",
             )
     return METHODS[method].settings(**options)

@@ -18,8 +18,8 @@ from hydractl.data.encode import of_kind
 from hydractl.data.open_dataset import open_data
 from hydractl.families.load import open_model
 from hydractl.manifest.report import Report
-from hydractl.research.bench.plan import Pace, Work
-from hydractl.research.bench.rows import PLANS, Terms
+from hydractl.research.bench.plan import CostModel, WorkEstimate
+from hydractl.research.bench.rows import PLANS, SharedSettings
 from hydractl.stages.shared.zero_shot_classes import Classes, with_classes
 from hydractl.training.clip_pretraining import PairConfig, train_pair
 from hydractl.training.methods.registry import METHODS
@@ -47,7 +47,7 @@ TOWER = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
-TERMS = Terms(
+TERMS = SharedSettings(
     out=Path("left"), model="m.st", blocks=2, heads=8, data="d", val="v", test="t", members=2, training={}, start=None, from_start={},
     pairs=None, naming={},
 )  # fmt: skip
@@ -178,8 +178,8 @@ def test_a_packed_ensemble_is_made_if_it_is_named(folder, call):
 def test_time_is_of_trainings_and_of_answers():
     answers = {"test": 5, "train": 40, "val": 2, "pairs": 70}
     work, pace = (
-        Work(training=100, from_start=300, answers=answers, blocks=2, heads=8),
-        Pace(step=0.1, begin=2),
+        WorkEstimate(training=100, from_start=300, answers=answers, blocks=2, heads=8),
+        CostModel(step=0.1, begin=2),
     )
 
     assert pace.of(work, PLANS["mc"], 3) == pytest.approx(10 * 0.5)

@@ -17,7 +17,7 @@ from hydractl.cli.command import kind_of
 from hydractl.parsing import configured
 from hydractl.research.bench.config import BenchConfig
 from hydractl.scoring.methods import METHODS, SETTINGS
-from hydractl.settings import KEY, LARGEST_SEED, Option, OptionGroup, declared, options_of, spelled
+from hydractl.settings import KEY, LARGEST_SEED, Option, OptionGroup, declared, long_option, options_of
 from hydractl.stages.datasets.config import DataConfig
 from hydractl.stages.doctor.config import DoctorConfig
 from hydractl.stages.evaluate.baselines.registry import BASELINES
@@ -198,10 +198,10 @@ def words_for(name, option):
     setting, kind = option.setting, kind_of(option)
     if kind is bool:
         on = not option.default
-        return [spelled(name) if on else setting.spelled[-1].split("/")[1]], on
+        return [long_option(name) if on else setting.option_names[-1].split("/")[1]], on
     text = TEXTS.get(name, "a.b")
-    if setting.holds is not None:
-        text = f"a{setting.holds.suffixes[0]}"
+    if setting.check_path is not None:
+        text = f"a{setting.check_path.suffixes[0]}"
     if setting.choices and setting.parse is None:
         text = next(c for c in reversed(setting.choices) if c != option.default)
     elif kind in (int, float):
@@ -212,7 +212,7 @@ def words_for(name, option):
         name not in MEANT and option.kind.startswith("tuple") and (setting.parse is None or setting.repeated)
     )
     value = (value,) if several and not isinstance(value, tuple) else value
-    flag = () if setting.positional else ((setting.spelled or (spelled(name),))[-1],)
+    flag = () if setting.positional else ((setting.option_names or (long_option(name),))[-1],)
     return [*flag, text], value
 
 
@@ -299,7 +299,7 @@ def test_settings_of_one_name_are_declared_alike():
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_flag_is_switched_on_by_its_name(config):
     for option in [option for option in options_of(config) if kind_of(option) is bool]:
-        on, *off = (option.setting.spelled or (spelled(option.name),))[-1].split("/")
+        on, *off = (option.setting.option_names or (long_option(option.name),))[-1].split("/")
 
-        assert on == spelled(option.name)
+        assert on == long_option(option.name)
         assert bool(off) or option.default is False, option.name

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hydractl.stages.push.run import PushReport
 
-QUIET = Setting("Print only the address of the commit.", spelled=("-q", "--quiet"))
+QUIET = Setting("Print only the address of the commit.", option_names=("-q", "--quiet"))
 
 
 @command(PushConfig, quiet=QUIET, streams=())

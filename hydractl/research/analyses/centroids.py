@@ -40,8 +40,8 @@ def analyse(context: AnalysisContext) -> Centroids | None:
                 CentroidDistances(
                     member=part.first + member,
                     head=head,
-                    euclidean={name: own for name, (own, _) in far.items()},
-                    mahalanobis={name: own for name, (_, own) in far.items()},
+                    euclidean={name: euclidean for name, (euclidean, _) in far.items()},
+                    mahalanobis={name: mahalanobis for name, (_, mahalanobis) in far.items()},
                 )
             )
     if not heads:

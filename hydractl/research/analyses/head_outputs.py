@@ -32,7 +32,7 @@ class Group(NamedTuple):
     heads: tuple[HeadName, ...]
 
 
-class Moments(NamedTuple):
+class OutputMoments(NamedTuple):
     """Sums over samples, float64: how many, of what is said (D,), of its products (D, D); and what some say, (P, D)."""
 
     number: Tensor
@@ -56,18 +56,18 @@ class Moments(NamedTuple):
         """The mean squared length."""
         return float(self.products.trace() / self.number)
 
-    def on(self, origin: Tensor, axes: Tensor) -> Moments:
+    def on(self, origin: Tensor, axes: Tensor) -> OutputMoments:
         """Return those of what lies along some axes (D, D'), from an origin (D,) on."""
         shift = self.products - torch.outer(self.total, origin) - torch.outer(origin, self.total)
         about = shift + self.number * torch.outer(origin, origin)
         total = (self.total - self.number * origin) @ axes
-        return Moments(self.number, total, axes.T @ about @ axes, (self.points - origin) @ axes)
+        return OutputMoments(self.number, total, axes.T @ about @ axes, (self.points - origin) @ axes)
 
-    def distance(self, other: Moments) -> tuple[float, float]:
+    def distance(self, other_moments: OutputMoments) -> tuple[float, float]:
         """Return how far the other centroid is: Euclidean, and Mahalanobis by this covariance (its pseudoinverse)."""
-        apart = other.mean - self.mean
+        offset = other_moments.mean - self.mean
         white = whitening(self.covariance, self.size)
-        return float(apart.norm()), float((apart @ white).norm())
+        return float(offset.norm()), float((offset @ white).norm())
 
 
 def data_tower(model: Towers) -> str:
@@ -77,7 +77,7 @@ def data_tower(model: Towers) -> str:
 
 def gather(
     context: AnalysisContext, part: ModelOfRow, name: str, groups: Sequence[Group], *, points: int
-) -> list[Moments]:
+) -> list[OutputMoments]:
     """Run a model once on a data set, and return the moments of each group with so many samples at most, evenly spread."""
     count = context.counts[name]
     places = (torch.arange(min(points, count)) * count).div(min(points, count) or 1, rounding_mode="floor")
@@ -89,7 +89,7 @@ def gather(
             for batch_outputs in heard(part.model, inputs, groups):
                 picked = batch_outputs.new_zeros(len(places), batch_outputs.shape[1])
                 picked[at] = batch_outputs[rows]
-                sums += Moments(
+                sums += OutputMoments(
                     torch.tensor(float(len(batch_outputs))).double(),
                     batch_outputs.sum(0),
                     batch_outputs.T @ batch_outputs,
@@ -98,8 +98,8 @@ def gather(
             yield sums
 
     sums = context.team.added(batch_sums())
-    width = len(Moments._fields)
-    return [Moments(*sums[i : i + width]) for i in range(0, len(sums), width)]
+    width = len(OutputMoments._fields)
+    return [OutputMoments(*sums[i : i + width]) for i in range(0, len(sums), width)]
 
 
 def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor]:
@@ -117,18 +117,18 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
         padding.append(stream.context.get("mask") if tower.reads is None else None)
 
     def hear(layer: int, attention: Attention, z: Tensor) -> None:
-        kept = [group.head_numbers for group in attention.groups()]
+        member_heads = [group.head_numbers for group in attention.groups()]
         read = z if tower.queries(layer) is not None else z[:, tower.reads or slice(None)]
         pooled = _mean(read, *padding).double().cpu()
-        apart = len(pooled) > size  # members that share the heads, but no more what they look at
+        separate = len(pooled) > size  # members that share the heads, but no more what they look at
         for member in range(tower.members):
-            own, begin = pooled, 0
-            if len(kept) > 1:
-                begin = sum(map(len, kept[:member]))
-            elif apart:
-                own = pooled.split(size)[member]
-            for place, head in enumerate(kept[member if len(kept) > 1 else 0]):
-                outputs[member, layer, head] = own[:, begin + place]
+            member_output, begin = pooled, 0
+            if len(member_heads) > 1:
+                begin = sum(map(len, member_heads[:member]))
+            elif separate:
+                member_output = pooled.split(size)[member]
+            for place, head in enumerate(member_heads[member if len(member_heads) > 1 else 0]):
+                outputs[member, layer, head] = member_output[:, begin + place]
 
     def tap(_: str, layer: int, attention: Attention) -> Attention:
         return Heard(attention, partial(hear, layer, attention)) if layer in layers else attention
@@ -143,12 +143,12 @@ def _mean(z: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return z.mean(1)
     # members see the same, whether they have parted where the mask is made, or only later
-    kept = repeat_batch(mask, -(-len(z) // len(mask)))[: len(z), 0, 0, :, None, None].to(z.dtype)
-    return (z * kept).sum(1) / kept.sum(1)
+    unmasked = repeat_batch(mask, -(-len(z) // len(mask)))[: len(z), 0, 0, :, None, None].to(z.dtype)
+    return (z * unmasked).sum(1) / unmasked.sum(1)
 
 
 def in_every_set(
     context: AnalysisContext, part: ModelOfRow, groups: Sequence[Group], *, points: int = 0
-) -> Mapping[str, list[Moments]]:
+) -> Mapping[str, list[OutputMoments]]:
     """Return `gather` of the ID set and of each OOD set."""
     return {name: gather(context, part, name, groups, points=points) for name in (ID_NAME, *context.sets)}

@@ -27,10 +27,10 @@ def analyse(context: AnalysisContext) -> tuple[BaseWithFewerHeads, ...]:
     model, as far as the order of a greedy method goes. The temperature is that of the row.
     """
     return tuple(
-        found
+        pruned_base
         for part in context.parts
         if part.opened.header.kind == Kind.BASE and len(context.parts) == 1
-        for found in _fewer(context, part)
+        for pruned_base in _fewer(context, part)
     )
 
 

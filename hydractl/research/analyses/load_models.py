@@ -45,7 +45,7 @@ def members_of(part: ModelOfRow, context: AnalysisContext) -> Iterator[Model]:
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledBatches:
     """This process's batches of the ID set with their labels, on a model's device, again and again."""
 
     context: AnalysisContext

@@ -25,7 +25,9 @@ def analyse(context: AnalysisContext) -> tuple[EnsembleSize, ...]:
     """
     if not context.predictions:
         return ()
-    member_predictions = {name: tuple(said.members()) for name, said in context.predictions.items()}
+    member_predictions = {
+        name: tuple(predictions.members()) for name, predictions in context.predictions.items()
+    }
     count = len(member_predictions[ID_NAME])
     return (
         tuple(_size(context, member_predictions, count, size) for size in range(1, count + 1))
@@ -44,7 +46,8 @@ def _size(
     groups: list[dict[str, dict[str, float]]] = []
     for chosen in subsets(count, size, seed=context.seed):
         predictions = {
-            name: Joined(tuple(own[m] for m in chosen)) for name, own in member_predictions.items()
+            name: Joined(tuple(set_predictions[m] for m in chosen))
+            for name, set_predictions in member_predictions.items()
         }
         numbers = measured(context, predictions)
         values.append(numbers.values)
@@ -54,7 +57,7 @@ def _size(
         measured=len(values),
         possible=math.comb(count, size),
         values=_spreads(values),
-        means={group: _spreads([own[group] for own in groups]) for group in groups[0]},
+        means={group: _spreads([group_means[group] for group_means in groups]) for group in groups[0]},
     )
 
 
@@ -71,8 +74,8 @@ def subsets(count: int, size: int, *, seed: int) -> Iterator[tuple[int, ...]]:
 
 
 def _spreads(numbers: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    columns = {name: [own[name] for own in numbers] for name in numbers[0]}
+    columns = {name: [ensemble_numbers[name] for ensemble_numbers in numbers] for name in numbers[0]}
     return {
-        name: Spread(mean=math.fsum(own) / len(own), low=min(own), high=max(own))
-        for name, own in columns.items()
+        name: Spread(mean=math.fsum(column) / len(column), low=min(column), high=max(column))
+        for name, column in columns.items()
     }

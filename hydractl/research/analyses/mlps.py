@@ -31,11 +31,12 @@ def analyse(context: AnalysisContext) -> Merging | None:
     (part,) = context.parts
     merged = ask(context, part, part.model)
     member_predictions = [ask(context, part, model) for model in _loaded(context, part)]
-    apart: dict[str, StoredPredictions] = {
-        name: Joined(tuple(own[name] for own in member_predictions)) for name in merged
+    separate: dict[str, StoredPredictions] = {
+        name: Joined(tuple(model_predictions[name] for model_predictions in member_predictions))
+        for name in merged
     }
-    values, groups = zip(*(measured(context, said) for said in (merged, apart)), strict=True)
-    agreement, divergence = alike(merged[ID_NAME], apart[ID_NAME])
+    values, groups = zip(*(measured(context, predictions) for predictions in (merged, separate)), strict=True)
+    agreement, divergence = compare_answers(merged[ID_NAME], separate[ID_NAME])
     return Merging(
         values=_pairs(*values),
         means={group: _pairs(groups[0][group], groups[1][group]) for group in groups[0]},
@@ -53,19 +54,19 @@ def _loaded(context: AnalysisContext, part: ModelOfRow) -> Iterator[Towers]:
         yield model
 
 
-def alike(merged: StoredPredictions, apart: StoredPredictions) -> tuple[float, float]:
+def compare_answers(merged: StoredPredictions, separate: StoredPredictions) -> tuple[float, float]:
     """Return how often two ensembles say the same class of N samples, and the mean KL divergence of the first from the second."""
-    _, count, _ = apart.shape
-    size, agreements, divergence = at_once(apart), 0, 0.0
-    for parts in zip(merged.split(size), apart.split(size), strict=True):
+    _, count, _ = separate.shape
+    size, agreements, divergence = at_once(separate), 0, 0.0
+    for parts in zip(merged.split(size), separate.split(size), strict=True):
         ours, theirs = (ensemble_log_probs(part.log_probs.double()) for part in parts)  # (B, C)
         agreements += int((ours.argmax(1) == theirs.argmax(1)).sum())
         divergence += float((theirs.exp() * (theirs - ours)).sum())
     return agreements / count, divergence / count
 
 
-def _pairs(merged: Mapping[str, float], apart: Mapping[str, float]) -> dict[str, MergedAndSeparate]:
-    return {name: MergedAndSeparate(merged=value, apart=apart[name]) for name, value in merged.items()}
+def _pairs(merged: Mapping[str, float], separate: Mapping[str, float]) -> dict[str, MergedAndSeparate]:
+    return {name: MergedAndSeparate(merged=value, apart=separate[name]) for name, value in merged.items()}
 
 
 def distances(hydra: OpenModel, members: Sequence[OpenModel]) -> dict[str, float]:
@@ -77,9 +78,9 @@ def distances(hydra: OpenModel, members: Sequence[OpenModel]) -> dict[str, float
         place = place_of(hydra.family, name)
         where = place.tower if place.layer is None else f"{place.tower}.{place.layer}"
         mean = hydra.checkpoint.tensor(name).double()
-        apart = torch.stack(
+        squared_distances = torch.stack(
             [(member.checkpoint.tensor(name).double() - mean).square().sum() for member in members]
         )
-        off[where] = off.get(where, 0.0) + float(apart.mean())
+        off[where] = off.get(where, 0.0) + float(squared_distances.mean())
         lengths[where] = lengths.get(where, 0.0) + float(mean.square().sum())
     return {where: (off[where] / lengths[where]) ** 0.5 for where in off if lengths[where]}

@@ -13,7 +13,7 @@ from hydractl.heads.masks import removal_order
 from hydractl.manifest.analyses import Plane, Planes
 from hydractl.manifest.heads import HeadId, HeadName, HeadScores
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.research.analyses.head_outputs import Group, Moments, data_tower, in_every_set
+from hydractl.research.analyses.head_outputs import Group, OutputMoments, data_tower, in_every_set
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
 HEADS = 6
@@ -28,23 +28,23 @@ def analyse(context: AnalysisContext) -> tuple[Planes, ...]:
     Heads that were removed first matter least. The components are of the ID set and all OOD sets together, each sample once;
     where a member keeps fewer than twelve heads, it has half of them.
     """
-    found: list[Planes] = []
+    all_planes: list[Planes] = []
     for part in context.parts:
-        wanted = [
+        labelled_ends = [
             (label, member, ends) for label in context.scores for member, ends in _ends(part, context, label)
         ]
-        groups = [Group(member, heads) for _, member, ends in wanted for heads in ends]
+        groups = [Group(member, heads) for _, member, ends in labelled_ends for heads in ends]
         if not groups:
             continue
         moments = in_every_set(context, part, groups, points=POINTS)
         planes = [
-            plane(group.heads, {name: own[i] for name, own in moments.items()})
+            plane(group.heads, {name: set_moments[i] for name, set_moments in moments.items()})
             for i, group in enumerate(groups)
         ]
-        for i, (label, member, _) in enumerate(wanted):
+        for i, (label, member, _) in enumerate(labelled_ends):
             most, least = planes[2 * i : 2 * i + 2]
-            found.append(Planes(member=part.first + member, scores=label, most=most, least=least))
-    return tuple(found)
+            all_planes.append(Planes(member=part.first + member, scores=label, most=most, least=least))
+    return tuple(all_planes)
 
 
 def _ends(
@@ -69,24 +69,34 @@ def ranked(scores: HeadScores, tower: str) -> list[HeadId]:
     return [head for head in (*removed, *ordered) if head.tower == tower]
 
 
-def plane(heads: Sequence[HeadName], moments: Mapping[str, Moments]) -> Plane:
+def plane(heads: Sequence[HeadName], moments: Mapping[str, OutputMoments]) -> Plane:
     """Return the two directions of the greatest variance of all data sets together, and what lies in them.
 
     A direction's largest number is positive, the first of equal ones; where there is but one direction, the second is nothing.
     """
-    sums = [torch.stack(each).sum(0) for each in zip(*(own[:3] for own in moments.values()), strict=True)]
-    every = Moments(sums[0], sums[1], sums[2], torch.empty(0))
+    sums = [
+        torch.stack(set_sums).sum(0)
+        for set_sums in zip(*(set_moments[:3] for set_moments in moments.values()), strict=True)
+    ]
+    every = OutputMoments(sums[0], sums[1], sums[2], torch.empty(0))
     values, vectors = torch.linalg.eigh(every.covariance)
     axes = vectors.flip(1)[:, :2]
     axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
     values = values.flip(0).clamp(min=0)
     share = (values / values.sum().clamp(min=torch.finfo(values.dtype).tiny))[:2]
-    flat = {name: own.on(every.mean, axes) for name, own in moments.items()}
+    flat = {name: set_moments.on(every.mean, axes) for name, set_moments in moments.items()}
     return Plane(
         heads=tuple(heads),
         variance=(float(share[0]), float(share[1])),
-        points={name: tuple((_short(x), _short(y)) for x, y in own.points) for name, own in flat.items()},
-        mahalanobis={name: flat[ID_NAME].distance(own)[1] for name, own in flat.items() if name != ID_NAME},
+        points={
+            name: tuple((_short(x), _short(y)) for x, y in set_moments.points)
+            for name, set_moments in flat.items()
+        },
+        mahalanobis={
+            name: flat[ID_NAME].distance(set_moments)[1]
+            for name, set_moments in flat.items()
+            if name != ID_NAME
+        },
     )
 
 

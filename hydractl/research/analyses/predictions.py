@@ -36,8 +36,8 @@ def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, 
     for name in (ID_NAME, *context.sets):
         batches = responses(model, context.batches(part, name), name=part.opened.reference, data=name)
         spool = context.spool(context.counts[name])
-        for indices, *said in context.team.iterate(batches):
-            spool.put(indices, Responses(*said))
+        for indices, *response_tensors in context.team.iterate(batches):
+            spool.put(indices, Responses(*response_tensors))
         predictions[name] = context.scaled(spool.kept())
     return predictions
 

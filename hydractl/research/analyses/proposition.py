@@ -54,7 +54,7 @@ def analyse(context: AnalysisContext) -> tuple[Pruned, ...]:
             moves = steps(context.base, model, mask, state, name=part.opened.reference)
             if not moves:
                 continue
-            terms = Terms(model=model, moves=moves, seed=context.seed)
+            terms = ExpansionTerms(model=model, moves=moves, seed=context.seed)
             clean = terms.on(context, part, ID_NAME)
             for corruption in context.corruptions:
                 noisy = terms.on(context, part, corruption)
@@ -107,8 +107,8 @@ def _unpruned(
     if weight is None or place.heads is None or place.layer is None:
         return weight if weight is not None and weight.shape == shape else None
     size, axis = base.header.architecture.towers[place.tower], place.heads.axis
-    kept = mask[place.tower].keep[place.layer]
-    index = kept_indices(place.heads, kept, num_heads=size.num_heads, head_dim=size.head_dim)
+    kept_heads = mask[place.tower].keep[place.layer]
+    index = kept_indices(place.heads, kept_heads, num_heads=size.num_heads, head_dim=size.head_dim)
     unpruned = weight.new_zeros(shape)
     if weight.shape != unpruned.index_select(axis, index).shape:
         return None
@@ -135,7 +135,7 @@ def diagonal_probes(moves: Sequence[Tensor], *, seed: int) -> list[list[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _TermMeans:
     """Means over samples, float64: the losses of base and member, slope and curvature, and each probe's v H v."""
 
     loss: float
@@ -145,7 +145,7 @@ class _Found:
     probes: Tensor
 
 
-class Terms:
+class ExpansionTerms:
     """The terms of one step on any data."""
 
     def __init__(self, *, model: Model, moves: Sequence[tuple[nn.Parameter, Tensor]], seed: int) -> None:
@@ -155,7 +155,7 @@ class Terms:
         self.moved = sum(int(move.count_nonzero()) for move in self.moves)
         self.probes = diagonal_probes(self.moves, seed=seed)
 
-    def on(self, context: AnalysisContext, part: ModelOfRow, of: str | Corruption) -> _Found:
+    def on(self, context: AnalysisContext, part: ModelOfRow, of: str | Corruption) -> _TermMeans:
         """Return them for the ID set, perhaps corrupted.
 
         Raises:
@@ -177,10 +177,10 @@ class Terms:
                 f"{part.opened.reference}: losses or gradients on `{of}` are not finite; is the model trained?"
             )
         loss, pruned, slope, curvature, *probes = (sums / count).tolist()
-        return _Found(loss, pruned, slope, curvature, torch.tensor(probes, dtype=torch.float64))
+        return _TermMeans(loss, pruned, slope, curvature, torch.tensor(probes, dtype=torch.float64))
 
     def of_batch(self, inputs: Inputs, labels: Tensor) -> Tensor:
-        """Return what `_Found` has of a batch, as sums in one vector."""
+        """Return what `_TermMeans` has of a batch, as sums in one vector."""
         like = self.weights[0]
         placed = inputs_like(inputs, like)
         pruned = self._pruned_loss(placed, labels)  # first: what it changes, a graph would hold
@@ -221,7 +221,9 @@ def _needing_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
             weight.requires_grad = False
 
 
-def _pruned(member: int, corruption: Corruption, terms: Terms, clean: _Found, noisy: _Found) -> Pruned:
+def _pruned(
+    member: int, corruption: Corruption, terms: ExpansionTerms, clean: _TermMeans, noisy: _TermMeans
+) -> Pruned:
     probes = (noisy.probes - clean.probes) / terms.moved
     return Pruned(
         member=member,

@@ -8,7 +8,7 @@ import torch
 
 from hydractl.manifest.analyses import HeadTable
 from hydractl.progress import SILENT
-from hydractl.research.analyses.load_models import Labelled, members_of
+from hydractl.research.analyses.load_models import LabelledBatches, members_of
 from hydractl.scoring.gradients.settings import TaylorSettings
 from hydractl.scoring.gradients.taylor import score_taylor
 from hydractl.scoring.job import ScoreJob
@@ -31,7 +31,9 @@ def _tables(context: AnalysisContext) -> Iterator[HeadTable]:
                 model=model,
                 family=opened.family,
                 architecture=opened.header.architecture,
-                id_data=Labelled(context, part, torch.empty(0, device=model.device, dtype=model.dtype)),
+                id_data=LabelledBatches(
+                    context, part, torch.empty(0, device=model.device, dtype=model.dtype)
+                ),
                 settings=TaylorSettings(scope="global"),
                 team=context.team,
             )
@@ -40,11 +42,14 @@ def _tables(context: AnalysisContext) -> Iterator[HeadTable]:
             for tower, rows in head_scores.items():
                 mask = opened.header.masks[member][tower]
                 placed = [
-                    dict(zip(kept, map(float, row), strict=True))
-                    for kept, row in zip(mask.keep, rows, strict=True)
+                    dict(zip(head_numbers, map(float, row), strict=True))
+                    for head_numbers, row in zip(mask.keep, rows, strict=True)
                 ]
                 yield HeadTable(
                     member=part.first + member,
                     tower=tower,
-                    scores=tuple(tuple(own.get(head) for head in range(mask.num_heads)) for own in placed),
+                    scores=tuple(
+                        tuple(score_by_head.get(head) for head in range(mask.num_heads))
+                        for score_by_head in placed
+                    ),
                 )

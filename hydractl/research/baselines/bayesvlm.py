@@ -115,11 +115,13 @@ def best_prior(weight: Tensor, outer: Tensor, inner: Tensor, count: float) -> fl
         count: How many pairs the data count for.
     """
     squares, root = float(exact(weight).square().sum()), math.sqrt(count)
-    a, b = (torch.linalg.eigvalsh(one).clamp(min=0) * root for one in (outer, inner))
+    a, b = (torch.linalg.eigvalsh(factor).clamp(min=0) * root for factor in (outer, inner))
 
     def cost(log_prior: float) -> float:
         prior = math.exp(log_prior)
-        determinants = sum(len(one) * float((one + math.sqrt(prior)).log().sum()) for one in (a, b))
+        determinants = sum(
+            len(eigenvalues) * float((eigenvalues + math.sqrt(prior)).log().sum()) for eigenvalues in (a, b)
+        )
         return 0.5 * prior * squares - 0.5 * weight.numel() * log_prior + determinants
 
     bounds = (math.log(LOWEST), math.log(HIGHEST))
@@ -128,14 +130,14 @@ def best_prior(weight: Tensor, outer: Tensor, inner: Tensor, count: float) -> fl
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class ProjectionCovariance:
     """How unsure a projection is: its inverse factors, (P, P) and the diagonal of (F, F)."""
 
     outer: Tensor
     inner: Tensor
 
     @classmethod
-    def of(cls, outer: Tensor, inner: Tensor, *, count: float, prior: float) -> Doubt:
+    def of(cls, outer: Tensor, inner: Tensor, *, count: float, prior: float) -> ProjectionCovariance:
         """Invert the precision of weights whose factors are A and B."""
         factors = []
         for factor in (outer, inner):
@@ -157,7 +159,7 @@ def similarity(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> t
     return mean, (n1 @ s2.T + s1 @ e2.square().T) / (length1 * length2.T)
 
 
-class Watched:
+class ProjectionTap:
     """A two-tower model whose projections are seen while it runs."""
 
     def __init__(self, model: Towers, *, name: str) -> None:
@@ -190,10 +192,10 @@ class Watched:
         """
         projection = self.project(tower, inputs)
         if projection is not None:
-            said, layer, embeddings = projection
+            projected, layer, embeddings = projection
             bias = cast("Tensor | None", layer.bias)
-            if bias is None and torch.allclose(unit(said.embeddings), embeddings, rtol=1e-2, atol=1e-3):
-                return said, layer
+            if bias is None and torch.allclose(unit(projected.embeddings), embeddings, rtol=1e-2, atol=1e-3):
+                return projected, layer
         raise self.unfit(
             f"here the {tower} tower's embeddings are made otherwise than by a linear layer alone"
         )
@@ -201,10 +203,10 @@ class Watched:
     def project(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear, Tensor] | None:
         """Return what a tower projects last, by what, and its embeddings; None where no layer gives as many numbers."""
         self._seen = []
-        (said,) = self.model.run_tower(tower, self.model.adapted(inputs))
-        for layer, activations, found in reversed(self._seen):
-            if found.shape == said.shape:
-                return Projected(activations, found), layer, said
+        (embeddings,) = self.model.run_tower(tower, self.model.adapted(inputs))
+        for layer, activations, layer_output in reversed(self._seen):
+            if layer_output.shape == embeddings.shape:
+                return Projected(activations, layer_output), layer, embeddings
         return None
 
     def _see(self, layer: nn.Linear, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
@@ -248,41 +250,52 @@ class BayesVlm(BaselineModel):
             UnsupportedModelError: If it is no model of transformers' CLIP.
         """
         super().__init__(model)
-        self.watched = Watched(model, name=name)
+        self.projection_tap = ProjectionTap(model, name=name)
         contrast = min(how.contrast, pairs.count)
         used = pairs.count // contrast * contrast
         sides = {VISION: pairs.images, TEXT: pairs.captions}
         projected = {side: self._all(side, batches, pairs.count) for side, batches in sides.items()}
-        doubts: list[Doubt] = []
+        doubts: list[ProjectionCovariance] = []
         self.priors: list[float] = []
-        for side, other, given in ((VISION, TEXT, how.prior_image), (TEXT, VISION, how.prior_text)):
+        for side, other_side, fixed_prior in (
+            (VISION, TEXT, how.prior_image),
+            (TEXT, VISION, how.prior_text),
+        ):
             sources, layer = projected[side]
-            candidates = projected[other][0].embeddings[:used]
+            candidates = projected[other_side][0].embeddings[:used]
             outer, inner = factors(
-                sources.part(0, used), candidates, scale=self.watched.scale, contrast=contrast
+                sources.part(0, used), candidates, scale=self.projection_tap.scale, contrast=contrast
             )
-            prior = best_prior(layer.weight.detach(), outer, inner, how.count) if given is None else given
+            prior = (
+                best_prior(layer.weight.detach(), outer, inner, how.count)
+                if fixed_prior is None
+                else fixed_prior
+            )
             self.priors.append(prior)
-            doubts.append(Doubt.of(outer, inner, count=how.count, prior=prior))
+            doubts.append(ProjectionCovariance.of(outer, inner, count=how.count, prior=prior))
         self.register_buffer("doubt_outer", doubts[0].outer)
         self.register_buffer("doubt_inner", doubts[0].inner)
         with torch.inference_mode():
-            texts, _ = self.watched.checked(TEXT, {key: x.to(model.device) for key, x in prompts.items()})
+            texts, _ = self.projection_tap.checked(
+                TEXT, {key: x.to(model.device) for key, x in prompts.items()}
+            )
         self.register_buffer("classes", exact(texts.embeddings).clone())
         self.register_buffer("class_variances", doubts[1].variances(exact(texts.activations).clone()))
 
     @override
     def member_logits(self, inputs: Inputs) -> Tensor:
         """Return logits (1, B, C) of images that the variance makes less sure."""
-        projection = self.watched.project(VISION, inputs)
+        projection = self.projection_tap.project(VISION, inputs)
         if projection is None:
             raise ValueError("the model has changed since its projections were doubted")
         images = projection[0]
-        variances = Doubt(self.doubt_outer, self.doubt_inner).variances(exact(images.activations))
+        variances = ProjectionCovariance(self.doubt_outer, self.doubt_inner).variances(
+            exact(images.activations)
+        )
         mean, variance = similarity(
             (exact(images.embeddings), variances), (self.classes, self.class_variances)
         )
-        scale = self.watched.scale / self.temperature
+        scale = self.projection_tap.scale / self.temperature
         logits = scale * mean * (1 + math.pi / 8 * scale**2 * variance).rsqrt()
         return logits.to(at_least_single(images.embeddings.dtype))[None]
 
@@ -294,11 +307,11 @@ class BayesVlm(BaselineModel):
         layer = None
         for inputs, places in batches:
             with torch.inference_mode():
-                projected, layer = self.watched.checked(side, inputs)
+                projected, layer = self.projection_tap.checked(side, inputs)
             if not storage:
                 storage = [x.new_empty(count, x.shape[1]) for x in projected]
-            for whole, part in zip(storage, projected, strict=True):
-                whole[places.to(whole.device)] = part
+            for all_pairs, part in zip(storage, projected, strict=True):
+                all_pairs[places.to(all_pairs.device)] = part
         if layer is None:
             raise ValueError("there is no pair")
         return Projected(*(x.clone() for x in storage)), layer
@@ -308,9 +321,9 @@ def check(_: BayesVlmOptions, files: Sequence[OpenModel], classes: Classes | Non
     """Refuse a model that does not compare images with texts by linear projections; its weights are read."""
     opened = files[0]
     tokenization, _classes = text_settings(opened, classes)
-    watched = Watched(model := load_any(opened), name=opened.reference)
+    projection_tap = ProjectionTap(model := load_any(opened), name=opened.reference)
     for tower, reads in ((VISION, opened.header.preprocess), (TEXT, tokenization)):
-        watched.checked(tower, blank_inputs(reads, 1, device=model.device))
+        projection_tap.checked(tower, blank_inputs(reads, 1, device=model.device))
 
 
 def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:

@@ -134,7 +134,7 @@ class LastLayer(BaselineModel):
         count: How many samples the distribution was found on.
     """
 
-    drawn: torch.Tensor | None
+    drawn_weights: torch.Tensor | None
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class LastLayer(BaselineModel):
         how: LaplaceOptions,
         batches: Iterable[Inputs],
         *,
-        held: Iterable[tuple[Inputs, torch.Tensor]] | None = None,
+        held_out: Iterable[tuple[Inputs, torch.Tensor]] | None = None,
         name: str,
     ) -> None:
         """Find the distribution in one pass over the training data, and its prior in one over held-out data.
@@ -151,7 +151,7 @@ class LastLayer(BaselineModel):
             model: In evaluation mode, where it shall run.
             how: What to find.
             batches: The training data.
-            held: Held-out data with labels (B,), in 0..C-1, which choose the prior; None: the marginal likelihood does.
+            held_out: Held-out data with labels (B,), in 0..C-1, which choose the prior; None: the marginal likelihood does.
             name: What errors call the model.
 
         Raises:
@@ -163,11 +163,11 @@ class LastLayer(BaselineModel):
         for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
             layer.register_forward_hook(self._see)
         self.posterior, weights = self._fit(batches)
-        self.register_buffer("drawn", None)
+        self.register_buffer("drawn_weights", None)
         if how.prior is not None:
             prior = how.prior
-        elif held is not None:
-            prior = self._best(held, weights)
+        elif held_out is not None:
+            prior = self._best(held_out, weights)
         else:
             prior = likeliest(self.posterior.curvatures, float(weights.square().sum()))
         self._assume(prior, weights)
@@ -175,14 +175,14 @@ class LastLayer(BaselineModel):
     @override
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (1, B, C) that the variance makes less sure, or (S, B, C) of drawn weights."""
-        logits, features, _ = self._asked(inputs)
+        logits, features, _ = self._logits_and_features(inputs)
         return self._doubted(logits, features)
 
     def _doubted(self, logits: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Return what `member_logits` does, of the model's logits (B, C) and the features (B, D) that they are made of."""
         features = exact(features)
-        if self.drawn is not None:
-            return torch.einsum("bd,scd->sbc", with_bias(features), self.drawn).to(logits.dtype)
+        if self.drawn_weights is not None:
+            return torch.einsum("bd,scd->sbc", with_bias(features), self.drawn_weights).to(logits.dtype)
         variances = self.posterior.variances(features, self.prior)
         return (exact(logits) * (1 + math.pi / 8 * variances).rsqrt()).to(logits.dtype)[None]
 
@@ -191,12 +191,12 @@ class LastLayer(BaselineModel):
         self.prior = prior
         if self.how.samples is not None:
             generator = torch.Generator().manual_seed(self.how.seed)
-            self.drawn = weights + self.posterior.draws(self.how.samples, prior, generator)
+            self.drawn_weights = weights + self.posterior.draws(self.how.samples, prior, generator)
 
-    def _best(self, held: Iterable[tuple[Inputs, torch.Tensor]], weights: torch.Tensor) -> float:
+    def _best(self, held_out: Iterable[tuple[Inputs, torch.Tensor]], weights: torch.Tensor) -> float:
         """Return the precision of `GRID` that has the lowest NLL, of equal ones the lowest; arguments as above."""
         with torch.inference_mode():
-            heard = [(*self._asked(inputs)[:2], labels) for inputs, labels in held]
+            heard = [(*self._logits_and_features(inputs)[:2], labels) for inputs, labels in held_out]
 
         def cost(prior: float) -> float:
             self._assume(prior, weights)
@@ -214,13 +214,13 @@ class LastLayer(BaselineModel):
     def _see(self, layer: nn.Linear, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> None:
         self._seen = [(layer, inputs[0], outputs)]  # the last one stays
 
-    def _asked(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
+    def _logits_and_features(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
         """Return the model's logits (B, C), the features (B, D) that they are made of, and the last layer."""
         self._seen = []
         logits, *others = super().member_logits(inputs)
         if others:
             raise self._unfit("here are several models, each with its own")
-        fits = [seen for seen in self._seen if seen[2].shape == logits.shape]
+        fits = [layer_call for layer_call in self._seen if layer_call[2].shape == logits.shape]
         if not fits:
             raise self._unfit("here is no linear layer that gives the logits")
         ((layer, features, _),) = fits
@@ -238,19 +238,19 @@ class LastLayer(BaselineModel):
         layer = None
         for inputs in batches:
             with torch.inference_mode():
-                logits, features, layer = self._asked(inputs)
-                alone = layer(features) / self.temperature
-                if not torch.allclose(alone, logits, rtol=1e-2, atol=1e-3):
+                logits, features, layer = self._logits_and_features(inputs)
+                layer_logits = layer(features) / self.temperature
+                if not torch.allclose(layer_logits, logits, rtol=1e-2, atol=1e-3):
                     raise self._unfit("here the logits are made of more")
                 if self.how.hessian == FULL:
                     self._check_size(logits.shape[1] * (features.shape[1] + 1))
                 probs = exact(logits).softmax(-1)
-                own = self._sums(probs, exact(features))
-            sums = [old + new for old, new in zip(sums, own, strict=True)] if sums else own
+                batch_sums = self._sums(probs, exact(features))
+            sums = [old + new for old, new in zip(sums, batch_sums, strict=True)] if sums else batch_sums
             self.count += len(probs)
         if layer is None:
             raise ValueError("there is no batch")
-        sums = [each.clone() for each in sums]  # no longer of the inference
+        sums = [factor_sum.clone() for factor_sum in sums]  # no longer of the inference
         posterior: Posterior = (
             Full(sums[0]) if self.how.hessian == FULL else Kron(sums[0], sums[1], self.count)
         )
@@ -261,9 +261,9 @@ class LastLayer(BaselineModel):
 
     def _sums(self, probs: torch.Tensor, features: torch.Tensor) -> list[torch.Tensor]:
         if self.how.hessian == FULL:
-            one = with_bias(features)
-            across = torch.einsum("bc,bd,be->cde", probs, one, one)
-            hessian = -torch.einsum("bc,bd,bk,be->cdke", probs, one, probs, one)
+            biased_features = with_bias(features)
+            across = torch.einsum("bc,bd,be->cde", probs, biased_features, biased_features)
+            hessian = -torch.einsum("bc,bd,bk,be->cdke", probs, biased_features, probs, biased_features)
             hessian.diagonal(dim1=0, dim2=2).add_(across.permute(1, 2, 0))
             return [hessian]
         return [probs.sum(0).diag() - probs.T @ probs, features.T @ features]
@@ -333,12 +333,12 @@ def build(options: LaplaceOptions, inputs: BaselineInputs) -> tuple[Towers, dict
     if options.val is None:
         fitted = LastLayer(model, options, fitting, name=inputs.name)
         return fitted, {"prior": fitted.prior}
-    held, _, labels = sources[str(options.val)]
+    held_out, _, labels = sources[str(options.val)]
     if labels is None:
         raise ValueError("the labels are read where the data are opened")
-    labelled = ((batch, labels[places]) for batch, places in inputs.batches(held, reads))
-    fitted = LastLayer(model, options, fitting, held=labelled, name=inputs.name)
-    _report_prior(fitted.prior, inputs.name, counted(len(held), "sample"), progress)
+    labelled = ((batch, labels[places]) for batch, places in inputs.batches(held_out, reads))
+    fitted = LastLayer(model, options, fitting, held_out=labelled, name=inputs.name)
+    _report_prior(fitted.prior, inputs.name, counted(len(held_out), "sample"), progress)
     return fitted, {"prior": fitted.prior}
 
 

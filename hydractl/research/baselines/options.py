@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.parsing import number, whole
+from hydractl.parsing import number, whole_number
 from hydractl.settings import (
     LARGEST_SEED,
     Constraint,
@@ -25,7 +25,7 @@ KRON, FULL = "kron", "full"
 PROBIT, SAMPLES = "probit", "samples"
 CROPS, NONE = "crops", "none"
 DRAWS = 20
-SEED = Setting("Of what is drawn.", parse=whole, low=0, high=LARGEST_SEED, spelled=("seed",))
+SEED = Setting("Of what is drawn.", parse=whole_number, low=0, high=LARGEST_SEED, option_names=("seed",))
 FEWEST = 2
 """Checkpoints or pairs that tell something."""
 
@@ -42,14 +42,16 @@ class McDropoutOptions(BaselineOptions):
     EXAMPLE: ClassVar = "mc:base.st::passes=10,rate=0.1"
     MODULE: ClassVar = "hydractl.research.baselines.mc_dropout"
 
-    passes: int = setting(10, "Forward passes.", parse=whole, low=1, high=256, spelled=("passes",))
+    passes: int = setting(
+        10, "Forward passes.", parse=whole_number, low=1, high=256, option_names=("passes",)
+    )
     rate: float | None = setting(
         None,
         "The share dropped; None: as each layer says.",
         parse=_real,
         above=0.0,
         below=1.0,
-        spelled=("rate",),
+        option_names=("rate",),
     )
     seed: int = by_default(0, SEED)
 
@@ -65,17 +67,22 @@ class LaplaceOptions(BaselineOptions):
     data: DataRef = required(
         Setting("What the model was trained on; labels are not read.", parse=DataRef.parse)
     )
-    hessian: str = setting(KRON, "How the curvature is kept.", choices=(KRON, FULL), spelled=("hessian",))
+    hessian: str = setting(
+        KRON, "How the curvature is kept.", choices=(KRON, FULL), option_names=("hessian",)
+    )
     predictive: str = setting(
-        PROBIT, "How logits of many weights become one.", choices=(PROBIT, SAMPLES), spelled=("predictive",)
+        PROBIT,
+        "How logits of many weights become one.",
+        choices=(PROBIT, SAMPLES),
+        option_names=("predictive",),
     )
     samples: int | None = setting(
         None,
         f"Weights to draw (default {DRAWS}).",
-        parse=whole,
+        parse=whole_number,
         low=1,
         high=256,
-        spelled=("samples",),
+        option_names=("samples",),
         only_with=Constraint("predictive", (SAMPLES,)),
     )
     prior: float | None = setting(
@@ -84,14 +91,14 @@ class LaplaceOptions(BaselineOptions):
         parse=_real,
         above=0.0,
         finite=True,
-        spelled=("prior",),
+        option_names=("prior",),
         excludes=Constraint("val", why="a prior is given or chosen, not both"),
     )
     val: DataRef | None = setting(
         None,
         "Labelled held-out data: the prior is the one of the lowest NLL there.",
         parse=DataRef.parse,
-        spelled=("val",),
+        option_names=("val",),
     )
     seed: int = by_default(0, SEED)
 
@@ -116,10 +123,14 @@ class SwagOptions(BaselineOptions):
     SEVERAL: ClassVar = True
 
     samples: int = setting(
-        10, "Weights to draw, each a member.", parse=whole, low=1, high=256, spelled=("samples",)
+        10, "Weights to draw, each a member.", parse=whole_number, low=1, high=256, option_names=("samples",)
     )
     rank: int = setting(
-        20, "Of how many of the last checkpoints deviations are kept.", parse=whole, low=2, spelled=("rank",)
+        20,
+        "Of how many of the last checkpoints deviations are kept.",
+        parse=whole_number,
+        low=2,
+        option_names=("rank",),
     )
     scale: float = setting(
         0.5,
@@ -127,7 +138,7 @@ class SwagOptions(BaselineOptions):
         parse=_real,
         above=0.0,
         finite=True,
-        spelled=("scale",),
+        option_names=("scale",),
     )
     seed: int = by_default(0, SEED)
     checkpoints: int = 2
@@ -148,10 +159,15 @@ class BayesVlmOptions(BaselineOptions):
 
     data: DataRef = required(Setting("Images with a caption each.", parse=DataRef.parse))
     count: float = setting(
-        10.0, "How many pairs the data count for.", parse=_real, above=0.0, finite=True, spelled=("count",)
+        10.0,
+        "How many pairs the data count for.",
+        parse=_real,
+        above=0.0,
+        finite=True,
+        option_names=("count",),
     )
     contrast: int = setting(
-        32768, "How many pairs are told apart at once.", parse=whole, low=2, spelled=("contrast",)
+        32768, "How many pairs are told apart at once.", parse=whole_number, low=2, option_names=("contrast",)
     )
     prior_image: float | None = setting(
         None,
@@ -159,10 +175,10 @@ class BayesVlmOptions(BaselineOptions):
         parse=_real,
         above=0.0,
         finite=True,
-        spelled=("prior_image",),
+        option_names=("prior_image",),
     )
     prior_text: float | None = setting(
-        None, "Likewise of texts'.", parse=_real, above=0.0, finite=True, spelled=("prior_text",)
+        None, "Likewise of texts'.", parse=_real, above=0.0, finite=True, option_names=("prior_text",)
     )
 
     def __post_init__(self) -> None:
@@ -196,27 +212,29 @@ class ViluOptions(BaselineOptions):
     MODULE: ClassVar = "hydractl.research.baselines.vilu"
     LABELLED: ClassVar = True
     TRAINS: ClassVar = True
-    ALONE: ClassVar = "says whether one model's answers are right, not those of several together"
+    REFUSED_AS_MEMBER: ClassVar = "says whether one model's answers are right, not those of several together"
     OWN_CONFIDENCE: ClassVar = True
 
     data: DataRef = required(Setting("Labelled images of the model's classes.", parse=DataRef.parse))
-    epochs: int = setting(300, "As often each image is seen.", parse=whole, low=1, spelled=("epochs",))
-    batch: int = setting(512, "Images in a batch.", parse=whole, low=1, spelled=("batch",))
+    epochs: int = setting(
+        300, "As often each image is seen.", parse=whole_number, low=1, option_names=("epochs",)
+    )
+    batch: int = setting(512, "Images in a batch.", parse=whole_number, low=1, option_names=("batch",))
     lr: float = setting(
-        1e-3, "Learning rate after the warm-up.", parse=_real, above=0.0, finite=True, spelled=("lr",)
+        1e-3, "Learning rate after the warm-up.", parse=_real, above=0.0, finite=True, option_names=("lr",)
     )
     augment: str = setting(
         CROPS,
         f"`{CROPS}`: each image is cropped, flipped and embedded anew in every epoch; `{NONE}`: once for all.",
         choices=(CROPS, NONE),
-        spelled=("augment",),
+        option_names=("augment",),
     )
     thaw: int | None = setting(
         None,
         "After how many steps the attention's projections train; None: never.",
-        parse=whole,
+        parse=whole_number,
         low=0,
-        spelled=("thaw",),
+        option_names=("thaw",),
     )
     seed: int = by_default(0, replace(SEED, help="Of weights, and of the order of images and their crops."))
 

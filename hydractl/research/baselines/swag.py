@@ -37,7 +37,7 @@ ONE_TRAINING = "the checkpoints of `swag:` are of one training: one architecture
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class SwagMoments:
     """What is known of some weights, each tensor of the weights' shape.
 
     Attributes:
@@ -51,7 +51,7 @@ class Moments:
     last: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, steps: Sequence[Tensor], rank: int) -> Moments:
+    def of(cls, steps: Sequence[Tensor], rank: int) -> SwagMoments:
         """Find them for T checkpoints, in their order."""
         mean = torch.zeros_like(steps[0])
         last: list[Tensor] = []
@@ -63,12 +63,12 @@ class Moments:
             squares += (weights - mean).square()
         return cls(mean, (squares / len(steps)).sqrt(), tuple(last))
 
-    def sample(self, own: Tensor, common: Tensor, scale: float) -> Tensor:
-        """Return a draw of the weights, given z1 of their shape, and z2 (K)."""
+    def sample(self, z1: Tensor, z2: Tensor, scale: float) -> Tensor:
+        """Return a draw of the weights, of normal numbers `z1` of their shape and `z2` (K)."""
         along = torch.zeros_like(self.mean)
-        for z, one in zip(common, self.last, strict=True):
-            along += z * one
-        spread = self.deviation * own + along / math.sqrt(len(self.last) - 1)
+        for z, last_deviation in zip(z2, self.last, strict=True):
+            along += z * last_deviation
+        spread = self.deviation * z1 + along / math.sqrt(len(self.last) - 1)
         return self.mean + math.sqrt(scale) * spread
 
 
@@ -95,7 +95,11 @@ class Swag(BaselineModel):
     @override
     def member_logits(self, inputs: Inputs) -> Tensor:
         """Return the logits (S, B, C) of each draw, those of a hydra's members side by side."""
-        others = [other.member_logits(inputs) for other in self.others if isinstance(other, Towers)]
+        others = [
+            other_model.member_logits(inputs)
+            for other_model in self.others
+            if isinstance(other_model, Towers)
+        ]
         return torch.cat([super().member_logits(inputs), *others])
 
 
@@ -106,11 +110,11 @@ def _draw(models: Sequence[Towers], copies: Sequence[Towers], how: SwagOptions, 
     targets = [list(copied.parameters()) for copied in copies]
     changed = False
     for place, weights in enumerate(zip(*(model.parameters() for model in models), strict=True)):
-        steps = [exact(one) for one in weights]
-        if all(torch.equal(one, steps[0]) for one in steps[1:]):
+        steps = [exact(weight) for weight in weights]
+        if all(torch.equal(step, steps[0]) for step in steps[1:]):
             continue  # a frozen tensor is drawn as it is
         changed = True
-        moments = Moments.of(steps, rank)
+        moments = SwagMoments.of(steps, rank)
         for number, z2 in enumerate(common):
             z1 = _normal(steps[0].shape, sample_seed(how.seed, number, place)).to(steps[0].device)
             targets[number][place].copy_(moments.sample(z1, z2.to(z1.device), how.scale))
@@ -125,7 +129,7 @@ def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
     """Refuse models that are no checkpoints of one training, as far as it can be told without their weights.
 
     Raises:
-        UnsupportedModelError: As `Drawn`.
+        UnsupportedModelError: As `Swag`.
     """
     first, name = models[0], names[0]
     if any(isinstance(answer, Contrast) for answer in first.answers):
@@ -134,24 +138,26 @@ def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
             hint="name models with a classifier",
         )
     shapes = {n: p.shape for n, p in first.named_parameters()}
-    for model, other in zip(models[1:], names[1:], strict=True):
-        own = {n: p.shape for n, p in model.named_parameters()}
-        odd = next((n for n in (*shapes, *own) if shapes.get(n) != own.get(n)), None)
+    for model, other_name in zip(models[1:], names[1:], strict=True):
+        model_shapes = {n: p.shape for n, p in model.named_parameters()}
+        odd = next((n for n in (*shapes, *model_shapes) if shapes.get(n) != model_shapes.get(n)), None)
         if odd is not None:
             raise UnsupportedModelError(
-                f"{other}: differs from {name} in the shape of `{odd}`, or has none",
+                f"{other_name}: differs from {name} in the shape of `{odd}`, or has none",
                 hint=ONE_TRAINING,
             )
         heads = _heads_of(first)
-        differing = next((place for place, kept in _heads_of(model).items() if kept != heads[place]), None)
+        differing = next(
+            (place for place, kept_heads in _heads_of(model).items() if kept_heads != heads[place]), None
+        )
         if differing is not None:
             raise UnsupportedModelError(
-                f"{other}: keeps other heads than {name} in layer {differing[1]} of `{differing[0]}`",
+                f"{other_name}: keeps other heads than {name} in layer {differing[1]} of `{differing[0]}`",
                 hint=ONE_TRAINING,
             )
         if model.temperature != first.temperature:
             raise UnsupportedModelError(
-                f"{other}: stores the temperature {model.temperature:g}, {name} {first.temperature:g}",
+                f"{other_name}: stores the temperature {model.temperature:g}, {name} {first.temperature:g}",
                 hint="`eval --temperature` fits one for all draws; name checkpoints without",
             )
 
@@ -173,7 +179,7 @@ def _normal(shape: Sequence[int], seed: int) -> Tensor:
 
 def check(_: SwagOptions, files: Sequence[OpenModel], __: Classes | None) -> None:
     """Refuse checkpoints that are not of one training, as far as headers tell."""
-    check_one_training([without_weights(file) for file in files], [one.reference for one in files])
+    check_one_training([without_weights(file) for file in files], [file.reference for file in files])
     _check_same_model(files)
 
 
@@ -192,11 +198,11 @@ def _check_same_model(files: Sequence[OpenModel]) -> None:
         UnsupportedModelError: With what differs.
     """
     first = files[0].header
-    for other in files[1:]:
-        header = other.header
+    for file in files[1:]:
+        header = file.header
         differences = architecture_differences(header.architecture, first.architecture)
         if differences := (*differences, *reading_differences(header.preprocess, first.preprocess)):
             raise UnsupportedModelError(
-                f"{other.reference}: differs from {files[0].reference}: {quoted(differences)}",
+                f"{file.reference}: differs from {files[0].reference}: {quoted(differences)}",
                 hint=ONE_TRAINING,
             )

@@ -47,7 +47,7 @@ BACKWARD = 3
 """Passes that a step of training computes, as `training_macs` counts."""
 
 
-class Judge(nn.Module):
+class FailurePredictor(nn.Module):
     """What says how likely an answer is right.
 
     Attributes:
@@ -116,7 +116,7 @@ def loss_of(logits: Tensor, right: Tensor) -> Tensor:
 
 
 def train(
-    judge: Judge,
+    judge: FailurePredictor,
     how: ViluOptions,
     batches: Iterable[tuple[Tensor, Tensor]],
     classes: Tensor,
@@ -206,7 +206,7 @@ class Vilu(WithConfidence):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(how.seed)
             scale = float(answer.scale.detach())
-            self.judge = Judge(self.classes.shape[1], scale=scale, thaw=how.thaw)
+            self.judge = FailurePredictor(self.classes.shape[1], scale=scale, thaw=how.thaw)
         self.judge.to(model.device)
         feed, self._right, self._seen = lessons.feed, 0, 0
         least = min(feed.batch_size, len(feed.labels))
@@ -263,7 +263,7 @@ class Vilu(WithConfidence):
         macs = macs_of(self, inputs_like(_first(piece.inputs), like))
         width = self.classes.shape[1]
         with torch.device("meta"):
-            judge = Judge(width, scale=1.0, thaw=how.thaw)
+            judge = FailurePredictor(width, scale=1.0, thaw=how.thaw)
         judge_macs = count_macs(judge, torch.empty(1, width, device="meta"), self.classes.to("meta"))
         return BACKWARD * judge_macs * self._seen + (macs - judge_macs) * (
             self._seen if how.augments else len(feed.labels)

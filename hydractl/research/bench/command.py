@@ -14,7 +14,7 @@ from hydractl.messages import lasting
 from hydractl.output.atomic_write import publish_text
 from hydractl.progress import Progress
 from hydractl.research.bench.config import BenchConfig
-from hydractl.research.bench.plan import Pace, Work, in_order, stages, written
+from hydractl.research.bench.plan import CostModel, WorkEstimate, in_order, stages, written
 from hydractl.research.bench.rows import PLANS
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
     go(plan, lines, tree, main, json=terminal.as_json, quiet=terminal.quiet)
 
 
-def _planned(config: BenchConfig, base: OpenModel, progress: Progress) -> tuple[Work, tuple[str, ...]]:
+def _planned(
+    config: BenchConfig, base: OpenModel, progress: Progress
+) -> tuple[WorkEstimate, tuple[str, ...]]:
     """Return how much there is to do, and the rivals that can be made, the cheapest first; data are held no longer."""
     from hydractl.research.bench.fits import fitting
     from hydractl.research.bench.measure import Sets, work_of
@@ -78,7 +80,7 @@ def _check(plan: Path, text: str, *, force: bool) -> None:
         )
 
 
-def _say(config: BenchConfig, names: tuple[str, ...], work: Work, pace: Pace) -> None:
+def _say(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: CostModel) -> None:
     """Show what is made, and how long it takes."""
     seconds = [pace.of(work, PLANS[name], config.members) for name in names]
     trained = [PLANS[name].trainings(config.members) for name in names]

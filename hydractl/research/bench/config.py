@@ -13,7 +13,7 @@ from hydractl.messages import did_you_mean, listed
 from hydractl.output.atomic_write import Folder
 from hydractl.parsing import made_of
 from hydractl.research.baselines.options import BayesVlmOptions
-from hydractl.research.bench.rows import PLANS, SAME, Terms
+from hydractl.research.bench.rows import PLANS, SHARED_DEFAULT, SharedSettings
 from hydractl.settings import Option, OptionGroup, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels
 from hydractl.stages.finetune.config import RECIPE
@@ -66,13 +66,13 @@ def parse_pairs(text: str) -> DataRef:
     return ref
 
 
-def _data(what: str) -> Setting:
+def _data(help_text: str) -> Setting:
     return Setting(
-        what,
+        help_text,
         parse=DataRef.parse,
         metavar=shared.DATA_METAVAR,
         panel=DATA,
-        shows=False,
+        shows_default=False,
         role=Role.DATA,
     )
 
@@ -114,10 +114,19 @@ class BenchConfig(CommandConfig):
         panel=TABLE,
     )
     start_epochs: int | None = setting(
-        None, f"Epochs from there (default: {SAME}).", low=1, metavar="N", panel=TABLE, only_with="start"
+        None,
+        f"Epochs from there (default: {SHARED_DEFAULT}).",
+        low=1,
+        metavar="N",
+        panel=TABLE,
+        only_with="start",
     )
     start_lr: float | None = setting(
-        None, f"Peak learning rate from there (default: {SAME}).", above=0.0, panel=TABLE, only_with="start"
+        None,
+        f"Peak learning rate from there (default: {SHARED_DEFAULT}).",
+        above=0.0,
+        panel=TABLE,
+        only_with="start",
     )
     pairs: DataRef | None = by_default(
         None,
@@ -132,7 +141,7 @@ class BenchConfig(CommandConfig):
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     recipe: Recipe = by_default(
         Recipe(),
-        OptionGroup(lambda given: recipe_of(given.pop("recipe", None), given), TRAINING),
+        OptionGroup(lambda texts: recipe_of(texts.pop("recipe", None), texts), TRAINING),
     )
     out: Path = required(
         replace(
@@ -152,7 +161,7 @@ class BenchConfig(CommandConfig):
                 f"`-o {self.out}`: commands name files of it in lists, which a comma or a brace would break",
                 hint="choose a folder without them in its name",
             )
-        if self.pairs is not None and not any(PLANS[name].compares for name in self.wanted):
+        if self.pairs is not None and not any(PLANS[name].compares for name in self.rival_names):
             raise UsageError(
                 f"`--pairs {self.pairs}` has no effect: none of `--rivals` is fitted on them",
                 hint="leave it out, or name `bayesvlm` too",
@@ -163,14 +172,14 @@ class BenchConfig(CommandConfig):
                 raise UsageError(f"`{name}` names two", hint="give each row and data set a name of its own")
 
     @property
-    def wanted(self) -> tuple[str, ...]:
+    def rival_names(self) -> tuple[str, ...]:
         """The rivals that were asked for; of all, those that the model cannot have are left out."""
         return EVERY if self.rivals is None else self.rivals
 
-    def terms(self, *, blocks: int, heads: int) -> Terms:
+    def terms(self, *, blocks: int, heads: int) -> SharedSettings:
         """Return what all rivals of a model with so many blocks and heads have in common."""
         from_start = {"epochs": self.start_epochs, "lr": self.start_lr}
-        return Terms(
+        return SharedSettings(
             out=self.out,
             model=self.model,
             blocks=blocks,
@@ -198,10 +207,10 @@ class BenchConfig(CommandConfig):
 
     def _training(self) -> dict[str, str]:
         """Return options of `finetune` as they were typed, by name."""
-        typed = made_of(self) or ()
+        option_values = made_of(self) or ()
         names = {option.name for option in TRAINING}
         return {
             option.name: text_of(value)
-            for option, value in typed
+            for option, value in option_values
             if option.name in names and value != option.default
         }

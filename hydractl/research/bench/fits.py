@@ -17,7 +17,7 @@ from hydractl.research.baselines.bayesvlm import check_pairs, text_settings
 from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.research.bench.config import BenchConfig
 from hydractl.research.bench.measure import Sets
-from hydractl.research.bench.rows import PLANS, Rival, Stage, Terms
+from hydractl.research.bench.rows import PLANS, Rival, SharedSettings, StageOptions
 from hydractl.stages.evaluate.baseline_rows import check_made_of
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
 from hydractl.stages.evaluate.refs import NamedModels
@@ -29,16 +29,16 @@ from hydractl.stages.shared.zero_shot_classes import Classes
 
 
 def fitting(
-    config: BenchConfig, base: OpenModel, terms: Terms, sets: Sets, progress: Progress
+    config: BenchConfig, base: OpenModel, terms: SharedSettings, sets: Sets, progress: Progress
 ) -> tuple[str, ...]:
     """Return the rivals that can be made, and say which cannot, and why.
 
     Raises:
         UsageError: If one cannot that was named.
     """
-    look = _Look(config, base, terms, sets)
+    look = _RivalChecker(config, base, terms, sets)
     reasons: dict[str, list[str]] = {}
-    for name in config.wanted:
+    for name in config.rival_names:
         try:
             look.check(PLANS[name])
         except HydraError as error:
@@ -50,16 +50,16 @@ def fitting(
     for why, names in reasons.items():
         progress.warn(f"left out {listed(names)}: {why}")
     without = {name for names in reasons.values() for name in names}
-    return tuple(name for name in config.wanted if name not in without)
+    return tuple(name for name in config.rival_names if name not in without)
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _RivalChecker:
     """Looks at what a rival's stages and rows would be made of."""
 
     config: BenchConfig
     base: OpenModel
-    terms: Terms
+    terms: SharedSettings
     sets: Sets
 
     def check(self, plan: Rival) -> None:
@@ -93,9 +93,11 @@ class _Look:
     def _baselines(self, plan: Rival) -> Iterator[BaselineOptions]:
         """Yield what its rows make of the model."""
         for name, models in plan.rows(self.terms).items():
-            yield from (made for _, made in NamedModels.parse(f"{name}={models}").each() if made is not None)
+            yield from (
+                options for _, options in NamedModels.parse(f"{name}={models}").each() if options is not None
+            )
 
-    def _trains(self, stage: Stage, *, starts: bool) -> None:
+    def _trains(self, stage: StageOptions, *, starts: bool) -> None:
         if not starts:
             check_classes(self.base)  # of whose folder `finetune` would make a classifier: another model
         method, out = stage.get("method"), str(stage["out"])
@@ -111,7 +113,7 @@ class _Look:
         self.sets.open(config.data, opened)
         check_trains(config, opened)
 
-    def _prunes(self, stage: Stage) -> None:
+    def _prunes(self, stage: StageOptions) -> None:
         try:
             check_enough(int(str(stage["pool"])), int(str(stage["remove"])), members=self.terms.members)
         except ValueError as error:
@@ -125,5 +127,5 @@ class _Look:
         return self.config.naming.classes(self.base, data=tested.class_names)
 
 
-def _lacking(option: str, what: str, value: str) -> UsageError:
-    return UsageError(f"without `{option}` there is nothing to {what}", hint=f"add `{option} {value}`")
+def _lacking(option: str, purpose: str, value: str) -> UsageError:
+    return UsageError(f"without `{option}` there is nothing to {purpose}", hint=f"add `{option} {value}`")

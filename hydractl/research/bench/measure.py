@@ -17,7 +17,7 @@ from hydractl.families.load import OpenModel, open_model
 from hydractl.manifest.header import Kind
 from hydractl.progress import Progress
 from hydractl.research.bench.config import BenchConfig
-from hydractl.research.bench.plan import FORWARD, Pace, Work
+from hydractl.research.bench.plan import FORWARD, CostModel, WorkEstimate
 from hydractl.research.bench.rows import PAIRS, TEST, TRAIN, VAL
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
@@ -25,7 +25,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.training.recipes.recipe import Recipe
 
-FEW, MORE = 2, 10
+FEW_STEPS, MORE_STEPS = 2, 10
 """Steps that are timed; their difference leaves out what a command does besides. What only the first command does is not timed."""
 
 
@@ -64,7 +64,7 @@ class Sets:
         return self._opened[key]
 
 
-def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> Work:
+def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> WorkEstimate:
     """Count samples and steps.
 
     Raises:
@@ -93,7 +93,7 @@ def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> Work:
     }
     if config.pairs is not None:
         counts[PAIRS] = count(replace(config.pairs, text=None), labelled=False)
-    return Work(
+    return WorkEstimate(
         training=training(config.recipe),
         from_start=training(from_start),
         answers={data: samples / batch * FORWARD for data, samples in counts.items()},
@@ -102,27 +102,31 @@ def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> Work:
     )
 
 
-def measure(config: BenchConfig, base: OpenModel, progress: Progress) -> Pace:
+def measure(config: BenchConfig, base: OpenModel, progress: Progress) -> CostModel:
     """Train a few steps, which are thrown away; of what compares images with texts, answer a few batches.
 
     Raises:
         HydraError: Whatever keeps the model from being trained on these data.
     """
     trains = base.header.prompting is None
-    progress.step(f"Timing {MORE} {'steps of training' if trains else 'batches of'} {config.model}")
+    progress.step(f"Timing {MORE_STEPS} {'steps of training' if trains else 'batches of'} {config.model}")
     with TemporaryDirectory() as folder:
         out = Path(folder)
-        _, few, more = (
+        _, few_seconds, more_seconds = (
             _trained(config, steps, out / f"{steps}.st") if trains else _answered(config, steps) / FORWARD
-            for steps in (1, FEW, MORE)
+            for steps in (1, FEW_STEPS, MORE_STEPS)
         )
-    step = (more - few) / (MORE - FEW) if more > few else more / MORE
-    return Pace(step=step, begin=max(0.0, few - FEW * step))
+    step = (
+        (more_seconds - few_seconds) / (MORE_STEPS - FEW_STEPS)
+        if more_seconds > few_seconds
+        else more_seconds / MORE_STEPS
+    )
+    return CostModel(step=step, begin=max(0.0, few_seconds - FEW_STEPS * step))
 
 
 def _answered(config: BenchConfig, batches: int) -> float:
     size = config.recipe.batch_size
-    begun = time.monotonic()
+    start_time = time.monotonic()
     run_eval(
         EvalConfig(
             model=config.model,
@@ -132,12 +136,12 @@ def _answered(config: BenchConfig, batches: int) -> float:
             naming=config.naming,
         )
     )
-    return time.monotonic() - begun
+    return time.monotonic() - start_time
 
 
 def _trained(config: BenchConfig, steps: int, out: Path) -> float:
     lr = config.recipe.lr[:1]
-    begun = time.monotonic()
+    start_time = time.monotonic()
     run_finetune(
         FinetuneConfig(
             model=config.model,
@@ -147,4 +151,4 @@ def _trained(config: BenchConfig, steps: int, out: Path) -> float:
             recipe=replace(config.recipe, steps=steps, epochs=None, warmup=0, swa=None, lr=lr),
         )
     )
-    return time.monotonic() - begun
+    return time.monotonic() - start_time

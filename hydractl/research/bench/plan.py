@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hydractl.research.bench.config import BenchConfig
-from hydractl.research.bench.rows import PLANS, TEST, Rival, Stage
+from hydractl.research.bench.rows import PLANS, TEST, Rival, StageOptions
 from hydractl.stages.evaluate.refs import model_name
 
 TABLE = "table"
@@ -16,7 +16,7 @@ FORWARD = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class WorkEstimate:
     """How much there is to do, in steps of training.
 
     Attributes:
@@ -42,23 +42,23 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class CostModel:
     """Seconds that a step of training takes here, and a command besides."""
 
     step: float
     begin: float
 
-    def of(self, work: Work, rival: Rival, members: int) -> float:
+    def of(self, work: WorkEstimate, rival: Rival, members: int) -> float:
         """Return seconds that a rival takes."""
         return work.of(rival, members) * self.step + rival.trainings(members) * self.begin
 
 
-def in_order(names: Iterable[str], work: Work, *, members: int) -> tuple[str, ...]:
+def in_order(names: Iterable[str], work: WorkEstimate, *, members: int) -> tuple[str, ...]:
     """Return rivals, the cheapest first."""
     return tuple(sorted(names, key=lambda name: work.of(PLANS[name], members)))
 
 
-def stages(config: BenchConfig, names: Sequence[str], work: Work) -> Iterator[Stage]:
+def stages(config: BenchConfig, names: Sequence[str], work: WorkEstimate) -> Iterator[StageOptions]:
     """Yield what makes these rivals, in their order, then the table and its page."""
     terms = config.terms(blocks=work.blocks, heads=work.heads)
     compared = [f"{row.name}={row.typed}" for row in config.compare]
@@ -72,8 +72,8 @@ def stages(config: BenchConfig, names: Sequence[str], work: Work) -> Iterator[St
         "command": "eval",
         "model": config.model if config.hydra is None else config.hydra,
         "data": terms.test,
-        "near": [f"{one.name}={one.ref}" for one in config.near],
-        "far": [f"{one.name}={one.ref}" for one in config.far],
+        "near": [f"{ood_set.name}={ood_set.ref}" for ood_set in config.near],
+        "far": [f"{ood_set.name}={ood_set.ref}" for ood_set in config.far],
         "compare": compared,
         **terms.naming,
         "curves": True,
@@ -83,12 +83,12 @@ def stages(config: BenchConfig, names: Sequence[str], work: Work) -> Iterator[St
     yield {"name": "page", "command": "report", "files": [f"@{TABLE}"], "out": terms.path("report.html")}
 
 
-def written(plan: Sequence[Stage]) -> str:
+def written(plan: Sequence[StageOptions]) -> str:
     """Return a pipeline file."""
     return "\n".join(_lines(plan)) + "\n"
 
 
-def _lines(plan: Sequence[Stage]) -> Iterator[str]:
+def _lines(plan: Sequence[StageOptions]) -> Iterator[str]:
     yield "# Written by `hydractl bench`; `hydractl run` on this file goes on where it stopped."
     for stage in plan:
         yield from ("", "[[stage]]")

@@ -10,16 +10,16 @@ from typing import TypeAlias
 
 from hydractl.research.methods.options import Mimo
 
-SAME = "as for every rival"
+SHARED_DEFAULT = "as for every rival"
 TEST, TRAIN, VAL, PAIRS = "test", "train", "val", "pairs"
 PASSES = 10
 """Of Monte Carlo dropout."""
-Stage: TypeAlias = "dict[str, str | int | bool | list[str]]"
+StageOptions: TypeAlias = "dict[str, str | int | bool | list[str]]"
 """A stage of a pipeline: its name, its command, and the command's options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class SharedSettings:
     """What all rivals have in common.
 
     Attributes:
@@ -71,8 +71,8 @@ class Rival:
         named: Whether `all` leaves it out: not every architecture will do.
     """
 
-    rows: Callable[[Terms], Mapping[str, str]]
-    stages: Callable[[Terms], Sequence[Stage]] = lambda _: ()
+    rows: Callable[[SharedSettings], Mapping[str, str]]
+    stages: Callable[[SharedSettings], Sequence[StageOptions]] = lambda _: ()
     trainings: Callable[[int], int] = lambda _: 0
     answers: Mapping[str, int] = field(default_factory=dict)
     starts: bool = False
@@ -80,9 +80,11 @@ class Rival:
     named: bool = False
 
 
-def tuned(terms: Terms, name: str, model: str, *, times: int | None = None, **options: str) -> Stage:
+def tuned(
+    terms: SharedSettings, name: str, model: str, *, times: int | None = None, **options: str
+) -> StageOptions:
     """Return a stage that fine-tunes one model, or `times` with seeds from 0 on."""
-    several: Stage = {} if times is None else {"repeat": times, "seed": "{i}"}
+    several: StageOptions = {} if times is None else {"repeat": times, "seed": "{i}"}
     training = {
         name: value for name, value in terms.training.items() if not (name == "steps" and "epochs" in options)
     }
@@ -99,7 +101,7 @@ def tuned(terms: Terms, name: str, model: str, *, times: int | None = None, **op
     }
 
 
-def _temperature(terms: Terms) -> Sequence[Stage]:
+def _temperature(terms: SharedSettings) -> Sequence[StageOptions]:
     return [
         {
             "name": "temperature",
@@ -116,14 +118,14 @@ def _temperature(terms: Terms) -> Sequence[Stage]:
     ]
 
 
-def _hydra(terms: Terms) -> Sequence[Stage]:
+def _hydra(terms: SharedSettings) -> Sequence[StageOptions]:
     return [
         tuned(terms, "copies", terms.model, times=terms.members),
         {**_fused(terms, "hydra", "@copies"), "merge-trunk": "auto", "data": terms.val},
     ]
 
 
-def _pruned(terms: Terms) -> Sequence[Stage]:
+def _pruned(terms: SharedSettings) -> Sequence[StageOptions]:
     """The paper's: a third of the heads goes, drawn from twice as many of the lowest scores."""
     removed = round(terms.heads / 3)
     return [
@@ -154,7 +156,7 @@ def _pruned(terms: Terms) -> Sequence[Stage]:
     ]
 
 
-def _fused(terms: Terms, name: str, *members: str) -> Stage:
+def _fused(terms: SharedSettings, name: str, *members: str) -> StageOptions:
     return {
         "name": name,
         "command": "fuse",
@@ -172,22 +174,22 @@ def _by(method: str, title: str) -> Rival:
     )
 
 
-def _batch_ensemble(terms: Terms) -> Sequence[Stage]:
-    made = tuned(terms, "batch-ensemble", terms.model, method=f"batch-ensemble::members={terms.members}")
-    return [{**made, "out": terms.path("batch-ensemble-{i}.st")}]
+def _batch_ensemble(terms: SharedSettings) -> Sequence[StageOptions]:
+    stage = tuned(terms, "batch-ensemble", terms.model, method=f"batch-ensemble::members={terms.members}")
+    return [{**stage, "out": terms.path("batch-ensemble-{i}.st")}]
 
 
-def _mimo(terms: Terms) -> Sequence[Stage]:
+def _mimo(terms: SharedSettings) -> Sequence[StageOptions]:
     copies = _fused(terms, "mimo-copies", *[terms.model] * terms.members)
     return [{**copies, "own-from": terms.blocks}, tuned(terms, "mimo", "@mimo-copies", method="mimo")]
 
 
-def _packed(terms: Terms) -> Sequence[Stage]:
+def _packed(terms: SharedSettings) -> Sequence[StageOptions]:
     method = f"packed::members={terms.members},alpha=2"
     return [tuned(terms, "packed", str(terms.start), times=terms.members, method=method, **terms.from_start)]
 
 
-def _alone(terms: Terms) -> Sequence[Stage]:
+def _independent(terms: SharedSettings) -> Sequence[StageOptions]:
     return [tuned(terms, "alone", str(terms.start), times=terms.members, **terms.from_start)]
 
 
@@ -265,7 +267,7 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
                 f"Deep ensemble of {m}": ",".join(terms.path(f"alone-{i}.st") for i in range(m))
                 for m in range(2, terms.members + 1)
             },
-            stages=_alone,
+            stages=_independent,
             trainings=lambda members: members,
             starts=True,
         ),

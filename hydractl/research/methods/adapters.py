@@ -54,8 +54,10 @@ class SingularValueAdapter(Adapter):
         ] = {}  # a decomposition takes long, and is the same each time
 
     @override
-    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
-        return super().changes(own, places) | (set(map(bias_of, own)) & places.keys())
+    def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
+        return super().changes(parametrized_names, places) | (
+            set(map(bias_of, parametrized_names)) & places.keys()
+        )
 
     @override
     @torch.no_grad()
@@ -83,7 +85,7 @@ class ObaAdapter(Adapter):
         self.masks: dict[str, torch.Tensor] = {}
 
     @override
-    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+    def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
         return set(places)
 
     @override
@@ -112,7 +114,7 @@ class BatchEnsembleAdapter(Adapter):
         )
 
     @override
-    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+    def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
         return set(places)
 
     @override

@@ -105,7 +105,7 @@ class MimoAdapter(Adapter):
         return plain and site.place.part == "embed"
 
     @override
-    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+    def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
         return set(places)
 
     @override

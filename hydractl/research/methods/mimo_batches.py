@@ -68,4 +68,4 @@ class MimoFeed(Feed):
             every[:shuffled_count][torch.randperm(shuffled_count, generator=generator)]
             for _ in range(self.slots)
         ]
-        return torch.stack([torch.cat([one, every[shuffled_count:]]) for one in shuffled])
+        return torch.stack([torch.cat([slot_rows, every[shuffled_count:]]) for slot_rows in shuffled])

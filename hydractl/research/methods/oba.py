@@ -50,11 +50,12 @@ def masks_of(
     """
     largest = max(weight.abs().max() for weight in weights.values())
     scores = {
-        name: (own := curvatures[name].abs()) / (own.max() + _LEAST) + weight.detach().abs() / largest
+        name: (importance := curvatures[name].abs()) / (importance.max() + _LEAST)
+        + weight.detach().abs() / largest
         for name, weight in weights.items()
     }
     every = torch.cat([score.flatten() for score in scores.values()])
-    kept = torch.zeros_like(every, dtype=torch.bool)
-    kept[every.topk(int(keep * len(every))).indices] = True
-    parts = kept.split([score.numel() for score in scores.values()])
+    keep_mask = torch.zeros_like(every, dtype=torch.bool)
+    keep_mask[every.topk(int(keep * len(every))).indices] = True
+    parts = keep_mask.split([score.numel() for score in scores.values()])
     return {name: part.view(scores[name].shape) for name, part in zip(scores, parts, strict=True)}

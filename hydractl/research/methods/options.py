@@ -9,7 +9,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from hydractl.errors import UsageError
-from hydractl.parsing import number, whole
+from hydractl.parsing import number, whole_number
 from hydractl.plugins import load
 from hydractl.settings import Setting, required, setting
 from hydractl.training.methods.base import TrainingMethod
@@ -30,8 +30,8 @@ class LoraEnsemble(TrainingMethod):
     EXAMPLE: ClassVar = "lora-ensemble::rank=4,alpha=8"
     ADAPTER: ClassVar = "hydractl.research.methods.adapters:LoraAdapter"
 
-    rank: int = setting(4, "r.", parse=whole, low=1, spelled=("rank",))
-    alpha: float = setting(8.0, "Scales by alpha / r.", parse=_real, above=0.0, spelled=("alpha",))
+    rank: int = setting(4, "r.", parse=whole_number, low=1, option_names=("rank",))
+    alpha: float = setting(8.0, "Scales by alpha / r.", parse=_real, above=0.0, option_names=("alpha",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class SingularValues(TrainingMethod):
     ADAPTER: ClassVar = "hydractl.research.methods.adapters:SingularValueAdapter"
 
     spread: float = setting(
-        0.01, "Deviation of what members begin with.", parse=_real, low=0.0, spelled=("spread",)
+        0.01, "Deviation of what members begin with.", parse=_real, low=0.0, option_names=("spread",)
     )
 
 
@@ -63,10 +63,10 @@ class Oba(TrainingMethod):
     ADAPTER: ClassVar = "hydractl.research.methods.adapters:ObaAdapter"
 
     keep: float = required(
-        Setting("Share of these weights.", parse=_real, above=0.0, below=1.0, spelled=("keep",))
+        Setting("Share of these weights.", parse=_real, above=0.0, below=1.0, option_names=("keep",))
     )
     batches: int = setting(
-        200, "So many batches tell, an epoch's at most.", parse=whole, low=1, spelled=("batches",)
+        200, "So many batches tell, an epoch's at most.", parse=whole_number, low=1, option_names=("batches",)
     )
 
 
@@ -83,8 +83,8 @@ class BatchEnsemble(TrainingMethod):
     ADAPTER: ClassVar = "hydractl.research.methods.adapters:BatchEnsembleAdapter"
     TAKES_TEACHERS: ClassVar = False
 
-    members: int = setting(3, "M.", parse=whole, low=2, high=256, spelled=("members",))
-    spread: float = setting(0.1, "Deviation of r and s.", parse=_real, low=0.0, spelled=("spread",))
+    members: int = setting(3, "M.", parse=whole_number, low=2, high=256, option_names=("members",))
+    spread: float = setting(0.1, "Deviation of r and s.", parse=_real, low=0.0, option_names=("spread",))
 
     @property
     @override
@@ -107,10 +107,10 @@ class Mimo(TrainingMethod):
     ONE_NETWORK: ClassVar = True
 
     rho: float = setting(
-        0.5, "Share of rows that all see alike.", parse=_real, low=0.0, high=1.0, spelled=("rho",)
+        0.5, "Share of rows that all see alike.", parse=_real, low=0.0, high=1.0, option_names=("rho",)
     )
     repeat: int = setting(
-        4, "How often a batch holds an image.", parse=whole, low=1, high=256, spelled=("repeat",)
+        4, "How often a batch holds an image.", parse=whole_number, low=1, high=256, option_names=("repeat",)
     )
 
 
@@ -126,9 +126,9 @@ class Packed(TrainingMethod):
     KIND: ClassVar = "packed"
     EXAMPLE: ClassVar = "packed::members=3,alpha=2"
 
-    members: int = setting(3, "M.", parse=whole, low=2, high=256, spelled=("members",))
+    members: int = setting(3, "M.", parse=whole_number, low=2, high=256, option_names=("members",))
     alpha: float = setting(
-        2.0, "How much wider all are together.", parse=_real, above=0.0, spelled=("alpha",)
+        2.0, "How much wider all are together.", parse=_real, above=0.0, option_names=("alpha",)
     )
 
     @override

@@ -69,10 +69,10 @@ class Spectrum(nn.Module):
 class Masked(nn.Module):
     """W, of which some weights are zero."""
 
-    def __init__(self, kept: torch.Tensor) -> None:
+    def __init__(self, keep_mask: torch.Tensor) -> None:
         """Take up which weights stay, (O, D)."""
         super().__init__()
-        self.register_buffer("kept", kept, persistent=False)
+        self.register_buffer("kept", keep_mask, persistent=False)
 
     @override
     def forward(self, weight: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ class CahpSettings(Settings):
         "Of the polynomial that smooths the silhouettes, whose knee is the number of groups (default 6).",
         low=1,
         high=HIGHEST_DEGREE,
-        tells=False,
+        shows_range=False,
         metavar="N",
         panel=CAHP,
     )
@@ -47,7 +47,7 @@ class CahpSettings(Settings):
         "Bring attention maps to N x N (default 32).",
         low=2,
         high=256,
-        tells=False,
+        shows_range=False,
         metavar="N",
         panel=CAHP,
     )
@@ -56,7 +56,7 @@ class CahpSettings(Settings):
         "Compute the salience on the first F of the batches (default 0.25).",
         low=0.0,
         high=1.0,
-        tells=False,
+        shows_range=False,
         metavar="F",
         panel=CAHP,
     )

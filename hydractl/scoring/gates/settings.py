@@ -32,7 +32,7 @@ class GateSettings(Settings):
         None,
         "Passes over the data (default: l0 3; dsp 1, with joint 3).",
         low=1,
-        tells=False,
+        shows_range=False,
         metavar="N",
         panel=GATES,
     )
@@ -69,7 +69,7 @@ class L0Settings(GateSettings):
         0.0015,
         "What an open head adds to the loss, for l0 (default: 0.0015): more closes more heads.",
         low=0.0,
-        tells=False,
+        shows_range=False,
         metavar="P",
         panel=GATES,
     )
@@ -107,7 +107,7 @@ class DspSettings(GateSettings):
         low=0.0,
         high=1.0,
         finite=True,
-        tells=False,
+        shows_range=False,
         metavar="F",
         panel=GATES,
         only_with=SOFT,

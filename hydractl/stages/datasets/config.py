@@ -23,7 +23,7 @@ class DataConfig(CommandConfig):
             positional=True,
             metavar="ACTION [NAME...]",
             suggestions=(LIST, SHOW, *PRESETS),
-            shows=False,
+            shows_default=False,
         )
     )
 

@@ -54,7 +54,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             parse=STREAM,
             metavar=shared.DATA_METAVAR,
             panel=DATA,
-            shows=False,
+            shows_default=False,
             role=Role.DATA,
         )
     )
@@ -78,7 +78,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             help="Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. "
             "Or the number. On top of what a checkpoint stores.",
             panel=DATA,
-            shows=False,
+            shows_default=False,
         ),
     )
     corrupt: tuple[Corruptions, ...] = setting(
@@ -121,7 +121,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         parse=STREAM,
         metavar=shared.DATA_METAVAR,
         panel=DATA,
-        shows=False,
+        shows_default=False,
         role=Role.DATA,
     )
     name: str | None = setting(None, "What the first row is called.", panel=TABLE)
@@ -155,7 +155,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         ),
     )
     latency: bool = flag(
-        Setting("Measure time too.", spelled=("--latency/--no-latency",), panel=TABLE), on=True
+        Setting("Measure time too.", option_names=("--latency/--no-latency",), panel=TABLE), on=True
     )
     """It is never the same twice."""
     bootstrap: int = setting(
@@ -181,7 +181,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         f"The chance that the threshold does not keep it (default {DELTA:g}).",
         above=0.0,
         below=1.0,
-        tells=False,
+        shows_range=False,
         metavar="D",
         panel=THRESHOLD,
         only_with="threshold_for",
@@ -191,14 +191,14 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         "Write a copy of MODEL that stores its threshold, its `--temperature` and OOD scores of features as fitted (`knn`: all "
         "features of `--fit`), which `predict` then applies.",
         parse=output,
-        holds=WEIGHTS,
+        check_path=WEIGHTS,
         metavar="PATH",
         panel=THRESHOLD,
-        shows=False,
+        shows_default=False,
         role=Role.OUTPUT,
     )
     out: Path | None = by_default(
-        None, replace(shared.OUT, holds=REPORT, help="Report; `-` is standard output.")
+        None, replace(shared.OUT, check_path=REPORT, help="Report; `-` is standard output.")
     )
     curves: bool = flag(
         Setting("Keep what `hydractl report` draws too: curves, which heads stay, and the lineage.")
@@ -207,8 +207,8 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         None,
         "Keep all log-probabilities (safetensors), scaled by `--temperature`.",
         metavar="PATH",
-        holds=PREDICTIONS,
-        shows=False,
+        check_path=PREDICTIONS,
+        shows_default=False,
         role=Role.OUTPUT,
     )
     analysing: Analysing = by_default(NOTHING_ANALYSED, ANALYSING)

@@ -39,7 +39,9 @@ class ExportConfig(CheckedSettings, CommandConfig):
     out: Path = required(
         replace(
             shared.OUT,
-            holds=OutputKind(description="an exported model", suffixes=FORMATS, decides=True, streams=False),
+            check_path=OutputKind(
+                description="an exported model", suffixes=FORMATS, decides=True, streams=False
+            ),
             help="Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export.",
         )
     )
@@ -82,9 +84,9 @@ class ExportConfig(CheckedSettings, CommandConfig):
         None,
         "Write what was measured on `--data`, as `eval` reports it.",
         metavar="PATH",
-        holds=DOCUMENT,
+        check_path=DOCUMENT,
         needs=MEASURED_ON,
-        shows=False,
+        shows_default=False,
         role=Role.OUTPUT,
     )
     batch_size: int = by_default(64, shared.BATCH_SIZE)

@@ -74,7 +74,7 @@ class FinetuneConfig(CommandConfig):
         OptionGroup(lambda given: recipe_of(given.pop("recipe", None), given), (RECIPE, *Option.of(Recipe))),
     )
     recipe_name: str | None = by_default(
-        None, OptionGroup(lambda given: given.get("recipe"), also=("recipe",))
+        None, OptionGroup(lambda given: given.get("recipe"), extra_names=("recipe",))
     )
     """Which one `recipe` was made of; for messages."""
     method: str | None = setting(
@@ -90,7 +90,7 @@ class FinetuneConfig(CommandConfig):
         "Of a hydra without a trunk: all members see the same batches, or each has an order and augmentation of its own.",
         choices=("shared", "own"),
         excludes=Constraint(
-            "teacher", own=("own",), why="teachers see one batch, and members would see several"
+            "teacher", for_values=("own",), why="teachers see one batch, and members would see several"
         ),
     )
     """Member m's own are those of `order_seed` + m."""
@@ -115,7 +115,7 @@ class FinetuneConfig(CommandConfig):
         f"Share of the loss, above 0 and at most 1, that teachers make; labels make the rest (default {WEIGHT:g}).",
         above=0.0,
         high=1.0,
-        tells=False,
+        shows_range=False,
         panel=TEACHERS,
         only_with="teacher",
     )
@@ -124,7 +124,7 @@ class FinetuneConfig(CommandConfig):
             "Hold less for the backward pass, which runs each block's forward pass again: the same result in less memory, and "
             "a third more time.",
             panel=shared.MACHINE,
-            role=Role.ASIDE,
+            role=Role.EXECUTION,
         )
     )
     compile: bool = flag(
@@ -142,10 +142,10 @@ class FinetuneConfig(CommandConfig):
         None,
         "Save what a killed run goes on from (default: every half minute, and every epoch).",
         low=1,
-        tells=False,
+        shows_range=False,
         metavar="STEPS",
         panel=shared.MACHINE,
-        role=Role.ASIDE,
+        role=Role.EXECUTION,
         only_with=Constraint(
             "state",
             option="out",

@@ -29,7 +29,7 @@ from hydractl.messages import counted
 from hydractl.output.locks import OutputLock
 from hydractl.progress import Progress
 from hydractl.runtime import pick_device
-from hydractl.settings import spelled
+from hydractl.settings import long_option
 from hydractl.stages.finetune.classifier_head import fitted
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
@@ -238,8 +238,8 @@ def _check_layers(config: FinetuneConfig, header: Header, family: Family, progre
         share = getattr(config.recipe, name)
         if share and share != getattr(named, name) and not takes(model):
             raise UsageError(
-                f"`{spelled(name)} {share:g}` has no effect on {config.model}: {_TAKEN_BY_NONE[name]}",
-                hint=f"leave `{spelled(name)}` out",
+                f"`{long_option(name)} {share:g}` has no effect on {config.model}: {_TAKEN_BY_NONE[name]}",
+                hint=f"leave `{long_option(name)}` out",
             )
     if config.model.startswith("arch:") and keeps_statistics(model):
         progress.warn(

@@ -24,7 +24,7 @@ from hydractl.model_inputs import map_inputs
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import SILENT, Progress
-from hydractl.settings import spelled
+from hydractl.settings import long_option
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.prepare import Work, prepare
 from hydractl.stages.finetune.state import state_folder
@@ -203,7 +203,9 @@ def _warn_equal(work: Work, job: Job, engine: Engine, progress: Progress) -> Non
     if job.lesson is not None:
         said = job.lesson.targets(map_inputs(lambda x: x.to(engine.device), job.probe))
     subject = _build(work)
-    drops = [f"`{spelled(name)} 0.1`, or " for name, takes in HAS_LAYERS_FOR.items() if takes(subject.module)]
+    drops = [
+        f"`{long_option(name)} 0.1`, or " for name, takes in HAS_LAYERS_FOR.items() if takes(subject.module)
+    ]
     if stay_equal(subject, job.probe, work.config.recipe, said):
         progress.warn(
             f"members that are equal now stay equal, for nothing is dropped: add {''.join(drops[:1])}"

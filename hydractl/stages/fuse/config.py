@@ -19,9 +19,9 @@ from hydractl.settings import (
     by_default,
     check,
     flag,
+    long_option,
     required,
     setting,
-    spelled,
 )
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
@@ -78,7 +78,7 @@ class Measuring(shared.WithTemperature):
         """
         asked = cls(**given)
         how = [
-            f"`{spelled(name)}`"
+            f"`{long_option(name)}`"
             for name in ("max_length", "batch_size", "num_workers", "device")
             if name in given
         ]
@@ -110,7 +110,7 @@ class FuseConfig(CommandConfig):
             "Checkpoints, folders or Hub ids.",
             positional=True,
             metavar="MODEL...",
-            shows=False,
+            shows_default=False,
             role=Role.MODEL,
         )
     )
@@ -120,7 +120,7 @@ class FuseConfig(CommandConfig):
         None,
         "Average MLPs that differ, or keep each member's own (default: merge; with `--merge-trunk`: keep).",
         choices=("merge", "keep"),
-        excludes=Constraint("own_from", (0,), own=("merge",), why=OWNED, hint=OWN_FEWER),
+        excludes=Constraint("own_from", (0,), for_values=("merge",), why=OWNED, hint=OWN_FEWER),
     )
     """`merge` is the paper's."""
     merge_trunk: int | str | None = setting(
@@ -134,22 +134,22 @@ class FuseConfig(CommandConfig):
             hint="`--merge-trunk 8`, or `--merge-trunk auto --data val/`",
         ),
         low=0,
-        tells=False,
+        shows_range=False,
         metavar="L|auto",
         needs=Constraint(
             "measuring.data",
-            own=(AUTO,),
+            for_values=(AUTO,),
             why="it measures what merging costs",
             hint="add `--data DATA`, labelled and held out",
         ),
-        excludes=Constraint("own_from", (0,), own=(AUTO,), why=OWNED, hint=OWN_FEWER),
+        excludes=Constraint("own_from", (0,), for_values=(AUTO,), why=OWNED, hint=OWN_FEWER),
     )
     """0 averages nothing. Each of several towers is cut at its own depth."""
     max_loss: float | None = setting(
         None,
         "With `--merge-trunk auto`: how many nats of NLL merging may cost (default 0).",
         low=0.0,
-        tells=False,
+        shows_range=False,
         metavar="NATS",
         only_with=Constraint("merge_trunk", (AUTO,)),
     )
@@ -160,7 +160,7 @@ class FuseConfig(CommandConfig):
         None,
         "Let members own everything from block L on, and readout and head, even while it is equal: to train the hydra.",
         low=0,
-        tells=False,
+        shows_range=False,
         metavar="L",
     )
     measuring: Measuring = by_default(NOT_MEASURED, OptionGroup(Measuring.parse, Option.of(Measuring)))

@@ -61,7 +61,7 @@ class ImportConfig(CommandConfig):
             "several become a base each.",
             positional=True,
             metavar="WEIGHTS",
-            shows=False,
+            shows_default=False,
             role=Role.FILE,
         )
     )
@@ -113,7 +113,7 @@ class ImportConfig(CommandConfig):
             parse=parse_rename,
             repeated=True,
             metavar="OLD=NEW",
-            shows=False,
+            shows_default=False,
         ),
     )
     force: bool = flag(shared.FORCE)

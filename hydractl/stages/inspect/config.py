@@ -25,7 +25,7 @@ class InspectConfig(CommandConfig):
             "Several scores, masks and checkpoints are compared.",
             positional=True,
             metavar="FILE...",
-            shows=False,
+            shows_default=False,
         )
     )
     tensors: bool = flag(Setting("List a checkpoint's tensors."))
@@ -37,7 +37,7 @@ class InspectConfig(CommandConfig):
         None,
         "Draw the choices of heads, as .png or .svg.",
         metavar="PATH",
-        holds=OutputKind(description="a figure", suffixes=FORMATS, decides=True, streams=False),
+        check_path=OutputKind(description="a figure", suffixes=FORMATS, decides=True, streams=False),
     )
     force: bool = flag(
         Setting("Replace an existing figure.", only_with=Constraint("plot", why="nothing else is written"))

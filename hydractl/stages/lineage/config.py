@@ -18,7 +18,7 @@ class LineageConfig(CommandConfig):
             "A checkpoint, a folder or a Hub id; with `--verify`, then the files that it was made of.",
             positional=True,
             metavar="MODEL [FILE...]",
-            shows=False,
+            shows_default=False,
         )
     )
     verify: bool = flag(

@@ -71,7 +71,7 @@ class PredictConfig(CommandConfig):
             metavar="DATA...",
             suggestions=BUILT_IN,
             positional=True,
-            shows=False,
+            shows_default=False,
         )
     )
     """Labels are not looked at."""
@@ -79,7 +79,7 @@ class PredictConfig(CommandConfig):
         STDOUT,
         replace(
             shared.OUT,
-            holds=OutputKind(description="a table of predictions", suffixes=FORMS, decides=True),
+            check_path=OutputKind(description="a table of predictions", suffixes=FORMS, decides=True),
             help=f"A file that ends in {', '.join(FORMS)}, which decides its form; by default standard output, as JSON "
             "lines.",
         ),
@@ -118,7 +118,7 @@ class PredictConfig(CommandConfig):
         "nothing. Default: as the checkpoint says.",
         parse=parse_threshold,
         metavar="X|REPORT|none",
-        shows=False,
+        shows_default=False,
         role=Role.FILE,
     )
     """Infinite for none."""
@@ -126,7 +126,7 @@ class PredictConfig(CommandConfig):
     null: bool = flag(
         Setting(
             "Standard input is texts or paths that end with a NUL byte, as `find -print0` writes them, not with the line.",
-            spelled=("-0", "--null"),
+            option_names=("-0", "--null"),
         )
     )
     max_length: int | None = by_default(None, shared.MAX_LENGTH)

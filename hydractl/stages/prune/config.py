@@ -24,9 +24,9 @@ from hydractl.settings import (
     by_default,
     check,
     flag,
+    long_option,
     required,
     setting,
-    spelled,
 )
 from hydractl.stages.prune.strategy import DEFAULT_CANDIDATES, RULES, Diversity, Strategy
 from hydractl.stages.shared import settings as shared
@@ -100,7 +100,7 @@ class DiverseConfig(CheckedSettings):
         """
         if given.pop("strategy", None) is not Strategy.DIVERSE:
             if given:
-                named = " and ".join(f"`{spelled(name)}`" for name in given)
+                named = " and ".join(f"`{long_option(name)}`" for name in given)
                 raise UsageError(
                     f"{named}: only `--strategy diverse` looks at data",
                     hint="add `--strategy diverse`, or leave it out",
@@ -138,7 +138,7 @@ KEEP = Setting(
     "Keep N heads a layer, on average over the model; `auto`: as many as cahp or l0 chose, or the knee of a greedy "
     "method's objective.",
     low=0,
-    tells=False,
+    shows_range=False,
     parse=partial(shared.count_or_auto, "--keep", of="heads", hint="`--keep 8`, or `--keep auto`"),
     metavar="N|auto",
     panel=shared.BUDGET_PANEL,
@@ -168,14 +168,14 @@ class PruneConfig(CommandConfig):
     masks: tuple[Path, ...] = setting(
         (),
         "A head-mask file instead of scores; several make one member each.",
-        spelled=("--mask",),
+        option_names=("--mask",),
         metavar="JSON",
         role=Role.FILE,
     )
     budget: HeadBudget | None = by_default(None, replace(shared.budget(keep=KEEP), make=amount_of))
     """How many heads go; needed unless `auto`, or clusters or masks say it."""
     auto: bool = by_default(
-        value=False, told=OptionGroup(lambda given: given.get("keep") == AUTO, also=("keep",))
+        value=False, declaration=OptionGroup(lambda given: given.get("keep") == AUTO, extra_names=("keep",))
     )
     """The scores say themselves how many heads stay."""
     per_layer: bool = flag(
@@ -203,7 +203,9 @@ class PruneConfig(CommandConfig):
     diverse: DiverseConfig | None = by_default(
         None,
         OptionGroup(
-            DiverseConfig.parse, (*Option.of(DiverseConfig), *shared.NAMING.options), also=("strategy",)
+            DiverseConfig.parse,
+            (*Option.of(DiverseConfig), *shared.NAMING.options),
+            extra_names=("strategy",),
         ),
     )
     seed: int = by_default(0, shared.SEED)

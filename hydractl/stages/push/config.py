@@ -36,7 +36,7 @@ class PushConfig(CommandConfig):
             "The repository on the Hub; made where there is none.",
             positional=True,
             metavar="ORG/NAME",
-            shows=False,
+            shows_default=False,
         )
     )
     report: Path | None = setting(
@@ -60,7 +60,7 @@ class PushConfig(CommandConfig):
         "The most bytes of a file of weights; a larger model is cut into shards (default 5GB).",
         parse=parse_size,
         metavar="SIZE",
-        shows=False,
+        shows_default=False,
     )
     dry_run: bool = flag(Setting("Show the files and the card; ask the Hub nothing, and change nothing."))
     arch: str | None = by_default(None, shared.ARCH)

@@ -29,7 +29,7 @@ class ReportConfig(CommandConfig):
             "What `hydractl eval -o` wrote; of several seeds one each. `-` is standard input.",
             positional=True,
             metavar="REPORT...",
-            shows=False,
+            shows_default=False,
             role=Role.FILE,
         )
     )
@@ -42,9 +42,9 @@ class ReportConfig(CommandConfig):
         None,
         "The page: .html, or .md for pull requests and model cards; `-` is Markdown on standard output.",
         metavar="PATH",
-        spelled=shared.OUT.spelled,
-        holds=OutputKind(description="a page", suffixes=(PAGE, TEXT), decides=True),
-        shows=False,
+        option_names=shared.OUT.option_names,
+        check_path=OutputKind(description="a page", suffixes=(PAGE, TEXT), decides=True),
+        shows_default=False,
         role=Role.OUTPUT,
     )
     figures: Path | None = setting(
@@ -52,7 +52,7 @@ class ReportConfig(CommandConfig):
         "Write each figure into this folder too, as .png and .svg; a page of Markdown shows them.",
         parse=Folder,
         metavar="DIR",
-        shows=False,
+        shows_default=False,
         role=Role.OUTPUT,
     )
     force: bool = flag(shared.FORCE)

@@ -91,14 +91,14 @@ class ScoreConfig(CommandConfig):
         panel=CIRCUIT,
         after="recheck",
         parse=partial(bytes_of, "--max-memory"),
-        role=Role.ASIDE,
+        role=Role.EXECUTION,
         only_with=SEARCHING,
     )
     trained: Path | None = setting(
         None,
         "Write the weights that joint trains to PATH, a base; the scores are then of it.",
         metavar="PATH",
-        holds=WEIGHTS,
+        check_path=WEIGHTS,
         panel=GATES,
         after="cooldown",
         role=Role.OUTPUT,
@@ -124,7 +124,7 @@ class ScoreConfig(CommandConfig):
             "circuit: compile what follows a block's heads: up to minutes at first, then faster where calls cost more than what "
             "they compute. It changes results by no more than rounding.",
             panel=shared.MACHINE,
-            role=Role.ASIDE,
+            role=Role.EXECUTION,
             only_with=SEARCHING,
         )
     )
@@ -132,7 +132,7 @@ class ScoreConfig(CommandConfig):
         Setting(
             "circuit: value a few candidates, and say how long the whole search takes, how much memory, and on how many devices; "
             "write nothing.",
-            role=Role.ASIDE,
+            role=Role.EXECUTION,
             only_with=SEARCHING,
         )
     )

@@ -187,12 +187,12 @@ def recorded_argv(config: object) -> tuple[str, ...] | None:
     arguments, options = list[str](), list[str]()
     for option, typed in given:
         setting = option.setting
-        if setting.role in {Role.OUTPUT, Role.ASIDE} or typed == option.default:
+        if setting.role in {Role.OUTPUT, Role.EXECUTION} or typed == option.default:
             continue
         name = setting.option(option.name)
         for word in typed if isinstance(typed, list | tuple) else [typed]:
             if isinstance(word, bool):
-                options.append(name if word else setting.spelled[0].partition("/")[2])
+                options.append(name if word else setting.option_names[0].partition("/")[2])
             elif setting.positional:
                 arguments.append(without_paths(str(word)))
             else:
@@ -247,7 +247,7 @@ def _shaping_settings(config: Any, implied: Mapping[str, object] = MappingProxyT
         setting, given = f.metadata.get(KEY), getattr(config, f.name)
         role = setting.role if isinstance(setting, Setting) else Role.SHAPES
         default = f.default if f.default_factory is MISSING else f.default_factory()
-        if f.compare and role is not Role.ASIDE and given not in (default, implied.get(f.name, default)):
+        if f.compare and role is not Role.EXECUTION and given not in (default, implied.get(f.name, default)):
             settings[f.name] = _to_json(role, given)
     return settings
 

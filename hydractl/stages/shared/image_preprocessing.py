@@ -9,7 +9,7 @@ from hydractl.errors import UsageError
 from hydractl.manifest.header import Header, Preprocess
 from hydractl.messages import counted
 from hydractl.progress import Progress
-from hydractl.settings import spelled
+from hydractl.settings import long_option
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
@@ -32,7 +32,7 @@ def told(header: Header, images: Images, *, where: str) -> Header:
         return header
     if not isinstance(how, Preprocess):
         raise UsageError(
-            f"`{spelled(next(iter(given)))}` is for images, but {where} reads texts", hint="leave it out"
+            f"`{long_option(next(iter(given)))}` is for images, but {where} reads texts", hint="leave it out"
         )
     channels = how.input_size[0]
     update: dict[str, object] = {}

@@ -35,7 +35,7 @@ MODEL = Setting(
     "`org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.",
     metavar="MODEL",
     positional=True,
-    shows=False,
+    shows_default=False,
     role=Role.MODEL,
 )
 ARCH = Setting(
@@ -46,15 +46,15 @@ ARCH = Setting(
 )
 OUT = Setting(
     "Output file; `-` is standard output.",
-    spelled=("-o", "--output", "--out"),
+    option_names=("-o", "--output", "--out"),
     metavar="PATH",
-    shows=False,
+    shows_default=False,
     role=Role.OUTPUT,
 )
-OUT_DOCUMENT = replace(OUT, holds=DOCUMENT)
+OUT_DOCUMENT = replace(OUT, check_path=DOCUMENT)
 OUT_MODEL = replace(
     OUT,
-    holds=WEIGHTS,
+    check_path=WEIGHTS,
     help="Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.",
     parse=output,
 )
@@ -80,15 +80,15 @@ def numbered(out: Path, count: int) -> tuple[Path, ...]:
     return tuple(out.with_name(out.name.replace("{i}", str(i))) for i in range(count))
 
 
-FORCE = Setting("Replace an existing output.", role=Role.ASIDE)
+FORCE = Setting("Replace an existing output.", role=Role.EXECUTION)
 FORCE_ANEW = replace(
     FORCE, help="Replace an existing output, and start anew where an unfinished run could be gone on with."
 )
-WAIT = Setting("Wait while another command makes the same output, rather than exit 6.", role=Role.ASIDE)
+WAIT = Setting("Wait while another command makes the same output, rather than exit 6.", role=Role.EXECUTION)
 IF_CHANGED = Setting(
     "Do nothing where the output is what this command would write: of the same inputs, options and versions. Else replace "
     "what it wrote before.",
-    role=Role.ASIDE,
+    role=Role.EXECUTION,
 )
 IF_CHANGED_BESIDE = replace(IF_CHANGED, help=f"{IF_CHANGED.help} What made it stands in a file beside it.")
 SEED = Setting("Seed of everything random.", low=0, high=LARGEST_SEED, metavar="N")
@@ -97,7 +97,7 @@ DEVICE = Setting(
     metavar="DEVICE",
     suggestions=("auto", "cpu", "cuda", "mps"),
     panel=MACHINE,
-    role=Role.ASIDE,
+    role=Role.EXECUTION,
 )
 DTYPE = Setting(
     "bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", suggestions=tuple(DTYPES), panel=MACHINE
@@ -144,14 +144,14 @@ NUM_WORKERS = Setting(
     low=0,
     metavar="N|auto",
     panel=MACHINE,
-    shows=False,
-    role=Role.ASIDE,
+    shows_default=False,
+    role=Role.EXECUTION,
 )
 FIT = Setting(
     "Labelled training data, which OOD scores of features are fitted on, for each model.",
     parse=DataRef.parse,
     metavar=DATA_METAVAR,
-    shows=False,
+    shows_default=False,
     role=Role.DATA,
 )
 NEIGHBOURS = 50
@@ -225,7 +225,8 @@ POOLING = Setting(
     choices=POOLINGS,
 )
 VERIFY = Setting(
-    "Check the result on a seeded random batch before it is published.", spelled=("--verify/--no-verify",)
+    "Check the result on a seeded random batch before it is published.",
+    option_names=("--verify/--no-verify",),
 )
 KEEP = Setting("Keep N heads a layer, on average over the model.", low=0, metavar="N", panel=BUDGET_PANEL)
 REMOVE = Setting("Remove R heads in all.", low=0, metavar="R", panel=BUDGET_PANEL)
@@ -263,7 +264,7 @@ TEMPERATURE = Setting(
     "A temperature: the number that logits are divided by, or labelled held-out data to fit it on.",
     low=1e-3,  # beyond, float32 cannot hold what differs
     high=1e3,
-    tells=False,
+    shows_range=False,
     parse=parse_temperature,
     metavar="DATA|NUMBER",
     role=Role.DATA,

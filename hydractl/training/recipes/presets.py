@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 
 from hydractl.errors import UsageError
-from hydractl.settings import declared, spelled
+from hydractl.settings import declared, long_option
 from hydractl.training.recipes.recipe import PARTS, Recipe
 
 FOR_IMAGES = ("augment", "mixup", "cutmix")
@@ -165,7 +165,7 @@ The embedding stays as it is: a few texts hold few of a language's words, and th
 
 
 EXCLUSIVE = tuple(
-    (name, constraint.other)
+    (name, constraint.field_name)
     for name, setting in declared(Recipe).items()
     for constraint in setting.constraints("excludes")
 )
@@ -206,6 +206,6 @@ def _refuse_idle(recipe: Recipe, stated: Mapping[str, object]) -> None:
     blocks = next((name for name in ("last_blocks", "freeze_blocks") if name in recipe.options()), None)
     if "train" in stated and "embed" in recipe.train and blocks is not None:
         raise UsageError(
-            f"`--train embed` has no effect with `{spelled(blocks)} {getattr(recipe, blocks)}`, which leave the embedding as it is",
+            f"`--train embed` has no effect with `{long_option(blocks)} {getattr(recipe, blocks)}`, which leave the embedding as it is",
             hint="leave `embed` out of `--train`",
         )

@@ -79,7 +79,7 @@ class Recipe:
         "Each block trains at F times the rate of the one after it, e.g. 0.75.",
         above=0.0,
         high=1.0,
-        tells=False,
+        shows_range=False,
         metavar="F",
         panel=LEARN,
         only_with=Constraint("parts", PARTS[:-1], option="train", hint="add parts of blocks to `--train`"),
@@ -90,7 +90,7 @@ class Recipe:
     at F, the rest of the readout and the head at `lr`: as `timm.optim.param_groups_layer_decay`.
     """
     weight_decay: float | None = setting(
-        None, "Of matrices only (default 0.01 for adamw, 0 for sgd).", low=0.0, tells=False, panel=LEARN
+        None, "Of matrices only (default 0.01 for adamw, 0 for sgd).", low=0.0, shows_range=False, panel=LEARN
     )
     """Of every weight that is no vector: matrices, kernels and tables, also of tokens and positions where a library has such.
     Not of biases, norms, and what is a parameter by itself: class tokens and position embeddings of timm, which does not decay
@@ -101,7 +101,7 @@ class Recipe:
         "Of sgd only (default 0.9).",
         low=0.0,
         below=1.0,
-        tells=False,
+        shows_range=False,
         panel=LEARN,
         only_with=Constraint("optimizer", ("sgd",)),
     )
@@ -116,8 +116,8 @@ class Recipe:
         "Where the schedule ends, as a fraction of the peak (default 0).",
         low=0.0,
         high=1.0,
-        tells=False,
-        spelled=("--min-lr-rate",),
+        shows_range=False,
+        option_names=("--min-lr-rate",),
         only_with=Constraint(
             "schedule", ("cosine", "linear"), hint="choose another `--schedule`, or leave `--min-lr-rate` out"
         ),
@@ -129,7 +129,7 @@ class Recipe:
         0.05,
         "Warm-up in steps, or as a fraction such as 0.05 (default).",
         low=0,
-        tells=False,
+        shows_range=False,
         parse=parse_warmup,
         metavar="N|F",
         panel=LEARN,
@@ -141,7 +141,7 @@ class Recipe:
         "Validate and keep a running mean of the weights that forgets so slowly, e.g. 0.999.",
         low=0.0,
         below=1.0,
-        tells=False,
+        shows_range=False,
         metavar="DECAY",
         panel=LEARN,
         excludes="swa",
@@ -155,7 +155,7 @@ class Recipe:
         None,
         "Validate and keep the mean of the weights at each epoch's end, from epoch N or fraction F of the steps on.",
         low=0,
-        tells=False,
+        shows_range=False,
         parse=partial(parse_count, "--swa"),
         metavar="N|F",
         panel=LEARN,
@@ -166,13 +166,15 @@ class Recipe:
     every epoch after that, and of the last step. From then on the rate stays what the schedule had come to. Until then the
     weights themselves are validated, and are never kept as the best.
     """
-    label_smoothing: float = setting(0.0, "Share in [0, 1).", low=0.0, below=1.0, tells=False, panel=LEARN)
+    label_smoothing: float = setting(
+        0.0, "Share in [0, 1).", low=0.0, below=1.0, shows_range=False, panel=LEARN
+    )
     """Of each target, that is spread over all classes."""
     mixup: float | None = setting(
         None,
         "Blend each image and its label with another's; weights are drawn of Beta(A, A), e.g. 0.8.",
         low=0.0,
-        tells=False,
+        shows_range=False,
         metavar="A",
         panel=LEARN,
         only_with=MIXES,
@@ -182,7 +184,7 @@ class Recipe:
         None,
         "Paste a box of another image into each, labels by area; with --mixup, each batch has one of both.",
         low=0.0,
-        tells=False,
+        shows_range=False,
         metavar="A",
         panel=LEARN,
         only_with=MIXES,
@@ -195,7 +197,7 @@ class Recipe:
         "Share in [0, 1); default: as the architecture says.",
         low=0.0,
         below=1.0,
-        tells=False,
+        shows_range=False,
         panel=LEARN,
     )
     """On the embedded tokens, the attention's output and inside the MLP (Dosovitskiy et al. 2021)."""
@@ -204,7 +206,7 @@ class Recipe:
         "Share of samples that skip the last block's attention, and its MLP; falls to 0 at the first.",
         low=0.0,
         below=1.0,
-        tells=False,
+        shows_range=False,
         panel=LEARN,
     )
     """Stochastic depth (Huang et al. 2016, section 3): block l of L with probability F l / (L - 1), l from 0, as timm's and
@@ -224,17 +226,25 @@ class Recipe:
         "fp32", "Default: fp32; bf16 computes under autocast.", choices=("fp32", "bf16"), panel=LEARN
     )
     """Of the forward pass; weights and optimiser stay in fp32."""
-    steps: int | None = setting(None, "Optimiser steps.", low=1, tells=False, panel=TIME, excludes="epochs")
-    epochs: int | None = setting(None, "Passes over the data (default 10).", low=1, tells=False, panel=TIME)
+    steps: int | None = setting(
+        None, "Optimiser steps.", low=1, shows_range=False, panel=TIME, excludes="epochs"
+    )
+    epochs: int | None = setting(
+        None, "Passes over the data (default 10).", low=1, shows_range=False, panel=TIME
+    )
     """None where steps are counted."""
     batch_size: int = setting(
-        64, "Samples in one optimiser step, over all processes (default 64).", low=1, tells=False, panel=TIME
+        64,
+        "Samples in one optimiser step, over all processes (default 64).",
+        low=1,
+        shows_range=False,
+        panel=TIME,
     )
     accumulate: int = setting(
         1,
         "Compute each batch in N pieces, to save memory; the result is the same, but for which attention weights a text model drops.",
         low=1,
-        tells=False,
+        shows_range=False,
         metavar="N",
         panel=TIME,
     )
@@ -250,7 +260,7 @@ class Recipe:
         None,
         "Only the last N blocks, readout and head.",
         low=0,
-        tells=False,
+        shows_range=False,
         metavar="N",
         panel=TRAINED_PARTS,
         only_with=TRAINS_BLOCKS,
@@ -261,7 +271,7 @@ class Recipe:
         None,
         "All but the first N blocks and the embedding: --last-blocks counted from below.",
         low=0,
-        tells=False,
+        shows_range=False,
         metavar="N",
         panel=TRAINED_PARTS,
         only_with=TRAINS_BLOCKS,
@@ -271,19 +281,24 @@ class Recipe:
         Setting(
             "Start from a classifier of zeros, drawn with `--head-seed`; or insist on the model's own. Default: its own "
             "where it fits the data, else one drawn anew.",
-            spelled=("--reset-head/--keep-head",),
+            option_names=("--reset-head/--keep-head",),
             panel=TRAINED_PARTS,
         ),
     )
     """None for a classifier that fits the data, drawn anew where the model's own does not."""
     eval_every: int | None = setting(
-        None, "Validate so often (default: every epoch).", low=1, tells=False, metavar="STEPS", panel=STOP
+        None,
+        "Validate so often (default: every epoch).",
+        low=1,
+        shows_range=False,
+        metavar="STEPS",
+        panel=STOP,
     )
     early_stop: int | None = setting(
         None,
         "Stop after N evaluations without improvement, and keep the best weights.",
         low=1,
-        tells=False,
+        shows_range=False,
         metavar="N",
         panel=STOP,
     )
@@ -291,7 +306,7 @@ class Recipe:
         0.0,
         "With `--early-stop`: how much is an improvement (default 0).",
         low=0.0,
-        tells=False,
+        shows_range=False,
         panel=STOP,
         only_with="early_stop",
     )
@@ -299,7 +314,7 @@ class Recipe:
     keep_best: bool = flag(
         Setting(
             "Keep the weights that validated best, or the last (default).",
-            spelled=("--keep-best/--keep-last",),
+            option_names=("--keep-best/--keep-last",),
             panel=STOP,
         )
     )

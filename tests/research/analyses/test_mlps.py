@@ -14,7 +14,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics import per_sample
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT
-from hydractl.research.analyses.mlps import alike
+from hydractl.research.analyses.mlps import compare_answers
 from hydractl.research.analyses.predictions import ask, measured
 from hydractl.scoring.circuit.memory_budget import Peak
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
@@ -78,11 +78,11 @@ def test_how_alike_two_ensembles_are(monkeypatch, at_once):
         per_sample.in_memory(said).log_probs.double().exp().mean(0).numpy() for said in (first, second)
     )
 
-    agreement, divergence = alike(first, second)
+    agreement, divergence = compare_answers(first, second)
 
     assert agreement == np.mean(ours.argmax(1) == theirs.argmax(1))
     assert divergence == pytest.approx(entropy(theirs, ours, axis=1).mean(), abs=1e-6)
-    assert alike(first, first) == (1, 0)
+    assert compare_answers(first, first) == (1, 0)
 
 
 def test_memory_holds_a_part_of_what_is_said(monkeypatch):
@@ -90,6 +90,6 @@ def test_memory_holds_a_part_of_what_is_said(monkeypatch):
     monkeypatch.setattr(per_sample, "NUMBERS_AT_ONCE", 2**16)
     with Peak() as peak:
         first, second = answers(0), answers(10_000)
-        alike(first[ID_NAME], second[ID_NAME])
+        compare_answers(first[ID_NAME], second[ID_NAME])
         measured(subject(), first)
     assert peak.highest < SAID / 2

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.errors import InputError
 from hydractl.families.load import open_model
-from hydractl.research.analyses.proposition import Terms, diagonal_probes, steps
+from hydractl.research.analyses.proposition import ExpansionTerms, diagonal_probes, steps
 from support.builders import base
 from support.variants import Variant
 
@@ -44,7 +44,7 @@ def removed(state):
 def test_slope_curvature_and_probes_are_those_of_the_whole_hessian(opened):
     sample = base(SMALL)
     model, moves = moved(opened, sample.pruned((1,), (0, 1)))
-    terms = Terms(model=model, moves=moves, seed=5)
+    terms = ExpansionTerms(model=model, moves=moves, seed=5)
     inputs, labels = sample.inputs(batch=6, dtype=DOUBLE), torch.tensor([0, 1, 2, 2, 1, 0])
     for weight, _ in moves:
         weight.requires_grad = True

@@ -17,9 +17,9 @@ from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.families.zero_shot import settle_classes
 from hydractl.research.baselines.bayesvlm import (
     BayesVlm,
-    Doubt,
     Pairs,
     Projected,
+    ProjectionCovariance,
     best_prior,
     curvature,
     factors,
@@ -113,7 +113,7 @@ def test_probabilistic_logits_are_those_of_the_authors_code():
     ):
         a, b = factors(PAIRS[side], PAIRS[other].embeddings, scale=SCALE, contrast=6)
         found = projected(side, asked)
-        said.append((found.embeddings, Doubt.of(a, b, count=10, prior=prior).variances(asked)))
+        said.append((found.embeddings, ProjectionCovariance.of(a, b, count=10, prior=prior).variances(asked)))
 
     mean, variance = similarity(*said)
 

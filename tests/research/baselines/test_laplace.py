@@ -124,11 +124,15 @@ def test_held_out_data_choose_the_prior_of_the_lowest_nll(unsure, hessian):
     """As `GRID` of all precisions does whose covariances are inverted one by one."""
     sample, inputs, labels = unsure
     made = LastLayer(
-        sample.model(), laplace(hessian=hessian), batches(sample), held=held_out(inputs, labels), name="it"
+        sample.model(),
+        laplace(hessian=hessian),
+        batches(sample),
+        held_out=held_out(inputs, labels),
+        name="it",
     )
     with torch.no_grad():
-        seen, features, _ = made._asked(sample.inputs(batch=8))
-        logits, asked, _ = made._asked(inputs)
+        seen, features, _ = made._logits_and_features(sample.inputs(batch=8))
+        logits, asked, _ = made._logits_and_features(inputs)
         answers = made.member_logits(inputs)
     probs, x, asked = seen.double().softmax(-1), features.double(), asked.double()
     curve = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None]
@@ -158,7 +162,7 @@ def test_a_chosen_prior_is_the_best_of_those_that_could_be_given(unsure):
     """Of draws, those of the same seed."""
     sample, inputs, labels = unsure
     how = laplace(predictive="samples", samples=5, seed=3)
-    made = LastLayer(sample.model(), how, batches(sample), held=held_out(inputs, labels), name="it")
+    made = LastLayer(sample.model(), how, batches(sample), held_out=held_out(inputs, labels), name="it")
     given = [
         LastLayer(sample.model(), replace(how, prior=prior), batches(sample), name="it") for prior in GRID
     ]
@@ -167,14 +171,14 @@ def test_a_chosen_prior_is_the_best_of_those_that_could_be_given(unsure):
 
     best = int(np.argmin(costs))
     assert made.prior == GRID[best] != GRID[0]
-    assert torch.equal(made.drawn, given[best].drawn)
+    assert torch.equal(made.drawn_weights, given[best].drawn_weights)
 
 
 def test_full_is_the_hessian_of_the_loss(fitted):
     """Of a linear last layer it is, whatever the labels: by torch's own second derivatives."""
     sample, made = fitted
     with torch.no_grad():
-        _, features, layer = made._asked(sample.inputs(batch=8))
+        _, features, layer = made._logits_and_features(sample.inputs(batch=8))
         features = features.double()
     weights = torch.cat([layer.weight, layer.bias[:, None]], 1).detach().double()
 
@@ -196,7 +200,7 @@ def test_probit_makes_logits_less_sure_by_their_variance(fitted):
     sample, made = fitted
     asked = sample.inputs(batch=4, seed=3)
     with torch.no_grad():
-        logits, features = (part.double() for part in made._asked(asked)[:2])
+        logits, features = (part.double() for part in made._logits_and_features(asked)[:2])
         found = made.member_logits(asked)
 
     variances = made.posterior.variances(features, 0.7)
@@ -215,14 +219,14 @@ def test_samples_are_members_around_the_model():
         each = torch.cat(
             [made.member_logits(map_inputs(lambda x, i=i: x[i : i + 1], asked)) for i in range(4)], 1
         )
-        logits, features = (part.double() for part in made._asked(asked)[:2])
+        logits, features = (part.double() for part in made._logits_and_features(asked)[:2])
 
     assert found.shape == (256, 4, 7)
     torch.testing.assert_close(found, each, rtol=1e-4, atol=1e-4)
     deviations = made.posterior.variances(features, made.prior).sqrt()
     assert ((found.mean(0) - logits).abs() < 5 * deviations / 16).all()
     again = LastLayer(sample.model(), how, batches(sample), name="it")
-    assert torch.equal(again.drawn, made.drawn)
+    assert torch.equal(again.drawn_weights, made.drawn_weights)
 
 
 def test_a_temperature_divides_before_the_layer_is_doubted():

@@ -9,7 +9,7 @@ import torch
 from hydractl.errors import UnsupportedModelError
 from hydractl.fusion.hydra import Hydra
 from hydractl.research.baselines.options import SwagOptions
-from hydractl.research.baselines.swag import Moments, Swag
+from hydractl.research.baselines.swag import Swag, SwagMoments
 from support.builders import base
 from support.variants import TINY, Variant
 
@@ -39,7 +39,7 @@ def test_a_draw_is_that_of_the_authors_code():
     z2 = torch.tensor(GOLDEN["z2"]).double()
     normal = (torch.tensor(GOLDEN["z1"][:2]).double(), torch.tensor(GOLDEN["z1"][2]).double())
     for i, name in enumerate(("weight", "bias")):
-        found = Moments.of([step(t)[i] for t in range(5)], rank=3)
+        found = SwagMoments.of([step(t)[i] for t in range(5)], rank=3)
 
         drawn = found.sample(normal[i], z2, 0.5)
         torch.testing.assert_close(drawn, torch.tensor(GOLDEN[name]).double(), rtol=1e-6, atol=1e-7)
@@ -53,7 +53,7 @@ def test_draws_vary_as_the_paper_says(rank):
     last = (steps - until)[-rank:]
     covariance = 0.5 * (np.diag((steps**2).mean(0) - steps.mean(0) ** 2) + last.T @ last / (len(last) - 1))
 
-    found = Moments.of([*torch.tensor(steps)], rank)
+    found = SwagMoments.of([*torch.tensor(steps)], rank)
     generator = torch.Generator().manual_seed(0)
     draws = torch.stack(
         [

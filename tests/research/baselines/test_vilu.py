@@ -20,7 +20,7 @@ from hydractl.metrics.classification import adaptive_ece, ece
 from hydractl.metrics.selective import select
 from hydractl.progress import SILENT
 from hydractl.research.baselines.options import ViluOptions
-from hydractl.research.baselines.vilu import Judge, Vilu, ViluBatches, contrast_of, loss_of, train
+from hydractl.research.baselines.vilu import FailurePredictor, Vilu, ViluBatches, contrast_of, loss_of, train
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -47,7 +47,7 @@ def how(**options):
 def judge(seed=0, thaw=None):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Judge(F, scale=SCALE, thaw=thaw)
+        return FailurePredictor(F, scale=SCALE, thaw=thaw)
 
 
 def softmax(z):
@@ -233,7 +233,7 @@ def test_it_learns_on_embeddings_of_the_library_s_clip(clip):
         t = unit(library.get_text_features(**texts).pooler_output)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        it = Judge(len(v[0]), scale=float(library.logit_scale.detach().exp()), thaw=None)
+        it = FailurePredictor(len(v[0]), scale=float(library.logit_scale.detach().exp()), thaw=None)
     labels = torch.tensor(items.labels)
     orders = [torch.randperm(40, generator=torch.Generator().manual_seed(s)) for s in seeds(10)]
     batches = [(v[own], labels[own]) for order in orders for own in order.split(16) if len(own) == 16]

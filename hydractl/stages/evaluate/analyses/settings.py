@@ -61,7 +61,7 @@ class Analysing:
         choices=(*ANALYSES, ALL),
         metavar="NAME,...",
         panel=PANEL,
-        shows=False,
+        shows_default=False,
     )
     scores: tuple[NamedScores, ...] = setting(
         (),
