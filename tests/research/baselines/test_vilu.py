@@ -305,6 +305,11 @@ def test_as_a_row_its_confidence_is_what_calibration_and_ood_read(clip, tmp_path
     assert vilu.curves.risk != own.curves.risk
 
 
+def test_it_is_no_member_of_a_row_of_several_models():
+    with pytest.raises(UsageError, match="`vilu:` says whether one model's answers are right, not those of"):
+        NamedModels.parse(f"both=a.st,vilu:clip.st::data={DATA}")
+
+
 def test_the_report_says_what_the_row_is(clip):
     sample, path = clip
     row = f"ViLU=vilu:{path}::epochs=2,batch=16,augment=none,seed=3,data={DATA}"
