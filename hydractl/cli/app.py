@@ -77,13 +77,17 @@ class Strict(typer.core.TyperCommand):
             UsageError: If an option has two values, or is given beside its opposite, or a word is none of those that may be chosen.
         """
         try:
-            typed, _, given = self.make_parser(ctx).parse_args(args=list(args))
+            values_by_name, _, option_order = self.make_parser(ctx).parse_args(args=list(args))
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:  # the parser leaves it out where an option lacks its value
                 vars(error)["ctx"] = ctx
             raise
         for option in self.params:
-            if not isinstance(option, typer.core.TyperOption) or option.multiple or given.count(option) < 2:
+            if (
+                not isinstance(option, typer.core.TyperOption)
+                or option.multiple
+                or option_order.count(option) < 2
+            ):
                 continue
             if not option.is_flag or option.secondary_opts:
                 name = "/".join((option.opts[0], *option.secondary_opts))
@@ -92,7 +96,7 @@ class Strict(typer.core.TyperCommand):
             if not isinstance(parameter, typer.core.TyperOption | typer.core.TyperArgument):
                 continue
             choices = [*map(str, parameter.type_descriptor.choices or ())]
-            word = typed.get(parameter.name)
+            word = values_by_name.get(parameter.name)
             if choices and isinstance(word, str) and word not in choices:
                 raise UsageError(
                     f"{name_of(parameter)}: `{shortened(word, LETTERS)}` is not one of {quoted(choices)}",
@@ -109,14 +113,17 @@ class Commands(UserDict[str, Any]):
     """
 
     def __init__(self, others: Mapping[str, Any]) -> None:
-        super().__init__(dict.fromkeys(COMMANDS) | {name: _finished(one) for name, one in others.items()})
+        super().__init__(
+            dict.fromkeys(COMMANDS)
+            | {name: _finished(extra_command) for name, extra_command in others.items()}
+        )
 
     @override
     def __getitem__(self, name: str) -> Any:
         if self.data[name] is None:
-            alone = typer.Typer(add_completion=False)
-            alone.command(name, cls=Strict)(function_of(name))
-            self.data[name] = _finished(cast("typer.core.TyperCommand", typer.main.get_command(alone)))
+            single_app = typer.Typer(add_completion=False)
+            single_app.command(name, cls=Strict)(function_of(name))
+            self.data[name] = _finished(cast("typer.core.TyperCommand", typer.main.get_command(single_app)))
         return self.data[name]
 
 
@@ -139,14 +146,14 @@ class Tree(typer.core.TyperGroup):
 
     @override
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        shown = copy.copy(self)
-        shown.commands = {
+        help_group = copy.copy(self)
+        help_group.commands = {
             name: _finished(typer.core.TyperCommand(name, help=SUMMARIES[name]))
             if name in SUMMARIES
             else self.commands[name]
             for name in self.commands
         }
-        typer.core.TyperGroup.format_help(shown, ctx, formatter)
+        typer.core.TyperGroup.format_help(help_group, ctx, formatter)
 
 
 app = typer.Typer(

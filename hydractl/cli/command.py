@@ -69,29 +69,31 @@ def command(
         *([Option("provenance", "Path", PROVENANCE)] if provenance else []),
     )
 
-    def made(function: Callable[[C, Terminal], None]) -> Callable[..., None]:
-        def run(*, json: bool, quiet: bool, **typed: object) -> None:
-            taken = [name for name in streams if is_stdout(Path(str(typed.get(name))))]
-            typed |= dict.fromkeys(taken, STDOUT)
-            terminal = Terminal(as_json=json, quiet=quiet, out=STDOUT if taken else None, prints=prints)
-            made = configured(config, typed)
-            if (wanted := CONFIGURATIONS.get()) is not None:
-                wanted.append(made)
+    def decorate(function: Callable[[C, Terminal], None]) -> Callable[..., None]:
+        def run(*, json: bool, quiet: bool, **option_values: object) -> None:
+            stdout_options = [name for name in streams if is_stdout(Path(str(option_values.get(name))))]
+            option_values |= dict.fromkeys(stdout_options, STDOUT)
+            terminal = Terminal(
+                as_json=json, quiet=quiet, out=STDOUT if stdout_options else None, prints=prints
+            )
+            configuration = configured(config, option_values)
+            if (collected := CONFIGURATIONS.get()) is not None:
+                collected.append(configuration)
                 return
-            statement = typed.get("provenance")
+            statement = option_values.get("provenance")
             if isinstance(statement, Path):
                 from hydractl.stages.shared.provenance import check_statement
 
-                check_statement(statement, made)
-            looks = made.if_changed and not compares
-            if not (looks and _is_up_to_date(made, terminal, unchanged)):
-                _check_inputs(made)
-                with enough_memory(typed), _naming_skip_bad(made):
-                    function(made, terminal)
+                check_statement(statement, configuration)
+            checks_up_to_date = configuration.if_changed and not compares
+            if not (checks_up_to_date and _is_up_to_date(configuration, terminal, unchanged)):
+                _check_inputs(configuration)
+                with enough_memory(option_values), _naming_skip_bad(configuration):
+                    function(configuration, terminal)
             if isinstance(statement, Path) and terminal.speaks:
                 from hydractl.stages.shared.provenance import write_statement
 
-                write_statement(statement, made)
+                write_statement(statement, configuration)
 
         parameters = [_parameter(option) for option in options]
         run.__doc__ = function.__doc__
@@ -100,7 +102,7 @@ def command(
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
         return run
 
-    return made
+    return decorate
 
 
 @contextmanager
@@ -141,7 +143,9 @@ def _parameter(option: Option) -> inspect.Parameter:
     if isinstance(option.default, bool | int | float):
         default = option.default
     kind = kind_of(option)
-    annotation: Any = Annotated[kind | None if default is None else kind, typed(option.name, option.setting)]
+    annotation: Any = Annotated[
+        kind | None if default is None else kind, typer_option(option.name, option.setting)
+    ]
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
@@ -157,9 +161,9 @@ def kind_of(option: Option) -> Any:  # noqa: ANN401 - a type, as typer reads it
     return KINDS[option.kind.removesuffix(" | None")]
 
 
-def typed(name: str, setting: Setting) -> Any:  # noqa: ANN401 - as typer has it
+def typer_option(name: str, setting: Setting) -> Any:  # noqa: ANN401 - as typer has it
     """Return typer's own declaration of a setting."""
-    told: dict[str, Any] = {
+    typer_arguments: dict[str, Any] = {
         "metavar": setting.metavar,
         "help": setting.help,
         "rich_help_panel": setting.panel,
@@ -167,9 +171,9 @@ def typed(name: str, setting: Setting) -> Any:  # noqa: ANN401 - as typer has it
     }
     words = setting.choices or setting.suggestions or (BUILT_IN if setting.role is Role.DATA else ())
     if words:
-        told["autocompletion"] = lambda: [*map(str, words)]
+        typer_arguments["autocompletion"] = lambda: [*map(str, words)]
     if setting.shows_range:
-        told |= {"min": setting.low, "max": setting.high}
+        typer_arguments |= {"min": setting.low, "max": setting.high}
     if setting.positional:
-        return typer.Argument(**told)
-    return typer.Option(*(setting.option_names or (long_option(name),)), **told)
+        return typer.Argument(**typer_arguments)
+    return typer.Option(*(setting.option_names or (long_option(name),)), **typer_arguments)

@@ -57,8 +57,8 @@ def main(arguments: Iterable[str]) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if check and stale:
-        again = "run `python -m hydractl.cli.completion`"
-        sys.stderr.write(f"out of date: {', '.join(stale)}\n\nhint: {again}\n")
+        advice = "run `python -m hydractl.cli.completion`"
+        sys.stderr.write(f"out of date: {', '.join(stale)}\n\nhint: {advice}\n")
         return 5
     return 0
 

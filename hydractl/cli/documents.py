@@ -21,15 +21,15 @@ REPORT_A_BUG = "please report it, with the lines above: https://github.com/hydra
 class CommandDocument:
     """The document of one command line. A result waits here until the command ends, for a check may fail after it."""
 
-    def __init__(self, *, wanted: bool, write: Callable[[object], None]) -> None:
+    def __init__(self, *, writes_json: bool, write: Callable[[object], None]) -> None:
         """Begin.
 
         Args:
-            wanted: Whether the command line has `--json`, and this process is the one that speaks.
+            writes_json: Whether the command line has `--json`, and this process is the one that speaks.
             write: Prints a document.
         """
         self._write = write
-        self._wanted = wanted
+        self._wanted = writes_json
         self._stdout = sys.stdout
         self._caller = DOCUMENT.get()
         self._result: Any = None
@@ -73,7 +73,9 @@ class CommandDocument:
 def command_document(arguments: Sequence[str], write: Callable[[object], None]) -> Iterator[CommandDocument]:
     """Hold the document of a command line while it runs; `write` prints it."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    document = CommandDocument(wanted="--json" in options and os.environ.get("RANK", "0") == "0", write=write)
+    document = CommandDocument(
+        writes_json="--json" in options and os.environ.get("RANK", "0") == "0", write=write
+    )
     token = DOCUMENT.set(document)
     try:
         yield document

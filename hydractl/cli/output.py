@@ -65,9 +65,9 @@ class Terminal:
             raise UsageError("`--json` and `-q` exclude each other")
         self.stdout_taken = out == STDOUT
         if self.stdout_taken and as_json:
-            said = f"`--json`: standard output already has {prints}"
+            conflict = f"`--json`: standard output already has {prints}"
             raise UsageError(
-                said if prints else "`-o -` and `--json` both want standard output",
+                conflict if prints else "`-o -` and `--json` both want standard output",
                 hint="leave `--json` out, or write the output to a file: `-o FILE`",
             )
         self.as_json = as_json
@@ -246,11 +246,11 @@ def fail(error: HydraError) -> None:
     """Print an error and its hint; also on a rank that is otherwise silent, since it may be the only one that failed."""
     heed_no_more_signals()
     rank = os.environ.get("RANK", "0")
-    who = "" if rank == "0" else f"rank {rank}: "
+    rank_prefix = "" if rank == "0" else f"rank {rank}: "
     if on_github():
-        annotate("error", f"{who}{error.message}")
+        annotate("error", f"{rank_prefix}{error.message}")
     else:
-        say(f"{who}error: {error.message}", style="bold red")
+        say(f"{rank_prefix}error: {error.message}", style="bold red")
     if error.hint:
         say(f"\nhint: {error.hint}")
 

@@ -48,10 +48,10 @@ def _prose(command: typer.core.TyperCommand | typer.core.TyperGroup) -> Iterator
 def _tables(name: str, command: typer.core.TyperCommand) -> Iterator[str]:
     """Yield a table of the arguments and one of each group of options, as the help groups them."""
     context = typer.Context(command, info_name=name)
-    shown = [p for p in command.params if isinstance(p, Parameter) and not p.hidden]
-    shown.sort(key=lambda p: (isinstance(p, typer.core.TyperOption), p.rich_help_panel is not None))
-    for title, group in groupby(shown, key=_title):
-        rows = [f"| {_spelled(p, context)} | {_told(p, context)} |" for p in group]
+    visible = [p for p in command.params if isinstance(p, Parameter) and not p.hidden]
+    visible.sort(key=lambda p: (isinstance(p, typer.core.TyperOption), p.rich_help_panel is not None))
+    for title, group in groupby(visible, key=_title):
+        rows = [f"| {_option_names(p, context)} | {_help_cell(p, context)} |" for p in group]
         yield "\n".join([f"| {title} | |", "|---|---|", *rows, ""])
 
 
@@ -60,7 +60,7 @@ def _title(parameter: Parameter) -> str:
     return parameter.rich_help_panel or ("Options" if named else "Arguments")
 
 
-def _spelled(parameter: Parameter, context: typer.Context) -> str:
+def _option_names(parameter: Parameter, context: typer.Context) -> str:
     """Return an option's names and what stands for its value; of an argument the latter alone."""
     record, _ = parameter.get_help_record(context) or ("", "")
     if isinstance(parameter, typer.core.TyperArgument):
@@ -68,9 +68,9 @@ def _spelled(parameter: Parameter, context: typer.Context) -> str:
     return f"`{record}`".replace("|", r"\|")
 
 
-def _told(parameter: Parameter, context: typer.Context) -> str:
-    _, told = parameter.get_help_record(context) or ("", "")
-    return _cell(unescaped(told)).replace("|", r"\|")
+def _help_cell(parameter: Parameter, context: typer.Context) -> str:
+    _, help_text = parameter.get_help_record(context) or ("", "")
+    return _cell(unescaped(help_text)).replace("|", r"\|")
 
 
 def _cell(text: str) -> str:

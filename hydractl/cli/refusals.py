@@ -48,5 +48,8 @@ def help_of(command: str) -> str:
 
 def _options(parameters: Iterable[Any]) -> tuple[str, ...]:
     return tuple(
-        name for one in parameters for name in (*one.opts, *one.secondary_opts) if name.startswith("-")
+        name
+        for parameter in parameters
+        for name in (*parameter.opts, *parameter.secondary_opts)
+        if name.startswith("-")
     )

@@ -48,9 +48,9 @@ def _cell(text: str) -> str:
 
 def with_table(text: str) -> str | None:
     """Return a page with the table of today between its comments, or None if it does not have them once, in order."""
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end or START in rest or END in before + after:
+    before, start, after_start = text.partition(START)
+    _, end, after = after_start.partition(END)
+    if not start or not end or START in after_start or END in before + after:
         return None
     return f"{before}{START}\n\n{table()}\n{rules_table()}\n{END}{after}"
 
@@ -59,18 +59,18 @@ def main(arguments: Iterable[str]) -> int:
     """Write the table, or with `--check` compare it; return the exit code."""
     check = "--check" in arguments
     text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-    wanted = with_table(text)
-    if wanted is None:
+    page_text = with_table(text)
+    if page_text is None:
         sys.stderr.write(f"{PAGE}: lacks the two comments around the table\n\nhint: {START} ... {END}\n")
         return 3
-    if wanted == text:
+    if page_text == text:
         return 0
     if check:
         sys.stderr.write(
             f"out of date: {PAGE}'s table of models\n\nhint: run `python -m hydractl.cli.supported`\n"
         )
         return 5
-    PAGE.write_text(wanted, encoding="utf-8")
+    PAGE.write_text(page_text, encoding="utf-8")
     return 0
 
 

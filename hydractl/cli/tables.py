@@ -91,8 +91,8 @@ class Grid(Literals):
                 return
         first = self._natural(stacked, 0)
         for part in self._parts(console, options, stacked):
-            left = width - (self._width(console, options, stacked, part) - first)
-            yield self._table(stacked, part, first=min(first, max(left, NARROWEST_FIRST_COLUMN)))
+            remaining_width = width - (self._width(console, options, stacked, part) - first)
+            yield self._table(stacked, part, first=min(first, max(remaining_width, NARROWEST_FIRST_COLUMN)))
 
     def _natural(self, headings: Sequence[str], column: int) -> int:
         return max(*(cell_len(word) for word in headings[column].split("\n")), self._widest(column))
@@ -202,8 +202,8 @@ class HeadMaps(Literals):
             shades, cross = SHADES[ascii_only], CROSS[ascii_only]
             signs = (shades[ceil(len(shades) * share) - 1] for share in standing[layer])
             return "".join(sign if head in stay else cross for head, sign in enumerate(signs))
-        kept, dropped = KEPT_DROPPED[ascii_only]
-        return "".join(kept if head in stay else dropped for head in range(self.num_heads))
+        kept_sign, dropped = KEPT_DROPPED[ascii_only]
+        return "".join(kept_sign if head in stay else dropped for head in range(self.num_heads))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,13 +222,13 @@ class RankMap:
         heads = len(self.ranks[0])
         count = max(1, (options.max_width - len("layer")) // width)
         for begin in range(0, heads, count):
-            shown = range(begin, min(begin + count, heads))
+            rank_texts = range(begin, min(begin + count, heads))
             if begin:
                 yield Text("")
-            yield Text("layer" + "".join(f"h{head}".rjust(width) for head in shown), style="bold")
+            yield Text("layer" + "".join(f"h{head}".rjust(width) for head in rank_texts), style="bold")
             for layer, row in enumerate(self.ranks):
                 text = Text(f"{layer:>5}")
-                for head in shown:
+                for head in rank_texts:
                     text.append(self._cell(row[head]).rjust(width), style=self._style(row[head]))
                 yield text
 

@@ -39,46 +39,58 @@ def render(report: DataReport, out: Console) -> None:
     """Show a line a data set, or all of each."""
     if report.briefly:
         rows = [
-            (one.name, one.holds, _number(one.classes), _number(one.samples), _outside(one), one.licence)
-            for one in report.sets
+            (
+                dataset.name,
+                dataset.holds,
+                _number(dataset.classes),
+                _number(dataset.samples),
+                _outside(dataset),
+                dataset.licence,
+            )
+            for dataset in report.sets
         ]
         out.print(table(["name", "holds", "classes", "test", "OOD sets", "licence"], rows, left=2))
         return
-    for number, one in enumerate(report.sets):
+    for number, dataset in enumerate(report.sets):
         if number:
             line(out, "")
-        _show(one, out)
+        _show(dataset, out)
 
 
-def _show(one: KnownDataset, out: Console) -> None:
+def _show(dataset: KnownDataset, out: Console) -> None:
     from hydractl.cli.tables import facts
 
-    told = [
-        ("name", one.name),
-        ("what", one.about),
-        ("holds", f"{one.holds}, {'no labels' if one.classes is None else f'{one.classes} classes'}"),
-        ("licence", one.licence),
-        ("home", one.home),
-        *([("note", one.note)] if one.note else []),
+    fact_rows = [
+        ("name", dataset.name),
+        ("what", dataset.about),
+        (
+            "holds",
+            f"{dataset.holds}, {'no labels' if dataset.classes is None else f'{dataset.classes} classes'}",
+        ),
+        ("licence", dataset.licence),
+        ("home", dataset.home),
+        *([("note", dataset.note)] if dataset.note else []),
     ]
-    out.print(facts(told))
-    _references("parts", one.parts, out)
-    for role, sets in one.outside.items():
-        _references(f"{role} (all of them: {PREFIX}{one.name}/{role})", sets, out)
+    out.print(facts(fact_rows))
+    _references("parts", dataset.parts, out)
+    for role, sets in dataset.outside.items():
+        _references(f"{role} (all of them: {PREFIX}{dataset.name}/{role})", sets, out)
 
 
 def _references(title: str, sets: tuple[Data, ...], out: Console) -> None:
     """Show what to type, one a line and whole, so that it can be pasted."""
     out.print()
     line(out, f"{title}:")
-    for one in sets:
-        line(out, f"  {one.typed}{'' if one.samples is None else f'   {one.samples:,} samples'}")
-        line(out, f"    {one.read}")
+    for data_set in sets:
+        line(
+            out, f"  {data_set.typed}{'' if data_set.samples is None else f'   {data_set.samples:,} samples'}"
+        )
+        line(out, f"    {data_set.read}")
 
 
 def _number(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
-def _outside(one: KnownDataset) -> str:
-    return ", ".join(f"{len(sets)} {role}" for role, sets in one.outside.items())
+def _outside(dataset: KnownDataset) -> str:
+    return ", ".join(f"{len(sets)} {role}" for role, sets in dataset.outside.items())

@@ -40,6 +40,6 @@ def render(report: DoctorReport, out: Console) -> None:
 
     rows = [(f.group, f.name, f.state.value, f.found) for f in report.findings]
     out.print(table(["", "what", "state", "found"], rows, left=4))
-    for found in report.findings:
-        if found.fix and found.state is not FindingState.FAILED:
-            line(out, f"{found.state.value}: {found.name}: {found.fix}")
+    for finding in report.findings:
+        if finding.fix and finding.state is not FindingState.FAILED:
+            line(out, f"{finding.state.value}: {finding.name}: {finding.fix}")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Column: TypeAlias = tuple[str | None, Metric]
 
 
-def again(config: EvalConfig, terminal: Terminal) -> None:
+def show_stored(config: EvalConfig, terminal: Terminal) -> None:
     """Show the report that is there, as if it had been made, and exit as it says."""
     from hydractl.manifest.report import Report
     from hydractl.stages.evaluate.report import EvalReport
@@ -56,7 +56,7 @@ def again(config: EvalConfig, terminal: Terminal) -> None:
     conclude(report, terminal)
 
 
-@command(EvalConfig, streams=("out", "save_predictions", "store"), unchanged=again)
+@command(EvalConfig, streams=("out", "save_predictions", "store"), unchanged=show_stored)
 def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     """Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side.
 
@@ -153,8 +153,8 @@ def render(document: Report, out: Console) -> None:
     if all(row.members == 1 for row in document.rows):
         members = []
     out.print(_table(document, main, heads))
-    for said in _remarks(document, main, [*foreign.values(), members]):
-        line(out, said)
+    for remark in _remarks(document, main, [*foreign.values(), members]):
+        line(out, remark)
     for _, metric in ranked if len(document.ood_scores) > 1 else ():
         by_score = _means(document, METRICS[metric.name])
         title = f"{METRICS[metric.name].column} by OOD score, means over data sets"
@@ -186,8 +186,8 @@ def _remarks(document: Report, main: Sequence[Column], others: Sequence[Sequence
         yield f"{_samples(tested, ': ')}{_notes(main, others)}"
     if len(others) > 1 and len(document.ood_scores) == 1 and document.ood_scores != (MSP,):
         yield f"OOD samples are told by {document.ood_scores[0]}"
-    if stored := [own for row in document.rows for own in row.stored_scores]:
-        fitted_on = dict.fromkeys(_samples(own.data, ", ") for own in stored)
+    if stored := [fitted_scores for row in document.rows for fitted_scores in row.stored_scores]:
+        fitted_on = dict.fromkeys(_samples(fitted_scores.data, ", ") for fitted_scores in stored)
         yield f"OOD scores of features are as the checkpoint stores them, fitted on {listed([*fitted_on])}"
     if tuned := [row.name for row in document.rows if _is_marked(row)]:
         yield f"*: heads of {listed(tuned)} were chosen by how well they tell OOD data, an advantage over other rows"
@@ -203,16 +203,22 @@ def _is_marked(row: Row) -> bool:
 
 def _render_shift(document: Report, out: Console) -> None:
     """Show the numbers under corruption."""
-    wanted = quantities(document)
-    rows = {row.name: {q: n for q in wanted if (n := number_of(row, q))} for row in document.rows}
-    less = {row.name: {q: n for q in wanted if (n := difference_of(row, q))} for row in document.rows[1:]}
-    _show_tables(shift_tables(wanted, rows, less), out)
+    shift_quantities = quantities(document)
+    rows = {row.name: {q: n for q in shift_quantities if (n := number_of(row, q))} for row in document.rows}
+    differences = {
+        row.name: {q: n for q in shift_quantities if (n := difference_of(row, q))}
+        for row in document.rows[1:]
+    }
+    _show_tables(shift_tables(shift_quantities, rows, differences), out)
 
 
 def _show_tables(tables: Iterable[ReportTable], out: Console) -> None:
-    for found in tables:
-        cells = [[name, *(" ".join(filter(None, cell)) for cell in own)] for name, own in found.rows]
-        out.print(table([found.of, *found.heads], cells, title=found.title))
+    for report_table in tables:
+        cells = [
+            [name, *(" ".join(filter(None, cell)) for cell in row_cells)]
+            for name, row_cells in report_table.rows
+        ]
+        out.print(table([report_table.of, *report_table.heads], cells, title=report_table.title))
 
 
 def _headline(document: Report) -> tuple[list[Column], list[str]]:
@@ -236,9 +242,9 @@ def _columns(document: Report, scope: str | None, *needs: MetricNeeds) -> list[C
         scope: None for the ID set and costs, else an OOD set or a group of them for the mean over it.
         needs: Of the metrics.
     """
-    metrics = [METRICS[name] for each in needs for name in needing(METRICS, each)]
-    shown = [by for m in metrics if m.column for by in _by_score(document, m)]
-    return [(scope, m) for m in shown if any(_found(row, scope, m) for row in document.rows)]
+    metrics = [METRICS[name] for need in needs for name in needing(METRICS, need)]
+    columns = [by for m in metrics if m.column for by in _by_score(document, m)]
+    return [(scope, m) for m in columns if any(_number_and_interval(row, scope, m) for row in document.rows)]
 
 
 def _by_score(document: Report, metric: Metric) -> list[Metric]:
@@ -263,12 +269,18 @@ def _means(document: Report, metric: Metric) -> list[Column]:
     ]
 
 
-def _found(row: Row, scope: str | None, metric: Metric) -> tuple[float | None, ...]:
+def _number_and_interval(row: Row, scope: str | None, metric: Metric) -> tuple[float | None, ...]:
     """Return a number and, on an OOD set, its interval; nothing where the row has none."""
     if scope in GROUPS:
         return (row.means[scope][metric.name],) if metric.name in row.means.get(scope, {}) else ()
-    found = (row.values if scope is None else row.ood[scope]).get(metric.name)
-    return () if found is None else (found.value,) if scope is None else (found.value, found.low, found.high)
+    metric_value = (row.values if scope is None else row.ood[scope]).get(metric.name)
+    return (
+        ()
+        if metric_value is None
+        else (metric_value.value,)
+        if scope is None
+        else (metric_value.value, metric_value.low, metric_value.high)
+    )
 
 
 def _table(
@@ -284,7 +296,7 @@ def _cells(document: Report, columns: Sequence[Column], heads: Sequence[str]) ->
         [
             f"{row.name} *" if _is_marked(row) else row.name,
             *([str(row.members)] if len(heads) > len(columns) else []),
-            *(_cell(m, *_found(row, scope, m)) for scope, m in columns),
+            *(_cell(m, *_number_and_interval(row, scope, m)) for scope, m in columns),
         ]
         for row in document.rows
     ]
@@ -304,22 +316,22 @@ def _difference(row: Row, scope: str | None, metric: Metric) -> str:
     return " ".join(filter(None, signed(difference_of(row, Quantity(metric.name, scope)))))
 
 
-def _cell(metric: Metric, *found: float | None) -> str:
+def _cell(metric: Metric, *numbers: float | None) -> str:
     """Return a number, and its interval if it has one, as a person reads them."""
-    value, *interval = [written(metric, x) for x in found if x is not None] or [""]
+    value, *interval = [written(metric, x) for x in numbers if x is not None] or [""]
     return f"{value} [{', '.join(interval)}]" if interval else value
 
 
 def _notes(main: Sequence[Column], others: Sequence[Sequence[Column]]) -> str:
     """Return what must be known of the columns that are shown: which are means, and which are shares."""
     means = [str(m.column) for scope, m in main if scope is not None]
-    shown = {m.name for columns in (main, *others) for _, m in columns if m.unit is Unit.SHARE}
+    share_metrics = {m.name for columns in (main, *others) for _, m in columns if m.unit is Unit.SHARE}
     order = (
         needing(METRICS, MetricNeeds.LABELS)
         + needing(METRICS, MetricNeeds.OOD)
         + needing(METRICS, MetricNeeds.MEMBERS)
     )
-    shares = [str(METRICS[name].column) for name in order if name in shown]
+    shares = [str(METRICS[name].column) for name in order if name in share_metrics]
     sets = len(others) - 1
     over = f"; {listed(means)} {'are means' if len(means) > 1 else 'is a mean'} over {sets} OOD sets"
     return (over if means and sets > 1 else "") + (
@@ -336,9 +348,13 @@ def _scaling(document: Report) -> str:
     sources += (
         ["times what a checkpoint stores" if sources else "as the checkpoint stores it"] if stored else []
     )
-    apart = [row.name for row in document.rows if len({*row.stored_temperatures}) > 1]
-    rest = f"; the models of {listed(apart)} store different ones, which T does not count" if apart else ""
-    return f"Logits are divided by T, {', '.join(sources)}{rest}"
+    mixed_rows = [row.name for row in document.rows if len({*row.stored_temperatures}) > 1]
+    mixed_note = (
+        f"; the models of {listed(mixed_rows)} store different ones, which T does not count"
+        if mixed_rows
+        else ""
+    )
+    return f"Logits are divided by T, {', '.join(sources)}{mixed_note}"
 
 
 def _best(row: Row, document: Report) -> str:
@@ -351,19 +367,19 @@ def _best(row: Row, document: Report) -> str:
         for score in document.ood_scores
     }
     order = sorted(means, key=lambda score: (score != row.best_score, -means[score]))
-    found = [f"{score} {means[score]:.3f}" for score in order]
-    return f"{row.name}: best on validation OOD ({listed(document.ood_val)}), by AUROC: {found[0]}; then {', '.join(found[1:])}"
+    ranked_scores = [f"{score} {means[score]:.3f}" for score in order]
+    return f"{row.name}: best on validation OOD ({listed(document.ood_val)}), by AUROC: {ranked_scores[0]}; then {', '.join(ranked_scores[1:])}"
 
 
 def _threshold(row: Row, document: Report) -> str:
     """Return what a row may answer, and what that promises."""
-    found = row.threshold
-    if found is None:
+    threshold = row.threshold
+    if threshold is None:
         return f"{row.name}: no threshold keeps {document.options['threshold_for']}"
     return (
-        f"{row.name}: answers where {found.score} is below {found.below:.6g}, {100 * found.coverage:.1f} % of "
-        f"{counted(found.count, 'sample')}, {found.errors} wrong; with {100 * (1 - found.delta):g} % confidence at most "
-        f"{100 * found.risk:g} % of its answers are"
+        f"{row.name}: answers where {threshold.score} is below {threshold.below:.6g}, {100 * threshold.coverage:.1f} % of "
+        f"{counted(threshold.count, 'sample')}, {threshold.errors} wrong; with {100 * (1 - threshold.delta):g} % confidence at most "
+        f"{100 * threshold.risk:g} % of its answers are"
     )
 
 

@@ -37,7 +37,9 @@ def export(config: ExportConfig, terminal: Terminal) -> None:
 
 def render(report: ExportReport, out: Console) -> None:
     """Show what goes in and comes out, how near it is, and what was measured."""
-    rows = [("in", *one) for one in report.inputs] + [("out", *one) for one in report.outputs]
+    rows = [("in", *tensor_text) for tensor_text in report.inputs] + [
+        ("out", *tensor_text) for tensor_text in report.outputs
+    ]
     out.print(table(["", "name", "type", "shape"], rows, left=4))
     line(
         out,

@@ -69,23 +69,23 @@ def render(report: FuseReport, out: Console) -> None:
         )
 
 
-def measured(found: Measured, out: Console) -> None:
+def measured(quality: Measured, out: Console) -> None:
     """Show hydras beside their members' ensemble; the last is the one that was written."""
-    rows = [(ENSEMBLE, *_quality(found.members), "", "")]
+    rows = [(ENSEMBLE, *_quality(quality.members), "", "")]
     rows += [
         (
-            f"{counted(one.merge_trunk, 'block')} merged" if one.merge_trunk else "no trunk merged",
-            *_quality(one.hydra),
-            f"{one.loss:+.4f}",
-            f"{one.agreement:.3f}",
+            f"{counted(trial.merge_trunk, 'block')} merged" if trial.merge_trunk else "no trunk merged",
+            *_quality(trial.hydra),
+            f"{trial.loss:+.4f}",
+            f"{trial.agreement:.3f}",
         )
-        for one in found.tried
+        for trial in quality.tried
     ]
     out.print(
         table(
             ["model", "T", "Acc", "NLL", "Loss", "Agree"],
             rows,
-            title=f"{found.data}: {counted(found.samples, 'sample')}",
+            title=f"{quality.data}: {counted(quality.samples, 'sample')}",
         )
     )
     line(
@@ -94,5 +94,5 @@ def measured(found: Measured, out: Console) -> None:
     )
 
 
-def _quality(found: Quality) -> tuple[str, str, str]:
-    return f"{found.temperature:.3f}", f"{found.accuracy:.3f}", f"{found.nll:.4f}"
+def _quality(quality: Quality) -> tuple[str, str, str]:
+    return f"{quality.temperature:.3f}", f"{quality.accuracy:.3f}", f"{quality.nll:.4f}"

@@ -44,17 +44,17 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
     if len(config.sources) > 1:  # before the first is written
         files = [path for path in config.output_files() if not is_folder(path)]
         check_outputs(files, force=config.force or config.if_changed, files=map(Path, config.sources))
-    reports, same = list[ImportReport](), list[Path]()
-    for one in config.one_by_one():
-        state = check_up_to_date(one) if one.if_changed else None
+    reports, unchanged_paths = list[ImportReport](), list[Path]()
+    for single_config in config.one_by_one():
+        state = check_up_to_date(single_config) if single_config.if_changed else None
         if state is not None and state.reason is None:
-            same += state.paths
+            unchanged_paths += state.paths
             continue
         if state is not None:
             progress.step(f"Not up to date: {state.reason}")
-        reports.append(run_import(one, progress))
+        reports.append(run_import(single_config, progress))
     if not reports:
-        terminal.up_to_date(same)
+        terminal.up_to_date(unchanged_paths)
     elif len(config.sources) == 1:
         terminal.result(reports[0], render)
     else:

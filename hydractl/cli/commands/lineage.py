@@ -43,9 +43,16 @@ def lineage(config: LineageConfig, terminal: Terminal) -> None:
 def render(report: LineageReport, out: Console) -> None:
     """Show the tree, or what came of each file."""
     if report.verified:
-        for found in report.verified:
-            as_read = f" is `{found.read_as}`" if not found.problem else f": {found.problem}"
-            line(out, f"{'failed' if found.problem else 'ok'}: {found.file}{as_read}, {short(found.sha256)}")
+        for verified_file in report.verified:
+            as_read = (
+                f" is `{verified_file.read_as}`"
+                if not verified_file.problem
+                else f": {verified_file.problem}"
+            )
+            line(
+                out,
+                f"{'failed' if verified_file.problem else 'ok'}: {verified_file.file}{as_read}, {short(verified_file.sha256)}",
+            )
         if report.left:
             line(out, f"not given: {quoted(report.left)}")
     elif report.step is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hydractl.stages.predict.run import PredictReport
 
-SHOWN = 20
+MAX_LABELS = 20
 
 
 @command(PredictConfig, prints="the predictions, a JSON object a line")
@@ -46,9 +46,9 @@ def predict(config: PredictConfig, terminal: Terminal) -> None:
 def render(report: PredictReport, out: Console) -> None:
     """Show how often each class was predicted."""
     often = sorted(report.labels.items(), key=lambda pair: -pair[1])
-    if len(often) > SHOWN:
-        rest = sum(times for _, times in often[SHOWN:])
-        often = [*often[:SHOWN], (f"{len(often) - SHOWN} more", rest)]
+    if len(often) > MAX_LABELS:
+        hidden_count = sum(times for _, times in often[MAX_LABELS:])
+        often = [*often[:MAX_LABELS], (f"{len(often) - MAX_LABELS} more", hidden_count)]
     out.print(table(["label", "inputs"], [(name, str(times)) for name, times in often]))
     bad = f", {report.bad} of which cannot be read" if report.bad else ""
     line(out, f"{counted(report.inputs, 'input')}{bad}")

@@ -53,8 +53,8 @@ def render(report: PruneReport, out: Console) -> None:
         for m in report.members
     ]
     out.print(table(["model", "heads", "parameters", "MACs", "bytes", "differs from masked"], rows))
-    for found in report.found:
-        line(out, found)
+    for remark in report.found:
+        line(out, remark)
     if report.diverse is not None:
         render_diverse(report.diverse, out)
 

@@ -36,16 +36,16 @@ def report(config: ReportConfig, terminal: Terminal) -> None:
             "`-q` prints the paths written, and nothing is written: nothing would be said",
             hint="add `-o report.html`, or leave `-q` out",
         )
-    found = run_report(config, terminal.progress())
+    stage_report = run_report(config, terminal.progress())
     if terminal.as_json:
-        terminal.document(as_json(found.document()))
-    elif found.up_to_date:
-        terminal.up_to_date(found.paths)
+        terminal.document(as_json(stage_report.document()))
+    elif stage_report.up_to_date:
+        terminal.up_to_date(stage_report.paths)
     else:
-        terminal.result(found, told if terminal.stdout_taken else render)
+        terminal.result(stage_report, render_nothing if terminal.stdout_taken else render)
 
 
-def told(_report: ReportReport, _out: Console) -> None:
+def render_nothing(_report: ReportReport, _out: Console) -> None:
     """Show nothing: the page on standard output says it all."""
 
 
@@ -56,8 +56,10 @@ def render(report: ReportReport, out: Console) -> None:
 
     for sentence in (*verdict(report.compared), *report.compared.notes):
         line(out, sentence)
-    for each in tables(report.compared):
-        rows = [[name, *(" ".join(filter(None, cell)) for cell in cells)] for name, cells in each.rows]
-        out.print(table(["model", *each.heads], rows, title=each.title))
-    for _, said in checks(report.compared):
-        line(out, said)
+    for report_table in tables(report.compared):
+        rows = [
+            [name, *(" ".join(filter(None, cell)) for cell in cells)] for name, cells in report_table.rows
+        ]
+        out.print(table(["model", *report_table.heads], rows, title=report_table.title))
+    for _, check_text in checks(report.compared):
+        line(out, check_text)

@@ -33,8 +33,8 @@ def schema(
     terminal = Terminal(as_json=json)
     from hydractl.manifest.report import DOCUMENTS
 
-    found = DOCUMENTS[kind.value].model_json_schema(by_alias=True)
+    json_schema = DOCUMENTS[kind.value].model_json_schema(by_alias=True)
     # a document must say which one it is, although our own constructors fill that in
-    found["required"] = sorted({*found.get("required", ()), "schema"})
+    json_schema["required"] = sorted({*json_schema.get("required", ()), "schema"})
     if terminal.speaks:
-        terminal.document(found)
+        terminal.document(json_schema)

@@ -61,8 +61,8 @@ def render(report: ScoreReport, out: Console) -> None:
         )
         if len(scores.removals) > HEADS_SHOWN:
             last = scores.removals[-1]
-            done = counted(len(scores.removals), "removal")
-            line(out, f"... {done}; {scores.objective} {last.objective:.4f} after the last")
+            removals_text = counted(len(scores.removals), "removal")
+            line(out, f"... {removals_text}; {scores.objective} {last.objective:.4f} after the last")
         if "exact_evaluations" in scores.results:
             line(out, _thrift(scores))
     else:
@@ -98,9 +98,9 @@ def render_estimate(estimate: Estimate, out: Console) -> None:
 
 def _thrift(scores: HeadScores) -> str:
     """Return how much a search did beside what an exact one does."""
-    found = scores.results
+    counts = scores.results
     return (
-        f"Valued {found['evaluations']:g} of {found['exact_evaluations']} candidates on all data: {found['work']:.1%} of the "
+        f"Valued {counts['evaluations']:g} of {counts['exact_evaluations']} candidates on all data: {counts['work']:.1%} of the "
         "work of `--search exact`"
     )
 
@@ -108,9 +108,9 @@ def _thrift(scores: HeadScores) -> str:
 def _default_budget(scores: HeadScores) -> str:
     total = sum(len(row) for tower in scores.towers.values() for row in tower.scores)
     if "kept" in scores.options:
-        done = f"{scores.options['kept']} of {counted(total, 'head')} were chosen to stay, two thirds"
+        budget_text = f"{scores.options['kept']} of {counted(total, 'head')} were chosen to stay, two thirds"
     elif scores.removals is None:
-        done = "each layer was scored down to two thirds of its heads"
+        budget_text = "each layer was scored down to two thirds of its heads"
     else:
-        done = f"{len(scores.removals)} of {counted(total, 'head')} were removed, two thirds stay"
-    return f"No budget given: {done}. `--keep N`, `--remove R` or `--keep-fraction F` sets another"
+        budget_text = f"{len(scores.removals)} of {counted(total, 'head')} were removed, two thirds stay"
+    return f"No budget given: {budget_text}. `--keep N`, `--remove R` or `--keep-fraction F` sets another"

@@ -74,7 +74,7 @@ class Evaluation:
 
 
 @dataclass(kw_only=True)
-class RowTable:
+class RowCollector:
     """What the process that leads has measured; empty in the others.
 
     Attributes:
@@ -94,9 +94,9 @@ class RowTable:
     loaded: list[RowModels] = field(default_factory=list)
 
 
-def measure_rows(run: Evaluation) -> RowTable:
+def measure_rows(run: Evaluation) -> RowCollector:
     """Measure one row after another, and at the end the time of all in turn."""
-    table = RowTable()
+    table = RowCollector()
     for named, models in zip(run.config.rows, run.opened, strict=True):
         run.progress.step(f"Evaluating {named.name}")
         _add_row(table, run, named, models)
@@ -105,7 +105,7 @@ def measure_rows(run: Evaluation) -> RowTable:
     return table
 
 
-def _add_row(table: RowTable, run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -> None:
+def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -> None:
     """Measure a row; unless time is measured, its models are freed at the end, before those of the next row are loaded."""
     config, data = run.config, run.data
     loaded, files, derived = derive(named, _load(run, models), models, data, run.progress)
@@ -273,7 +273,7 @@ def _with_curves(
     return row.model_copy(update={"curves": curves, "origins": origins})
 
 
-def _add_latencies(table: RowTable, run: Evaluation) -> None:
+def _add_latencies(table: RowCollector, run: Evaluation) -> None:
     latencies, caveats = measure_latencies(
         table.loaded,
         run.config.chosen,

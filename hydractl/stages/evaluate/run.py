@@ -29,7 +29,7 @@ from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_scores
 from hydractl.stages.evaluate.fail_if import risk_text
 from hydractl.stages.evaluate.measure_ood import check_fitted_scores
-from hydractl.stages.evaluate.measure_row import Evaluation, RowTable, measure_rows
+from hydractl.stages.evaluate.measure_row import Evaluation, RowCollector, measure_rows
 from hydractl.stages.evaluate.open_models import check_alike, check_outputs, check_photographs, open_rows
 from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.evaluate.report import EvalReport
@@ -131,7 +131,7 @@ def _paths(config: EvalConfig, document: Report) -> tuple[Path, ...]:
     return tuple(path for path in paths if path is not None)
 
 
-def _document(run: Evaluation, table: RowTable) -> Report:
+def _document(run: Evaluation, table: RowCollector) -> Report:
     config, summary = run.config, run.data.summary
     libraries = {model.family.library for models in run.opened for model in models}
     measured = {*config.chosen, *(name for row in table.rows for name in row.values)}
@@ -186,7 +186,7 @@ def _score_definitions(scores: Sequence[str]) -> dict[str, str]:
     return {} if scores == (MSP,) else {f"@{name}": definition_of(name) for name in scores}
 
 
-def _write(run: Evaluation, table: RowTable, document: Report, lock: OutputLock) -> None:
+def _write(run: Evaluation, table: RowCollector, document: Report, lock: OutputLock) -> None:
     """Write all files or none."""
     config, summary = run.config, run.data.summary
     copy = None

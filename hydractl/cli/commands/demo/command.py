@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol, assert_never
 
 import typer
 
-from hydractl.cli.command import CONFIGURATIONS, JSON, QUIET, typed
+from hydractl.cli.command import CONFIGURATIONS, JSON, QUIET, typer_option
 from hydractl.cli.commands.demo.findings import findings
 from hydractl.cli.commands.demo.plan import Part
 from hydractl.cli.output import Terminal, say, written_out
@@ -43,7 +43,7 @@ ELSEWHERE = replace(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class DemoState:
     """Which demo a folder is of, so that the same one goes on there.
 
     Attributes:
@@ -71,7 +71,7 @@ class Steps(Protocol):
         """Name of its page in the folder."""
 
     @property
-    def NEEDED(self) -> Sequence[str]:  # noqa: N802
+    def PREPARED_FILES(self) -> Sequence[str]:  # noqa: N802
         """Names of what `prepare` makes in the folder."""
 
     @property
@@ -99,7 +99,7 @@ def demo(
     out: Annotated[
         Path, typer.Option("-o", "--output", "--out", metavar="DIR", help="Where every artefact is kept.")
     ] = Path("hydractl-demo"),
-    seed: Annotated[int, typed("seed", SEED)] = 0,
+    seed: Annotated[int, typer_option("seed", SEED)] = 0,
     prepare: Annotated[
         bool,
         typer.Option(
@@ -107,9 +107,9 @@ def demo(
             help="Make only what the commands need and do not make themselves, where it is not there yet.",
         ),
     ] = False,
-    force: Annotated[bool, typed("force", ELSEWHERE)] = False,
-    json: Annotated[bool, typed("json", JSON)] = False,
-    quiet: Annotated[bool, typed("quiet", QUIET)] = False,
+    force: Annotated[bool, typer_option("force", ELSEWHERE)] = False,
+    json: Annotated[bool, typer_option("json", JSON)] = False,
+    quiet: Annotated[bool, typer_option("quiet", QUIET)] = False,
 ) -> None:
     """Run the whole method in a quarter of an hour, by default without a download.
 
@@ -140,14 +140,14 @@ def demo(
     if prepare and not force and is_prepared(steps, out):
         show(f"{out}: has what the commands of `{task.value}` need", unless=silent)
         return
-    this = Begun(task=task.value, seed=seed)
-    begun = begun_in(out, this)
-    make_folder(out, force=force or prepare or begun is not None)
+    this = DemoState(task=task.value, seed=seed)
+    demo_state = begun_in(out, this)
+    make_folder(out, force=force or prepare or demo_state is not None)
     parts = () if prepare else steps.plan(out, seed)
     check_replaces(context.obj, parts)
-    if begun is not None and not prepare:
+    if demo_state is not None and not prepare:
         show(f"{out}: this demo was begun there; what is done is not done again", unless=silent)
-    if prepare or begun is None or not (begun.prepared and is_prepared(steps, out)):
+    if prepare or demo_state is None or not (demo_state.prepared and is_prepared(steps, out)):
         write_begun(out, this)
         steps.prepare(out, seed, lambda message: show(message, unless=silent))
         write_begun(out, replace(this, prepared=True))
@@ -161,7 +161,7 @@ def demo(
 
 def is_prepared(steps: Steps, out: Path) -> bool:
     """Return whether everything is there that `prepare` makes."""
-    return all((out / name).exists() for name in steps.NEEDED)
+    return all((out / name).exists() for name in steps.PREPARED_FILES)
 
 
 def follow(
@@ -183,7 +183,7 @@ def follow(
             "--json": json and result,
             "-q": quiet or not (result or (watched() and not json)),
         }
-        arguments = [*command, *(flag for flag, given in flags.items() if given)]
+        arguments = [*command, *(flag for flag, is_set in flags.items() if is_set)]
         show(f"step {step} of {len(commands)}", unless=silent, style="dim")
         show(f"$ hydractl {shlex.join(arguments)}", unless=silent)
         started = time.monotonic()
@@ -247,22 +247,22 @@ def show(message: str, *, unless: bool, style: str | None = None) -> None:
         say(message, style=style)
 
 
-def begun_in(out: Path, this: Begun) -> Begun | None:
+def begun_in(out: Path, this: DemoState) -> DemoState | None:
     """Return how far this demo was begun in a folder; None where another was or none, or its record cannot be read."""
     try:
-        found = Begun(**parse((out / RECORD).read_text(encoding="utf-8")))
+        demo_state = DemoState(**parse((out / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return found if replace(found, prepared=this.prepared) == this else None
+    return demo_state if replace(demo_state, prepared=this.prepared) == this else None
 
 
-def write_begun(out: Path, begun: Begun) -> None:
+def write_begun(out: Path, demo_state: DemoState) -> None:
     """Write down which demo a folder is of.
 
     Raises:
         OutputError: If it cannot be written.
     """
-    publish_text(out / RECORD, canonical(asdict(begun)))
+    publish_text(out / RECORD, canonical(asdict(demo_state)))
 
 
 def check_replaces(main: Callable[[list[str]], int], parts: Sequence[Part]) -> None:
@@ -311,7 +311,7 @@ def make_folder(out: Path, *, force: bool) -> None:
             hint="choose a folder without a comma in its name",
         )
     if out.is_dir() and any(out.iterdir()) and not force:
-        found, forced = (
+        folder_state, force_effect = (
             (
                 "holds another demo, of other options or another release",
                 "make again what this one has otherwise",
@@ -320,7 +320,8 @@ def make_folder(out: Path, *, force: bool) -> None:
             else ("is not empty, and no demo was begun there", "put the demo beside what is there")
         )
         raise OutputExists(
-            f"{out}: {found}", hint=f"choose another folder with `-o`, or add `--force` to {forced}"
+            f"{out}: {folder_state}",
+            hint=f"choose another folder with `-o`, or add `--force` to {force_effect}",
         )
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from hydractl.cli.commands.demo.plan import ENSEMBLES, HYDRAS, PAGE, REPORT, SINGLE, Experiment, Part
 
-__all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "PAGE", "REPORT", "SINGLE", "plan", "prepare"]
+__all__ = ["ENSEMBLES", "HYDRAS", "PAGE", "PREPARED_FILES", "REPORT", "SINGLE", "plan", "prepare"]
 
-NEEDED = ()
+PREPARED_FILES = ()
 
 DIGITS = Experiment(
     architecture="arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=7",
@@ -25,7 +25,7 @@ DIGITS = Experiment(
     fine_tuning=("--optimizer", "adamw", "--lr", "3e-4", "--epochs", "20", "--batch-size", "64", "--augment", "shift"),
     removed=16,
     pool=32,
-    kept=5,
+    kept_per_layer=5,
 )  # fmt: skip
 
 

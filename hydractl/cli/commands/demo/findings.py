@@ -21,14 +21,14 @@ def findings(report: Report, *, against: Sequence[str], hydras: Sequence[str]) -
         against: Names of the rows that hydras are set against, that of the single model first.
         hydras: Names of the hydras' rows.
     """
-    shown = {
+    values_by_metric = {
         ACCURACY: {row.name: _share(row.values["accuracy"].value) for row in report.rows},
         AUROC: {row.name: _share(row.means["all"]["auroc"]) for row in report.rows},
     }
-    best = "; ".join(f"best {what}: {_best(values)}" for what, values in shown.items())
+    best = "; ".join(f"best {metric}: {_best(values)}" for metric, values in values_by_metric.items())
     compared = [
         f"{name}{_cost(report, name, against[0])}: "
-        + "; ".join(_against(other, name, shown) for other in against)
+        + "; ".join(_against(opponent, name, values_by_metric) for opponent in against)
         + "."
         for name in hydras
     ]
@@ -44,13 +44,13 @@ def _best(values: Mapping[str, float]) -> str:
     return f"{' and '.join(name for name, value in values.items() if value == top)} ({top:.3f})"
 
 
-def _against(other: str, name: str, shown: Mapping[str, Mapping[str, float]]) -> str:
+def _against(opponent: str, name: str, values_by_metric: Mapping[str, Mapping[str, float]]) -> str:
     parts = []
-    for what, values in shown.items():
-        mine, theirs = values[name], values[other]
+    for metric, values in values_by_metric.items():
+        mine, theirs = values[name], values[opponent]
         how = "above" if mine > theirs else "below" if mine < theirs else "level with"
-        parts.append(f"{what} {mine:.3f} is {how} {theirs:.3f}")
-    return f"against {other}, {' and '.join(parts)}"
+        parts.append(f"{metric} {mine:.3f} is {how} {theirs:.3f}")
+    return f"against {opponent}, {' and '.join(parts)}"
 
 
 def _cost(report: Report, name: str, single: str) -> str:

@@ -14,7 +14,7 @@ SINGLE, ENSEMBLE, HYDRAS = (
     ("Hydra (merged trunk)", "Hydra (Taylor)", "Hydra (Circ)"),
 )
 ENSEMBLES = (ENSEMBLE,)
-ALIKE = "fine-tuned alike"
+FINE_TUNED_ALIKE = "fine-tuned alike"
 TAYLOR = tuple(f"taylor-{i}" for i in MEMBERS)
 CIRCUIT = tuple(f"circuit-{i}" for i in MEMBERS)
 BEST = "circuit-best"
@@ -49,7 +49,7 @@ class Experiment:
         fine_tuning: Options of `finetune` for members, and for bases alike.
         removed: Heads that a circuit removes.
         pool: Heads that a circuit's removals are sampled from; more than `removed`.
-        kept: Heads that Taylor scores keep in each layer.
+        kept_per_layer: Heads that Taylor scores keep in each layer.
     """
 
     architecture: str
@@ -65,7 +65,7 @@ class Experiment:
     fine_tuning: tuple[str, ...]
     removed: int
     pool: int
-    kept: int
+    kept_per_layer: int
 
     def plan(self, out: Path, seed: int) -> tuple[Part, ...]:
         """Return every command in order, from random weights to the table and its page."""
@@ -99,11 +99,11 @@ class Experiment:
         )
 
     def _branch(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
-        _, common, apart = self.epochs
+        _, common, branch_epochs = self.epochs
         start = str(out / f"{START}.st")
         return (
             self._trained(out, START, self.architecture, common, seed),
-            *(self._trained(out, name, start, apart, seed + i) for i, name in enumerate(BRANCHES)),
+            *(self._trained(out, name, start, branch_epochs, seed + i) for i, name in enumerate(BRANCHES)),
         )
 
     def _trained(self, out: Path, name: str, start: str, epochs: int, seed: int) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class Experiment:
     def _score(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
         base = str(out / "base.st")
         by_taylor = (
-            ("score", base, "--method", "taylor", "--data", self.train, "--limit", "256", "--keep", str(self.kept),
+            ("score", base, "--method", "taylor", "--data", self.train, "--limit", "256", "--keep", str(self.kept_per_layer),
              "--seed", str(seed + i), "-o", str(out / f"{name}.json"))
             for i, name in enumerate(TAYLOR)
         )  # fmt: skip
@@ -131,7 +131,7 @@ class Experiment:
             ("--scores", str(out / "circuit.json"), "--remove", str(self.removed)),
         )
         return (
-            ("prune", base, *(f"--scores={out / name}.json" for name in TAYLOR), "--keep", str(self.kept), "--per-layer",
+            ("prune", base, *(f"--scores={out / name}.json" for name in TAYLOR), "--keep", str(self.kept_per_layer), "--per-layer",
              "-o", str(out / "taylor-{i}.st")),
             ("prune", base, *circuit, "--members", str(len(MEMBERS)), "--pool", str(self.pool), "--seed", str(seed),
              "-o", str(out / "circuit-{i}.st")),
@@ -164,9 +164,9 @@ class Experiment:
 
     def _compare(self, out: Path) -> tuple[str, ...]:
         compared = {
-            f"{SINGLE} {ALIKE}": _checkpoints(out, BASES[:1], tuned=True),
+            f"{SINGLE} {FINE_TUNED_ALIKE}": _checkpoints(out, BASES[:1], tuned=True),
             ENSEMBLE: _checkpoints(out, BASES),
-            f"{ENSEMBLE} {ALIKE}": _checkpoints(out, BASES, tuned=True),
+            f"{ENSEMBLE} {FINE_TUNED_ALIKE}": _checkpoints(out, BASES, tuned=True),
             "Taylor": _checkpoints(out, TAYLOR[:1], tuned=True),
             "CircAvg": _checkpoints(out, (BEST,), tuned=True),
             HYDRAS[0]: (str(out / "hydra.st"),),
@@ -187,7 +187,10 @@ def page(out: Path) -> Part:
 def ood_options(near: Sequence[str], far: Sequence[str]) -> tuple[str, ...]:
     """Return the options of `eval` for out-of-distribution data, each name=DATA."""
     return tuple(
-        flag for kind, sets in (("--near", near), ("--far", far)) for one in sets for flag in (kind, one)
+        flag
+        for kind, sets in (("--near", near), ("--far", far))
+        for named_data in sets
+        for flag in (kind, named_data)
     )
 
 

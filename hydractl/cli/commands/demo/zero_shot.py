@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hydractl.cli.commands.demo.plan import PAGE, REPORT, Part, page
 
-__all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "PAGE", "REPORT", "SINGLE", "plan", "prepare"]
+__all__ = ["ENSEMBLES", "HYDRAS", "PAGE", "PREPARED_FILES", "REPORT", "SINGLE", "plan", "prepare"]
 
 TRAIN, VAL, TEST = (f"shapes::split={split}" for split in ("train", "val", "test"))
 OOD_VAL = "shapes::classes=0-5,domain=novel"
@@ -28,7 +28,7 @@ PROMPTS = CAPTIONS[:3]
 MEMBERS = range(3)
 REMOVED, POOL, KEPT_BY_LAYER, SAMPLED = "8", "16", "5", "240"
 BASES = ("clip", *(f"clip-{i}" for i in MEMBERS[1:]))
-NEEDED = BASES
+PREPARED_FILES = BASES
 SINGLE, ENSEMBLES, HYDRAS = "Single", ("Deep Ensemble x3",), ("Hydra (Taylor)", "Hydra (Circ)")
 
 

@@ -135,20 +135,24 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
     if report.temperature != 1:
         rows.append(("temperature", f"{report.temperature:g}, which logits are divided by"))
     if report.threshold is not None:
-        found = report.threshold
-        promise = f"at most {100 * found.risk:g} % of its answers are wrong, with {100 * (1 - found.delta):g} % confidence"
-        rows.append(("threshold", f"answers where {found.score} is below {found.below:.6g}: {promise}"))
+        threshold = report.threshold
+        promise = f"at most {100 * threshold.risk:g} % of its answers are wrong, with {100 * (1 - threshold.delta):g} % confidence"
+        rows.append(
+            ("threshold", f"answers where {threshold.score} is below {threshold.below:.6g}: {promise}")
+        )
     if report.fitted is not None:
-        kept = f"fitted on {report.fitted.data.reference}, {size(report.beside_bytes)} beside the weights"
-        rows.append(("OOD scores", f"{', '.join(report.fitted.scores)}: {kept}"))
+        fitted_text = (
+            f"fitted on {report.fitted.data.reference}, {size(report.beside_bytes)} beside the weights"
+        )
+        rows.append(("OOD scores", f"{', '.join(report.fitted.scores)}: {fitted_text}"))
     dtypes = (f"{name} ({counted(a.tensors, 'tensor')})" for name, a in report.dtypes.items())
     rows.append(("dtypes", ", ".join(dtypes)))
     if not report.predictions:
         rows.append(("parameters", f"{count(total.parameters)} ({total.parameters:,})"))
     rows.append(("bytes", f"{size(total.size_bytes)} in {counted(total.tensors, 'tensor')}"))
     if model.heads_total:
-        kept = " + ".join(str(n) for n in model.heads_kept)
-        rows.append(("heads", f"{kept} of {model.heads_total} kept"))
+        fitted_text = " + ".join(str(n) for n in model.heads_kept)
+        rows.append(("heads", f"{fitted_text} of {model.heads_total} kept"))
     return [*rows, *_fused_facts(report), *report.metadata.items()]
 
 
@@ -165,8 +169,10 @@ def _listing(lines: Sequence[TensorLine]) -> object:
         )
         for t in lines[:LINES_SHOWN]
     ]
-    if more := len(lines) - len(rows):
-        rows.append((f"{counted(more, 'tensor')} more: `--json` lists all", *[""] * (len(rows[0]) - 1)))
+    if hidden_count := len(lines) - len(rows):
+        rows.append(
+            (f"{counted(hidden_count, 'tensor')} more: `--json` lists all", *[""] * (len(rows[0]) - 1))
+        )
     columns = ["tensor", "part", *(["fate"] if fates else []), "dtype", "shape", "bytes"]
     return table(columns, rows, left=len(columns) - 2)
 
@@ -207,12 +213,12 @@ def _fused_facts(report: CheckpointReport) -> list[tuple[str, str]]:
 
 def _parts(parts: Mapping[str, Tally], total: Tally) -> object:
     rows = [(name, *_tally(tally)) for name, tally in [*parts.items()][:PARTS_SHOWN]]
-    more = len(parts) - len(rows)
-    rest = [(f"{counted(more, 'part')} more", "", "", "")] if more else []
-    return table(["part", "tensors", "parameters", "bytes"], [*rows, *rest, ("in all", *_tally(total))])
+    hidden_count = len(parts) - len(rows)
+    hidden_row = [(f"{counted(hidden_count, 'part')} more", "", "", "")] if hidden_count else []
+    return table(["part", "tensors", "parameters", "bytes"], [*rows, *hidden_row, ("in all", *_tally(total))])
 
 
-def _predictions(found: SavedPredictions) -> object:
+def _predictions(predictions: SavedPredictions) -> object:
     rows = [
         (
             p.row,
@@ -220,9 +226,9 @@ def _predictions(found: SavedPredictions) -> object:
             str(p.members),
             str(p.samples),
             str(p.classes),
-            "yes" if p.data in found.labels else "no",
+            "yes" if p.data in predictions.labels else "no",
         )
-        for p in found.log_probs
+        for p in predictions.log_probs
     ]
     return table(["row", "data", "members", "samples", "classes", "labels"], rows, left=2)
 
@@ -247,21 +253,23 @@ def _tally(tally: Tally) -> tuple[str, str, str]:
 def _labelled(number: int, labels: Sequence[str]) -> str:
     if not labels:
         return str(number) if number else "none yet: texts name them"
-    rest = f", ... and {len(labels) - LABELS_SHOWN} more" if len(labels) > LABELS_SHOWN else ""
-    return f"{number}: {', '.join(labels[:LABELS_SHOWN])}{rest}"
+    suffix = f", ... and {len(labels) - LABELS_SHOWN} more" if len(labels) > LABELS_SHOWN else ""
+    return f"{number}: {', '.join(labels[:LABELS_SHOWN])}{suffix}"
 
 
-def _preprocess(found: Preprocess | Tokenization, tokens: int | None) -> str:
+def _preprocess(preprocess: Preprocess | Tokenization, tokens: int | None) -> str:
     from hydractl.manifest.header import Tokenization
 
-    if isinstance(found, Tokenization):
-        own = f"its own tokenizer of {counted(tokens, 'token')}" if tokens else "its own tokenizer"
-        tokenizer = f"{own} (the model knows {found.vocab_size})" if found.tokenizer else "no tokenizer yet"
-        names = ", ".join(("input_ids", *found.names))
-        side = ", padded on the left" if found.padding_side == "left" else ""
-        return f"text, {tokenizer}, at most {found.max_length} tokens a text{side}; {names}"
-    shape = "x".join(map(str, found.input_size))
-    mean, std = (" ".join(f"{v:g}" for v in values) for values in (found.mean, found.std))
-    return (
-        f"{shape}, {found.interpolation}, crop {found.crop_pct:g} {found.crop_mode}, mean {mean}, std {std}"
-    )
+    if isinstance(preprocess, Tokenization):
+        tokenizer_text = f"its own tokenizer of {counted(tokens, 'token')}" if tokens else "its own tokenizer"
+        tokenizer = (
+            f"{tokenizer_text} (the model knows {preprocess.vocab_size})"
+            if preprocess.tokenizer
+            else "no tokenizer yet"
+        )
+        names = ", ".join(("input_ids", *preprocess.names))
+        side = ", padded on the left" if preprocess.padding_side == "left" else ""
+        return f"text, {tokenizer}, at most {preprocess.max_length} tokens a text{side}; {names}"
+    shape = "x".join(map(str, preprocess.input_size))
+    mean, std = (" ".join(f"{v:g}" for v in values) for values in (preprocess.mean, preprocess.std))
+    return f"{shape}, {preprocess.interpolation}, crop {preprocess.crop_pct:g} {preprocess.crop_mode}, mean {mean}, std {std}"

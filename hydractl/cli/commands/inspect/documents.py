@@ -28,15 +28,20 @@ def show_mask(file: str, mask: HeadMask, out: Console) -> None:
     from hydractl.heads.budget import total_heads
     from hydractl.heads.masks import total_kept
 
-    kept, total = total_kept(mask.towers), total_heads(mask.towers)
-    line(out, f"{file}: head mask, {kept} of {counted(total, 'head')} kept")
+    kept_heads, total = total_kept(mask.towers), total_heads(mask.towers)
+    line(out, f"{file}: head mask, {kept_heads} of {counted(total, 'head')} kept")
     rows = [("architecture", mask.architecture or "any of this shape")]
     if mask.base:
         rows.append(("base", short(mask.base)))
     if origin := mask.origin:
         rows.append(("strategy", origin.strategy + (f", {pairs(origin.budget)}" if origin.budget else "")))
-        given = {"method": origin.method, "seed": origin.seed, "member": origin.member, "tool": origin.tool}
-        rows += [(name, str(value)) for name, value in given.items() if value is not None]
+        origin_fields = {
+            "method": origin.method,
+            "seed": origin.seed,
+            "member": origin.member,
+            "tool": origin.tool,
+        }
+        rows += [(name, str(value)) for name, value in origin_fields.items() if value is not None]
         rows += [("scores", short(digest)) for digest in origin.scores]
     else:
         rows.append(("origin", "not stated: written by hand?"))
@@ -52,8 +57,10 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
     line(out, f"{file}: scores by {scores.method}")
     rows = [("objective", scores.objective)] if scores.objective else []
     rows += [("options", pairs(scores.options))] if scores.options else []
-    found = {name: value for name, value in scores.results.items() if not isinstance(value, tuple | list)}
-    rows += [("results", pairs(found))] if found else []
+    scalar_results = {
+        name: value for name, value in scores.results.items() if not isinstance(value, tuple | list)
+    }
+    rows += [("results", pairs(scalar_results))] if scalar_results else []
     if scores.clusters is not None:
         sizes = ", ".join(str(len(cluster)) for cluster in scores.clusters)
         rows += [("clusters", f"{len(scores.clusters)}, of {sizes} heads")]
@@ -65,8 +72,8 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
     out.print(facts(rows))
     ranked = ranks(scores, file=file)
     total = sum(len(row) for tower in ranked.values() for row in tower)
-    kept = any(rank is None for tower in ranked.values() for row in tower for rank in row)
-    meaning = f"{total} went first, - was kept" if kept else f"1 matters most of {total}"
+    has_kept_heads = any(rank is None for tower in ranked.values() for row in tower for rank in row)
+    meaning = f"{total} went first, - was kept" if has_kept_heads else f"1 matters most of {total}"
     for tower, table_of_ranks in ranked.items():
         out.print()
         line(out, f"Ranks of the heads of tower {tower}: {meaning}")
@@ -128,13 +135,13 @@ def lineage_tree(file: str, step: Step) -> Tree:
     from rich.tree import Tree
 
     def text(node: Node) -> Text:
-        made = "(as above)" if node.is_repeated else node.step
-        told = (node.name, short(node.sha256), made)
-        return Text(harmless_line("  ".join(filter(None, told))), overflow="fold")
+        step_text = "(as above)" if node.is_repeated else node.step
+        words = (node.name, short(node.sha256), step_text)
+        return Text(harmless_line("  ".join(filter(None, words))), overflow="fold")
 
     def grow(tree: Tree, node: Node) -> Tree:
-        for each in node.made_of:
-            grow(tree.add(text(each)), each)
+        for source in node.made_of:
+            grow(tree.add(text(source)), source)
         return tree
 
     root = lineage(file, step)
@@ -158,15 +165,16 @@ def show_comparison(report: ComparisonReport, out: Console) -> None:
     choices = report.choices
     rows = []
     for c in choices:
-        what = f"scores by {c.method}" if c.method is not None else c.kind.replace("-", " ")
+        source_text = f"scores by {c.method}" if c.method is not None else c.kind.replace("-", " ")
         budget = "" if c.cut is None else SOURCES[c.cut.source].format(option=c.cut.option)
-        rows.append((model_cell(c.name), what, budget, f"{c.removed} of {c.heads}"))
+        rows.append((model_cell(c.name), source_text, budget, f"{c.removed} of {c.heads}"))
     out.print(table(["choice", "what", "budget", "removed"], rows, left=3))
     for choice in choices:
         if choice.ranked is not None and choice.ranked < choice.heads:
-            rest = choice.heads - choice.ranked
+            tied_heads = choice.heads - choice.ranked
             line(
-                out, f"{model_cell(choice.name)} ranks {counted(choice.ranked, 'head')}; the other {rest} tie"
+                out,
+                f"{model_cell(choice.name)} ranks {counted(choice.ranked, 'head')}; the other {tied_heads} tie",
             )
     names = [model_cell(choice.name) for choice in choices]
     labels = distinct_names(names)
@@ -183,12 +191,12 @@ def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) ->
     maps([choice.mask for choice in choices], labels, out, standing=standing)
     if any(standing):
         plain = out.options.ascii_only
-        shades, (kept, gone) = SHADES[plain], KEPT_DROPPED[plain]
+        shades, (kept_sign, dropped_sign) = SHADES[plain], KEPT_DROPPED[plain]
         line(
             out,
             f"scores: {CROSS[plain]} goes; {shades} stay, from the lowest quarter of all scores to the highest",
         )
-        masks = "" if all(standing) else f"masks: {kept} stays, {gone} goes; "
+        masks = "" if all(standing) else f"masks: {kept_sign} stays, {dropped_sign} goes; "
         line(out, f"{masks}numbers: heads kept")
 
 
@@ -215,8 +223,8 @@ def _rows(
             yield ("", "", name, *_numbers(agreement, ranked=ranked))
 
 
-def _numbers(found: Agreement, *, ranked: bool) -> Iterator[str]:
-    yield from (f"{value:.3f}" for value in (found.overlap, found.chance_overlap, found.jaccard))
-    yield "-" if found.jsd_nats is None else f"{found.jsd_nats:.3f}"
+def _numbers(agreement: Agreement, *, ranked: bool) -> Iterator[str]:
+    yield from (f"{value:.3f}" for value in (agreement.overlap, agreement.chance_overlap, agreement.jaccard))
+    yield "-" if agreement.jsd_nats is None else f"{agreement.jsd_nats:.3f}"
     if ranked:
-        yield from ("-" if v is None else f"{v:.3f}" for v in (found.spearman, found.kendall))
+        yield from ("-" if v is None else f"{v:.3f}" for v in (agreement.spearman, agreement.kendall))

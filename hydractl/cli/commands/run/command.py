@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from hydractl.cli.command import JSON, QUIET, typed
+from hydractl.cli.command import JSON, QUIET, typer_option
 from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.errors import UsageError
@@ -49,8 +49,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command lines that would run, and run none.")
     ] = False,
-    json: Annotated[bool, typed("json", JSON)] = False,
-    quiet: Annotated[bool, typed("quiet", QUIET)] = False,
+    json: Annotated[bool, typer_option("json", JSON)] = False,
+    quiet: Annotated[bool, typer_option("quiet", QUIET)] = False,
 ) -> None:
     """Run the stages of a pipeline file in order, each with `--if-changed`: what is up to date is not made again.
 
@@ -136,11 +136,11 @@ def go(
         if not (json or quiet):
             say(f"\n{stage.name}: $ hydractl {shlex.join(line)}", style="bold")
         flags = ["--json"] * json + ["-q"] * quiet
-        kept = io.StringIO()
-        with contextlib.redirect_stdout(kept) if json else contextlib.nullcontext():
+        captured = io.StringIO()
+        with contextlib.redirect_stdout(captured) if json else contextlib.nullcontext():
             code = main([*line, *flags])
         if json:
-            result = jsons.loads(kept.getvalue() or "null")
+            result = jsons.loads(captured.getvalue() or "null")
             results.append({"stage": stage.name, "command": ["hydractl", *line], "result": result})
         if code:
             say(
@@ -185,13 +185,15 @@ def lines_of(stages: Sequence[Stage], tree: TyperGroup) -> Iterator[tuple[Stage,
 
 def show(stages: Sequence[Stage], tree: TyperGroup, *, json: bool, quiet: bool) -> None:
     """Print what would run: a shell script, or a document."""
-    found = [*lines_of(stages, tree)]
+    stage_lines = [*lines_of(stages, tree)]
     if json:
-        told = [{"stage": stage.name, "command": ["hydractl", *line]} for stage, line in found]
-        Terminal(as_json=True).document({"stages": told})
+        stage_documents = [
+            {"stage": stage.name, "command": ["hydractl", *line]} for stage, line in stage_lines
+        ]
+        Terminal(as_json=True).document({"stages": stage_documents})
         return
     with written_out():
-        for i, (stage, line) in enumerate(found):
-            if not quiet and (i == 0 or found[i - 1][0] is not stage):
+        for i, (stage, line) in enumerate(stage_lines):
+            if not quiet and (i == 0 or stage_lines[i - 1][0] is not stage):
                 sys.stdout.write(f"# {stage.name}\n")
             sys.stdout.write(f"hydractl {shlex.join(line)}\n")

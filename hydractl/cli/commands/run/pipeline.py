@@ -27,7 +27,7 @@ Value: TypeAlias = "str | int | float | bool"
 NAME = re.compile(r"[A-Za-z_][\w-]*")
 _BRACES = re.compile(r"\{([A-Za-z_]\w*)\}")
 _OUTPUTS = re.compile(r"(?:^|(?<=[=,]))@([A-Za-z_][\w-]*)")
-INDEX, PASSED = "i", {"i", "label"}
+INDEX, RESERVED_NAMES = "i", {"i", "label"}
 """What may stand in braces besides parameters: some options read these themselves."""
 MOST_BYTES, MOST_LETTERS, MOST_LINES = 1_000_000, 1_000_000, 10_000
 """Of a file; of one value with all that is filled in, and of all parameters together; of all stages together."""
@@ -35,7 +35,7 @@ MOST_LETTERS_OF_LINES = 10 * MOST_LETTERS
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _DEEP_KEY = re.compile(rf"(?<![\w\"'-])(?:{_PART}\.[ \t]*+){{16}}")
 """A key of many parts, for which tomllib takes memory as the square of their number."""
-OWN = ("name", "command", "repeat")
+STAGE_KEYS = ("name", "command", "repeat")
 KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
 RUNS = {"force", "if_changed", "json", "quiet", "help"}
 """Options that are not a pipeline's to give."""
@@ -49,12 +49,12 @@ class Stage:
     lines: tuple[tuple[str, ...], ...]
 
 
-def read(path: Path, given: Mapping[str, str], tree: TyperGroup) -> tuple[Stage, ...]:
+def read(path: Path, overrides: Mapping[str, str], tree: TyperGroup) -> tuple[Stage, ...]:
     """Return the stages of a file.
 
     Args:
         path: The file.
-        given: Parameters that have other values.
+        overrides: Parameters that have other values.
         tree: Knows the commands and their options.
 
     Raises:
@@ -69,14 +69,14 @@ def read(path: Path, given: Mapping[str, str], tree: TyperGroup) -> tuple[Stage,
     if len(content) > MOST_BYTES:
         raise InputError(f"{path}: has more than {MOST_BYTES:,} bytes, which no pipeline needs")
     try:
-        return parsed(path, content.decode(), given, tree)
+        return parsed(path, content.decode(), overrides, tree)
     except ValueError as error:
         raise InputError(
             f"{path}: is not TOML: {error}", hint="`hydractl run --example vit` prints a file that is"
         ) from error
 
 
-def parsed(path: Path, text: str, given: Mapping[str, str], tree: TyperGroup) -> tuple[Stage, ...]:
+def parsed(path: Path, text: str, overrides: Mapping[str, str], tree: TyperGroup) -> tuple[Stage, ...]:
     """Return the stages of a file's text, which may not be there yet; see `read`.
 
     Raises:
@@ -92,40 +92,45 @@ def parsed(path: Path, text: str, given: Mapping[str, str], tree: TyperGroup) ->
     params, stages = document.get("params", {}), document.get("stage", [])
     if not isinstance(params, dict):
         raise InputError(f"{path}: `params` is no table", hint="write `[params]`, and `name = value` below")
-    if not isinstance(stages, list) or not stages or not all(isinstance(one, dict) for one in stages):
+    if (
+        not isinstance(stages, list)
+        or not stages
+        or not all(isinstance(stage_table, dict) for stage_table in stages)
+    ):
         raise InputError(f"{path}: has no stages", hint="each begins with `[[stage]]`")
-    return tuple(_Reader(path, _resolved(path, params, given), tree).stages(stages))
+    return tuple(_Reader(path, _resolved(path, params, overrides), tree).stages(stages))
 
 
-def _check_keys(table: Mapping[str, object], known: Sequence[str], where: str) -> None:
+def _check_keys(table: Mapping[str, object], known_keys: Sequence[str], where: str) -> None:
     for key in table:
-        if key not in known:
+        if key not in known_keys:
             raise InputError(
-                f"{where}: `{key}` is unknown", hint=did_you_mean(key, known) or f"known: {', '.join(known)}"
+                f"{where}: `{key}` is unknown",
+                hint=did_you_mean(key, known_keys) or f"known: {', '.join(known_keys)}",
             )
 
 
-def _resolved(path: Path, params: Mapping[str, object], given: Mapping[str, str]) -> dict[str, Value]:
+def _resolved(path: Path, params: Mapping[str, object], overrides: Mapping[str, str]) -> dict[str, Value]:
     """Return parameters as they hold in this run; each may be made of those before it."""
-    for name in given:
+    for name in overrides:
         if name not in params:
             raise UsageError(
                 f"`--set {name}=...`: {path} has no such parameter",
                 hint=did_you_mean(name, params) or f"it has {quoted(params) or 'none'}",
             )
-    found: dict[str, Value] = {}
+    resolved: dict[str, Value] = {}
     letters = 0
     for name, default in params.items():
         where = f"{path}: params.{name}"
         if not _is_value(default):
             raise InputError(f"{where}: is no text, number or truth value")
-        if not NAME.fullmatch(name) or name in PASSED:
+        if not NAME.fullmatch(name) or name in RESERVED_NAMES:
             raise InputError(f"{where}: cannot be a parameter's name")
-        value = default if name not in given else _typed(name, given[name], default)
-        found[name] = _filled(value, found, where)
-        letters += len(text_of(found[name]))
+        value = default if name not in overrides else _parse_override(name, overrides[name], default)
+        resolved[name] = _filled(value, resolved, where)
+        letters += len(text_of(resolved[name]))
         _check_letters(letters, f"{path}: params")
-    return found
+    return resolved
 
 
 def _is_value(value: object) -> TypeGuard[Value]:
@@ -157,7 +162,7 @@ def _substituted(
     return pattern.sub(counted, text)
 
 
-def _typed(name: str, text: str, default: Value) -> Value:
+def _parse_override(name: str, text: str, default: Value) -> Value:
     """Return what `--set` gives, of the type that the file's own value has."""
     if isinstance(default, str):
         return text
@@ -179,19 +184,19 @@ def _filled(value: Value, params: Mapping[str, Value], where: str) -> Value:
     """Return a value with parameters in place of their names in braces."""
     if not isinstance(value, str):
         return value
-    if (whole := _BRACES.fullmatch(value)) and whole[1] in params:
-        return params[whole[1]]
+    if (braces := _BRACES.fullmatch(value)) and braces[1] in params:
+        return params[braces[1]]
 
-    def found(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         name = match[1]
-        if name not in params and name not in PASSED:
+        if name not in params and name not in RESERVED_NAMES:
             raise InputError(
                 f"{where}: there is no parameter `{name}`",
                 hint=did_you_mean(name, params) or f"there are {quoted(params) or 'none'}",
             )
         return text_of(params[name]) if name in params else match[0]
 
-    return _substituted(_BRACES, found, value, where)
+    return _substituted(_BRACES, replacement, value, where)
 
 
 def text_of(value: object) -> str:
@@ -216,7 +221,7 @@ class _Reader:
                 )
             where = f"{self._path}: stage `{name}`"
             command = self._command(table.get("command"), where)
-            values = {key: value for key, value in table.items() if key not in OWN}
+            values = {key: value for key, value in table.items() if key not in STAGE_KEYS}
             self._outputs[name] = []
             lines = []
             for params in self._repeated(table, where):
@@ -228,11 +233,14 @@ class _Reader:
             yield Stage(name=name, lines=tuple(lines))
 
     def _command(self, name: object, where: str) -> TyperCommand:
-        known = [each for each in self._tree.commands if each != "run"]
-        if name not in known:
-            said = "has no `command`" if name is None else f"`{name}` is no command"
+        command_names = [
+            name_of_command for name_of_command in self._tree.commands if name_of_command != "run"
+        ]
+        if name not in command_names:
+            problem = "has no `command`" if name is None else f"`{name}` is no command"
             raise InputError(
-                f"{where}: {said}", hint=did_you_mean(str(name), known) or f"choose from {', '.join(known)}"
+                f"{where}: {problem}",
+                hint=did_you_mean(str(name), command_names) or f"choose from {', '.join(command_names)}",
             )
         return cast("TyperCommand", self._tree.commands[str(name)])
 
@@ -266,23 +274,23 @@ class _Reader:
                     if key.replace("-", "_") in RUNS
                     else did_you_mean(key, options) or f"see `hydractl {command.name} --help`",
                 )
-            found = self._values(value, params, f"{where}: {key}")
+            texts = self._values(value, params, f"{where}: {key}")
             if chosen.param_type_name == "argument":
-                plain += found if chosen.nargs != 1 else [",".join(found)]
+                plain += texts if chosen.nargs != 1 else [",".join(texts)]
             else:
-                named += _typed_option(chosen, key, value, found, f"{where}: {key}")
+                named += _typed_option(chosen, key, value, texts, f"{where}: {key}")
         return [str(command.name), *plain, *named]
 
     def _values(self, value: object, params: Mapping[str, Value], where: str) -> list[str]:
         """Return a value's texts, with what `@STAGE` stands for; alone it is each of the outputs."""
-        found: list[str] = []
+        all_texts: list[str] = []
         letters = 0
-        for each in value if isinstance(value, list) else [value]:
-            if not _is_value(each):
+        for scalar in value if isinstance(value, list) else [value]:
+            if not _is_value(scalar):
                 raise InputError(f"{where}: is no text, number, truth value or list of them")
-            text = text_of(_filled(each, params, where))
-            if whole := _OUTPUTS.fullmatch(text):
-                texts = self._outputs_of(whole, where)
+            text = text_of(_filled(scalar, params, where))
+            if outputs_match := _OUTPUTS.fullmatch(text):
+                texts = self._outputs_of(outputs_match, where)
             else:
                 texts = [
                     _substituted(
@@ -291,8 +299,8 @@ class _Reader:
                 ]
             letters += sum(map(len, texts))
             _check_letters(letters, where)
-            found += texts
-        return found
+            all_texts += texts
+        return all_texts
 
     def _outputs_of(self, match: re.Match[str], where: str) -> list[str]:
         if match[1] not in self._outputs:
@@ -300,14 +308,14 @@ class _Reader:
                 f"{where}: `{match[0]}`: no stage before it is called so",
                 hint=did_you_mean(match[1], self._outputs) or "stages run in the order of the file",
             )
-        if not (found := self._outputs[match[1]]):
+        if not (outputs_of_stage := self._outputs[match[1]]):
             raise InputError(f"{where}: `{match[0]}`: that stage writes nothing")
-        return found
+        return outputs_of_stage
 
     def _parsed(self, command: TyperCommand, line: Sequence[str], where: str) -> list[str]:
         """Return the outputs of a command line, which the command's own parser has read."""
-        found: list[Any] = []
-        caught = CONFIGURATIONS.set(found)
+        configurations: list[Any] = []
+        caught = CONFIGURATIONS.set(configurations)
         try:
             with command.make_context(str(command.name), [*line[1:]]) as context:
                 if hasattr(command.callback, "is_configured"):
@@ -322,21 +330,21 @@ class _Reader:
             raise InputError(f"{where}: {refused.message}", hint=refused.hint) from error
         finally:
             CONFIGURATIONS.reset(caught)
-        return [str(path) for made in found for path in made.outputs()]
+        return [str(path) for configuration in configurations for path in configuration.outputs()]
 
 
-def _typed_option(option: Any, key: str, value: object, found: Sequence[str], where: str) -> list[str]:  # noqa: ANN401 - of a private class of typer's
+def _typed_option(option: Any, key: str, value: object, option_texts: Sequence[str], where: str) -> list[str]:  # noqa: ANN401 - of a private class of typer's
     """Return an option as it is typed."""
     if option.is_flag:
-        if found not in (["true"], ["false"]):
+        if option_texts not in (["true"], ["false"]):
             raise InputError(f"{where}: is a flag: `{key} = true`, or false")
         if f"--{key.replace('_', '-')}" in option.secondary_opts:
-            found = ["true" if found == ["false"] else "false"]
-        names = option.opts if found == ["true"] else option.secondary_opts
+            option_texts = ["true" if option_texts == ["false"] else "false"]
+        names = option.opts if option_texts == ["true"] else option.secondary_opts
         return [names[0]] if names else []
     if isinstance(value, bool):
         raise InputError(f"{where}: is no flag, and needs a value")
-    texts = found if option.multiple else [",".join(found)]
+    texts = option_texts if option.multiple else [",".join(option_texts)]
     name = option.opts[0]
     return [
         part
