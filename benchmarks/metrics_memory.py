@@ -43,8 +43,8 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
         logits.scatter_add_(
             2, labels[indices].expand(members, -1).unsqueeze(2), torch.full(logits.shape, 3.0)
         )
-        spool.put(indices, Responses(logits.log_softmax(-1), logits.logsumexp(-1)))
-    said = spool.kept()
+        spool.store(indices, Responses(logits.log_softmax(-1), logits.logsumexp(-1)))
+    said = spool.stored()
     scaled_nll(said, labels, 1.1)  # one of the forty passes of a fit
     measure(
         Scaled(said, 1.1),

@@ -56,7 +56,7 @@ from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import Ranking, ScoreJob
-from hydractl.stages.shared.open_inputs import Again, open_reader
+from hydractl.stages.shared.open_inputs import RepeatedBatches, open_reader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from search_results import DEFAULT, Run, claims, publish, spelt
@@ -110,13 +110,13 @@ class Task:
         """How many there are."""
         return sum(t.layers * t.num_heads for t in self.opened.header.architecture.towers.values())
 
-    def _batches(self, reference: str) -> Again:
+    def _batches(self, reference: str) -> RepeatedBatches:
         items = open_items(reference, self.opened.header.preprocess)
         labels = (
             torch.zeros(len(items), dtype=torch.long) if items.labels is None else torch.tensor(items.labels)
         )
         cached = encoded(items, self.opened.header.preprocess, batch_size=64)
-        return Again(cached, labels, torch.empty(0))
+        return RepeatedBatches(cached, labels, torch.empty(0))
 
 
 class Between(Silent):

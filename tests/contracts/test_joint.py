@@ -12,7 +12,7 @@ from hydractl.families.load import open_model
 from hydractl.fusion.build import stored_specs
 from hydractl.fusion.plan import split_members
 from hydractl.manifest.header import Fate
-from hydractl.stages.finetune.trainable import Subject, of_each
+from hydractl.stages.finetune.trainable import TrainableModel, of_each
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.training.feeding.per_member import joined_inputs
@@ -29,7 +29,7 @@ def fused(folder, samples, **options):
 
 
 def subject_of(opened):
-    return Subject.of(opened.family, opened.header, opened.checkpoint.tensors(), where="hydra")
+    return TrainableModel.of(opened.family, opened.header, opened.checkpoint.tensors(), where="hydra")
 
 
 def sharply(logits, labels):
@@ -93,7 +93,9 @@ def test_members_may_have_inputs_of_their_own(tmp_path, family, shares):
     one = base(next(v for v in VARIANTS if v.family == family))
     late = one.tuned(1, only=lambda n: not shares or place_of(one.family, n).part != "embed")
     opened = fused(tmp_path, [one, late], mlp="keep")
-    subject = Subject.of(opened.family, opened.header, opened.checkpoint.tensors(), where="hydra", apart=True)
+    subject = TrainableModel.of(
+        opened.family, opened.header, opened.checkpoint.tensors(), where="hydra", by_member=True
+    )
     batches = [one.inputs(batch=3, seed=seed) for seed in (1, 2)]
 
     subject.module.training = True

@@ -37,8 +37,8 @@ def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, 
         batches = responses(model, context.batches(part, name), name=part.opened.reference, data=name)
         spool = context.spool(context.counts[name])
         for indices, *response_tensors in context.team.iterate(batches):
-            spool.put(indices, Responses(*response_tensors))
-        predictions[name] = context.scaled(spool.kept())
+            spool.store(indices, Responses(*response_tensors))
+        predictions[name] = context.scaled(spool.stored())
     return predictions
 
 

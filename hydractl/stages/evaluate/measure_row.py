@@ -32,7 +32,14 @@ from hydractl.stages.evaluate.extras.analyses import Analyst
 from hydractl.stages.evaluate.measure_ood import best_on_validation, stored_scores, with_ood_scores
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.selective_threshold import threshold_of
-from hydractl.stages.shared.predictions import Asked, Keeping, Predictor, Scaling, fits, predict_together
+from hydractl.stages.shared.predictions import (
+    Keeping,
+    NamedPredictor,
+    Predictor,
+    Scaling,
+    fits,
+    predict_together,
+)
 from hydractl.stages.shared.zero_shot_classes import settle
 
 
@@ -151,14 +158,14 @@ def _load(run: Evaluation, models: Sequence[OpenModel]) -> RowModels:
 
 def _row_models(
     models: Sequence[Predictor | WithOodScores], loaded: RowModels, files: Sequence[OpenModel]
-) -> list[Asked]:
+) -> list[NamedPredictor]:
     """Return models, or what stands for each, with how they read and what errors call them."""
     names = [file.reference for file in files]
-    return [Asked(*model) for model in zip(models, loaded.preprocess, names, strict=True)]
+    return [NamedPredictor(*model) for model in zip(models, loaded.preprocess, names, strict=True)]
 
 
 def _predict(
-    run: Evaluation, name: str, row: Sequence[Asked]
+    run: Evaluation, name: str, row: Sequence[NamedPredictor]
 ) -> tuple[Scaling, dict[str, StoredPredictions]]:
     """Return the temperature of a row and its predictions on every data set, scaled; in processes that do not lead none."""
     data = run.data
@@ -173,7 +180,7 @@ def _predict(
     }
 
 
-def _scaling(run: Evaluation, name: str, row: Sequence[Asked]) -> Scaling:
+def _scaling(run: Evaluation, name: str, row: Sequence[NamedPredictor]) -> Scaling:
     """Return the temperature of a row: fitted on the held-out split, or the number of the configuration."""
     if run.data.heldout is not None:
         inputs, labels = run.data.heldout
@@ -183,7 +190,9 @@ def _scaling(run: Evaluation, name: str, row: Sequence[Asked]) -> Scaling:
     return Scaling(temperature=run.config.given_temperature)
 
 
-def _measure_corrupted(run: Evaluation, row: Sequence[Asked], scaling: Scaling) -> ShiftNumbers | None:
+def _measure_corrupted(
+    run: Evaluation, row: Sequence[NamedPredictor], scaling: Scaling
+) -> ShiftNumbers | None:
     """Return what a row's numbers on labelled data become under each corruption; None without one, or in processes that do not lead.
 
     Memory holds the predictions under one corruption, and of each metric a number a resample.

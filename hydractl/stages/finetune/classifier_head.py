@@ -19,7 +19,7 @@ from hydractl.progress import Progress
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.shared.zero_shot_classes import POOLED
 
-SHOWN = 5
+MAX_SHOWN = 5
 
 
 def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: Progress) -> OpenModel:
@@ -32,20 +32,22 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
         DataError: If the data have more classes than were asked for, or do not fit a classifier that is to be kept.
     """
     before, pooling = opened.header.architecture, _pooling(config, opened, progress)
-    same = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
+    reads_as_asked = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
     if config.keep_head:
-        _check_kept(config, opened, same=same)
+        _check_kept(config, opened, reads_as_asked=reads_as_asked)
         _check_fits(config, opened, items)
         return opened
     number = _number(config, opened, items)
-    fits = same and number == before.num_classes and names_agree(items, opened.header.labels, number)
-    drawn = config.head_seed is not None and (config.reset_head or opened.is_random)
+    fits = (
+        reads_as_asked and number == before.num_classes and names_agree(items, opened.header.labels, number)
+    )
+    draws_anew = config.head_seed is not None and (config.reset_head or opened.is_random)
     if config.recipe.trains_own_parts and (config.reset_head or not fits) and _shares_head(opened):
         raise UsageError(
             f"`--train own`: members of {config.model} share their classifier, and a new one would not train",
             hint="leave `own` out, or fuse with `--own-from`",
         )
-    if fits and not drawn:
+    if fits and not draws_anew:
         if config.head_seed is not None:
             raise UsageError(
                 f"`--head-seed {config.head_seed}` has no effect on {config.model}, whose classifier is there already",
@@ -60,7 +62,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
             hint="add `head` to `--train`",
         )
     if not (fits and opened.is_random):
-        progress.step(_told(opened, number, items.class_names, fits=fits))
+        progress.step(_classifier_text(opened, number, items.class_names, fits=fits))
     labels = opened.header.labels if fits else new_names(items.class_names, number)
     return _with_classifiers(opened, config, number=number, labels=labels, pooling=pooling)
 
@@ -70,31 +72,37 @@ def _with_classifiers(
 ) -> OpenModel:
     """Return a model with a new classifier; members of a hydra that have one each get one each, of seeds one after another."""
     plan = opened.header.plan
-    each = [
+    members = [
         with_classifier(
-            replace(opened, header=alone),
+            replace(opened, header=member_header),
             number,
             labels=labels,
             seed=config.seed + i,
             head_seed=None if config.head_seed is None else config.head_seed + i,
             pooling=pooling,
         )
-        for i, alone in enumerate(member_headers(opened.header))
+        for i, member_header in enumerate(member_headers(opened.header))
     ]
     if plan is None:
-        return each[0]
-    first, specs = each[0], opened.checkpoint.specs
+        return members[0]
+    first, specs = members[0], opened.checkpoint.specs
     fates = {name: plan.fates.get(name, Fate.GROUPED) for name in first.checkpoint.specs}
-    drawn = {n: f for n, f in fates.items() if n not in specs or place_of(opened.family, n).part == "head"}
-    states = [{name: member.checkpoint.tensor(name) for name in drawn} for member in each]
-    fresh = Checkpoint.of(join_members(opened.family, drawn, states))
-    kept = replace(opened.checkpoint, specs={n: s for n, s in specs.items() if n in fates and n not in drawn})
+    drawn_fates = {
+        n: f for n, f in fates.items() if n not in specs or place_of(opened.family, n).part == "head"
+    }
+    states = [{name: member.checkpoint.tensor(name) for name in drawn_fates} for member in members]
+    fresh = Checkpoint.of(join_members(opened.family, drawn_fates, states))
+    kept_checkpoint = replace(
+        opened.checkpoint, specs={n: s for n, s in specs.items() if n in fates and n not in drawn_fates}
+    )
     changes = {
         "architecture": first.header.architecture,
         "labels": labels,
         "plan": plan.model_copy(update={"fates": fates}),
     }
-    return replace(opened, checkpoint=kept.joined(fresh), header=opened.header.model_copy(update=changes))
+    return replace(
+        opened, checkpoint=kept_checkpoint.joined(fresh), header=opened.header.model_copy(update=changes)
+    )
 
 
 def _shares_head(opened: OpenModel) -> bool:
@@ -121,19 +129,19 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> s
     return header.architecture.pooling or DEFAULT_POOLING
 
 
-def _check_kept(config: FinetuneConfig, opened: OpenModel, *, same: bool) -> None:
+def _check_kept(config: FinetuneConfig, opened: OpenModel, *, reads_as_asked: bool) -> None:
     """Refuse to keep a classifier that is not there, or is not the one that was asked for."""
-    number, asked = opened.header.architecture.num_classes, config.num_classes
+    number, requested = opened.header.architecture.num_classes, config.num_classes
     if opened.lacks:
         raise UsageError(f"`--keep-head`: {config.model} {opened.lacks}", hint="leave `--keep-head` out")
-    if not same:
+    if not reads_as_asked:
         raise UsageError(
             f"`--keep-head`: the classifier of {config.model} does not read what `--pooling {config.pooling}` says",
             hint="leave one of them out",
         )
-    if asked not in {None, number}:
+    if requested not in {None, number}:
         raise UsageError(
-            f"`--keep-head`: the classifier of {config.model} tells apart {number} classes, not {asked}",
+            f"`--keep-head`: the classifier of {config.model} tells apart {number} classes, not {requested}",
             hint="leave `--keep-head` or `--num-classes` out",
         )
 
@@ -157,28 +165,32 @@ def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Classed) -> No
 
 def _number(config: FinetuneConfig, opened: OpenModel, items: Classed) -> int:
     """Return how many classes the model is to tell apart: as many as were asked for, or the data have."""
-    asked, found, wanted = asked_number(opened), len(items.class_names), config.num_classes
+    model_number, data_number, option_number = (
+        asked_number(opened),
+        len(items.class_names),
+        config.num_classes,
+    )
     key = CLASSES[opened.family.library]
-    if wanted is not None and asked not in {None, wanted}:
+    if option_number is not None and model_number not in {None, option_number}:
         raise UsageError(
-            f"`--num-classes {wanted}` and `{config.model}` differ",
-            hint=f"leave `--num-classes` or `{key}={asked}` out",
+            f"`--num-classes {option_number}` and `{config.model}` differ",
+            hint=f"leave `--num-classes` or `{key}={model_number}` out",
         )
-    if wanted is not None and wanted < found:
+    if option_number is not None and option_number < data_number:
         raise DataError(
-            f"{items.name}: has {found} classes, `--num-classes {wanted}` is too few for them",
-            hint=f"add `--num-classes {found}`, or choose some of the classes with `::classes=`",
+            f"{items.name}: has {data_number} classes, `--num-classes {option_number}` is too few for them",
+            hint=f"add `--num-classes {data_number}`, or choose some of the classes with `::classes=`",
         )
-    if asked is not None and asked < found:
+    if model_number is not None and model_number < data_number:
         raise DataError(
-            f"{items.name}: has {found} classes, but `{config.model}` asks for {asked}",
-            hint=f"leave `{key}={asked}` out, write `{key}={found}`, or choose some of the classes with `::classes=`",
+            f"{items.name}: has {data_number} classes, but `{config.model}` asks for {model_number}",
+            hint=f"leave `{key}={model_number}` out, write `{key}={data_number}`, or choose some of the classes with `::classes=`",
         )
-    own = opened.header.num_classes if names_all(items, opened.header.labels) else None
-    return wanted or asked or own or found
+    stored_number = opened.header.num_classes if names_all(items, opened.header.labels) else None
+    return option_number or model_number or stored_number or data_number
 
 
-def _told(opened: OpenModel, number: int, names: tuple[str, ...], *, fits: bool) -> str:
+def _classifier_text(opened: OpenModel, number: int, names: tuple[str, ...], *, fits: bool) -> str:
     """Say what classifier is made, and why."""
     new = f"A new classifier for {_classes(number, names)}"
     if opened.lacks:
@@ -199,5 +211,5 @@ def _told(opened: OpenModel, number: int, names: tuple[str, ...], *, fits: bool)
 def _classes(number: int, names: tuple[str, ...]) -> str:
     """Return how many classes there are, and what some are called."""
     unnamed = (f"{number - len(names)} unnamed",) if number > len(names) else ()
-    shown = ", ".join((*names[:SHOWN], *(("...",) if len(names) > SHOWN else ()), *unnamed))
-    return counted(number, "class", "classes") + (f" ({shown})" if names else "")
+    first_names = ", ".join((*names[:MAX_SHOWN], *(("...",) if len(names) > MAX_SHOWN else ()), *unnamed))
+    return counted(number, "class", "classes") + (f" ({first_names})" if names else "")

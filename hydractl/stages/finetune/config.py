@@ -206,7 +206,7 @@ class FinetuneConfig(CommandConfig):
                 f"`{self.data}`: a stream is shuffled among rows that are held, and nothing says how many",
                 hint="add `buffer=10000`, or `limit=N`: the first N rows are read and kept; or leave `streaming` out",
             )
-        if self.data.endless and self.apart:
+        if self.data.endless and self.has_own_batches:
             raise UsageError(
                 f"`--batches own`: each member would read `{self.data}` in an order of its own",
                 hint="leave one of them out, or add `limit=N` in the place of `buffer`",
@@ -229,7 +229,7 @@ class FinetuneConfig(CommandConfig):
         return (self.out,) if count == 1 else shared.numbered(self.out, count)
 
     @property
-    def apart(self) -> bool:
+    def has_own_batches(self) -> bool:
         """Whether members of a hydra see batches of their own."""
         return self.batches == "own"
 
@@ -245,16 +245,16 @@ class FinetuneConfig(CommandConfig):
 
     def options(self) -> dict[str, OptionValue]:
         """Return what shapes the result, as lineage options; the lineage drops those that are None."""
-        own = ("order_seed", "dropout_seed", "head_seed", "num_classes", "pooling")
+        field_names = ("order_seed", "dropout_seed", "head_seed", "num_classes", "pooling")
         taught = {"teacher_temperature": self.temperature, "teacher_weight": self.weight}
         return (
             self.recipe.options()
             | {"max_length": self.tokens}
-            | {name: getattr(self, name) for name in own}
+            | {name: getattr(self, name) for name in field_names}
             | self.images.options()
             | (taught if self.teacher else {})
             | ({} if self.trains_by is None else {"method": method_reference(self.trains_by)})
-            | ({"batches": self.batches} if self.apart else {})
+            | ({"batches": self.batches} if self.has_own_batches else {})
             | ({"compile": True} if self.compile else {})
         )
 

@@ -53,7 +53,7 @@ _TAKEN_BY_NONE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labelled(Generic[T]):
+class LabelledItems(Generic[T]):
     """A data set whose labels are the model's."""
 
     items: T
@@ -61,7 +61,7 @@ class Labelled(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class TrainingPlan:
     """Everything that is known before anything is computed.
 
     Attributes:
@@ -84,14 +84,14 @@ class Work:
     how: Reading
     names: tuple[str, ...]
     adapter: Adapter | None
-    train: Labelled[Items | Shuffled]
-    val: Labelled[Items]
+    train: LabelledItems[Items | Shuffled]
+    val: LabelledItems[Items]
     teachers: tuple[OpenModel, ...]
     mixing: Mixing | None
     inputs: tuple[InputFile, ...]
 
 
-def prepare(config: FinetuneConfig, progress: Progress, own: OutputLock) -> Work:
+def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock) -> TrainingPlan:
     """Check everything that headers and labels can tell, and whether the output may be where it is to go.
 
     Raises:
@@ -104,7 +104,7 @@ def prepare(config: FinetuneConfig, progress: Progress, own: OutputLock) -> Work
     opened = reading_images(open_trained(config), config.images)
     check_takes(opened.header, where=opened.reference)
     teachers = open_teachers(config)
-    check_models(config.outputs(), own, models=[opened, *teachers], data=[config.data, config.val])
+    check_models(config.outputs(), output_lock, models=[opened, *teachers], data=[config.data, config.val])
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened, progress)
     items = _opened(config, opened, progress)
@@ -149,7 +149,7 @@ def prepare(config: FinetuneConfig, progress: Progress, own: OutputLock) -> Work
         f"validating on {len(validation.items)}"
         + (f", taught by {', '.join(t.name for t in teachers)}" if teachers else "")
     )
-    return Work(
+    return TrainingPlan(
         config=config,
         opened=opened,
         header=header,
@@ -223,7 +223,7 @@ def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
         return
     named = RECIPES[config.recipe_name]
     if any(getattr(named, n) and getattr(named, n) == getattr(config.recipe, n) for n in FOR_IMAGES):
-        others = [name for name, one in RECIPES.items() if not any(getattr(one, n) for n in FOR_IMAGES)]
+        others = [name for name, recipe in RECIPES.items() if not any(getattr(recipe, n) for n in FOR_IMAGES)]
         raise UsageError(
             f"`--recipe {config.recipe_name}` is for images, but {config.model} reads texts",
             hint=f"for texts there are {', '.join(others)}",
@@ -234,9 +234,9 @@ def _check_layers(config: FinetuneConfig, header: Header, family: Family, progre
     """Refuse shares to drop that no layer would; a recipe's own are for many models. Say where a norm is none."""
     model = family.build(header.architecture, header.masks[0], None)
     named = Recipe() if config.recipe_name is None else RECIPES[config.recipe_name]
-    for name, takes in HAS_LAYERS_FOR.items():
+    for name, has_layers in HAS_LAYERS_FOR.items():
         share = getattr(config.recipe, name)
-        if share and share != getattr(named, name) and not takes(model):
+        if share and share != getattr(named, name) and not has_layers(model):
             raise UsageError(
                 f"`{long_option(name)} {share:g}` has no effect on {config.model}: {_TAKEN_BY_NONE[name]}",
                 hint=f"leave `{long_option(name)}` out",
@@ -250,7 +250,7 @@ def _check_layers(config: FinetuneConfig, header: Header, family: Family, progre
 
 def _check_apart(config: FinetuneConfig, header: Header) -> None:
     """Refuse batches of members' own where there are no members, or where they run as one at first."""
-    if not config.apart:
+    if not config.has_own_batches:
         return
     if header.plan is None:
         raise UsageError(
@@ -297,22 +297,24 @@ def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | Non
 
 def _training(
     items: Items | Shuffled, header: Header, progress: Progress
-) -> tuple[Labelled[Items | Shuffled], Header]:
+) -> tuple[LabelledItems[Items | Shuffled], Header]:
     """Return the training data, and the header with their names for classes that have none."""
-    own, number = required_labels(items, "--data"), header.num_classes
+    data_labels, number = required_labels(items, "--data"), header.num_classes
     table = match_classes(items, header.labels, num_classes=number, called="`--data`", progress=progress)
     labels = filled_names(header.labels, items.class_names, table, number)
-    training: Labelled[Items | Shuffled] = Labelled(items=items, labels=tuple(table[label] for label in own))
+    training: LabelledItems[Items | Shuffled] = LabelledItems(
+        items=items, labels=tuple(table[label] for label in data_labels)
+    )
     return training, header.model_copy(update={"labels": labels})
 
 
 def _validation(
     items: Items, trained: Items | Shuffled, header: Header, progress: Progress
-) -> Labelled[Items]:
+) -> LabelledItems[Items]:
     """Return the validation data; a class that the training data do not have is never taken for one that they have."""
-    own = required_labels(items, "--val")
-    known = {folded(name) for name in (*trained.class_names, *header.labels)}
-    strange = [name for name in items.class_names if folded(name) not in known]
+    data_labels = required_labels(items, "--val")
+    known_names = {folded(name) for name in (*trained.class_names, *header.labels)}
+    strange = [name for name in items.class_names if folded(name) not in known_names]
     try:
         table = match_classes(
             items,
@@ -329,7 +331,7 @@ def _validation(
             f"`--val {items.name}`: has classes that `--data {trained.name}` has not: {first_names(strange)}",
             hint="name them as there, or choose the classes of `--data` with `::classes=`",
         ) from error
-    return Labelled(items=items, labels=tuple(table[label] for label in own))
+    return LabelledItems(items=items, labels=tuple(table[label] for label in data_labels))
 
 
 def _data_inputs(
@@ -337,15 +339,17 @@ def _data_inputs(
 ) -> tuple[InputFile, InputFile]:
     """Return the data's lineage entries; say where what is learnt is what is chosen by."""
     read = [
-        (own.fingerprint(), own.digest.content)
-        if isinstance(own, Shuffled)
-        else identified(own, map(own.item_digest, range(len(own))))
-        for own in (trained, validated)
+        (items.fingerprint(), items.digest.content)
+        if isinstance(items, Shuffled)
+        else identified(items, map(items.item_digest, range(len(items))))
+        for items in (trained, validated)
     ]
-    (learnt, data), (seen, content) = read
+    (learnt, data), (validation_digest, content) = read
     if twice := held_twice("--val", content, data):
         progress.warn(
             f"{twice}: accuracy and NLL will look better than they are, and the rate and weights that are kept are chosen by "
             "what may be known by heart"
         )
-    return InputFile(name=trained.name, sha256=learnt), InputFile(name=validated.name, sha256=seen)
+    return InputFile(name=trained.name, sha256=learnt), InputFile(
+        name=validated.name, sha256=validation_digest
+    )

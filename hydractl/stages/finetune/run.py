@@ -26,13 +26,13 @@ from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import SILENT, Progress
 from hydractl.settings import long_option
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.prepare import Work, prepare
+from hydractl.stages.finetune.prepare import TrainingPlan, prepare
 from hydractl.stages.finetune.state import state_folder
 from hydractl.stages.finetune.teachers import lesson_of
-from hydractl.stages.finetune.trainable import Jointly, Subject, is_own, of_each, stay_equal
+from hydractl.stages.finetune.trainable import Jointly, TrainableModel, is_own, of_each, stay_equal
 from hydractl.stages.shared.finite import check_finite, check_weights, stored_tensors
 from hydractl.stages.shared.output_record import make_step
-from hydractl.stages.shared.outputs import claim, resumable, way_on
+from hydractl.stages.shared.outputs import claim, resumable, resume_hint
 from hydractl.training import fsdp
 from hydractl.training.accelerator import Engine, Share, start_engine
 from hydractl.training.dropout import HAS_LAYERS_FOR
@@ -109,9 +109,9 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         )
     with (
         resumable(config.out, force=config.force),
-        claim(config, config.outputs() if leads else [], progress) as own,
+        claim(config, config.outputs() if leads else [], progress) as output_lock,
     ):
-        work = prepare(config, progress, own)
+        work = prepare(config, progress, output_lock)
         follow_leader("claim")
         _check_weights(work)
         folder = state_folder(work)
@@ -120,7 +120,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
             start = folder.resumed(force=config.force, others=config.if_changed, progress=progress)
         try:
             with start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine:
-                return _train(work, engine, folder, start, own, progress)
+                return _train(work, engine, folder, start, output_lock, progress)
         except CheckFailed:
             # the same would happen again, so there is nothing to go on with
             if folder is not None and leads:
@@ -128,9 +128,9 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
             raise
         except (InputError, HubError) as error:
             # what cannot be read or written now may be so later
-            if leads and (told := _way_on(config, folder)):
-                said = f"{error.hint}; " if error.hint else ""
-                error.hint = f"{said}{told}, with inputs as they were"
+            if leads and (resume_hint := _way_on(config, folder)):
+                first_hint = f"{error.hint}; " if error.hint else ""
+                error.hint = f"{first_hint}{resume_hint}, with inputs as they were"
             raise
 
 
@@ -138,16 +138,16 @@ def _way_on(config: FinetuneConfig, folder: StateFolder | None) -> str | None:
     """Return what goes on with the state of this run, None where there is none that can be read."""
     with contextlib.suppress(HydraError, OSError):
         if folder is not None and folder.check(force=False):
-            return way_on(config.out, force=config.force)
+            return resume_hint(config.out, force=config.force)
     return None
 
 
 def _train(
-    work: Work,
+    work: TrainingPlan,
     engine: Engine,
     folder: StateFolder | None,
     start: Snapshot,
-    own: OutputLock,
+    output_lock: OutputLock,
     progress: Progress,
 ) -> FinetuneReport:
     config, recipe = work.config, work.config.recipe
@@ -155,7 +155,7 @@ def _train(
     feed = _feed(work)
     _look(work, feed, engine, progress)
     job = _job(work, feed, measure, engine)
-    if engine.leads and work.header.plan is not None and not (config.apart or config.method):
+    if engine.leads and work.header.plan is not None and not (config.has_own_batches or config.method):
         _warn_equal(work, job, engine, progress)
     engine.wait()  # all have read the state before one writes it
     trained = train(job, engine, progress, folder=folder, start=start)
@@ -180,7 +180,7 @@ def _train(
     )
     if engine.leads:
         header = _finished(work, report)
-        with publish_models(own) as begin:
+        with publish_models(output_lock) as begin:
             for path, own_tensors in zip(report.paths, tensors, strict=True):
                 write_tensors(begin(path, header), own_tensors, header=header)
         if folder is not None:
@@ -189,31 +189,34 @@ def _train(
     return report
 
 
-def _stored(work: Work, tensors: Sequence[Mapping[str, torch.Tensor]]) -> nn.Module:
+def _stored(work: TrainingPlan, tensors: Sequence[Mapping[str, torch.Tensor]]) -> nn.Module:
     """Return what answers with tensors as they are written."""
-    each = [
-        Subject.of(work.opened.family, work.header, own, where=work.config.model).module for own in tensors
+    modules = [
+        TrainableModel.of(work.opened.family, work.header, state, where=work.config.model).module
+        for state in tensors
     ]
-    return each[0] if len(each) == 1 else Jointly(each)
+    return modules[0] if len(modules) == 1 else Jointly(modules)
 
 
-def _warn_equal(work: Work, job: Job, engine: Engine, progress: Progress) -> None:
+def _warn_equal(work: TrainingPlan, job: Job, engine: Engine, progress: Progress) -> None:
     """Say that members which begin equal would end so."""
-    said = None
+    targets = None
     if job.lesson is not None:
-        said = job.lesson.targets(map_inputs(lambda x: x.to(engine.device), job.probe))
+        targets = job.lesson.targets(map_inputs(lambda x: x.to(engine.device), job.probe))
     subject = _build(work)
     drops = [
-        f"`{long_option(name)} 0.1`, or " for name, takes in HAS_LAYERS_FOR.items() if takes(subject.module)
+        f"`{long_option(name)} 0.1`, or "
+        for name, has_layers in HAS_LAYERS_FOR.items()
+        if has_layers(subject.module)
     ]
-    if stay_equal(subject, job.probe, work.config.recipe, said):
+    if stay_equal(subject, job.probe, work.config.recipe, targets):
         progress.warn(
             f"members that are equal now stay equal, for nothing is dropped: add {''.join(drops[:1])}"
             "`--reset-head --head-seed 1` for classifiers of their own"
         )
 
 
-def _measure(work: Work, engine: Engine) -> Callable[[nn.Module], Metrics | None]:
+def _measure(work: TrainingPlan, engine: Engine) -> Callable[[nn.Module], Metrics | None]:
     """Return what measures a model on the validation data."""
     return classifier_metrics(
         engine,
@@ -222,7 +225,7 @@ def _measure(work: Work, engine: Engine) -> Callable[[nn.Module], Metrics | None
     )
 
 
-def _feed(work: Work) -> ItemFeed:
+def _feed(work: TrainingPlan) -> ItemFeed:
     """Return where batches come from."""
     config, recipe = work.config, work.config.recipe
     feed = ItemFeed.open(
@@ -236,7 +239,7 @@ def _feed(work: Work) -> ItemFeed:
     return replace(feed, mixing=work.mixing)
 
 
-def _look(work: Work, feed: ItemFeed, engine: Engine, progress: Progress) -> None:
+def _look(work: TrainingPlan, feed: ItemFeed, engine: Engine, progress: Progress) -> None:
     """Show a method the batches that it must see before anything trains: every process all of them, so that all find the same."""
     if work.adapter is None or not work.adapter.data:
         return
@@ -255,21 +258,23 @@ def _look(work: Work, feed: ItemFeed, engine: Engine, progress: Progress) -> Non
     work.adapter.look(weights, (partial(loss, piece) for piece in pieces))
 
 
-def _job(work: Work, feed: ItemFeed, measure: Callable[[nn.Module], Metrics | None], engine: Engine) -> Job:
+def _job(
+    work: TrainingPlan, feed: ItemFeed, measure: Callable[[nn.Module], Metrics | None], engine: Engine
+) -> Job:
     """Say to the loop what to train."""
     config, recipe = work.config, work.config.recipe
 
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="none")
 
-    whole: Feed = feed if work.adapter is None else work.adapter.feed(feed)
-    if whole is feed and config.apart:
-        whole = MemberFeeds.of(feed, len(work.header.masks), work.how)
-    apart = whole is not feed
+    feed_of_members: Feed = feed if work.adapter is None else work.adapter.feed(feed)
+    if feed_of_members is feed and config.has_own_batches:
+        feed_of_members = MemberFeeds.of(feed, len(work.header.masks), work.how)
+    has_member_feed = feed_of_members is not feed
     return Job(
         build=lambda: _build(work).module,
-        feed=whole,
-        loss=of_each(work.header, loss, apart=apart, several=_copies(work) > 1),
+        feed=feed_of_members,
+        loss=of_each(work.header, loss, by_member=has_member_feed, several=_copies(work) > 1),
         evaluate=measure,
         probe=blank_inputs(work.header.preprocess, 1, device="cpu"),
         recipe=recipe,
@@ -282,21 +287,21 @@ def _job(work: Work, feed: ItemFeed, measure: Callable[[nn.Module], Metrics | No
     )
 
 
-def _scales(work: Work) -> dict[str, float]:
+def _scales(work: TrainingPlan) -> dict[str, float]:
     """Return what the learning rate of each parameter is multiplied by, under the model's own names."""
     decay = work.config.recipe.layer_decay
     if decay is None:
         return {}
     subject = _build(work)
-    theirs = {id(tensor): name for own in subject.states for name, tensor in own.items()}
-    for name, site in (pair for own in subject.sites for pair in own.items()):
-        theirs |= {id(made): name for made in site.layer.parameters() if id(made) not in theirs}
+    theirs = {id(tensor): name for state in subject.states for name, tensor in state.items()}
+    for name, site in (pair for sites in subject.sites for pair in sites.items()):
+        theirs |= {id(weight): name for weight in site.layer.parameters() if id(weight) not in theirs}
     names = {name: theirs[id(parameter)] for name, parameter in subject.module.named_parameters()}
     scales = rate_scales(work.opened.family, work.header.architecture, decay, theirs.values())
-    return {name: scales[own] for name, own in names.items()}
+    return {name: scales[tensor_name] for name, tensor_name in names.items()}
 
 
-def _build(work: Work) -> Subject:
+def _build(work: TrainingPlan) -> TrainableModel:
     """Return the model as training begins."""
     subject = _plain(work)
     return (
@@ -304,13 +309,13 @@ def _build(work: Work) -> Subject:
     )
 
 
-def _copies(work: Work) -> int:
+def _copies(work: TrainingPlan) -> int:
     """Return how many models train together that are no hydra."""
     method = work.config.trains_by
     return 1 if method is None else method.models
 
 
-def _state(work: Work) -> dict[str, torch.Tensor]:
+def _state(work: TrainingPlan) -> dict[str, torch.Tensor]:
     """Return the tensors that training begins with."""
     state = work.opened.checkpoint.tensors()
     if work.config.reset_head and work.config.head_seed is None:
@@ -318,7 +323,7 @@ def _state(work: Work) -> dict[str, torch.Tensor]:
     return state
 
 
-def _check_weights(work: Work) -> None:
+def _check_weights(work: TrainingPlan) -> None:
     """Refuse weights that are not finite before anything trains: no rate would help.
 
     Raises:
@@ -329,23 +334,23 @@ def _check_weights(work: Work) -> None:
         check_weights(teacher)
 
 
-def _plain(work: Work) -> Subject:
+def _plain(work: TrainingPlan) -> TrainableModel:
     """Return it before a method makes weights of others: in fp32 whatever is stored, gradients where parameters train."""
-    subject = Subject.of(
+    subject = TrainableModel.of(
         work.opened.family,
         work.header,
         _state(work),
         where=work.config.model,
-        apart=work.config.apart,
+        by_member=work.config.has_own_batches,
         copies=_copies(work),
     )
-    for own in subject.states:
-        for name, tensor in own.items():
+    for state in subject.states:
+        for name, tensor in state.items():
             tensor.requires_grad_(name in work.names)
     return subject
 
 
-def _tensors(work: Work, trained: Trained) -> list[dict[str, torch.Tensor]]:
+def _tensors(work: TrainingPlan, trained: Trained) -> list[dict[str, torch.Tensor]]:
     """Return what is written of each model: every tensor in its stored dtype, untouched where it did not train.
 
     Raises:
@@ -358,21 +363,21 @@ def _tensors(work: Work, trained: Trained) -> list[dict[str, torch.Tensor]]:
             parameters[name].copy_(tensor)
     hint = "lower `--lr`, or add `--clip 1.0`"
     return [
-        stored_tensors(work.opened.checkpoint, own, trained=work.names, hint=hint)
-        for own in subject.tensors()
+        stored_tensors(work.opened.checkpoint, state, trained=work.names, hint=hint)
+        for state in subject.tensors()
     ]
 
 
-def _training_macs(work: Work, steps: int, per_epoch: int) -> int:
+def _training_macs(work: TrainingPlan, steps: int, per_epoch: int) -> int:
     """Return three forward passes for each sample that weights have seen after so many steps."""
-    epochs, rest = divmod(steps, per_epoch)
+    epochs, last_steps = divmod(steps, per_epoch)
     times = 1 if work.adapter is None else work.adapter.repeat
-    seen = epochs * len(work.train.items) + rest * work.config.recipe.batch_size
+    samples = epochs * len(work.train.items) + last_steps * work.config.recipe.batch_size
     model = _plain(work).module.eval()
-    return 3 * times * seen * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))
+    return 3 * times * samples * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))
 
 
-def _finished(work: Work, report: FinetuneReport) -> Header:
+def _finished(work: TrainingPlan, report: FinetuneReport) -> Header:
     """Return the header of the output: what the input was, and one more step."""
     opened, header = work.opened, work.header
     step = make_step(

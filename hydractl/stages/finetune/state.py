@@ -11,10 +11,10 @@ from hydractl.training.run_settings import texts_of
 from hydractl.version import __version__
 
 if TYPE_CHECKING:
-    from hydractl.stages.finetune.prepare import Work
+    from hydractl.stages.finetune.prepare import TrainingPlan
 
 
-def state_folder(work: Work) -> StateFolder | None:
+def state_folder(work: TrainingPlan) -> StateFolder | None:
     """Return the folder of the run's state; None where it keeps none."""
     if work.config.state is None:
         return None

@@ -15,7 +15,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.training.accelerator import Engine
 from hydractl.training.distillation import DistillationLoss, Teacher
 
-SHOWN = 60
+MAX_SHOWN_CHARACTERS = 60
 """Longest text of a value that a message shows."""
 
 
@@ -92,8 +92,8 @@ def lesson_of(
 def _splits(teachers: tuple[OpenModel, ...], student: Header) -> bool:
     """Return whether the only teacher is a hydra whose members teach a hydra's members."""
     first = teachers[0].header if len(teachers) == 1 else None
-    both = first is not None and first.plan is not None and student.plan is not None
-    return both and first is not None and len(first.masks) == len(student.masks)
+    are_hydras = first is not None and first.plan is not None and student.plan is not None
+    return are_hydras and first is not None and len(first.masks) == len(student.masks)
 
 
 def _check_classes(teacher: OpenModel, student: Header) -> None:
@@ -103,12 +103,12 @@ def _check_classes(teacher: OpenModel, student: Header) -> None:
             f"{where}: tells {counted(theirs, 'class', 'classes')} apart, and the model that it is to teach {ours}",
             hint="a teacher must have been trained on the same classes",
         )
-    known = (student.labels, teacher.header.labels)
-    if all(known) and known[0] != known[1]:
-        place = next(i for i, (a, b) in enumerate(zip(*known, strict=True)) if a != b)
-        order = "in another order: " if sorted(known[0]) == sorted(known[1]) else ""
+    labels = (student.labels, teacher.header.labels)
+    if all(labels) and labels[0] != labels[1]:
+        place = next(i for i, (a, b) in enumerate(zip(*labels, strict=True)) if a != b)
+        order = "in another order: " if sorted(labels[0]) == sorted(labels[1]) else ""
         raise CheckpointError(
-            f"{where}: has other classes, {order}class {place} is `{known[1][place]}`, and `{known[0][place]}` "
+            f"{where}: has other classes, {order}class {place} is `{labels[1][place]}`, and `{labels[0][place]}` "
             "of the model that it is to teach",
             hint="`hydractl inspect` shows both",
         )
@@ -128,9 +128,13 @@ def _check_reading(teacher: OpenModel, how: Reading) -> None:
             )
         theirs = theirs.model_copy(update={"max_length": how.max_length})
     for field in reading_differences(how, theirs):
-        mine, other = getattr(how, field), getattr(theirs, field)
-        shown = f" {other!r}, not {mine!r}" if len(repr(mine) + repr(other)) <= SHOWN else ""
+        student_field, teacher_field = getattr(how, field), getattr(theirs, field)
+        difference = (
+            f" {teacher_field!r}, not {student_field!r}"
+            if len(repr(student_field) + repr(teacher_field)) <= MAX_SHOWN_CHARACTERS
+            else ""
+        )
         raise CheckpointError(
-            f"{where}: reads items otherwise than the model that it is to teach: other `{field}`{shown}",
+            f"{where}: reads items otherwise than the model that it is to teach: other `{field}`{difference}",
             hint="`hydractl inspect` shows both; teacher and student see the same batches",
         )

@@ -33,17 +33,17 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Together(nn.Module):
     """A hydra as it trains: the trunk once, then each member apart."""
 
-    def __init__(self, hydra: Hydra, *, apart: bool = False) -> None:
+    def __init__(self, hydra: Hydra, *, by_member: bool = False) -> None:
         """Wrap a hydra.
 
         Args:
             hydra: What trains.
-            apart: Whether members have samples of their own in training, (M B, ...); it then has no trunk.
+            by_member: Whether members have samples of their own in training, (M B, ...); it then has no trunk.
         """
         super().__init__()
         hydra.lay_out("in turn")  # what changes with each step, or lies in parts, is not worth a copy
         self.hydra = hydra
-        self.apart = apart
+        self.by_member = by_member
 
     @override
     def forward(self, inputs: Inputs) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Together(nn.Module):
 
         Members that have samples of their own in training are given (M B, ...).
         """
-        if self.apart and self.training:
+        if self.by_member and self.training:
             logits: torch.Tensor = self.hydra.tower().forward_member_inputs(self.hydra.adapted(inputs))
             return logits.reshape(self.hydra.members, -1, logits.shape[-1])
         logits = (
@@ -65,7 +65,11 @@ class Together(nn.Module):
         return [module for module in self.hydra.modules() if isinstance(module, SideBySide)]
 
     def _side_by_side(self, inputs: Inputs) -> torch.Tensor:
-        images = [each for each in split_inputs(inputs, self.hydra.members) if isinstance(each, torch.Tensor)]
+        images = [
+            member_inputs
+            for member_inputs in split_inputs(inputs, self.hydra.members)
+            if isinstance(member_inputs, torch.Tensor)
+        ]
         with contextlib.ExitStack() as stack:
             for slots in self.slots:
                 stack.enter_context(slots.seeing(images))
@@ -87,7 +91,7 @@ class Jointly(nn.Module):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class TrainableModel:
     """A model in memory, or several.
 
     Attributes:
@@ -113,9 +117,9 @@ class Subject:
         state: Mapping[str, torch.Tensor],
         *,
         where: str,
-        apart: bool = False,
+        by_member: bool = False,
         copies: int = 1,
-    ) -> Subject:
+    ) -> TrainableModel:
         """Build in fp32 what a checkpoint holds.
 
         Args:
@@ -123,7 +127,7 @@ class Subject:
             header: What it is.
             state: Its tensors.
             where: What to call it in messages.
-            apart: Of a hydra, see `Together`.
+            by_member: Of a hydra, see `Together`.
             copies: Of a model that is no hydra, how many to build, all of the same parameters.
 
         Raises:
@@ -135,18 +139,25 @@ class Subject:
             module = members[0] if copies == 1 else Jointly(members)
         else:
             members = members_from_state(header, state, where=where, dtype=torch.float32)
-            module = Together(Hydra(members), apart=apart)
+            module = Together(Hydra(members), by_member=by_member)
         states = tuple(member.library_state() for member in members)
         return cls(module=module, states=states, header=header, family=family)
 
     def tensors(self) -> list[dict[str, torch.Tensor]]:
         """Return the tensors as checkpoints name them, of each model that is written: the inverse of `of`."""
-        plan, made = self.header.plan, [realised(own) for own in self.sites] or [{}]
+        plan, made_tensors = self.header.plan, [realised(member_sites) for member_sites in self.sites] or [{}]
         if plan is not None:
-            return [join_members(self.family, plan.fates, [dict(state) | made[0] for state in self.states])]
-        return [dict(state) | own for state, own in zip(self.states, made, strict=True)]
+            return [
+                join_members(
+                    self.family, plan.fates, [dict(state) | made_tensors[0] for state in self.states]
+                )
+            ]
+        return [
+            dict(state) | member_tensors
+            for state, member_tensors in zip(self.states, made_tensors, strict=True)
+        ]
 
-    def adapted(self, adapter: Adapter, names: Collection[str], *, seed: int) -> Subject:
+    def adapted(self, adapter: Adapter, names: Collection[str], *, seed: int) -> TrainableModel:
         """Return one that trains by a method; this one, changed.
 
         Args:
@@ -158,24 +169,26 @@ class Subject:
         # what members of a hydra share has its name in each
         sites = tuple(sites_of(self.family, *pair) for pair in zip(models, self.states, strict=False))
         generator = torch.Generator().manual_seed(seed)
-        for own in sites:
-            adapter.attach(own, names, generator)
+        for member_sites in sites:
+            adapter.attach(member_sites, names, generator)
         return replace(self, sites=sites)
 
 
-def stay_equal(subject: Subject, probe: Inputs, recipe: Recipe, said: torch.Tensor | None = None) -> bool:
+def stay_equal(
+    subject: TrainableModel, probe: Inputs, recipe: Recipe, targets: torch.Tensor | None = None
+) -> bool:
     """Return whether two members hold the same weights and would for ever, as neither dropout nor teachers tell them apart.
 
     Args:
         subject: As training begins; its gradients and its dropout are not as they were afterwards.
         probe: Inputs of one sample, of which the members' gradients are compared.
         recipe: How the subject would train.
-        said: What teachers tell each member about the probe, (M, 1, C); None without any.
+        targets: What teachers tell each member about the probe, (M, 1, C); None without any.
     """
     twins = [
-        (one, other)
-        for one, other in combinations(subject.states, 2)
-        if all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+        (first, second)
+        for first, second in combinations(subject.states, 2)
+        if all(torch.equal(tensor, second[name]) for name, tensor in first.items())
     ]
     if not twins:
         return False
@@ -184,11 +197,14 @@ def stay_equal(subject: Subject, probe: Inputs, recipe: Recipe, said: torch.Tens
         begin_training(subject.module)
         outputs = subject.module(probe)
     log_probs = outputs.log_softmax(-1)
-    (log_probs[..., 0] if said is None else log_probs * said.cpu()).sum().backward()
-    return any(all(_alike(tensor.grad, other[n].grad) for n, tensor in one.items()) for one, other in twins)
+    (log_probs[..., 0] if targets is None else log_probs * targets.cpu()).sum().backward()
+    return any(
+        all(_same_gradient(tensor.grad, second[n].grad) for n, tensor in first.items())
+        for first, second in twins
+    )
 
 
-def _alike(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+def _same_gradient(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
@@ -198,20 +214,22 @@ def is_own(parameter: str) -> bool:
     return first and (MADE not in parameter or parameter.endswith(ORIGINAL))
 
 
-def of_each(header: Header, loss: Loss, *, apart: bool = False, several: bool = False) -> Loss:
+def of_each(header: Header, loss: Loss, *, by_member: bool = False, several: bool = False) -> Loss:
     """Return a loss of logits (B, C) and labels, (B,), as one of what a model answers in training: the mean over members.
 
     Args:
         header: Of the model.
         loss: Of one member.
-        apart: Whether members have labels of their own, one's after another's.
+        by_member: Whether members have labels of their own, one's after another's.
         several: Whether several models train that are no hydra.
     """
     if header.plan is None and not several:
         return loss
 
     def mean(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        each = split_batch(labels, len(outputs)) if apart else [labels] * len(outputs)
-        return torch.stack([loss(z, own) for z, own in zip(outputs, each, strict=True)]).mean(0)
+        member_labels = split_batch(labels, len(outputs)) if by_member else [labels] * len(outputs)
+        return torch.stack(
+            [loss(z, labels_of_member) for z, labels_of_member in zip(outputs, member_labels, strict=True)]
+        ).mean(0)
 
     return mean

@@ -100,9 +100,9 @@ def most_merged(config: FuseConfig, members: Sequence[OpenModel]) -> int:
     depth = depth_of(first)
     if config.auto:
         own_from = depth if config.own_from is None else config.own_from
-        alike = int(min([depth, own_from, *(_first_difference(m, first)[1] for m in members)]))
-        _check_heads(members, max(alike, 1))
-        return alike
+        first_difference = int(min([depth, own_from, *(_first_difference(m, first)[1] for m in members)]))
+        _check_heads(members, max(first_difference, 1))
+        return first_difference
     merge_trunk = int(config.merge_trunk or 0)
     if merge_trunk > depth:
         raise UsageError(
@@ -150,11 +150,11 @@ def stored_temperature(members: Sequence[OpenModel]) -> float:
 
 def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
     """Return the tower and layer of the earliest block where heads differ; infinity where none do."""
-    found = [("", inf)]
+    places = [("", inf)]
     for name, tower in first.header.masks[0].items():
         pairs = zip(tower.keep, member.header.masks[0][name].keep, strict=True)
-        found += [(name, layer) for layer, (ours, theirs) in enumerate(pairs) if ours != theirs]
-    return min(found, key=lambda place: place[1])
+        places += [(name, layer) for layer, (ours, theirs) in enumerate(pairs) if ours != theirs]
+    return min(places, key=lambda place: place[1])
 
 
 def _check_reading(member: OpenModel, first: OpenModel) -> None:
@@ -166,11 +166,11 @@ def _check_reading(member: OpenModel, first: OpenModel) -> None:
         "reads texts otherwise, or has other templates,": ours.prompting != theirs.prompting,
         "has other class labels, or in another order,": ours.labels != theirs.labels,
     }
-    for what, differs in different.items():
+    for problem, differs in different.items():
         if differs:
             fields = f": other {quoted(reads)}" if differs is reads else ""
             raise CheckpointError(
-                f"{member.reference}: {what} than {first.reference}{fields}",
+                f"{member.reference}: {problem} than {first.reference}{fields}",
                 hint="`hydractl inspect` shows both",
             )
 
@@ -178,15 +178,15 @@ def _check_reading(member: OpenModel, first: OpenModel) -> None:
 def _check_specs(member: OpenModel, first: OpenModel) -> None:
     """Refuse a member whose tensors differ from the first's by more than the heads that their masks drop."""
     for name, spec in member.checkpoint.specs.items():
-        other = first.checkpoint.specs[name]
-        if spec.dtype != other.dtype:
+        first_spec = first.checkpoint.specs[name]
+        if spec.dtype != first_spec.dtype:
             raise CheckpointError(
-                f"{member.reference}: tensor `{name}` is {spec.dtype}, in {first.reference} it is {other.dtype}",
+                f"{member.reference}: tensor `{name}` is {spec.dtype}, in {first.reference} it is {first_spec.dtype}",
                 hint="prune with the same `--dtype` for all members",
             )
         if _unpruned(member, name) != _unpruned(first, name):
             raise CheckpointError(
-                f"{member.reference}: tensor `{name}` has shape {spec.shape}, in {first.reference} {other.shape}"
+                f"{member.reference}: tensor `{name}` has shape {spec.shape}, in {first.reference} {first_spec.shape}"
             )
 
 

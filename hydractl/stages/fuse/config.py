@@ -70,24 +70,24 @@ class Measuring(shared.WithTemperature):
         check(self)
 
     @classmethod
-    def parse(cls, given: dict[str, Any]) -> Measuring:
+    def parse(cls, options: dict[str, Any]) -> Measuring:
         """Return what was typed, by name; what was not is absent.
 
         Raises:
             UsageError: If it is said how to run models and not on what.
         """
-        asked = cls(**given)
+        measuring = cls(**options)
         how = [
             f"`{long_option(name)}`"
             for name in ("max_length", "batch_size", "num_workers", "device")
-            if name in given
+            if name in options
         ]
-        if how and not asked.refs:
+        if how and not measuring.refs:
             raise UsageError(
                 f"{' and '.join(how)}: no effect, as no model runs on data",
                 hint="add `--data DATA` or `--temperature DATA`, or leave it out",
             )
-        return asked
+        return measuring
 
     @property
     def refs(self) -> dict[str, DataRef]:

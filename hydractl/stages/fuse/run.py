@@ -35,11 +35,11 @@ from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.zero_shot_classes import with_classes
 
 if TYPE_CHECKING:
-    from hydractl.stages.fuse.merge_quality import Judge
+    from hydractl.stages.fuse.merge_quality import MergeEvaluator
 
 UNKNOWN = f"sha256:{'0' * 64}"
 """What stands for a digest until it is known: as long as one."""
-SHOWN = 3
+MAX_SHOWN = 3
 LATER = "members are identical yet: the hydra answers as one model until `finetune` trains it"
 
 
@@ -109,17 +109,17 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         require_one_process("fuse")
     with (
         start_team() as team,
-        claim(config, [config.out] * team.leads, progress) as own,
+        claim(config, [config.out] * team.leads, progress) as output_lock,
     ):
-        return _run(config, team, own, progress)
+        return _run(config, team, output_lock, progress)
 
 
-def _run(config: FuseConfig, team: ProcessGroup, own: OutputLock, progress: Progress) -> FuseReport:
+def _run(config: FuseConfig, team: ProcessGroup, output_lock: OutputLock, progress: Progress) -> FuseReport:
     members: Sequence[OpenModel] = [open_model(m) for m in config.models]
-    asked = config.measuring
+    measuring = config.measuring
     if team.leads:
-        data = asked.refs.values()
-        check_models([config.out], own, models=members, data=data, files=[config.naming.file])
+        data = measuring.refs.values()
+        check_models([config.out], output_lock, models=members, data=data, files=[config.naming.file])
     check_compatible(members)
     if not config.verify:  # which would find it out
         check_layout(members)
@@ -128,7 +128,7 @@ def _run(config: FuseConfig, team: ProcessGroup, own: OutputLock, progress: Prog
     if config.merges and not config.force_merge:
         check_one_start(members)
     warn_refusing(members, progress)
-    temperature = asked.given_temperature or (1.0 if asked.heldout else stored_temperature(members))
+    temperature = measuring.given_temperature or (1.0 if measuring.heldout else stored_temperature(members))
     members = _named(config, members, progress)
     judge = _judge(config, members, temperature, team, progress)
     progress.step(f"Comparing {counted(len(members), 'member')}")
@@ -139,23 +139,23 @@ def _run(config: FuseConfig, team: ProcessGroup, own: OutputLock, progress: Prog
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
         fusion = Fusion(members, mlp=config.mlps, merge_trunk=merge_trunk, own_from=config.own_from)
         _check_finite(members, fusion)
-        made = Outcome(fusion=fusion, temperature=temperature)
+        outcome = Outcome(fusion=fusion, temperature=temperature)
         if judge is not None:
-            made = _searched(config, members, fusion, judge)
-            fusion = made.fusion
+            outcome = _searched(config, members, fusion, judge)
+            fusion = outcome.fusion
         for doubt in _doubts(config, fusion):
             progress.warn(doubt)
         if config.verify or is_stream(config.out):
             hashing.result()
         if config.verify and team.leads:
             progress.step("Running hydra and members on a random batch")
-            gap = _verify(config, members, fusion, _header(config, members, made))
+            gap = _verify(config, members, fusion, _header(config, members, outcome))
         if team.leads:
-            _write(config, members, made, hashing, own, progress)
+            _write(config, members, outcome, hashing, output_lock, progress)
         team.broadcast("")  # the others end when it is there
     if twins := _twins(members, fusion):
         progress.warn(twins)
-    return _report(config, members, made, gap)
+    return _report(config, members, outcome, gap)
 
 
 def _check_finite(members: Sequence[OpenModel], fusion: Fusion) -> None:
@@ -164,15 +164,15 @@ def _check_finite(members: Sequence[OpenModel], fusion: Fusion) -> None:
 
     check_weights(members[0])
     for member in members[1:]:
-        check_weights(member, [name for name, same in fusion.same.items() if not same])
+        check_weights(member, [name for name, identical in fusion.same.items() if not identical])
 
 
 def _write(
     config: FuseConfig,
     members: Sequence[OpenModel],
-    made: Outcome,
+    outcome: Outcome,
     hashing: Future[None],
-    own: OutputLock,
+    output_lock: OutputLock,
     progress: Progress,
 ) -> None:
     """Publish the hydra; of members whose digests are not known yet, these come last."""
@@ -181,12 +181,12 @@ def _write(
 
     def final() -> Header:
         hashing.result()
-        return _header(config, members, made)
+        return _header(config, members, outcome)
 
-    with publish_models(own) as begin:
-        header = _header(config, members, made, digest=digest)
+    with publish_models(output_lock) as begin:
+        header = _header(config, members, outcome, digest=digest)
         file = begin(config.out, header)
-        specs, chunks = made.fusion.specs, made.fusion.chunks
+        specs, chunks = outcome.fusion.specs, outcome.fusion.chunks
         write_checkpoint(file, specs, chunks, header=header, final=final if digest else None)
 
 
@@ -207,19 +207,19 @@ def _judge(
     temperature: float,
     team: ProcessGroup,
     progress: Progress,
-) -> Judge | None:
+) -> MergeEvaluator | None:
     """Return what measures hydras, if there are data to do it on."""
     if not config.measuring.refs:
         return None
-    from hydractl.stages.fuse.merge_quality import Judge  # noqa: PLC0415 - runs models: not needed to fuse
+    from hydractl.stages.fuse.merge_quality import MergeEvaluator  # noqa: PLC0415 - runs models: not needed to fuse
 
-    return Judge(config.measuring, members, temperature, team, progress)
+    return MergeEvaluator(config.measuring, members, temperature, team, progress)
 
 
 def _doubts(config: FuseConfig, fusion: Fusion) -> Iterator[str]:
     """Yield what of a fusion may not be what was meant."""
-    if found := _sameness(fusion, count=len(config.models)):
-        yield found
+    if reason := _sameness(fusion, count=len(config.models)):
+        yield reason
     elif config.merge_trunk == 0 and config.mlp is None:
         yield (
             "`--merge-trunk 0` averages nothing, MLPs neither: whatever differs is stored once a member; without it, or "
@@ -243,10 +243,10 @@ def _sameness(fusion: Fusion, *, count: int) -> str | None:
     if Fate.GROUPED in fates:
         return LATER if all(fusion.same.values()) else None
     if Fate.MERGED in fates:
-        what, instead = (
+        averaged, instead = (
             ("MLPs", "`--mlp keep`") if not fusion.merge_trunk else ("tensors", "a lower `--merge-trunk`")
         )
-        return f"members differ in nothing but averaged {what}: the hydra answers as one model; {instead} keeps them apart"
+        return f"members differ in nothing but averaged {averaged}: the hydra answers as one model; {instead} keeps them apart"
     return "members are identical: the hydra answers as one model"
 
 
@@ -261,17 +261,26 @@ def _twins(members: Sequence[OpenModel], fusion: Fusion) -> str | None:
             pairs.append((member.reference, first[digest]))
         first.setdefault(digest, member.reference)
     if len(pairs) > 1:
-        shown = [*(f"{twin} those of {one}" for twin, one in pairs[:SHOWN]), *["..."] * (len(pairs) > SHOWN)]
+        pair_texts = [
+            *(f"{twin} those of {original}" for twin, original in pairs[:MAX_SHOWN]),
+            *["..."] * (len(pairs) > MAX_SHOWN),
+        ]
         return (
             f"{len(pairs)} of {len(members)} members hold the weights of an earlier one, so what these say counts several times: "
-            f"{', '.join(shown)}"
+            f"{', '.join(pair_texts)}"
         )
     return next(
-        (f"{one} and {twin} hold the same weights: what they say counts twice" for twin, one in pairs), None
+        (
+            f"{original} and {twin} hold the same weights: what they say counts twice"
+            for twin, original in pairs
+        ),
+        None,
     )
 
 
-def _searched(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, judge: Judge) -> Outcome:
+def _searched(
+    config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, judge: MergeEvaluator
+) -> Outcome:
     """Return what the data choose; hydras that are only measured have logits as they are."""
     from hydractl.stages.fuse.search import search  # noqa: PLC0415 - runs models: not needed to fuse
 
@@ -282,9 +291,9 @@ def _searched(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, 
 
 
 def _header(
-    config: FuseConfig, members: Sequence[OpenModel], made: Outcome, *, digest: str | None = None
+    config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome, *, digest: str | None = None
 ) -> Header:
-    first, fusion, measured = members[0].header, made.fusion, made.measured
+    first, fusion, measured = members[0].header, outcome.fusion, outcome.measured
     trunk = trunk_length(fusion.family, fusion.fates, first.architecture.towers)
     step = make_step(
         config,
@@ -300,11 +309,11 @@ def _header(
             "classes": config.naming.names or None,
             "templates": config.naming.templates or None,
         },
-        inputs=[*(m.as_input(digest=digest) for m in members), *made.sources],
+        inputs=[*(m.as_input(digest=digest) for m in members), *outcome.sources],
         seed=config.seed if config.verify else None,
         results=({"verified": True} if config.verify else {})
         | ({} if measured is None else measured.results())
-        | ({} if config.measuring.heldout is None else {"temperature": made.temperature}),
+        | ({} if config.measuring.heldout is None else {"temperature": outcome.temperature}),
     )
     return first.of_other_weights(
         {
@@ -317,7 +326,7 @@ def _header(
                 merge_trunk=fusion.merge_trunk,
                 own_from=fusion.own_from,
             ),
-            "temperature": made.temperature,
+            "temperature": outcome.temperature,
             "made_by": step,
         }
     )
@@ -334,10 +343,10 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
     inputs = probe_inputs(header, seed=config.seed)
     # first, as these say which member is not what its header says
     expected = torch.cat([member_logits(m, inputs) for m in members])
-    found = hydra_logits(fusion, header, inputs, where=str(config.out))
-    difference = largest_difference(found, expected)
-    together, apart = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (found, expected))
-    probabilities = (together - apart).abs().max().item()
+    logits = hydra_logits(fusion, header, inputs, where=str(config.out))
+    difference = largest_difference(logits, expected)
+    of_hydra, of_members = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (logits, expected))
+    probabilities = (of_hydra - of_members).abs().max().item()
     exact = Fate.MERGED not in fusion.fates.values()
     if not difference <= TOLERANCE and (exact or difference == float("inf")):
         raise CheckFailed(
@@ -347,11 +356,13 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
     return Gap(logits=difference, probabilities=probabilities)
 
 
-def _report(config: FuseConfig, members: Sequence[OpenModel], made: Outcome, gap: Gap | None) -> FuseReport:
-    towers, fusion = members[0].header.architecture.towers, made.fusion
+def _report(
+    config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome, gap: Gap | None
+) -> FuseReport:
+    towers, fusion = members[0].header.architecture.towers, outcome.fusion
 
     def of(fate: Fate) -> Iterator[str]:
-        return (name for name, found in fusion.fates.items() if found == fate)
+        return (name for name, tensor_fate in fusion.fates.items() if tensor_fate == fate)
 
     return FuseReport(
         path=config.out,
@@ -359,10 +370,10 @@ def _report(config: FuseConfig, members: Sequence[OpenModel], made: Outcome, gap
         layers=sum(tower.layers for tower in towers.values()),
         trunk=trunk_length(fusion.family, fusion.fates, towers),
         merge_trunk=fusion.merge_trunk,
-        temperature=made.temperature,
+        temperature=outcome.temperature,
         tensors={fate.value: sum(1 for _ in of(fate)) for fate in Fate},
         stored_bytes={fate.value: sum(fusion.specs[n].size_bytes for n in of(fate)) for fate in Fate},
         members_bytes=sum(m.checkpoint.size_bytes for m in members),
         gap=gap,
-        measured=made.measured,
+        measured=outcome.measured,
     )

@@ -14,7 +14,7 @@ from hydractl.manifest.header import Fate, Header
 from hydractl.messages import counted
 from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.stages.fuse.merge_quality import Judge
+from hydractl.stages.fuse.merge_quality import MergeEvaluator
 from hydractl.stages.fuse.result import Measured, Outcome, Tried
 
 HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
@@ -24,7 +24,7 @@ def search(
     config: FuseConfig,
     members: Sequence[OpenModel],
     fusion: Fusion,
-    judge: Judge,
+    judge: MergeEvaluator,
     header_of: Callable[[Fusion], Header],
 ) -> Outcome:
     """Return what to write: with `auto` the hydra that merges most of those whose loss is small enough.
@@ -44,18 +44,20 @@ def search(
     """
     data = config.measuring.data
     if data is None:
-        said = judge.said(partial(_hydra, fusion, header_of), HYDRA)
-        return Outcome(fusion=fusion, temperature=judge.temperature(said, HYDRA), sources=judge.sources)
-    apart = judge.said_apart(members)
-    before, predicted = judge.quality(apart, judge.temperature(apart, ENSEMBLE))
+        hydra_log_probs = judge.log_probs_of(partial(_hydra, fusion, header_of), HYDRA)
+        return Outcome(
+            fusion=fusion, temperature=judge.temperature(hydra_log_probs, HYDRA), sources=judge.sources
+        )
+    member_log_probs = judge.log_probs_of_members(members)
+    before, predicted = judge.quality(member_log_probs, judge.temperature(member_log_probs, ENSEMBLE))
     tried: list[Tried] = []
     for merge_trunk in range(fusion.merge_trunk, -1, -1):
-        made = fusion.merging(merge_trunk)
+        candidate = fusion.merging(merge_trunk)
         quality, classes = before, predicted
-        if Fate.MERGED in made.fates.values():
+        if Fate.MERGED in candidate.fates.values():
             name = f"{HYDRA} merged before block {merge_trunk}" if config.auto else HYDRA
-            said = judge.said(partial(_hydra, made, header_of), name)
-            quality, classes = judge.quality(said, judge.temperature(said, name))
+            hydra_log_probs = judge.log_probs_of(partial(_hydra, candidate, header_of), name)
+            quality, classes = judge.quality(hydra_log_probs, judge.temperature(hydra_log_probs, name))
         tried.append(
             Tried(
                 merge_trunk=merge_trunk,
@@ -71,9 +73,9 @@ def search(
             items = judge.sets[data].inputs.dataset
             measured = Measured(data=items.name, samples=len(items), members=before, tried=tuple(tried))
             return Outcome(
-                fusion=made, temperature=quality.temperature, measured=measured, sources=judge.sources
+                fusion=candidate, temperature=quality.temperature, measured=measured, sources=judge.sources
             )
-    least = min(tried, key=lambda one: one.loss)
+    least = min(tried, key=lambda trial: trial.loss)
     raise CheckFailed(
         f"every hydra loses more than {config.max_loss or 0.0:g} nats; the best, `--merge-trunk {least.merge_trunk}`, loses "
         f"{least.loss:.4g}; nothing was written",

@@ -157,14 +157,14 @@ class ImportConfig(CommandConfig):
 
     def one_by_one(self) -> Iterator[ImportConfig]:
         """Yield a configuration for each file, as if it alone had been typed."""
-        given, outputs = made_of(self), self.output_files()
+        option_values, outputs = made_of(self), self.output_files()
         for source, out in zip(self.sources, outputs, strict=True):
-            if given is None:
+            if option_values is None:
                 yield replace(self, sources=(source,), out=out)
             else:
-                typed = dict.fromkeys(option.name for option in options_of(ImportConfig))
-                typed |= {option.name: value for option, value in given}
-                yield configured(ImportConfig, typed | {"sources": [source], "out": out})
+                values_by_name = dict.fromkeys(option.name for option in options_of(ImportConfig))
+                values_by_name |= {option.name: value for option, value in option_values}
+                yield configured(ImportConfig, values_by_name | {"sources": [source], "out": out})
 
     @property
     def way_out(self) -> str | None:

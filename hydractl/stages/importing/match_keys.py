@@ -17,13 +17,13 @@ from hydractl.tensor_spec import TensorSpec, spec_of
 if TYPE_CHECKING:
     import torch
 
-WHOLE = ("module.", "model.", "net.")
+WRAPPER_PREFIXES = ("module.", "model.", "net.")
 USUAL = {"module", "model", "net", "backbone", "encoder"}
 """What DataParallel, Lightning and training scripts put before a name; one of these goes before any other prefix."""
 HEADS = {"fc", "classifier", "head", "heads", "linear"}
 """What training scripts call a classifier, whatever its number of classes."""
 DEEPEST = 4
-SHOWN = 3
+MAX_SHOWN = 3
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
@@ -40,7 +40,7 @@ class TrainedHeadError(CheckpointError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class MatchedTensors:
     """Tensors under the names of an architecture.
 
     Attributes:
@@ -48,14 +48,14 @@ class Fitted:
         prefix: What stood before the names.
         left_out: Names without that prefix, which belong to something else.
         converted: The library that translated them, or None.
-        drawn: Names of those that were not among the weights.
+        drawn_names: Names of those that were not among the weights.
     """
 
     tensors: dict[str, torch.Tensor]
     prefix: str = ""
     left_out: tuple[str, ...] = ()
     converted: str | None = None
-    drawn: tuple[str, ...] = ()
+    drawn_names: tuple[str, ...] = ()
 
 
 def fit(
@@ -65,7 +65,7 @@ def fit(
     family: Family,
     architecture: Architecture,
     where: str,
-) -> Fitted:
+) -> MatchedTensors:
     """Bring tensors under the names of an architecture.
 
     A prefix goes if exactly the architecture's tensors remain; failing that, the library's own conversion is asked.
@@ -74,14 +74,14 @@ def fit(
         CheckpointError: If they do not fit; with counts, the first few names, and the likely cause.
     """
     plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
-    found = _without_prefix(where, plain, expected, lambda names: names == expected.keys())
-    if found is None:
-        found = _on_disk(where, plain, expected, family, lambda names: names == expected.keys())
-        made = convert(family, architecture, found.tensors)
-        if made is not None and _distance(made, expected) < _distance(found.tensors, expected):
-            found = replace(found, tensors=made, converted=family.library)
-    _check(where, {k: spec_of(v) for k, v in found.tensors.items()}, expected, family, architecture)
-    return found
+    matched = _without_prefix(where, plain, expected, lambda names: names == expected.keys())
+    if matched is None:
+        matched = _on_disk(where, plain, expected, family, lambda names: names == expected.keys())
+        converted = convert(family, architecture, matched.tensors)
+        if converted is not None and _distance(converted, expected) < _distance(matched.tensors, expected):
+            matched = replace(matched, tensors=converted, converted=family.library)
+    _check(where, {k: spec_of(v) for k, v in matched.tensors.items()}, expected, family, architecture)
+    return matched
 
 
 def fit_encoder(
@@ -91,7 +91,7 @@ def fit_encoder(
     header: Header,
     where: str,
     new: bool,
-) -> Fitted:
+) -> MatchedTensors:
     """Bring the tensors of an encoder under the names of an architecture, without a classifier and maybe a pooler.
 
     What the library's own model has besides, outside of blocks, is left out: other heads than a classifier's.
@@ -110,23 +110,29 @@ def fit_encoder(
     architecture = header.architecture
     family = FAMILIES[architecture.family]
     plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
-    wanted = {n: s for n, s in expected.items() if not is_replaceable(family, n)}
-    found = _without_prefix(where, plain, wanted, lambda names: wanted.keys() <= names)
-    if found is None:
-        found = _on_disk(where, plain, expected, family, lambda names: wanted.keys() <= names)
-        made = encoder_of(family, architecture, found.tensors)
-        found = found if made is None else replace(found, tensors=made, converted=family.library)
-    kept = {n: t for n, t in found.tensors.items() if n in expected or place_of(family, n).layer is not None}
+    required = {n: s for n, s in expected.items() if not is_replaceable(family, n)}
+    matched = _without_prefix(where, plain, required, lambda names: required.keys() <= names)
+    if matched is None:
+        matched = _on_disk(where, plain, expected, family, lambda names: required.keys() <= names)
+        converted = encoder_of(family, architecture, matched.tensors)
+        matched = (
+            matched if converted is None else replace(matched, tensors=converted, converted=family.library)
+        )
+    kept_tensors = {
+        n: t for n, t in matched.tensors.items() if n in expected or place_of(family, n).layer is not None
+    }
     if new:
-        kept = {n: t for n, t in kept.items() if place_of(family, n).part != "head"}
-    elif any(place_of(family, n).part == "head" for n in kept):
+        kept_tensors = {n: t for n, t in kept_tensors.items() if place_of(family, n).part != "head"}
+    elif any(place_of(family, n).part == "head" for n in kept_tensors):
         raise CheckpointError(f"{where}: has a classifier, but does not fit {architecture.name} otherwise")
-    specs = {n: s for n, s in expected.items() if n in wanted or n in kept}
-    _check(where, {k: spec_of(v) for k, v in kept.items()}, specs, family, architecture)
-    left = (
-        () if found.converted else tuple(sorted(found.prefix + n for n in found.tensors.keys() - kept.keys()))
+    specs = {n: s for n, s in expected.items() if n in required or n in kept_tensors}
+    _check(where, {k: spec_of(v) for k, v in kept_tensors.items()}, specs, family, architecture)
+    left_out = (
+        ()
+        if matched.converted
+        else tuple(sorted(matched.prefix + n for n in matched.tensors.keys() - kept_tensors.keys()))
     )
-    fitted = replace(found, tensors=kept, left_out=(*found.left_out, *left))
+    fitted = replace(matched, tensors=kept_tensors, left_out=(*matched.left_out, *left_out))
     if not new:
         _check_head(where, plain, fitted, expected, header)
     return fitted
@@ -138,29 +144,29 @@ def _on_disk(
     expected: Mapping[str, TensorSpec],
     family: Family,
     fits: Callable[[KeysView[str]], bool],
-) -> Fitted:
+) -> MatchedTensors:
     """Return the tensors without the prefix that leaves names as the library stores them, or else without a common one."""
-    wanted = [name for name in expected if not is_replaceable(family, name)]
+    required = [name for name in expected if not is_replaceable(family, name)]
     in_memory = {name_in_memory(family, name): tensor for name, tensor in tensors.items()}
-    found = _without_prefix(where, in_memory, wanted, fits)
-    if found is None or not found.prefix:
-        return Fitted(tensors=_without_common(tensors, expected))
-    beneath = {k.removeprefix(found.prefix): v for k, v in tensors.items() if k.startswith(found.prefix)}
-    return replace(found, tensors=beneath)
+    matched = _without_prefix(where, in_memory, required, fits)
+    if matched is None or not matched.prefix:
+        return MatchedTensors(tensors=_without_common(tensors, expected))
+    beneath = {k.removeprefix(matched.prefix): v for k, v in tensors.items() if k.startswith(matched.prefix)}
+    return replace(matched, tensors=beneath)
 
 
 def _without_prefix(
     where: str,
     tensors: Mapping[str, torch.Tensor],
-    wanted: Collection[str],
+    required: Collection[str],
     fits: Callable[[KeysView[str]], bool],
-) -> Fitted | None:
+) -> MatchedTensors | None:
     """Return the tensors beneath the prefix that leaves names that fit, None where no prefix does.
 
     Raises:
         CheckpointError: If several do, and none of them is a usual one.
     """
-    probe = max(wanted, key=len)
+    probe = max(required, key=len)
     prefixes = {name.removesuffix(probe) for name in tensors if name == probe or name.endswith(f".{probe}")}
     beneath = {p: {k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in prefixes}
     fitting = sorted((p for p in prefixes if fits(beneath[p].keys())), key=_rank)
@@ -172,8 +178,8 @@ def _without_prefix(
             f"{where}: has weights that fit more than once, behind {quoted(fitting)}",
             hint=f"`--weights-key {fitting[-1].rstrip('.')}` takes those",
         )
-    left = tuple(k for k in tensors if not k.startswith(prefix))
-    return Fitted(tensors=beneath[prefix], prefix=prefix, left_out=left)
+    left_out = tuple(k for k in tensors if not k.startswith(prefix))
+    return MatchedTensors(tensors=beneath[prefix], prefix=prefix, left_out=left_out)
 
 
 def _rank(prefix: str) -> tuple[bool, int, str]:
@@ -188,7 +194,7 @@ def _is_usual(prefix: str) -> bool:
 def _check_head(
     where: str,
     tensors: Mapping[str, torch.Tensor],
-    fitted: Fitted,
+    fitted: MatchedTensors,
     expected: Collection[str],
     header: Header,
 ) -> None:
@@ -206,7 +212,7 @@ def _check_head(
     """
     family = FAMILIES[header.architecture.family]
     number = header.architecture.num_classes
-    taken = list(fitted.tensors.values())
+    matched_tensors = list(fitted.tensors.values())
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")
         if last != "weight" or tensor.ndim != 2 or not tensor.is_floating_point():
@@ -214,7 +220,7 @@ def _check_head(
         if tensor.shape[0] != number and stem.rpartition(".")[2] not in HEADS:
             continue
         if place_of(family, name.removeprefix(fitted.prefix)).layer is not None or any(
-            t.shape == tensor.shape and bool((t == tensor).all()) for t in taken
+            t.shape == tensor.shape and bool((t == tensor).all()) for t in matched_tensors
         ):
             continue
         heads = {n.rpartition(".")[0] for n in expected if place_of(family, n).part == "head"}
@@ -234,13 +240,13 @@ def _without_common(
     tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec]
 ) -> dict[str, torch.Tensor]:
     """Return the tensors without a wrapper's prefix that all of them have and none that is expected."""
-    found = dict(tensors)
+    unwrapped = dict(tensors)
     for _ in range(DEEPEST):
-        for prefix in WHOLE:
-            common = all(k.startswith(prefix) for k in found)
+        for prefix in WRAPPER_PREFIXES:
+            common = all(k.startswith(prefix) for k in unwrapped)
             if common and not any(k.startswith(prefix) for k in expected):
-                found = {k.removeprefix(prefix): v for k, v in found.items()}
-    return found
+                unwrapped = {k.removeprefix(prefix): v for k, v in unwrapped.items()}
+    return unwrapped
 
 
 def _distance(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec]) -> int:
@@ -249,16 +255,16 @@ def _distance(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, Tensor
 
 def _check(
     where: str,
-    found: Mapping[str, TensorSpec],
+    actual: Mapping[str, TensorSpec],
     expected: Mapping[str, TensorSpec],
     family: Family,
     architecture: Architecture,
 ) -> None:
     heads = tuple(prefix for layout in family.towers.values() for prefix in layout.head)
-    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    missing, extra = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
     if missing or extra:
         parts = [
-            f"{text} {len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({quoted(names, most=SHOWN)})"
+            f"{text} {len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({quoted(names, most=MAX_SHOWN)})"
             for text, names in (("lacks", missing), ("has besides", extra))
             if names
         ]
@@ -268,13 +274,13 @@ def _check(
             if missing and all(name.startswith(heads) for name in missing)
             else "is it another architecture, or one with other options (`--arch NAME::key=value`)?",
         )
-    other = [name for name in sorted(expected) if found[name].shape != expected[name].shape]
-    if other:
-        _refuse_shapes(where, other, found, expected, architecture, heads=heads)
+    mismatched = [name for name in sorted(expected) if actual[name].shape != expected[name].shape]
+    if mismatched:
+        _refuse_shapes(where, mismatched, actual, expected, architecture, heads=heads)
     for name, spec in expected.items():
-        if spec.dtype in FLOATS and found[name].dtype not in FLOATS:
+        if spec.dtype in FLOATS and actual[name].dtype not in FLOATS:
             raise CheckpointError(
-                f"{where}: tensor `{name}` is {found[name].dtype}, not of floating point",
+                f"{where}: tensor `{name}` is {actual[name].dtype}, not of floating point",
                 hint="quantised weights cannot be pruned; take those of the model as it was trained",
             )
 
@@ -282,14 +288,14 @@ def _check(
 def _refuse_shapes(
     where: str,
     names: list[str],
-    found: Mapping[str, TensorSpec],
+    actual: Mapping[str, TensorSpec],
     expected: Mapping[str, TensorSpec],
     architecture: Architecture,
     *,
     heads: tuple[str, ...],
 ) -> None:
     first = names[0]
-    theirs, ours = found[first].shape, expected[first].shape
+    theirs, ours = actual[first].shape, expected[first].shape
     if all(name.startswith(heads) for name in names) and theirs[1:] == ours[1:]:
         raise OtherClassesError(where, theirs[0], f"not {architecture.num_classes} (`{first}` is {theirs})")
     position = all("pos" in name for name in names)

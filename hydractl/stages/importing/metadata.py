@@ -57,14 +57,19 @@ class Metadata:
 def metadata_of(saved: Mapping[object, object]) -> Metadata:
     """Return what a file says besides its tensors."""
     holders = list(_holders(saved))
-    kwargs = next((found for h in holders for key in KWARGS if (found := _plain_options(h.get(key)))), {})
+    kwargs = next(
+        (plain_options for h in holders for key in KWARGS if (plain_options := _plain_options(h.get(key)))),
+        {},
+    )
     number = _first([kwargs, *holders], NUM_CLASSES)
-    given = {k: v for k, v in kwargs.items() if k not in {*NUM_CLASSES, *FILES} and v is not None}
-    other = _in_other_words(holders)
+    stated_options = {k: v for k, v in kwargs.items() if k not in {*NUM_CLASSES, *FILES} and v is not None}
+    synonyms = _in_other_words(holders)
     return Metadata(
         arch=tuple(dict.fromkeys(_names(holders))),
-        sizes={library: _values(holders, keys, other) for library, keys in SIZES.items()},
-        options={library: _values(holders, keys, other) | given for library, keys in UNSHAPED.items()},
+        sizes={library: _values(holders, keys, synonyms) for library, keys in SIZES.items()},
+        options={
+            library: _values(holders, keys, synonyms) | stated_options for library, keys in UNSHAPED.items()
+        },
         num_classes=number if isinstance(number, int) and number > 0 else None,
         images=_values(holders, IMAGES, {}),
         complete=any(key in h for h in holders for key in KWARGS),
@@ -76,9 +81,9 @@ def _holders(saved: Mapping[object, object]) -> Iterator[Mapping[str, object]]:
     outer = attributes(saved)
     yield outer
     for key in HOLDERS:
-        if found := attributes(outer.get(key)):
-            yield found
-            yield from filter(None, (attributes(found.get(inner)) for inner in (*HOLDERS, "model")))
+        if holder := attributes(outer.get(key)):
+            yield holder
+            yield from filter(None, (attributes(holder.get(inner)) for inner in (*HOLDERS, "model")))
 
 
 def _names(holders: list[Mapping[str, object]]) -> Iterator[str]:
@@ -109,14 +114,14 @@ def _plain_options(value: object) -> dict[str, object]:
 
 
 def _values(
-    holders: list[Mapping[str, object]], keys: tuple[str, ...], other: Mapping[str, object]
+    holders: list[Mapping[str, object]], keys: tuple[str, ...], synonyms: Mapping[str, object]
 ) -> dict[str, object]:
     """Return what the keys hold, or what is said in other words: numbers, and texts where an option is one."""
-    found = {key: _first(holders, (key,)) for key in keys}
-    found = {key: other.get(key) if value in (None, "", []) else value for key, value in found.items()}
+    by_key = {key: _first(holders, (key,)) for key in keys}
+    by_key = {key: synonyms.get(key) if value in (None, "", []) else value for key, value in by_key.items()}
     return {
         key: value
-        for key, value in found.items()
+        for key, value in by_key.items()
         if value not in (None, "", [])
         and not isinstance(value, bool)
         and isinstance(value, str) == (key in TEXTS)
@@ -125,12 +130,12 @@ def _values(
 
 def _in_other_words(holders: list[Mapping[str, object]]) -> dict[str, object]:
     """Return what scripts call a pooling (`gp`), and a size of inputs: a side, or channels, height and width."""
-    found: dict[str, object] = {"global_pool": _first(holders, ("gp",))}
+    synonyms: dict[str, object] = {"global_pool": _first(holders, ("gp",))}
     match _first(holders, ("input_size",)):
         case int(side):
-            found["img_size"] = side
+            synonyms["img_size"] = side
         case [int(channels), int(height), int(width)]:
-            found |= {"in_chans": channels, "img_size": height if height == width else [height, width]}
+            synonyms |= {"in_chans": channels, "img_size": height if height == width else [height, width]}
         case _:
             pass
-    return found
+    return synonyms

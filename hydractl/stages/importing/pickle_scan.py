@@ -30,7 +30,7 @@ WIDTHS = {
 """The bytes of an element of a storage whose class begins so; of all others one."""
 MOST_CLASSES = 100
 """Classes whose objects become records."""
-SHOWN = 80
+MAX_SHOWN_CHARACTERS = 80
 PICKLES = 5
 """In a file of the form before archives: a number, a version, the machine, the object, the names of its storages."""
 
@@ -54,7 +54,7 @@ class _Storage:
     count: int
 
 
-class _Made:
+class _Placeholder:
     """What a call that was let through would have made."""
 
 
@@ -68,12 +68,12 @@ class _Named:
     def __call__(self, *args: object) -> object:
         allowed = CALLS.get(self.name)
         if not (is_data(self.name) if allowed is None else allowed(self.reader, args)):
-            raise NeedsCodeError(self.name[:SHOWN])
-        return _Container(self.name) if allowed is None or self.name in CONTAINERS else _Made()
+            raise NeedsCodeError(self.name[:MAX_SHOWN_CHARACTERS])
+        return _Container(self.name) if allowed is None or self.name in CONTAINERS else _Placeholder()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Container(_Made):
+class _Container(_Placeholder):
     name: str
 
 
@@ -91,24 +91,24 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as pickle has it
         module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
-        found = _Named(f"{module}.{name}", self)
-        if found.name not in CALLS:
-            if not may_be_named(found.name):
-                raise NeedsCodeError(found.name[:SHOWN])
-            self.classes.setdefault(found.name, dict if found.name in FILLED else object)
+        named = _Named(f"{module}.{name}", self)
+        if named.name not in CALLS:
+            if not may_be_named(named.name):
+                raise NeedsCodeError(named.name[:MAX_SHOWN_CHARACTERS])
+            self.classes.setdefault(named.name, dict if named.name in FILLED else object)
         if len(self.classes) > MOST_CLASSES:
             raise TooMuchError(f"more than {MOST_CLASSES} classes")
-        return found
+        return named
 
     def persistent_load(self, pid: Any) -> object:  # noqa: ANN401 - as above
         match pid:
             case (_, _Named(name=name), key, _, int(count), *_) if count >= 0:
                 kind = name.rpartition(".")[2].removesuffix("Storage")
-                found = _Storage(WIDTHS.get(kind, 1), count)
-                self.stored[key] = found.width * count
+                storage = _Storage(WIDTHS.get(kind, 1), count)
+                self.stored[key] = storage.width * count
                 if sum(self.stored.values()) > self.size:
                     raise TooMuchError(f"storages of {sum(self.stored.values())} bytes")
-                return found
+                return storage
         raise pickle.UnpicklingError
 
     def tensor(self, args: tuple[Any, ...]) -> bool:
@@ -121,7 +121,7 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
         last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if count else offset - 1
         self.taken += storage.width * count
         if last >= storage.count or self.taken > most(self.size):
-            raise TooMuchError(f"a tensor of shape {shape}"[:SHOWN])
+            raise TooMuchError(f"a tensor of shape {shape}"[:MAX_SHOWN_CHARACTERS])
         return True
 
     def _set_items(self) -> None:
@@ -189,7 +189,7 @@ for _operation in (
 
 def _is_plain(value: object) -> bool:
     """Return whether a value can be a key in no time: the hash of tuples in tuples may take for ever."""
-    simple = (str, bytes, int, float, type(None), _Named, _Made)
+    simple = (str, bytes, int, float, type(None), _Named, _Placeholder)
     return isinstance(value, simple) or (
         isinstance(value, tuple) and all(isinstance(item, simple) for item in value)
     )
@@ -201,8 +201,8 @@ def _any(_: _Rehearsal, args: tuple[Any, ...]) -> bool:  # noqa: ARG001 - one of
 
 def _of_type(_: _Rehearsal, args: tuple[Any, ...]) -> bool:
     """Return whether a tensor of a class of its own is made as others are."""
-    function, _type, own = args[:3]
-    return isinstance(function, _Named) and function.name in TENSORS and bool(function(*own))
+    function, _type, tensor_args = args[:3]
+    return isinstance(function, _Named) and function.name in TENSORS and bool(function(*tensor_args))
 
 
 def _pairs(_: _Rehearsal, args: tuple[Any, ...]) -> bool:

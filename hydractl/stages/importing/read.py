@@ -35,7 +35,7 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
 EMA_WRAPPERS = ("state_dict_ema", "model_ema", "ema_state_dict")
 ZIP_START = b"PK\x03\x04"
 DEEPEST = 4
-SHOWN = 5
+MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +91,14 @@ def read_weights(files: tuple[Path, ...], *, ema: bool, key: str | None = None) 
         CheckpointError: If a file is not one of weights, or reading it needs code.
         UsageError: If there is no moving average to take, or no such key, or the file is one of ours.
     """
-    found = [_read_one(path, ema=ema, key=key) for path in files]
+    weights_of_files = [_read_one(path, ema=ema, key=key) for path in files]
     tensors: dict[str, torch.Tensor] = {}
-    for path, weights in zip(files, found, strict=True):
+    for path, weights in zip(files, weights_of_files, strict=True):
         if twice := tensors.keys() & weights.tensors.keys():
             raise CheckpointError(f"{path}: tensor `{min(twice)}` is in another shard too")
         _check_plain(path, weights.tensors)
         tensors |= weights.tensors
-    return replace(found[0], tensors=tensors)
+    return replace(weights_of_files[0], tensors=tensors)
 
 
 def _read_one(path: Path, *, ema: bool, key: str | None) -> Weights:
@@ -132,7 +132,7 @@ def _unpickled(path: Path, begin: bytes) -> object:
     on_disk = is_archive and _is_plain_archive(path)
     try:
         classes = rehearse(*(_pickle_in_archive(path) if is_archive else _first_pickles(path)))
-        records = [record_class(name, holds) for name, holds in classes.items()]
+        records = [record_class(name, container) for name, container in classes.items()]
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace, *records]):
             warnings.simplefilter("ignore")  # about forms of files; what matters is said by errors
             return torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)  # noqa: TID251 - data only
@@ -141,9 +141,9 @@ def _unpickled(path: Path, begin: bytes) -> object:
             f"{path}: asks for more memory than it has bytes: {error}", hint="copy or download it again"
         ) from error
     except pickle.UnpicklingError as error:
-        what = f" (`{error}`)" if isinstance(error, NeedsCodeError) else ""
+        reason = f" (`{error}`)" if isinstance(error, NeedsCodeError) else ""
         raise CheckpointError(
-            f"{path}: needs code to be read{what}, or is no file of torch; nothing in it was run",
+            f"{path}: needs code to be read{reason}, or is no file of torch; nothing in it was run",
             hint="where you trust it, write its tensors anew: `torch.save(model.state_dict(), 'weights.pth')`",
         ) from error
     except MemoryError:
@@ -209,7 +209,7 @@ def _unwrapped(path: Path, saved: object, *, ema: bool, key: str | None) -> Weig
     averages = [name for name in EMA_WRAPPERS if isinstance(saved.get(name), Mapping)]
     if ema and not averages:
         raise UsageError(
-            f"{path}: has no moving average of weights; its keys are {quoted(saved, most=SHOWN)}",
+            f"{path}: has no moving average of weights; its keys are {quoted(saved, most=MAX_SHOWN)}",
             hint="drop `--ema`",
         )
     at = averages[0] if ema else key
@@ -221,7 +221,7 @@ def _unwrapped(path: Path, saved: object, *, ema: bool, key: str | None) -> Weig
     if not tensors:
         raise CheckpointError(
             f"{path}: holds no named tensors; {f'`{wrapper}` holds' if wrapper else 'its keys are'} "
-            f"{quoted(inner, most=SHOWN) or 'none'}",
+            f"{quoted(inner, most=MAX_SHOWN) or 'none'}",
             hint=_where_weights_are(inner, wrapper, averages=bool(averages) and not ema),
         )
     return Weights(
@@ -238,10 +238,10 @@ def _tensors_of(saved: Mapping[object, object]) -> dict[str, torch.Tensor]:
 
 def _beneath(saved: Mapping[object, object], key: str) -> Mapping[object, object] | None:
     """Return what lies beneath keys that are joined by dots, None where that is no dictionary."""
-    found: object = saved
+    nested: object = saved
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else None
+        nested = nested.get(part) if isinstance(nested, Mapping) else None
+    return nested if isinstance(nested, Mapping) else None
 
 
 def _named(
@@ -252,14 +252,14 @@ def _named(
     Raises:
         UsageError: If none has.
     """
-    found = {name: tensor for name, tensor in tensors.items() if f".{key}." in f".{name}"}
-    if not found:
+    matching = {name: tensor for name, tensor in tensors.items() if f".{key}." in f".{name}"}
+    if not matching:
         raise UsageError(
             f"`--weights-key {key}`: {path} has no weights there; its keys are "
-            f"{quoted(tensors if saved is None else saved, most=SHOWN)}",
+            f"{quoted(tensors if saved is None else saved, most=MAX_SHOWN)}",
             hint=_where_weights_are(saved or {}, "", averages=False),
         )
-    return found
+    return matching
 
 
 def _where_weights_are(saved: Mapping[object, object], wrapper: str, *, averages: bool) -> str:
@@ -272,7 +272,7 @@ def _where_weights_are(saved: Mapping[object, object], wrapper: str, *, averages
         if isinstance(item, Mapping) and _tensors_of(_descend(item, "")[1])
     ]
     if keys:
-        return f"there are tensors beneath {quoted(keys, most=SHOWN)}: `--weights-key {keys[-1]}` takes those"
+        return f"there are tensors beneath {quoted(keys, most=MAX_SHOWN)}: `--weights-key {keys[-1]}` takes those"
     return f"expected a state dict, plain or beneath one of {quoted(WRAPPERS)}"
 
 

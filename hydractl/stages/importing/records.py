@@ -48,7 +48,7 @@ def may_be_named(name: str) -> bool:
     return name in DATA or name.partition(".")[0] not in sys.stdlib_module_names
 
 
-class Record:
+class PickleRecord:
     """An object of a class that is not loaded.
 
     Attributes:
@@ -73,20 +73,20 @@ class Record:
         return f"{type(self).__module__}.{type(self).__qualname__}"
 
 
-def record_class(name: str, holds: type) -> type:
+def record_class(name: str, container: type) -> type:
     """Return what stands for a class that is not loaded.
 
     Args:
         name: Module and name of the class.
-        holds: `dict` or `list` where its objects are filled as such, else `object`; such objects become plain ones.
+        container: `dict` or `list` where its objects are filled as such, else `object`; such objects become plain ones.
     """
     kinds: dict[type, Callable[[], object]] = {dict: OrderedDict, list: list}
-    makes = kinds.get(holds)
+    make_container = kinds.get(container)
     module, _, last = name.rpartition(".")
     body: dict[str, Any] = {"__module__": module, "__qualname__": last}
-    if makes is not None:
-        body["__new__"] = lambda _cls, *_args: makes()
-    return type(last, (Record,), body)
+    if make_container is not None:
+        body["__new__"] = lambda _cls, *_args: make_container()
+    return type(last, (PickleRecord,), body)
 
 
 def attributes(value: object) -> Mapping[str, object]:
@@ -95,10 +95,10 @@ def attributes(value: object) -> Mapping[str, object]:
         return vars(value)
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
-    if isinstance(value, Record):
+    if isinstance(value, PickleRecord):
         parts = value.state if isinstance(value.state, tuple) else (value.state,)
-        found = {str(k): item for part in parts if isinstance(part, dict) for k, item in part.items()}
-        return attributes(found[CONTENT]) if isinstance(found.get(CONTENT), Mapping) else found
+        fields = {str(k): item for part in parts if isinstance(part, dict) for k, item in part.items()}
+        return attributes(fields[CONTENT]) if isinstance(fields.get(CONTENT), Mapping) else fields
     return {}
 
 
@@ -113,7 +113,7 @@ def to_plain(value: object, *, depth: int = DEEPEST) -> object:
         return {str(key): to_plain(item, depth=depth - 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item, depth=depth - 1) for item in value]
-    if not isinstance(value, Record):
+    if not isinstance(value, PickleRecord):
         return value
     if value.name.endswith(".multiarray.scalar"):
         numbers = _numbers(value.args)
@@ -132,7 +132,9 @@ def to_plain(value: object, *, depth: int = DEEPEST) -> object:
 def _numbers(parts: tuple[object, ...]) -> list[Any]:
     """Return the numbers that bytes hold: `parts` are a dtype of numpy, as a record, and the bytes."""
     match parts:
-        case (Record(args=(str(code), *_), state=(_, str(order), *_)), bytes(raw)) if NUMERIC.fullmatch(code):
+        case (PickleRecord(args=(str(code), *_), state=(_, str(order), *_)), bytes(raw)) if NUMERIC.fullmatch(
+            code
+        ):
             dtype = np.dtype((">" if order == ">" else "<") + code)
             numbers: list[Any] = np.frombuffer(
                 raw[: len(raw) // dtype.itemsize * dtype.itemsize], dtype

@@ -33,13 +33,13 @@ class Resolved:
         name: Its name; empty where a folder says it.
         options: Its options.
         images: Fields of a `Preprocess` that the file says.
-        taken: What of all that the file says and nobody typed, as it is shown.
+        from_file: What of all that the file says and nobody typed, as it is shown.
     """
 
     name: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
     images: Mapping[str, object] = field(default_factory=dict)
-    taken: tuple[str, ...] = ()
+    from_file: tuple[str, ...] = ()
 
 
 def resolve(config: ImportConfig, metadata: Metadata) -> Resolved:
@@ -55,20 +55,20 @@ def resolve(config: ImportConfig, metadata: Metadata) -> Resolved:
     """
     if config.folder is not None:
         return Resolved()
-    typed_name, typed = ("", {}) if config.arch is None else parse_arch(config.arch)
+    typed_name, option_values = ("", {}) if config.arch is None else parse_arch(config.arch)
     name = _name(config, metadata, typed_name)
     library = family_for_name(name).library
-    sizes, said = dict(metadata.sizes.get(library, {})), metadata.options.get(library, {})
+    sizes, file_options = dict(metadata.sizes.get(library, {})), metadata.options.get(library, {})
     images = dict(metadata.images)
-    if said.get("dynamic_img_size") and (side := sizes.pop("img_size", None)) is not None:
+    if file_options.get("dynamic_img_size") and (side := sizes.pop("img_size", None)) is not None:
         images["input_size"] = side
-    for key, value in typed.items():
-        if key in said and _form(key, value) != _form(key, said[key]):
+    for key, value in option_values.items():
+        if key in file_options and _form(key, value) != _form(key, file_options[key]):
             raise _contradiction(
-                config, f"--arch {name}::{key}={_shown(value)}", f"{key}={_shown(said[key])}"
+                config, f"--arch {name}::{key}={_as_text(value)}", f"{key}={_as_text(file_options[key])}"
             )
-    options = {**sizes, **said, **typed}
-    _check_heads(config, metadata, name, typed=typed, said={**sizes, **said})
+    options = {**sizes, **file_options, **option_values}
+    _check_heads(config, metadata, name, option_values=option_values, file_options={**sizes, **file_options})
     key = CLASSES[library]
     counted = {"num_classes": config.num_classes, "labels": config.labels}
     if (
@@ -82,9 +82,9 @@ def resolve(config: ImportConfig, metadata: Metadata) -> Resolved:
     if metadata.complete and library == "timm" and "crop_pct" not in images:
         images |= _published_crop(name)
     options = {k: v for k, v in options.items() if v is not None}
-    taken = [] if typed_name else [name]
-    taken += [f"{k}={_shown(v)}" for k, v in {**options, **images}.items() if k not in typed]
-    return Resolved(name=name, options=options, images=images, taken=tuple(taken))
+    from_file = [] if typed_name else [name]
+    from_file += [f"{k}={_as_text(v)}" for k, v in {**options, **images}.items() if k not in option_values]
+    return Resolved(name=name, options=options, images=images, from_file=tuple(from_file))
 
 
 def with_images(header: Header, images: Mapping[str, object], *, where: str) -> Header:
@@ -105,21 +105,21 @@ def with_images(header: Header, images: Mapping[str, object], *, where: str) -> 
         elif key == "input_size":
             update[key] = (channels, *(value if isinstance(value, list) else (value, value)))
     try:
-        found = Preprocess.model_validate({**how.model_dump(), **update})
+        preprocess = Preprocess.model_validate({**how.model_dump(), **update})
     except ValidationError as error:
         raise CheckpointError(
             f"{where}: what it says of how its images are read is not supported: {first_problem(error)}",
             hint="save its weights alone, and name the rest: `torch.save(checkpoint['state_dict'], 'weights.pth')`",
         ) from error
-    return header.model_copy(update={"preprocess": found})
+    return header.model_copy(update={"preprocess": preprocess})
 
 
-def _name(config: ImportConfig, metadata: Metadata, typed: str) -> str:
+def _name(config: ImportConfig, metadata: Metadata, option_name: str) -> str:
     names = [name for text in metadata.arch if (name := architecture_called(text)) is not None]
-    if typed:
-        if names and not {typed, _untagged(typed)} & {*names, *map(_untagged, names)}:
-            raise _contradiction(config, f"--arch {typed}", names[0])
-        return typed
+    if option_name:
+        if names and not {option_name, _untagged(option_name)} & {*names, *map(_untagged, names)}:
+            raise _contradiction(config, f"--arch {option_name}", names[0])
+        return option_name
     if names:
         return names[0]
     beside = Path(config.source).parent
@@ -144,13 +144,13 @@ def _form(key: str, value: object) -> object:
     return [value, value] if key in SQUARES and isinstance(value, int) else value
 
 
-def _shown(value: object) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
 
 
-def _contradiction(config: ImportConfig, typed: str, said: str) -> UsageError:
+def _contradiction(config: ImportConfig, option_text: str, file_text: str) -> UsageError:
     return UsageError(
-        f"`{typed}`: {config.source} says `{said}`, as its training script saved it",
+        f"`{option_text}`: {config.source} says `{file_text}`, as its training script saved it",
         hint="leave it out to take what the file says; where the file is wrong, save its state dict alone",
     )
 
@@ -160,19 +160,19 @@ def _check_heads(
     metadata: Metadata,
     name: str,
     *,
-    typed: Mapping[str, object],
-    said: Mapping[str, object],
+    option_values: Mapping[str, object],
+    file_options: Mapping[str, object],
 ) -> None:
     """Refuse options that make other heads, where a file says all options and has others.
 
     Raises:
         UsageError: With what the file says.
     """
-    if not metadata.complete or typed.keys() <= said.keys():
+    if not metadata.complete or option_values.keys() <= file_options.keys():
         return
     try:
-        theirs = described_as(name, said).architecture.towers
-        ours = described_as(name, {**said, **typed}).architecture.towers
+        theirs = described_as(name, file_options).architecture.towers
+        ours = described_as(name, {**file_options, **option_values}).architecture.towers
     except HydraError:  # what cannot be built is refused in its place
         return
     if theirs != ours:
@@ -182,13 +182,15 @@ def _check_heads(
 
 def _check_images(config: ImportConfig, images: Mapping[str, object]) -> None:
     for key in ("mean", "std"):
-        typed, said = getattr(config.images, key), images.get(key)
-        if typed is None or said is None:
+        option_value, file_value = getattr(config.images, key), images.get(key)
+        if option_value is None or file_value is None:
             continue
-        numbers = said if isinstance(said, list) else [said]
-        if {*typed} != {*numbers} or (len(typed) == len(numbers) and list(typed) != numbers):
+        numbers = file_value if isinstance(file_value, list) else [file_value]
+        if {*option_value} != {*numbers} or (
+            len(option_value) == len(numbers) and list(option_value) != numbers
+        ):
             raise _contradiction(
-                config, f"--{key} {','.join(f'{x:g}' for x in typed)}", f"{key}={_shown(said)}"
+                config, f"--{key} {','.join(f'{x:g}' for x in option_value)}", f"{key}={_as_text(file_value)}"
             )
 
 

@@ -28,11 +28,17 @@ from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_files
 from hydractl.stages.importing.config import ImportConfig
-from hydractl.stages.importing.match_keys import Fitted, OtherClassesError, TrainedHeadError, fit, fit_encoder
+from hydractl.stages.importing.match_keys import (
+    MatchedTensors,
+    OtherClassesError,
+    TrainedHeadError,
+    fit,
+    fit_encoder,
+)
 from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.importing.resolve import Resolved, resolve, with_images
 from hydractl.stages.shared.finite import check_finite
-from hydractl.stages.shared.image_preprocessing import check_takes, told
+from hydractl.stages.shared.image_preprocessing import check_takes, override_preprocessing
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.zero_shot_classes import POOLED, read_names
@@ -84,19 +90,19 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
         OutputExists: If the output is there already.
     """
     require_one_process("import")
-    with claim(config, [config.out], progress) as own:
-        return _run(config, own, progress)
+    with claim(config, [config.out], progress) as output_lock:
+        return _run(config, output_lock, progress)
 
 
-def _run(config: ImportConfig, own: OutputLock, progress: Progress) -> ImportReport:
+def _run(config: ImportConfig, output_lock: OutputLock, progress: Progress) -> ImportReport:
     files = files_of(config.source)
     labels, listed = ((), None) if config.labels is None else read_names(config.labels, option="--labels")
-    check_models([config.out], own, files=[*files, *_beside(config), listed])
+    check_models([config.out], output_lock, files=[*files, *_beside(config), listed])
     progress.step(f"Reading {config.source}")
     weights = _renamed(config, read_weights(files, ema=config.ema, key=config.weights_key))
     resolved = resolve(config, weights.metadata)
-    if resolved.taken:
-        progress.step(f"{config.source} says: {', '.join(resolved.taken)}")
+    if resolved.from_file:
+        progress.step(f"{config.source} says: {', '.join(resolved.from_file)}")
     described = _described(config, resolved, len(labels) or None)
     family = FAMILIES[described.architecture.family]
     where = config.arch or resolved.name
@@ -106,17 +112,19 @@ def _run(config: ImportConfig, own: OutputLock, progress: Progress) -> ImportRep
             hint="`--num-classes N --head-seed 0` draws a classifier for N classes in its place, which `finetune` trains",
         )
     header = with_images(base_header(described), resolved.images, where=config.source)
-    header = told(header, config.images, where=where)
+    header = override_preprocessing(header, config.images, where=where)
     check_takes(header, where=where)
     if labels:
         header = _labelled(header, labels)
-    fitted = _fitted(config, weights, header, drawn=bool(described.lacks) or config.head_seed is not None)
+    fitted = _fitted(
+        config, weights, header, draws_classifier=bool(described.lacks) or config.head_seed is not None
+    )
     check_finite(fitted.tensors, where=config.source)
     _tell(progress, config, weights, fitted, header)
     step = _step(config, files, family, header, weights, fitted)
     progress.step(f"Writing {config.out}")
     header = header.model_copy(update={"made_by": step})
-    with publish_models(own) as begin:
+    with publish_models(output_lock) as begin:
         write_tensors(begin(config.out, header), fitted.tensors, header=header)
     return _report(config, header, weights, fitted)
 
@@ -141,14 +149,16 @@ def _renamed(config: ImportConfig, weights: Weights) -> Weights:
     return replace(weights, tensors=tensors)
 
 
-def _fitted(config: ImportConfig, weights: Weights, header: Header, *, drawn: bool) -> Fitted:
+def _fitted(
+    config: ImportConfig, weights: Weights, header: Header, *, draws_classifier: bool
+) -> MatchedTensors:
     """Return the tensors under the architecture's names, the classifier drawn if it is to be, or if there is none."""
     architecture, where = header.architecture, config.source
     family = FAMILIES[architecture.family]
     expected = expected_specs(family, header)
     if config.head_seed is not None and header.prompting is not None:
         raise UsageError(f"`--head-seed`: `{architecture.name}` has no classifier", hint="leave it out")
-    if drawn:
+    if draws_classifier:
         fitted = fit_encoder(weights.tensors, expected, header=header, where=where, new=True)
     else:
         try:
@@ -166,9 +176,9 @@ def _fitted(config: ImportConfig, weights: Weights, header: Header, *, drawn: bo
                 raise error from None
             if config.num_classes is None and config.labels is None:
                 raise
-    kept = {name: spec_of(tensor) for name, tensor in fitted.tensors.items()}
-    fresh = drawn_for(family, architecture, expected, kept, seed=config.head_seed or 0)
-    return replace(fitted, tensors=fitted.tensors | fresh, drawn=tuple(fresh))
+    kept_specs = {name: spec_of(tensor) for name, tensor in fitted.tensors.items()}
+    fresh = drawn_for(family, architecture, expected, kept_specs, seed=config.head_seed or 0)
+    return replace(fitted, tensors=fitted.tensors | fresh, drawn_names=tuple(fresh))
 
 
 def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
@@ -199,12 +209,12 @@ def _beside(config: ImportConfig) -> list[Path]:
 
 def _described(config: ImportConfig, resolved: Resolved, labels: int | None) -> Described:
     """Describe the architecture; as many classes as `labels` where nothing else says how many."""
-    wanted = config.num_classes or labels
+    num_classes = config.num_classes or labels
     if config.folder is not None:
         try:
-            found = folder_config(config.folder)
-            described = describe_folder(config.folder, found, {}, backbone=wanted is not None)
-            return _with_classes(config, described, wanted)
+            library_config = folder_config(config.folder)
+            described = describe_folder(config.folder, library_config, {}, backbone=num_classes is not None)
+            return _with_classes(config, described, num_classes)
         except (CheckpointError, UnsupportedModelError) as error:
             if config.way_out is None:
                 raise
@@ -218,8 +228,8 @@ def _described(config: ImportConfig, resolved: Resolved, labels: int | None) -> 
         raise UsageError(
             f"`--num-classes {config.num_classes}` and `{key}={options[key]}` of `--arch` differ"
         )
-    if wanted is not None and key not in options:
-        options[key] = wanted
+    if num_classes is not None and key not in options:
+        options[key] = num_classes
     described = _pooled(config, described_as(name, options))
     if described.prompting is not None and (config.num_classes or labels):
         raise UsageError(
@@ -275,7 +285,9 @@ def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
     return f"{error.hint}, or `--head-seed 0` for a new classifier"
 
 
-def _tell(progress: Progress, config: ImportConfig, weights: Weights, fitted: Fitted, header: Header) -> None:
+def _tell(
+    progress: Progress, config: ImportConfig, weights: Weights, fitted: MatchedTensors, header: Header
+) -> None:
     """Say what was decided that the user may have wanted otherwise."""
     if weights.ema is not None:
         progress.warn(
@@ -292,9 +304,9 @@ def _tell(progress: Progress, config: ImportConfig, weights: Weights, fitted: Fi
         )
     if config.pooling is None and header.architecture.pooling is not None and config.folder is not None:
         progress.step(POOLED.format(pooling=header.architecture.pooling))
-    if fitted.drawn:
+    if fitted.drawn_names:
         number = counted(header.architecture.num_classes, "class", "classes")
-        progress.step(f"A new classifier for {number}, drawn: {quoted(fitted.drawn)}")
+        progress.step(f"A new classifier for {number}, drawn: {quoted(fitted.drawn_names)}")
     if header.assumed:
         progress.warn(
             f"{config.folder}: no file says how its images are read; stored is what is usual for such models "
@@ -312,7 +324,7 @@ def _step(
     family: Family,
     header: Header,
     weights: Weights,
-    fitted: Fitted,
+    fitted: MatchedTensors,
 ) -> Step:
     return make_step(
         config,
@@ -332,7 +344,7 @@ def _step(
     )
 
 
-def _report(config: ImportConfig, header: Header, weights: Weights, fitted: Fitted) -> ImportReport:
+def _report(config: ImportConfig, header: Header, weights: Weights, fitted: MatchedTensors) -> ImportReport:
     architecture = header.architecture
     return ImportReport(
         path=config.out,

@@ -144,7 +144,7 @@ def _of_scores(file: str, scores: HeadScores, budget: HeadBudget | None) -> Choi
     return replace(
         _of_mask(file, scores.kind_of_file, mask),
         method=scores.method,
-        cut=Cut(option=quota.typed, source=source),
+        cut=Cut(option=quota.option_text, source=source),
         ranked=len(order),
         standing=standing(scores.tables),
     )

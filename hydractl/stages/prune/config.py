@@ -89,41 +89,43 @@ class DiverseConfig(CheckedSettings):
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
 
     @classmethod
-    def parse(cls, given: dict[str, Any]) -> DiverseConfig | None:
+    def parse(cls, options: dict[str, Any]) -> DiverseConfig | None:
         """Return what was typed, None for another strategy.
 
         Args:
-            given: Its options and `strategy`, by name; what was not typed is absent.
+            options: Its options and `strategy`, by name; what was not typed is absent.
 
         Raises:
             UsageError: If `diverse` is given no data, or another strategy any of these options.
         """
-        if given.pop("strategy", None) is not Strategy.DIVERSE:
-            if given:
-                named = " and ".join(f"`{long_option(name)}`" for name in given)
+        if options.pop("strategy", None) is not Strategy.DIVERSE:
+            if options:
+                named = " and ".join(f"`{long_option(name)}`" for name in options)
                 raise UsageError(
                     f"{named}: only `--strategy diverse` looks at data",
                     hint="add `--strategy diverse`, or leave it out",
                 )
             return None
-        if "data" not in given:
+        if "data" not in options:
             raise UsageError(
                 "`--strategy diverse` compares members on validation data", hint="add `--data DATA`"
             )
-        return cls(naming=Naming.parse(given.pop("classes", None), given.pop("template", None)), **given)
+        return cls(
+            naming=Naming.parse(options.pop("classes", None), options.pop("template", None)), **options
+        )
 
 
-def amount_of(given: dict[str, Any]) -> HeadBudget | None:
+def amount_of(options: dict[str, Any]) -> HeadBudget | None:
     """Return the budget that one of three options gives, or None without any and where the scores shall choose.
 
     Raises:
         UsageError: If two are given, or one is out of range.
     """
-    if given.get("keep") != AUTO:
-        return shared.budget_of(**given)
-    if len(given) > 1:
+    if options.get("keep") != AUTO:
+        return shared.budget_of(**options)
+    if len(options) > 1:
         raise UsageError(
-            f"`--keep auto` and `{'--keep-fraction' if 'keep_fraction' in given else '--remove'}` exclude each other",
+            f"`--keep auto` and `{'--keep-fraction' if 'keep_fraction' in options else '--remove'}` exclude each other",
             hint="`--keep auto` takes the number from the scores",
         )
     return None
@@ -282,30 +284,31 @@ class PruneConfig(CommandConfig):
 
     def _check_strategy(self, strategy: Strategy) -> None:
         """Refuse what a strategy does not take, or the lack of what it needs."""
-        rules, said = RULES[strategy], f"`--strategy {strategy}`"
+        rules, option_text = RULES[strategy], f"`--strategy {strategy}`"
         self._check_scores(strategy)
         if rules.pool and self.pool is None:
             raise UsageError(
-                f"{said} draws from a pool",
+                f"{option_text} draws from a pool",
                 hint="add `--pool P`, for example twice the number of removed heads",
             )
         if not rules.pool and self.pool is not None:
             raise UsageError(
-                f"`--pool` has no effect with {said}", hint="it is for `--strategy sample` and `diverse`"
+                f"`--pool` has no effect with {option_text}",
+                hint="it is for `--strategy sample` and `diverse`",
             )
         if not rules.many and self.members > 1:
             raise UsageError(
-                f"{said} makes one member a scores file; drop `--members`",
+                f"{option_text} makes one member a scores file; drop `--members`",
                 hint="several of one file: `--strategy sample`, `diverse` or `clusters`",
             )
         if not rules.per_layer and self.per_layer:
             raise UsageError(
-                f"`--per-layer` has no effect with {said}",
+                f"`--per-layer` has no effect with {option_text}",
                 hint="it is for `--strategy best`, `objectives` and `random`",
             )
         if not rules.budget and self.budget is not None:
             raise UsageError(
-                f"{said} keeps one head a cluster, so `{self.budget.option_text}` has no effect",
+                f"{option_text} keeps one head a cluster, so `{self.budget.option_text}` has no effect",
                 hint="score again with that budget to get other clusters, and leave it out here",
             )
         if strategy is Strategy.RANDOM and self.auto:
@@ -355,4 +358,9 @@ class PruneConfig(CommandConfig):
     @override
     def output_files(self) -> tuple[Path, ...]:
         """Return the paths of all files: each member's, and its mask's."""
-        return tuple(path for own in self.outputs() for path in (own, mask_path(own)) if path is not None)
+        return tuple(
+            path
+            for member_path in self.outputs()
+            for path in (member_path, mask_path(member_path))
+            if path is not None
+        )

@@ -36,7 +36,7 @@ from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, values_of
 from hydractl.scoring.job import Samples
 from hydractl.stages.prune.config import DiverseConfig
 from hydractl.stages.prune.strategy import Diversity
-from hydractl.stages.shared.open_inputs import Again, digests, labels_of, open_sets
+from hydractl.stages.shared.open_inputs import RepeatedBatches, digests, labels_of, open_sets
 from hydractl.stages.shared.zero_shot_classes import ask
 
 ACCURACY = "acc"
@@ -64,13 +64,13 @@ class Validation:
     team: ProcessGroup
 
 
-def yardstick_for(scores: HeadScores, asked: DiverseConfig) -> Yardstick:
+def yardstick_for(scores: HeadScores, config: DiverseConfig) -> Yardstick:
     """Return what candidates are valued by."""
-    recorded = scores.objective or (ACCURACY if asked.ood is None else AVERAGE)
+    recorded = scores.objective or (ACCURACY if config.ood is None else AVERAGE)
     objective = parse_objective(recorded)
-    if asked.ood is None and objective.needs_ood:
+    if config.ood is None and objective.needs_ood:
         objective = parse_objective(ACCURACY)
-    if asked.ood is not None and not objective.needs_ood:
+    if config.ood is not None and not objective.needs_ood:
         raise UsageError(
             f"`--ood` has no effect: the scores were searched by `{recorded}`, which reads no OOD data",
             hint="leave it out, or take scores of a circuit by `--objective avg`",
@@ -90,11 +90,11 @@ def check_memory(candidates: int, samples: int, classes: int) -> None:
     Raises:
         UsageError: With a number of samples that would fit.
     """
-    needed = 8 * candidates * samples * classes
-    if needed > PREDICTION_BYTES:
+    bytes_needed = 8 * candidates * samples * classes
+    if bytes_needed > PREDICTION_BYTES:
         most = max(1, PREDICTION_BYTES // (8 * candidates * classes))
         raise UsageError(
-            f"{candidates} candidates on {samples} samples of {classes} classes take {needed / 2**30:.1f} GiB of "
+            f"{candidates} candidates on {samples} samples of {classes} classes take {bytes_needed / 2**30:.1f} GiB of "
             f"probabilities, more than {PREDICTION_BYTES >> 30}",
             hint=f"use fewer samples, `--data DATA::limit={most}`, or fewer `--candidates`",
         )
@@ -102,7 +102,7 @@ def check_memory(candidates: int, samples: int, classes: int) -> None:
 
 def validation_for(
     opened: OpenModel,
-    asked: DiverseConfig,
+    config: DiverseConfig,
     sets: Mapping[str, Items],
     labels: torch.Tensor,
     model: Model,
@@ -113,15 +113,15 @@ def validation_for(
     Raises:
         UsageError: If there are no texts to cut, or the model reads fewer tokens.
     """
-    how = limited(opened.header.preprocess, asked.max_length, model=opened.reference)
+    how = limited(opened.header.preprocess, config.max_length, model=opened.reference)
     like = torch.empty(0, device=model.device, dtype=model.dtype)
     deal = BatchShare(team.rank, team.world)
     batches = {
-        role: encoded(items, how, batch_size=asked.batch_size, deal=deal) for role, items in sets.items()
+        role: encoded(items, how, batch_size=config.batch_size, deal=deal) for role, items in sets.items()
     }
     return Validation(
-        labelled=Again(batches["id"], labels, like),
-        ood=Again(batches["ood"], None, like) if "ood" in batches else (),
+        labelled=RepeatedBatches(batches["id"], labels, like),
+        ood=RepeatedBatches(batches["ood"], None, like) if "ood" in batches else (),
         team=team,
     )
 
@@ -142,12 +142,14 @@ def run_candidates(
     unvaried: dict[str, torch.Tensor] = {}
     with torch.inference_mode():
         for mask in progress.track(draws, label="Running candidates", total=len(draws)):
-            held = {name: found for name, found in unvaried.items() if name not in mask}
+            fixed_outputs = {
+                name: candidate_probs for name, candidate_probs in unvaried.items() if name not in mask
+            }
             with tapped(model, mask, _cut(mask)):
-                found, value = _run_one(model, data, yardstick, held)
-            probs += [found] if data.team.leads else []
+                candidate_probs, value = _run_one(model, data, yardstick, fixed_outputs)
+            probs += [candidate_probs] if data.team.leads else []
             values.append(value)
-            unvaried = held
+            unvaried = fixed_outputs
     return probs, values
 
 
@@ -161,26 +163,26 @@ def _cut(mask: Mask) -> Callable[[str, int, Attention], Attention]:
 
 
 def _run_one(
-    model: Model, data: Validation, yardstick: Yardstick, held: dict[str, torch.Tensor]
+    model: Model, data: Validation, yardstick: Yardstick, fixed_outputs: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, float]:
     """Return one candidate's probabilities (S, C) and its objective."""
     probs, inside, outside = [], [], []
-    for logits, labels in data.team.iterate(_answers(model, data.labelled, held)):
+    for logits, labels in data.team.iterate(_answers(model, data.labelled, fixed_outputs)):
         probs.append(logits.double().softmax(-1))
         inside.append(yardstick.outcomes(logits, labels))
     if yardstick.objective.needs_ood:
-        answers = data.team.iterate(_answers(model, data.ood, held))
+        answers = data.team.iterate(_answers(model, data.ood, fixed_outputs))
         outside = [yardstick.outcomes(logits, None) for logits, *_ in answers]
     value = values_of(yardstick.objective, Outcomes(_joined(inside), _joined(outside)))
     return torch.cat(probs), float(value[0])
 
 
 def _answers(
-    model: Model, batches: Iterable[Samples], held: dict[str, torch.Tensor]
+    model: Model, batches: Iterable[Samples], fixed_outputs: dict[str, torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield for each batch its logits (B, C), and its labels (B,) if it has any."""
     for inputs, labels in batches:
-        logits = _logits(model, inputs, held)
+        logits = _logits(model, inputs, fixed_outputs)
         yield (logits,) if labels is None else (logits, labels.cpu())
 
 
@@ -189,13 +191,15 @@ def _joined(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tens
     return {name: torch.cat([part[name] for part in parts], dim=-1) for name in (parts[0] if parts else ())}
 
 
-def _logits(model: Model, inputs: Inputs, held: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return logits (B, C) on the CPU; what a tower says that is always asked the same is kept in `held`."""
+def _logits(model: Model, inputs: Inputs, fixed_outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return logits (B, C) on the CPU; what a tower says that is always asked the same is kept in `fixed_outputs`."""
     outputs = {}
-    for name, asked in model.routed(inputs).items():
-        outputs[name] = held[name] if name in held else model.tower(name)(asked).unsqueeze(0)
+    for name, tower_inputs in model.routed(inputs).items():
+        outputs[name] = (
+            fixed_outputs[name] if name in fixed_outputs else model.tower(name)(tower_inputs).unsqueeze(0)
+        )
         if name in model.answer.fixed:
-            held[name] = outputs[name]
+            fixed_outputs[name] = outputs[name]
     logits: torch.Tensor = model.answer(outputs).squeeze(0).cpu()
     if not logits.isfinite().all():
         raise DataError("a candidate answers with numbers that are not finite on this data")
@@ -253,12 +257,12 @@ class DiverseReport:
     @classmethod
     def read(cls, text: str) -> DiverseReport:
         """Return what `write` wrote."""
-        told = json.loads(text)
+        document = json.loads(text)
         return cls(
-            objective=told["objective"],
-            median=told["median"],
-            chosen=tuple(Candidate(**one) for one in told["chosen"]),
-            sets=tuple(SetDiversity(**one) for one in told["sets"]),
+            objective=document["objective"],
+            median=document["median"],
+            chosen=tuple(Candidate(**fields) for fields in document["chosen"]),
+            sets=tuple(SetDiversity(**fields) for fields in document["sets"]),
         )
 
     def write(self) -> str:
@@ -266,7 +270,7 @@ class DiverseReport:
         return json.dumps(asdict(self))
 
 
-class Found(NamedTuple):
+class DiverseChoice(NamedTuple):
     """What was chosen, what a mask's origin records of it, and the data that decided it."""
 
     report: DiverseReport
@@ -285,11 +289,11 @@ def choose(
     opened: OpenModel,
     scores: HeadScores,
     draws: Sequence[Mask],
-    asked: DiverseConfig,
+    config: DiverseConfig,
     *,
     members: int,
     session: Session,
-) -> Found:
+) -> DiverseChoice:
     """Choose the draws whose members differ most, out of those that are no worse than the median draw.
 
     Each draw is valued by the objective that the scores were searched by, as far as the data allow (without OOD data by
@@ -300,7 +304,7 @@ def choose(
         opened: The base.
         scores: Whose order was drawn from.
         draws: N masks, all different, of the towers that lose heads.
-        asked: The data, and what to compare by.
+        config: The data, and what to compare by.
         members: M, at most N.
         session: Who runs them; every process finds the same.
 
@@ -309,37 +313,39 @@ def choose(
         UsageError: If OOD data are given that nothing reads, or the probabilities would not fit into memory.
     """
     team, progress = session.team, session.progress
-    yardstick = yardstick_for(scores, asked)
+    yardstick = yardstick_for(scores, config)
     name = yardstick.objective.text
-    sets = open_sets(opened, {"id": asked.data, "ood": asked.ood}, progress, workers=asked.num_workers)
-    classes = asked.naming.classes(opened, data=sets["id"].class_names)
+    sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress, workers=config.num_workers)
+    classes = config.naming.classes(opened, data=sets["id"].class_names)
     labels, count = labels_of(opened, sets["id"], classes, progress)
     check_memory(len(draws), len(labels), count)
-    model = load_model(opened).to(answering_device(asked.device))
+    model = load_model(opened).to(answering_device(config.device))
     ask(model, opened, classes)
-    data = validation_for(opened, asked, sets, labels, model, team)
+    data = validation_for(opened, config, sets, labels, model, team)
     progress.step(f"Running {counted(len(draws), 'candidate')}, valued by {name}")
     probs, values = run_candidates(model, draws, data, yardstick, progress)
     report = ""
     if team.leads:
-        measure = MEASURES[asked.diversity]
-        chosen = choose_diverse(values, lambda which: measure(stacked(probs, which)), members=members)
+        measure = MEASURES[config.diversity]
+        chosen = choose_diverse(
+            values, lambda candidates: measure(stacked(probs, candidates)), members=members
+        )
         report = DiverseReport(
             objective=name,
             median=statistics.median_low(values),
             chosen=tuple(Candidate(draw=i, objective=values[i]) for i in chosen),
             sets=_sets(probs, values, chosen),
         ).write()
-    return Found(
+    return DiverseChoice(
         report=DiverseReport.read(team.broadcast(report)),
         options={
             "candidates": len(draws),
-            "diversity": asked.diversity.value,
+            "diversity": config.diversity.value,
             "objective": name,
         },
         sources=tuple(
-            InputFile(name=found.name, sha256=found.fingerprint(digests(found, team)))
-            for found in sets.values()
+            InputFile(name=items.name, sha256=items.fingerprint(digests(items, team)))
+            for items in sets.values()
         ),
     )
 
@@ -350,28 +356,28 @@ def _sets(
     """Return how diverse the chosen set is, and those that `sample` would have drawn."""
     members = len(chosen)
     groups = [range(at, at + members) for at in range(0, len(values) - members + 1, members)]
-    each = [_measured("sample", probs, values, group) for group in groups]
+    measured_sets = [_measured("sample", probs, values, group) for group in groups]
     mean = SetDiversity(
-        name=f"mean of {counted(len(each), 'sample')}",
-        objective=statistics.fmean(s.objective for s in each),
-        mi=statistics.fmean(s.mi for s in each),
-        disagreement=statistics.fmean(s.disagreement for s in each),
+        name=f"mean of {counted(len(measured_sets), 'sample')}",
+        objective=statistics.fmean(s.objective for s in measured_sets),
+        mi=statistics.fmean(s.mi for s in measured_sets),
+        disagreement=statistics.fmean(s.disagreement for s in measured_sets),
     )
-    return _measured("chosen", probs, values, chosen), each[0], mean
+    return _measured("chosen", probs, values, chosen), measured_sets[0], mean
 
 
-def stacked(probs: Sequence[torch.Tensor], which: Sequence[int]) -> torch.Tensor:
+def stacked(probs: Sequence[torch.Tensor], candidates: Sequence[int]) -> torch.Tensor:
     """Return the probabilities (M, S, C) of some candidates."""
-    return torch.stack([probs[i] for i in which])
+    return torch.stack([probs[i] for i in candidates])
 
 
 def _measured(
-    name: str, probs: Sequence[torch.Tensor], values: Sequence[float], which: Sequence[int]
+    name: str, probs: Sequence[torch.Tensor], values: Sequence[float], candidates: Sequence[int]
 ) -> SetDiversity:
-    own = stacked(probs, which)
+    candidate_probs = stacked(probs, candidates)
     return SetDiversity(
         name=name,
-        objective=statistics.fmean(values[i] for i in which),
-        mi=mutual_information(own),
-        disagreement=disagreement(own),
+        objective=statistics.fmean(values[i] for i in candidates),
+        mi=mutual_information(candidate_probs),
+        disagreement=disagreement(candidate_probs),
     )

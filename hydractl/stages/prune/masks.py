@@ -20,7 +20,7 @@ from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.prune.config import PruneConfig, needs_pool
 from hydractl.stages.prune.diverse import DiverseReport
-from hydractl.stages.prune.sample_masks import STRATEGIES, Drawn, Material
+from hydractl.stages.prune.sample_masks import STRATEGIES, DrawnMasks, Material
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.mask_selection import Quota, own_quota, quota_of
 from hydractl.stages.shared.output_record import TOOL, document_input, scoring_step
@@ -33,13 +33,13 @@ class Chosen:
     Attributes:
         masks: One a member.
         sources: The files and data that each member's mask came from, as lineage names them.
-        found: What `--keep auto` chose, in words.
+        remarks: What `--keep auto` chose, in words.
         diverse: What `diverse` chose.
     """
 
     masks: tuple[HeadMask, ...]
     sources: tuple[tuple[InputFile, ...], ...]
-    found: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     diverse: DiverseReport | None = None
 
 
@@ -52,25 +52,27 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
         DataError: If `diverse` is given data that do not fit.
     """
     if config.masks:
-        return _given(config, opened, progress)
+        return _read_masks(config, opened, progress)
     scores = tuple(_read_scores(path, opened, progress) for path in config.scores)
     strategy = _strategy(config, scores)
     shape = _shape(config, opened, scores)
     quotas = () if strategy is Strategy.CLUSTERS else _quotas(config, scores, shape)
     material = Material(config=config, opened=opened, scores=scores, shape=shape, quotas=quotas, team=team)
-    drawn = STRATEGIES[strategy](material, progress)
+    drawn_masks = STRATEGIES[strategy](material, progress)
     if config.budget is not None and any(s.clusters is not None for s in scores):
         progress.warn(
             "a budget takes these heads by their scores alone; `--keep auto` keeps one of each cluster"
         )
-    found = [quota.said for quota in quotas if quota.said is not None]
-    if any(quota.said is not None and quota.removals == 0 for quota in quotas):
+    remarks = [quota.remark for quota in quotas if quota.remark is not None]
+    if any(quota.remark is not None and quota.removals == 0 for quota in quotas):
         progress.warn(
             "by these scores no head goes: the member is the base; a budget such as `--remove R` removes some"
         )
     if strategy is Strategy.CLUSTERS:
-        found = [own_quota(config.scores[0], scores[0], shape).said or ""]
-    whole = {n: m for n, m in full_mask(opened.header.architecture.towers).items() if n not in shape}
+        remarks = [own_quota(config.scores[0], scores[0], shape).remark or ""]
+    unpruned_towers = {
+        n: m for n, m in full_mask(opened.header.architecture.towers).items() if n not in shape
+    }
     files = tuple(
         document_input(p, s.digest() if is_stream(p) else None, made_by=scoring_step(s, opened))
         for p, s in zip(config.scores, scores, strict=True)
@@ -78,22 +80,23 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
     return Chosen(
         masks=tuple(
             HeadMask(
-                towers={**whole, **mask},
+                towers={**unpruned_towers, **mask},
                 architecture=opened.header.architecture.name,
                 base=opened.checkpoint.digest,
-                origin=_origin(material, strategy, drawn, member=i),
+                origin=_origin(material, strategy, drawn_masks, member=i),
             )
-            for i, mask in enumerate(drawn.masks)
+            for i, mask in enumerate(drawn_masks.masks)
         ),
         sources=tuple(
-            (files[i : i + 1] if len(files) > 1 else files) + drawn.sources for i in range(len(drawn.masks))
+            (files[i : i + 1] if len(files) > 1 else files) + drawn_masks.sources
+            for i in range(len(drawn_masks.masks))
         ),
-        found=tuple(found),
-        diverse=drawn.diverse,
+        remarks=tuple(remarks),
+        diverse=drawn_masks.diverse,
     )
 
 
-def _given(config: PruneConfig, opened: OpenModel, progress: Progress) -> Chosen:
+def _read_masks(config: PruneConfig, opened: OpenModel, progress: Progress) -> Chosen:
     masks = tuple(_read_mask(path, opened, progress) for path in config.masks)
     sources = tuple(
         (document_input(p, m.digest() if is_stream(p) else None),)
@@ -143,21 +146,21 @@ def _quotas(config: PruneConfig, scores: Sequence[HeadScores], shape: Shape) -> 
     return (quota_of(config.budget, shape),) * max(1, len(scores))
 
 
-def _origin(material: Material, strategy: Strategy, drawn: Drawn, *, member: int) -> MaskOrigin:
-    config, own = material.config, member if len(material.scores) > 1 else 0
+def _origin(material: Material, strategy: Strategy, drawn_masks: DrawnMasks, *, member: int) -> MaskOrigin:
+    config, scores_index = material.config, member if len(material.scores) > 1 else 0
     options: dict[str, OptionValue] = {
-        **(material.quotas[own].options if material.quotas else {}),
+        **(material.quotas[scores_index].options if material.quotas else {}),
         "per_layer": config.per_layer or None,
-        **drawn.options,
-        **(drawn.own[member] if drawn.own else {}),
+        **drawn_masks.options,
+        **(drawn_masks.member_options[member] if drawn_masks.member_options else {}),
         "diverge_from": config.diverge_from or None,
     }
     return MaskOrigin(
         strategy=strategy,
-        method=material.scores[own].method if material.scores else None,
-        scores=(material.scores[own].digest(),) if material.scores else (),
+        method=material.scores[scores_index].method if material.scores else None,
+        scores=(material.scores[scores_index].digest(),) if material.scores else (),
         budget={k: v for k, v in options.items() if v is not None},
-        seed=config.seed if drawn.seeded else None,
+        seed=config.seed if drawn_masks.seeded else None,
         member=member,
         tool=TOOL,
     )
@@ -195,7 +198,9 @@ def _read_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScore
     """
     scores = HeadScores.read(path)
     name, towers = opened.header.architecture.name, opened.header.architecture.towers
-    again = f"score this model: `hydractl score {shlex.quote(opened.reference)} -o {shlex.quote(str(path))}`"
+    score_hint = (
+        f"score this model: `hydractl score {shlex.quote(opened.reference)} -o {shlex.quote(str(path))}`"
+    )
     for scored in sorted(scores.towers or towers):
         table, tower = scores.tables.get(scored, ()), towers.get(scored)
         if tower is None:
@@ -208,12 +213,12 @@ def _read_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScore
             raise ManifestError(
                 f"{path}: towers.{scored}.scores is {layers} layers by {heads} heads, but "
                 f"{opened.reference} has {tower.layers} by {tower.num_heads}",
-                hint=again,
+                hint=score_hint,
             )
     if untagged(scores.architecture) != untagged(name):
         raise ManifestError(
             f"{path}: architecture is `{scores.architecture}`, but {opened.reference} is a `{name}`",
-            hint=again,
+            hint=score_hint,
         )
     if scores.model.sha256 != opened.checkpoint.digest:
         progress.warn(f"{path}: scores were measured on other weights than those of {opened.reference}")

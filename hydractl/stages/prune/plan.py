@@ -47,10 +47,10 @@ class Plan:
     ) -> Self:
         """Plan a member of a base that would be stored with `specs` as a whole."""
         family, architecture = opened.family, opened.header.architecture
-        own = {
+        member_specs = {
             name: pruned_spec(family, architecture, mask.towers, name, spec) for name, spec in specs.items()
         }
-        return cls(opened=opened, mask=mask, path=path, sources=sources, specs=own)
+        return cls(opened=opened, mask=mask, path=path, sources=sources, specs=member_specs)
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor as it is stored.
@@ -59,11 +59,15 @@ class Plan:
             CheckFailed: If its dtype is too small for a number.
         """
         opened = self.opened
-        whole = opened.checkpoint.tensor(name)
-        own = prune_tensor(opened.family, opened.header.architecture, self.mask.towers, name, whole)
+        base_tensor = opened.checkpoint.tensor(name)
+        member_tensor = prune_tensor(
+            opened.family, opened.header.architecture, self.mask.towers, name, base_tensor
+        )
         spec = self.specs[name]
         larger = spec.dtype == "F16" and "`--dtype bf16` or `--dtype fp32` holds larger ones"
-        return as_stored(name, own, spec, hint=larger or "leave `--dtype` out: numbers stay as they are")
+        return as_stored(
+            name, member_tensor, spec, hint=larger or "leave `--dtype` out: numbers stay as they are"
+        )
 
     def masked(self, name: str) -> torch.Tensor:
         """Return the base's tensor that the member's must equal: heads zeroed, numbers rounded as they are stored, in fp32.
@@ -71,11 +75,13 @@ class Plan:
         What that dtype is too small for stays: it is in a head that goes, or `tensor` refuses it.
         """
         opened, spec = self.opened, self.specs[name]
-        whole = opened.checkpoint.tensor(name)
+        base_tensor = opened.checkpoint.tensor(name)
         if spec.is_floating:
-            rounded, whole = whole.to(spec.torch_dtype).float(), whole.float()
-            whole = torch.where(rounded.isfinite(), rounded, whole)
-        return zero_dropped(opened.family, opened.header.architecture, self.mask.towers, {name: whole})[name]
+            rounded, base_tensor = base_tensor.to(spec.torch_dtype).float(), base_tensor.float()
+            base_tensor = torch.where(rounded.isfinite(), rounded, base_tensor)
+        return zero_dropped(opened.family, opened.header.architecture, self.mask.towers, {name: base_tensor})[
+            name
+        ]
 
     def chunks(self, name: str) -> Chunks:
         """Return a tensor's bytes, those of the base where nothing changes; raises as `tensor`."""

@@ -100,12 +100,12 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
         require_one_process("prune")
     with (
         start_team() as team,
-        claim(config, config.outputs() * team.leads, progress) as own,
+        claim(config, config.outputs() * team.leads, progress) as output_lock,
     ):
-        return _run(config, team, own, progress)
+        return _run(config, team, output_lock, progress)
 
 
-def _run(config: PruneConfig, team: ProcessGroup, own: OutputLock, progress: Progress) -> PruneReport:
+def _run(config: PruneConfig, team: ProcessGroup, output_lock: OutputLock, progress: Progress) -> PruneReport:
     opened = open_model(config.model, arch=config.arch)
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(
@@ -113,14 +113,14 @@ def _run(config: PruneConfig, team: ProcessGroup, own: OutputLock, progress: Pro
             hint="prune the base it came from",
         )
     specs = _specs(opened, config)
-    asked = config.diverse
+    diverse_config = config.diverse
     if team.leads:
         check_models(
             config.output_files(),
-            own,
+            output_lock,
             models=[opened],
-            data=[] if asked is None else [asked.data, asked.ood],
-            files=[*config.scores, *config.masks, asked.naming.file if asked else None],
+            data=[] if diverse_config is None else [diverse_config.data, diverse_config.ood],
+            files=[*config.scores, *config.masks, diverse_config.naming.file if diverse_config else None],
         )
     check_weights(opened)
     warn_temperature(opened, progress)
@@ -135,21 +135,21 @@ def _run(config: PruneConfig, team: ProcessGroup, own: OutputLock, progress: Pro
         differences = _verify(opened, plans, progress)
     members = [_described(plan, difference) for plan, difference in zip(plans, differences, strict=True)]
     if team.leads:
-        _write(config, plans, own, progress)
+        _write(config, plans, output_lock, progress)
     team.broadcast("")  # the others end when it is there
     return PruneReport(
         model=config.model,
         heads=total_heads(opened.header.architecture.towers),
         base=_size(opened, opened.header.masks[0], opened.checkpoint.specs),
         members=tuple(members),
-        found=chosen.found,
+        found=chosen.remarks,
         diverse=chosen.diverse,
     )
 
 
-def _write(config: PruneConfig, plans: Sequence[Plan], own: OutputLock, progress: Progress) -> None:
+def _write(config: PruneConfig, plans: Sequence[Plan], output_lock: OutputLock, progress: Progress) -> None:
     """Publish all members when all of them are written, or none."""
-    with publish_models(own) as begin:
+    with publish_models(output_lock) as begin:
         for i, plan in enumerate(plans):
             progress.step(f"Writing {plan.path}")
             header = _member_header(config, plan, member=i)
@@ -178,9 +178,9 @@ def _verify(opened: OpenModel, plans: Sequence[Plan], progress: Progress) -> lis
         f"Checking that {len(plans)} pruned {'member equals' if len(plans) == 1 else 'members equal'} the masked base"
     )
     header, family = opened.header, opened.family
-    whole = build_checked(family, header, hollow(opened.checkpoint.specs), where=opened.reference)
+    base_model = build_checked(family, header, hollow(opened.checkpoint.specs), where=opened.reference)
     inputs = probe_inputs(header)
-    found: list[float | None] = []
+    differences: list[float | None] = []
     for i, plan in enumerate(plans):
 
         def sliced(name: str, plan: Plan = plan) -> list[torch.Tensor]:
@@ -192,15 +192,15 @@ def _verify(opened: OpenModel, plans: Sequence[Plan], progress: Progress) -> lis
         pruned_header = header.model_copy(update={"kind": Kind.MEMBER, "masks": (plan.mask.towers,)})
         pruned = build_checked(family, pruned_header, hollow(plan.specs), where=f"member {i}")
         difference = largest_difference(
-            streamed_logits(pruned, sliced, inputs), streamed_logits(whole, zeroed, inputs)
+            streamed_logits(pruned, sliced, inputs), streamed_logits(base_model, zeroed, inputs)
         )
         if not difference <= TOLERANCE:
             raise CheckFailed(
                 f"member {i} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
                 hint="are there weights so large that outputs overflow? `--no-verify` skips the check",
             )
-        found.append(difference)
-    return found
+        differences.append(difference)
+    return differences
 
 
 def _member_header(config: PruneConfig, plan: Plan, *, member: int) -> Header:
@@ -232,12 +232,12 @@ def _member_header(config: PruneConfig, plan: Plan, *, member: int) -> Header:
 def _described(plan: Plan, difference: float | None) -> PrunedMember:
     """Count what was removed and compare with what the mask and the shapes say."""
     mask = plan.mask.towers
-    kept = total_kept(mask)
+    kept_heads = total_kept(mask)
     return PrunedMember(
         path=plan.path,
         mask_path=mask_path(plan.path),
-        heads_kept=kept,
-        heads_removed=total_heads(mask) - kept,
+        heads_kept=kept_heads,
+        heads_removed=total_heads(mask) - kept_heads,
         size=_size(plan.opened, mask, plan.specs),
         largest_difference=difference,
     )
@@ -248,9 +248,11 @@ def _size(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Siz
     model = opened.family.build(opened.header.architecture, mask, None)
     parameters = sum(p.numel() for p in model.parameters())
     stored = sum(prod(spec.shape) for spec in specs.values())
-    held = sum(tensor.numel() for tensor in model.library_state().values())
-    if stored != held:
-        raise CheckpointError(f"{opened.reference}: shapes promise {stored} elements, the model has {held}")
+    model_elements = sum(tensor.numel() for tensor in model.library_state().values())
+    if stored != model_elements:
+        raise CheckpointError(
+            f"{opened.reference}: shapes promise {stored} elements, the model has {model_elements}"
+        )
     model.answer.expect(1)  # a zero-shot model costs what its vision side costs
     inputs = blank_inputs(opened.header.preprocess, 1, device="meta")
     return Size(

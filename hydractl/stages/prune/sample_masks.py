@@ -59,13 +59,13 @@ class Material:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class DrawnMasks:
     """What a strategy answers.
 
     Attributes:
         masks: One a member, of the towers that lose heads.
         options: What every mask's origin records besides the budget.
-        own: What each mask's origin records of itself; empty for nothing.
+        member_options: What each mask's origin records of itself; empty for nothing.
         seeded: Whether chance had a part.
         sources: Data that were looked at.
         diverse: What `diverse` chose.
@@ -73,13 +73,13 @@ class Drawn:
 
     masks: Sequence[Mask]
     options: Mapping[str, OptionValue] = field(default_factory=dict)
-    own: Sequence[Mapping[str, OptionValue]] = ()
+    member_options: Sequence[Mapping[str, OptionValue]] = ()
     seeded: bool = False
     sources: tuple[InputFile, ...] = ()
     diverse: DiverseReport | None = None
 
 
-def _best(material: Material, progress: Progress) -> Drawn:
+def _best(material: Material, progress: Progress) -> DrawnMasks:
     """One mask a scores file: its most important heads."""
     config = material.config
     files = zip(config.scores, material.scores, material.quotas, strict=True)
@@ -93,30 +93,30 @@ def _best(material: Material, progress: Progress) -> Drawn:
             progress.warn(
                 f"member {i} loses {counted(count, 'head')}: before layer {config.diverge_from} it keeps what member 0 keeps"
             )
-    own = [{"removed": count} for count in removed] if config.diverge_from else ()
-    return Drawn(masks=shared, own=own)
+    removal_counts = [{"removed": count} for count in removed] if config.diverge_from else ()
+    return DrawnMasks(masks=shared, member_options=removal_counts)
 
 
 def _best_of(
     material: Material, path: Path, scores: HeadScores, quota: Quota, progress: Progress
 ) -> dict[str, TowerKeep]:
     """Return the mask of the most important heads of one scores file."""
-    by_layer, asked = scores.options.get("keep"), f"`{quota.typed}`"
-    if by_layer is not None and quota.keep is None and quota.said is None:
+    by_layer, budget_text = scores.options.get("keep"), f"`{quota.option_text}`"
+    if by_layer is not None and quota.keep is None and quota.remark is None:
         progress.warn(
             f"{path}: `{scores.method}` scored layer by layer, and its scores of different layers are no measure of each "
             f"other: `--keep {by_layer} --per-layer` compares heads of one layer only"
         )
     if quota.keep is not None and by_layer not in {None, quota.keep}:
         progress.warn(
-            f"{path}: `{scores.method}` scored layers that keep {by_layer} heads each; score again with {asked}"
+            f"{path}: `{scores.method}` scored layers that keep {by_layer} heads each; score again with {budget_text}"
         )
     return mask_of(path, scores, material.shape, quota)
 
 
-def _sample(material: Material, _: Progress) -> Drawn:
+def _sample(material: Material, _: Progress) -> DrawnMasks:
     """Several masks out of one order's pool."""
-    return Drawn(
+    return DrawnMasks(
         masks=_draws(material, material.config.members), options={"pool": material.config.pool}, seeded=True
     )
 
@@ -126,7 +126,7 @@ def _draws(material: Material, count: int) -> tuple[dict[str, TowerKeep], ...]:
     config, path, quota = material.config, material.config.scores[0], material.quotas[0]
     order, pool = order_of(path, material.scores[0], material.shape), config.pool or 0
     _check_pool(pool, quota, total=total_heads(material.shape))
-    check_long_enough(order, path, wanted=pool, verb=f"`--pool {pool}` draws from")
+    check_long_enough(order, path, required=pool, verb=f"`--pool {pool}` draws from")
     try:
         return sample_masks(order, material.shape, removals=quota.removals, sampling=material.sampling(count))
     except ValueError as error:
@@ -135,7 +135,7 @@ def _draws(material: Material, count: int) -> tuple[dict[str, TowerKeep], ...]:
         raise UsageError(str(error), hint=hint) from error
 
 
-def _clusters(material: Material, _: Progress) -> Drawn:
+def _clusters(material: Material, _: Progress) -> DrawnMasks:
     """One head of each cluster."""
     config, scores, path = material.config, material.scores[0], material.config.scores[0]
     if scores.clusters is None:
@@ -149,10 +149,10 @@ def _clusters(material: Material, _: Progress) -> Drawn:
         )
     except ValueError as error:
         raise UsageError(f"{path}: {error}", hint=TOO_ALIKE) from error
-    return Drawn(masks=masks, options={"keep": "auto", "clusters": len(scores.clusters)})
+    return DrawnMasks(masks=masks, options={"keep": "auto", "clusters": len(scores.clusters)})
 
 
-def _random(material: Material, _: Progress) -> Drawn:
+def _random(material: Material, _: Progress) -> DrawnMasks:
     """Heads that chance leaves."""
     quota, sampling = material.quotas[0], material.sampling(material.config.members)
     try:
@@ -163,34 +163,34 @@ def _random(material: Material, _: Progress) -> Drawn:
         )
     except ValueError as error:
         raise UsageError(str(error), hint=TOO_ALIKE) from error
-    return Drawn(masks=masks, seeded=True)
+    return DrawnMasks(masks=masks, seeded=True)
 
 
-def _diverse(material: Material, progress: Progress) -> Drawn:
+def _diverse(material: Material, progress: Progress) -> DrawnMasks:
     """The most diverse of many draws."""
-    asked = material.config.diverse
-    if asked is None:
+    config = material.config.diverse
+    if config is None:
         raise ValueError("nothing to choose by")
-    draws = _draws(material, asked.candidates)
-    found = choose(
+    draws = _draws(material, config.candidates)
+    choice = choose(
         material.opened,
         material.scores[0],
         draws,
-        asked,
+        config,
         members=material.config.members,
         session=Session(material.team, progress),
     )
-    return Drawn(
-        masks=[draws[candidate.draw] for candidate in found.report.chosen],
-        options={"pool": material.config.pool, **found.options},
-        own=[{"draw": c.draw, "objective_value": c.objective} for c in found.report.chosen],
+    return DrawnMasks(
+        masks=[draws[candidate.draw] for candidate in choice.report.chosen],
+        options={"pool": material.config.pool, **choice.options},
+        member_options=[{"draw": c.draw, "objective_value": c.objective} for c in choice.report.chosen],
         seeded=True,
-        sources=found.sources,
-        diverse=found.report,
+        sources=choice.sources,
+        diverse=choice.report,
     )
 
 
-STRATEGIES: Mapping[Strategy, Callable[[Material, Progress], Drawn]] = {
+STRATEGIES: Mapping[Strategy, Callable[[Material, Progress], DrawnMasks]] = {
     Strategy.BEST: _best,
     Strategy.SAMPLE: _sample,
     Strategy.OBJECTIVES: _best,
@@ -208,7 +208,7 @@ def _check_pool(pool: int, quota: Quota, *, total: int) -> None:
         )
     if pool < quota.removals:
         raise UsageError(
-            f"`--pool {pool}`: `{quota.typed}` removes {counted(quota.removals, 'head')} of each member, "
+            f"`--pool {pool}`: `{quota.option_text}` removes {counted(quota.removals, 'head')} of each member, "
             "more than the pool holds",
             hint=f"give a larger pool, for example `--pool {min(2 * quota.removals, total)}`",
         )

@@ -37,7 +37,7 @@ from hydractl.stages.score.training import (
 from hydractl.stages.shared.command_config import config_digest, recorded_argv
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.mask_selection import quota_of
-from hydractl.stages.shared.open_inputs import Again, digests, labels_of, open_reader, open_sets
+from hydractl.stages.shared.open_inputs import RepeatedBatches, digests, labels_of, open_reader, open_sets
 from hydractl.stages.shared.output_record import TOOL, library_versions
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.zero_shot_classes import Classes, ask
@@ -309,7 +309,7 @@ def _samples(
     how, size = opened.header.preprocess, config.batch_size
     deal = BatchShare(team.rank, team.world, as_given=config.entry.as_given)
     cached = encoded(item_set, how, batch_size=size, indices=indices, deal=deal)
-    return Again(cached, labels, like)
+    return RepeatedBatches(cached, labels, like)
 
 
 def _chosen(config: ScoreConfig, item_set: Items) -> torch.Tensor | None:

@@ -71,7 +71,11 @@ class CommandConfig:
     def output_files(self) -> tuple[Path, ...]:
         """Return the paths of all that the command writes."""
         written = ((o.name, path) for o, path in given_settings(self) if o.setting.role is Role.OUTPUT)
-        return tuple(path for name, one in written for path in (self.outputs() if name == "out" else (one,)))
+        return tuple(
+            path
+            for name, path_of_setting in written
+            for path in (self.outputs() if name == "out" else (path_of_setting,))
+        )
 
 
 class NamedInputs:
@@ -182,15 +186,15 @@ def recorded_argv(config: object) -> tuple[str, ...] | None:
 
     Without names of outputs, what only decides how fast, and the folders that things lie in.
     """
-    if (given := made_of(config)) is None:
+    if (option_values := made_of(config)) is None:
         return None
     arguments, options = list[str](), list[str]()
-    for option, typed in given:
+    for option, option_value in option_values:
         setting = option.setting
-        if setting.role in {Role.OUTPUT, Role.EXECUTION} or typed == option.default:
+        if setting.role in {Role.OUTPUT, Role.EXECUTION} or option_value == option.default:
             continue
         name = setting.option(option.name)
-        for word in typed if isinstance(typed, list | tuple) else [typed]:
+        for word in option_value if isinstance(option_value, list | tuple) else [option_value]:
             if isinstance(word, bool):
                 options.append(name if word else setting.option_names[0].partition("/")[2])
             elif setting.positional:
@@ -210,9 +214,9 @@ def without_paths(text: str) -> str:
 
 def input_refs(config: CommandConfig) -> Iterator[InputRef]:
     """Yield all that a command reads, in the order of the settings that name it."""
-    for option, given in given_settings(config, config.unread):
+    for option, setting_value in given_settings(config, config.unread):
         if option.setting.role in INPUT_ROLES:
-            for ref in _refs_in(option.setting.role, given):
+            for ref in _refs_in(option.setting.role, setting_value):
                 yield replace(ref, option=option)
     yield from config.further_inputs
 
@@ -220,65 +224,69 @@ def input_refs(config: CommandConfig) -> Iterator[InputRef]:
 def given_settings(config: Any, unread: frozenset[str] = frozenset()) -> Iterator[tuple[Option, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
     """Yield what settings hold that are given, without those of `unread` names; those of a part where the part stands."""
     for f in fields(config):
-        setting, given = f.metadata.get(KEY), getattr(config, f.name)
+        setting, setting_value = f.metadata.get(KEY), getattr(config, f.name)
         if isinstance(setting, Setting):
-            if given is not None and f.name not in unread:
-                yield Option(f.name, str(f.type), setting), given
-        elif is_dataclass(given) and declared(type(given)):
-            yield from given_settings(given)
+            if setting_value is not None and f.name not in unread:
+                yield Option(f.name, str(f.type), setting), setting_value
+        elif is_dataclass(setting_value) and declared(type(setting_value)):
+            yield from given_settings(setting_value)
 
 
-def _refs_in(role: Role, given: Any) -> Iterator[InputRef]:  # noqa: ANN401 - of any setting's type
-    if isinstance(given, NamedInputs):
-        given = given.models or given.ref
-    if isinstance(given, tuple):
-        for part in given:
+def _refs_in(role: Role, setting_value: Any) -> Iterator[InputRef]:  # noqa: ANN401 - of any setting's type
+    if isinstance(setting_value, NamedInputs):
+        setting_value = setting_value.models or setting_value.ref
+    if isinstance(setting_value, tuple):
+        for part in setting_value:
             yield from _refs_in(role, part)
-    elif isinstance(given, str) and role is Role.DATA:
-        yield InputRef(role, DataRef.parse(given))
-    elif isinstance(given, str | Path | DataRef):
-        yield InputRef(role, given)
+    elif isinstance(setting_value, str) and role is Role.DATA:
+        yield InputRef(role, DataRef.parse(setting_value))
+    elif isinstance(setting_value, str | Path | DataRef):
+        yield InputRef(role, setting_value)
 
 
 def _shaping_settings(config: Any, implied: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:  # noqa: ANN401 - as above
     """Return the settings of a configuration, or of a part of one, that shape an output and are no defaults."""
     settings = {}
     for f in fields(config):
-        setting, given = f.metadata.get(KEY), getattr(config, f.name)
+        setting, setting_value = f.metadata.get(KEY), getattr(config, f.name)
         role = setting.role if isinstance(setting, Setting) else Role.SHAPES
         default = f.default if f.default_factory is MISSING else f.default_factory()
-        if f.compare and role is not Role.EXECUTION and given not in (default, implied.get(f.name, default)):
-            settings[f.name] = _to_json(role, given)
+        if (
+            f.compare
+            and role is not Role.EXECUTION
+            and setting_value not in (default, implied.get(f.name, default))
+        ):
+            settings[f.name] = _to_json(role, setting_value)
     return settings
 
 
-def _to_json(role: Role, given: Any) -> object:  # noqa: ANN401 - as above
+def _to_json(role: Role, setting_value: Any) -> object:  # noqa: ANN401 - as above
     """Return a setting's value as JSON has it."""
     if role is Role.OUTPUT:
         return True  # that it is wanted counts, not what it is called
-    if role in INPUT_ROLES and (refs := [*_refs_in(role, given)]):
-        return [_input_names(given), *([ref.identity(), refs.index(ref)] for ref in refs)]
+    if role in INPUT_ROLES and (refs := [*_refs_in(role, setting_value)]):
+        return [_input_names(setting_value), *([ref.identity(), refs.index(ref)] for ref in refs)]
     if role is Role.CONTENT:
-        return _content(given)
-    if isinstance(given, tuple):
-        return [_to_json(role, part) for part in given]
-    if isinstance(given, Mapping):
-        return {str(key): _to_json(role, part) for key, part in given.items()}
-    if is_dataclass(given):
-        return _shaping_settings(given)
-    if isinstance(given, Enum):
-        return given.value
-    return given.name if isinstance(given, Path) else given
+        return _content(setting_value)
+    if isinstance(setting_value, tuple):
+        return [_to_json(role, part) for part in setting_value]
+    if isinstance(setting_value, Mapping):
+        return {str(key): _to_json(role, part) for key, part in setting_value.items()}
+    if is_dataclass(setting_value):
+        return _shaping_settings(setting_value)
+    if isinstance(setting_value, Enum):
+        return setting_value.value
+    return setting_value.name if isinstance(setting_value, Path) else setting_value
 
 
-def _input_names(given: object) -> object:
+def _input_names(setting_value: object) -> object:
     """Return how what is read is named, and what is made of it before it is used."""
-    if isinstance(given, tuple):
-        names = [_input_names(part) for part in given]
+    if isinstance(setting_value, tuple):
+        names = [_input_names(part) for part in setting_value]
         return names if any(names) else None
-    if isinstance(given, NamedInputs) and given.rivals:
-        return [given.name, [rival and _shaping_settings(rival) for rival in given.rivals]]
-    return given.name if isinstance(given, NamedInputs | DataRef | Path) else None
+    if isinstance(setting_value, NamedInputs) and setting_value.rivals:
+        return [setting_value.name, [rival and _shaping_settings(rival) for rival in setting_value.rivals]]
+    return setting_value.name if isinstance(setting_value, NamedInputs | DataRef | Path) else None
 
 
 def _content(text: str | Path) -> object:

@@ -68,26 +68,26 @@ def as_stored(name: str, tensor: torch.Tensor, spec: TensorSpec, *, hint: str) -
     Raises:
         CheckFailed: If a finite number would become an infinite one.
     """
-    made = tensor.to(spec.torch_dtype)
-    if made.dtype != tensor.dtype and not made.isfinite().all():
-        count = int((tensor.isfinite() & ~made.isfinite()).sum())
+    converted = tensor.to(spec.torch_dtype)
+    if converted.dtype != tensor.dtype and not converted.isfinite().all():
+        count = int((tensor.isfinite() & ~converted.isfinite()).sum())
         if count:
             raise CheckFailed(
-                f"tensor `{name}` is not finite as {spec.dtype}: {counted(count, 'number')} of {made.numel()} "
+                f"tensor `{name}` is not finite as {spec.dtype}: {counted(count, 'number')} of {converted.numel()} "
                 f"{'is' if count == 1 else 'are'} too large; nothing was written",
                 hint=hint,
             )
-    return made
+    return converted
 
 
 def stored_tensors(
-    checkpoint: Checkpoint, found: Mapping[str, torch.Tensor], *, trained: Container[str], hint: str
+    checkpoint: Checkpoint, state: Mapping[str, torch.Tensor], *, trained: Container[str], hint: str
 ) -> dict[str, torch.Tensor]:
     """Return a trained model's tensors in the dtypes that its checkpoint stores.
 
     Args:
         checkpoint: Of the model as training began.
-        found: The model's tensors by the library's names.
+        state: The model's tensors by the library's names.
         trained: Names of those that trained.
         hint: What to type if training went wrong.
 
@@ -96,7 +96,7 @@ def stored_tensors(
     """
     tensors = {}
     for name, spec in checkpoint.specs.items():
-        tensors[name] = as_stored(name, found[name].detach(), spec, hint=hint)
+        tensors[name] = as_stored(name, state[name].detach(), spec, hint=hint)
         if name in trained and not tensors[name].isfinite().all():
             raise CheckFailed(f"tensor `{name}` is not finite after training; nothing was written", hint=hint)
     return tensors
@@ -117,10 +117,12 @@ def warn_refusing(models: Iterable[OpenModel], progress: Progress) -> None:
     bounded = dict.fromkeys(m.reference for m in every if m.header.threshold is not None)
     fitted = {m.reference: m.header.fitted.scores for m in every if m.header.fitted is not None}
     scores = ", ".join(dict.fromkeys(name for names in fitted.values() for name in names))
-    for named, one, several in (
+    for named, singular, plural in (
         ([*bounded], "its threshold is", "their thresholds are"),
         ([*fitted], f"its OOD scores ({scores}) are", f"their OOD scores ({scores}) are"),
     ):
         if named:
-            shown, kept = (named[0], one) if len(named) == 1 else (quoted(named, most=3), several)
-            progress.warn(f"{shown}: {kept} not kept: other weights need their own")
+            models_text, subject = (
+                (named[0], singular) if len(named) == 1 else (quoted(named, most=3), plural)
+            )
+            progress.warn(f"{models_text}: {subject} not kept: other weights need their own")

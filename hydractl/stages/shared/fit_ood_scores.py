@@ -53,7 +53,7 @@ def fitted_beside(
         DataError: If a score cannot be fitted on such data.
     """
     name = opened.reference
-    made = WithOodScores.fit(
+    with_scores = WithOodScores.fit(
         FeatureExtractor.of(model, opened.family, name=name),
         scores,
         (on.inputs.tracked(opened.header.preprocess, name, progress), on.labels),
@@ -61,9 +61,9 @@ def fitted_beside(
         team=team,
         neighbours=on.neighbours,
     )
-    if {*MAHALANOBIS} & {*scores} and len(on.labels) - len(on.labels.unique()) < made.width:
+    if {*MAHALANOBIS} & {*scores} and len(on.labels) - len(on.labels.unique()) < with_scores.width:
         progress.warn(
-            f"{name}: {len(on.labels)} samples to fit on leave the covariance of {made.width} features singular: what "
+            f"{name}: {len(on.labels)} samples to fit on leave the covariance of {with_scores.width} features singular: what "
             "they do not vary in does not count"
         )
-    return made
+    return with_scores

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hydractl.stages.shared.settings import Images
 
 
-def told(header: Header, images: Images, *, where: str) -> Header:
+def override_preprocessing(header: Header, images: Images, *, where: str) -> Header:
     """Return a model's header with what a user says of images in the place of what it says itself.
 
     Args:
@@ -27,12 +27,13 @@ def told(header: Header, images: Images, *, where: str) -> Header:
     Raises:
         UsageError: If the model reads texts, or has not as many channels as there are means or standard deviations.
     """
-    how, given = header.preprocess, images.options()
-    if not given:
+    how, image_options = header.preprocess, images.options()
+    if not image_options:
         return header
     if not isinstance(how, Preprocess):
         raise UsageError(
-            f"`{long_option(next(iter(given)))}` is for images, but {where} reads texts", hint="leave it out"
+            f"`{long_option(next(iter(image_options)))}` is for images, but {where} reads texts",
+            hint="leave it out",
         )
     channels = how.input_size[0]
     update: dict[str, object] = {}
@@ -48,9 +49,12 @@ def told(header: Header, images: Images, *, where: str) -> Header:
         update[name] = values * channels if len(values) == 1 else values
     if images.img_size is not None:
         update["input_size"] = (channels, *images.img_size)
-    whole = images.mean is not None and images.std is not None
+    says_statistics = images.mean is not None and images.std is not None
     return header.model_copy(
-        update={"preprocess": how.model_copy(update=update), "assumed": header.assumed and not whole}
+        update={
+            "preprocess": how.model_copy(update=update),
+            "assumed": header.assumed and not says_statistics,
+        }
     )
 
 
@@ -97,4 +101,4 @@ def warn_assumed(opened: OpenModel, progress: Progress) -> None:
 
 def reading_images(opened: OpenModel, images: Images) -> OpenModel:
     """Return a model that reads images as a user says; see `told`."""
-    return replace(opened, header=told(opened.header, images, where=opened.reference))
+    return replace(opened, header=override_preprocessing(opened.header, images, where=opened.reference))

@@ -24,17 +24,17 @@ class Quota:
 
     Attributes:
         removals: In all, over the scored towers.
-        typed: The option that says so, for messages.
+        option_text: The option that says so, for messages.
         keep: How many every layer keeps; None where layers may keep different numbers.
         options: What a mask's origin records.
-        said: What the scores chose, in words; None where a budget was given.
+        remark: What the scores chose, in words; None where a budget was given.
     """
 
     removals: int
-    typed: str
+    option_text: str
     keep: int | None = None
     options: Mapping[str, OptionValue] = field(default_factory=dict)
-    said: str | None = None
+    remark: str | None = None
 
 
 def quota_of(budget: HeadBudget, shape: Shape, *, where: str = "") -> Quota:
@@ -59,7 +59,7 @@ def quota_of(budget: HeadBudget, shape: Shape, *, where: str = "") -> Quota:
     }
     return Quota(
         removals=removals,
-        typed=budget.option_text,
+        option_text=budget.option_text,
         keep=budget.keep_per_layer if budget.per_layer else None,
         options={name: value for name, value in options.items() if value is not None},
     )
@@ -77,23 +77,23 @@ def own_quota(where: Path | str, scores: HeadScores, shape: Shape) -> Quota:
     """
     total = total_heads(shape)
     if scores.clusters is not None:
-        kept = total_kept(_cluster_mask(where, scores))
+        kept_heads = total_kept(_cluster_mask(where, scores))
         why = f"as many as one of each of {counted(len(scores.clusters), 'cluster')}"
     elif scores.removals is not None and scores.baseline is not None:
         removals = _knee(where, scores, total)
-        kept, why = total - removals, f"{_named(scores)} falls off after {counted(removals, 'removal')}"
+        kept_heads, why = total - removals, f"{_named(scores)} falls off after {counted(removals, 'removal')}"
     elif "open" in scores.results:
-        kept, why = _open(where, scores, total), "their gates are open"
+        kept_heads, why = _open(where, scores, total), "their gates are open"
     else:
         raise UsageError(
             f"`--keep auto`: {where} is by `{scores.method}`, which does not choose how many heads stay",
             hint="methods that do: cahp, l0, and circuit and other greedy ones; or give one of `--keep N`, `--remove R`, `--keep-fraction F`",
         )
     return Quota(
-        removals=total - kept,
-        typed="--keep auto",
-        options={"keep": "auto", "remove": total - kept},
-        said=f"{where}: {counted(kept, 'head')} of {total} stay: {why}",
+        removals=total - kept_heads,
+        option_text="--keep auto",
+        options={"keep": "auto", "remove": total - kept_heads},
+        remark=f"{where}: {counted(kept_heads, 'head')} of {total} stay: {why}",
     )
 
 
@@ -137,12 +137,12 @@ def mask_of(
         ManifestError: If the scores do not give an order, or their clusters are not of the heads that have scores.
         UsageError: If the order names too few heads.
     """
-    if quota.said is not None and scores.clusters is not None:
+    if quota.remark is not None and scores.clusters is not None:
         return _cluster_mask(where, scores)
     order = order_of(where, scores, shape)
     if quota.keep is None:
         check_long_enough(
-            order, where, wanted=quota.removals, verb=f"`{quota.typed}` removes", instead=instead
+            order, where, required=quota.removals, verb=f"`{quota.option_text}` removes", instead=instead
         )
         return best_mask(order, shape, removals=quota.removals)
     try:
@@ -153,17 +153,17 @@ def mask_of(
 
 
 def check_long_enough(
-    order: Sequence[HeadId], where: Path | str, *, wanted: int, verb: str, instead: str = ""
+    order: Sequence[HeadId], where: Path | str, *, required: int, verb: str, instead: str = ""
 ) -> None:
     """Refuse scores that order too few heads: a greedy run may stop early.
 
     Raises:
         UsageError: With both numbers.
     """
-    if wanted > len(order):
+    if required > len(order):
         raise UsageError(
-            f"{where}: orders {counted(len(order), 'head')} only, but {verb} {wanted}",
-            hint=f"{instead}score again with `--remove {wanted}` or more",
+            f"{where}: orders {counted(len(order), 'head')} only, but {verb} {required}",
+            hint=f"{instead}score again with `--remove {required}` or more",
         )
 
 
@@ -182,12 +182,12 @@ def _cluster_mask(where: Path | str, scores: HeadScores) -> dict[str, TowerKeep]
 
 
 def _open(where: Path | str, scores: HeadScores, total: int) -> int:
-    found = scores.results["open"]
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= total:
+    open_gates = scores.results["open"]
+    if not isinstance(open_gates, int) or isinstance(open_gates, bool) or not 0 <= open_gates <= total:
         raise ManifestError(
-            f"{where}: results.open is {found!r}, not a number of heads in 0..{total}", hint=SCORE_AGAIN
+            f"{where}: results.open is {open_gates!r}, not a number of heads in 0..{total}", hint=SCORE_AGAIN
         )
-    return found
+    return open_gates
 
 
 def _knee(where: Path | str, scores: HeadScores, total: int) -> int:

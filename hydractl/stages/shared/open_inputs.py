@@ -68,13 +68,13 @@ def open_sets(
         DataError: If a set cannot be opened.
     """
     how = opened.header.preprocess
-    given = {role: reference for role, reference in references.items() if reference is not None}
-    if given:
+    references_given = {role: reference for role, reference in references.items() if reference is not None}
+    if references_given:
         check_reads(how, model=opened.reference)
         warn(opened, progress)
     return {
         role: open_items(reference, how, workers=workers, progress=progress)
-        for role, reference in given.items()
+        for role, reference in references_given.items()
     }
 
 
@@ -105,16 +105,16 @@ def labels_of(
     Raises:
         DataError: If there are none, or they do not fit the model.
     """
-    own = required_labels(items, option)
+    data_labels = required_labels(items, option)
     names = classes.names if classes else opened.header.labels
     count = len(names) if classes else opened.header.num_classes
     by_text = opened.header.prompting is not None
     table = match_classes(items, names, num_classes=count, by_text=by_text, progress=progress)
-    return torch.tensor([table[label] for label in own]), count
+    return torch.tensor([table[label] for label in data_labels]), count
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RepeatedBatches:
     """Batches for a method, made anew on each pass from cached ones."""
 
     cached: Iterable[Batch[Inputs]]
@@ -134,20 +134,20 @@ def digests(items: Items, team: ProcessGroup) -> Iterator[bytes]:
         DataError: If an item cannot be read.
     """
     read = b"".join(map(items.item_digest, range(team.rank, len(items), team.world)))
-    own = torch.from_numpy(np.frombuffer(read, dtype=np.uint8).copy())
-    shares = [share.numpy().tobytes() for share in team.in_order([own])]
+    local_digests = torch.from_numpy(np.frombuffer(read, dtype=np.uint8).copy())
+    shares = [share.numpy().tobytes() for share in team.in_order([local_digests])]
     size = sha256().digest_size
     for i in range(len(items)):
         place, share = divmod(i, team.world)
         yield shares[share][place * size : (place + 1) * size]
 
 
-def identified(items: Items, each: Iterable[bytes]) -> tuple[str, np.ndarray]:
+def identified(items: Items, item_digests: Iterable[bytes]) -> tuple[str, np.ndarray]:
     """Return a set's fingerprint and what tells its items, as `DIGEST`, of the digests of all its items in order."""
     content = bytearray()
 
     def noted() -> Iterator[bytes]:
-        for digest in each:
+        for digest in item_digests:
             content.extend(digest[: DIGEST.itemsize])
             yield digest
 

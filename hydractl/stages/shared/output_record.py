@@ -228,7 +228,10 @@ def scoring_step(scores: HeadScores, opened: OpenModel) -> Step | None:
     elif model.made_by is not None and model.made_by.command == "score":  # which trained the model too
         return model.made_by
     read = [scores.data[role] for role in sorted(scores.data)]
-    data = [InputFile(name=DataRef.parse(one.reference).name, sha256=one.sha256) for one in read]
+    data = [
+        InputFile(name=DataRef.parse(fingerprint.reference).name, sha256=fingerprint.sha256)
+        for fingerprint in read
+    ]
     objective = {} if scores.objective is None else {"objective": scores.objective}
     return Step(
         command="score",

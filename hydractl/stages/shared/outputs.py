@@ -20,7 +20,7 @@ from hydractl.strict_json import parse
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
 
-KEPT = (".journal", ".state")
+RESUME_SUFFIXES = (".journal", ".state")
 LONGEST = 1 << 24
 """Of a line of a journal, in bytes."""
 
@@ -71,8 +71,8 @@ def check_models(outputs: Iterable[Path], claim: OutputLock, **read: Any) -> Non
             check_outputs([path], force=claim.may_replace, **read)
             continue
         check_folder(path)
-        found = of_model(path)
-        check_outputs(found, force=True, **read)
+        files = of_model(path)
+        check_outputs(files, force=True, **read)
         check_replaces(path, claim)
 
 
@@ -114,25 +114,25 @@ def resumable(out: Path, *, force: bool = False) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if told := way_on(out, force=force):
-            error.add_note(told)
+        if note := resume_hint(out, force=force):
+            error.add_note(note)
         raise
 
 
-def way_on(out: Path, *, force: bool) -> str | None:
+def resume_hint(out: Path, *, force: bool) -> str | None:
     """Return what a run that ends now leaves beside its output and what goes on from there, None where it leaves nothing.
 
     Args:
         out: As in `resumable`.
         force: Likewise.
     """
-    kept = [] if is_stream(out) else [out.with_name(out.name + suffix) for suffix in KEPT]
-    left = [str(path) for path in kept if path.exists()]
-    if not left:
+    resume_paths = [] if is_stream(out) else [out.with_name(out.name + suffix) for suffix in RESUME_SUFFIXES]
+    existing = [str(path) for path in resume_paths if path.exists()]
+    if not existing:
         return None
     moved = f"move {out} away, and " if force and out.exists() else ""
-    again = "the same command without `--force`" if force else "the same command"
-    return f"what was done is kept in {' and '.join(left)}; {moved}{again} goes on from there"
+    command_text = "the same command without `--force`" if force else "the same command"
+    return f"what was done is kept in {' and '.join(existing)}; {moved}{command_text} goes on from there"
 
 
 def first_line(path: Path, schema: str) -> tuple[dict[str, Any], int]:

@@ -40,7 +40,7 @@ class Filled:
         self._end = 0
         self._whole: Tensor | None = None
 
-    def put(self, indices: Tensor, part: Tensor) -> None:
+    def store(self, indices: Tensor, part: Tensor) -> None:
         """Keep what belongs at some places (B,): a part (A, B, ...)."""
         self._end = max(self._end, int(indices.max()) + 1)
         had = 0 if self._whole is None else self._whole.shape[1]
@@ -78,31 +78,31 @@ class PredictionStore:
         self._logsumexp = Filled(count)
         self._members = self._samples = self._classes = self._done = 0
 
-    def put(self, indices: Tensor, said: Responses) -> None:
+    def store(self, indices: Tensor, responses: Responses) -> None:
         """Keep what is said of the samples at some places.
 
         Raises:
             OutputError: If there is no room for it.
         """
-        if said.logsumexp is None:
+        if responses.logsumexp is None:
             raise ValueError("the logits are kept too")
         before = self._samples
-        self._members, _, self._classes = said.shape
+        self._members, _, self._classes = responses.shape
         self._samples = max(before, int(indices.max()) + 1) if self._count is None else self._count
         self._done += len(indices)
-        self._logsumexp.put(indices, said.logsumexp)
+        self._logsumexp.store(indices, responses.logsumexp)
         size = ITEM_BYTES * self._members * self._samples * self._classes
         if self._file is None and size > HELD_BYTES:
-            self._file = self._begun(size)
+            self._file = self._open_file(size)
             if before:
                 self._write(self._file, torch.arange(before), self._held.all())
             self._held = Filled(0)
         if self._file is None:
-            self._held.put(indices, said.log_probs)
+            self._held.store(indices, responses.log_probs)
         else:
-            self._write(self._file, indices, said.log_probs)
+            self._write(self._file, indices, responses.log_probs)
 
-    def kept(self) -> StoredPredictions:
+    def stored(self) -> StoredPredictions:
         """Return all of it.
 
         Raises:
@@ -122,15 +122,15 @@ class PredictionStore:
 
     def read(self, member: int, begin: int, samples: int) -> Responses:
         """Return what a member says of so many samples, or those that are left, from one on; it lies in a file."""
-        own = self._logsumexp.all()[member : member + 1, begin : begin + samples]
-        part = torch.empty(*own.shape, self._classes)
+        logsumexp = self._logsumexp.all()[member : member + 1, begin : begin + samples]
+        part = torch.empty(*logsumexp.shape, self._classes)
         if self._file is not None:
-            for places in self._runs(torch.arange(begin, begin + own.shape[1])):
+            for places in self._runs(torch.arange(begin, begin + logsumexp.shape[1])):
                 into = part[:, places.start : places.stop]
                 self._file.seek(self._offset(member, begin + places.start))
                 if self._file.readinto(into.numpy().data.cast("B")) != into.nbytes:
                     raise OSError("a file of predictions ends early")
-        return Responses(part, own)
+        return Responses(part, logsumexp)
 
     def _write(self, file: BufferedRandom, indices: Tensor, log_probs: Tensor) -> None:
         with self._translated():
@@ -141,8 +141,8 @@ class PredictionStore:
 
     def _runs(self, indices: Tensor) -> Iterator[range]:
         """Yield which of some samples lie side by side in the file."""
-        apart = (indices.diff() != 1) | (indices[1:] % self._block == 0)
-        ends = apart.nonzero().flatten().add(1).tolist()
+        run_ends = (indices.diff() != 1) | (indices[1:] % self._block == 0)
+        ends = run_ends.nonzero().flatten().add(1).tolist()
         for begin, end in zip([0, *ends], [*ends, len(indices)], strict=True):
             yield range(begin, end)
 
@@ -154,7 +154,7 @@ class PredictionStore:
         block, place = divmod(sample, self._block)
         return ITEM_BYTES * self._classes * ((block * self._members + member) * self._block + place)
 
-    def _begun(self, size: int) -> BufferedRandom:
+    def _open_file(self, size: int) -> BufferedRandom:
         with self._translated():
             free = shutil.disk_usage(self._folder).free
             file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed as follows

@@ -34,7 +34,7 @@ from hydractl.progress import SILENT, Progress
 from hydractl.stages.shared.prediction_store import Filled, PredictionStore
 
 Predictor = Towers
-ALONE = ProcessGroup()
+SINGLE_PROCESS = ProcessGroup()
 
 
 @contextmanager
@@ -103,14 +103,14 @@ class PreparedData:
         """Return the batches that a model with this preprocessing takes, in any order; raises as `encoded` does."""
         if self._held is None or self._held[0] != preprocess:
             self._held = None  # two sets of inputs never lie in memory together
-            found = encoded(
+            batches_of_set = encoded(
                 self.dataset,
                 preprocess,
                 batch_size=self.batch_size,
                 limit_bytes=self.limit_bytes,
                 deal=self.deal,
             )
-            self._held = (preprocess, found)
+            self._held = (preprocess, batches_of_set)
         return self._held[1]
 
 
@@ -120,7 +120,7 @@ def predict(
     preprocess: Reading,
     *,
     name: str,
-    team: ProcessGroup = ALONE,
+    team: ProcessGroup = SINGLE_PROCESS,
     progress: Progress = SILENT,
 ) -> Responses:
     """Return what each of a model's members says of a whole data set, in every process.
@@ -143,8 +143,10 @@ def predict(
         DataError: Likewise.
         CheckpointError: If the model's tokenizer is missing or unfit.
     """
-    own = responses(model, inputs.tracked(preprocess, name, progress), name=name, data=inputs.name)
-    return gathered(team.iterate(own), count=len(inputs), data=inputs.name)
+    local_responses = responses(
+        model, inputs.tracked(preprocess, name, progress), name=name, data=inputs.name
+    )
+    return gathered(team.iterate(local_responses), count=len(inputs), data=inputs.name)
 
 
 class Keeping(NamedTuple):
@@ -154,7 +156,7 @@ class Keeping(NamedTuple):
     folder: Path | None
 
 
-class Asked(NamedTuple):
+class NamedPredictor(NamedTuple):
     """A model, perhaps beside scores of its features, how it reads, and what errors call it."""
 
     model: Predictor | WithOodScores
@@ -174,7 +176,7 @@ class Parted(Protocol):
 
 
 def predict_together(
-    row: Sequence[Asked], inputs: Parted, keeping: Keeping, *, progress: Progress = SILENT
+    row: Sequence[NamedPredictor], inputs: Parted, keeping: Keeping, *, progress: Progress = SILENT
 ) -> StoredPredictions | None:
     """Return what all members of all models of a row say of a data set, in the process that leads; in the others None.
 
@@ -192,24 +194,24 @@ def predict_together(
         CheckpointError: Likewise.
         OutputError: If there is no room for the predictions.
     """
-    each = [_Said(asked, inputs.count, keeping) for asked in row]
+    collectors = [_ResponseCollector(model_of_row, inputs.count, keeping) for model_of_row in row]
     for begin, part in inputs.parts():
-        for one in each:
-            one.ask(part, begin, progress)
-    return together([one.kept() for one in each]) if keeping.team.leads else None
+        for collector in collectors:
+            collector.ask(part, begin, progress)
+    return together([collector.stored() for collector in collectors]) if keeping.team.leads else None
 
 
-class _Said:
+class _ResponseCollector:
     """What one model says of a data set, as it comes."""
 
-    def __init__(self, asked: Asked, count: int | None, keeping: Keeping) -> None:
-        self._asked, self._team = asked, keeping.team
+    def __init__(self, model_of_row: NamedPredictor, count: int | None, keeping: Keeping) -> None:
+        self._asked, self._team = model_of_row, keeping.team
         self._spool = PredictionStore(count, keeping.folder)
         self._scores = Filled(count)
         self._names: list[str] = []
-        if isinstance(asked.model, WithOodScores):
-            self._names = [*asked.model.names]
-        elif isinstance(asked.model, WithConfidence):
+        if isinstance(model_of_row.model, WithOodScores):
+            self._names = [*model_of_row.model.names]
+        elif isinstance(model_of_row.model, WithConfidence):
             self._names = [MSP]
 
     def ask(self, part: PreparedData, begin: int, progress: Progress) -> None:
@@ -217,30 +219,32 @@ class _Said:
         model, reads, name = self._asked
         batches = part.tracked(reads, name, progress)
         if isinstance(model, WithOodScores):
-            own = model.responses(batches, name=name, data=part.name)
+            local_responses = model.responses(batches, name=name, data=part.name)
         else:
-            own = responses(model, batches, name=name, data=part.name)
+            local_responses = responses(model, batches, name=name, data=part.name)
             if isinstance(model, WithConfidence):
-                own = _unsure(model, own)
-        for indices, log_probs, logsumexp, *scored in self._team.iterate(own):
+                local_responses = _unsure(model, local_responses)
+        for indices, log_probs, logsumexp, *scored in self._team.iterate(local_responses):
             if self._team.leads:
-                self._spool.put(indices + begin, Responses(log_probs, logsumexp))
+                self._spool.store(indices + begin, Responses(log_probs, logsumexp))
                 for scores in scored:
-                    self._scores.put(indices + begin, scores.double())
+                    self._scores.store(indices + begin, scores.double())
 
-    def kept(self) -> StoredPredictions:
+    def stored(self) -> StoredPredictions:
         """Return all of it."""
-        found = self._spool.kept()
+        predictions = self._spool.stored()
         if not self._names:
-            return found
+            return predictions
         scores = self._scores.all().squeeze(0)
-        return Scored(found, dict(zip(self._names, scores.unbind(1), strict=True)))
+        return Scored(predictions, dict(zip(self._names, scores.unbind(1), strict=True)))
 
 
-def _unsure(model: WithConfidence, own: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+def _unsure(
+    model: WithConfidence, local_responses: Iterator[tuple[Tensor, ...]]
+) -> Iterator[tuple[Tensor, ...]]:
     """Yield what is said, and of each batch minus the confidence (1, B, 1)."""
-    for said in own:
-        yield *said, -model.confidence.cpu().double()[None, :, None]
+    for response in local_responses:
+        yield *response, -model.confidence.cpu().double()[None, :, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,32 +260,32 @@ class Scaling:
     fitted_on: int | None = None
 
     @classmethod
-    def fit(cls, said: StoredPredictions, labels: Tensor, *, row: str, progress: Progress) -> Self:
+    def fit(cls, predictions: StoredPredictions, labels: Tensor, *, row: str, progress: Progress) -> Self:
         """Return the scaling with the lowest NLL on a held-out split, and warn if a bound of the search is it.
 
         Args:
-            said: There, by every member.
+            predictions: There, by every member.
             labels: Shape (N,), in 0..C-1.
             row: What messages call the model.
             progress: Hears the result.
         """
-        found, at_bound = fit_temperature(said, labels)
+        temperature, at_bound = fit_temperature(predictions, labels)
         count = len(labels)
-        progress.step(f"{row}: temperature {found:.4f}, fitted on {counted(count, 'sample')}")
+        progress.step(f"{row}: temperature {temperature:.4f}, fitted on {counted(count, 'sample')}")
         if at_bound:
             progress.warn(
-                f"{row}: the temperature ended at {found:g}, a bound of the search ({LOWEST:g} to {HIGHEST:g}): "
+                f"{row}: the temperature ended at {temperature:g}, a bound of the search ({LOWEST:g} to {HIGHEST:g}): "
                 f"{counted(count, 'held-out sample')} cannot tell it, or the model is not fit for the labels"
             )
-        return cls(temperature=found, fitted_on=count)
+        return cls(temperature=temperature, fitted_on=count)
 
-    def __call__(self, said: StoredPredictions) -> StoredPredictions:
+    def __call__(self, predictions: StoredPredictions) -> StoredPredictions:
         """Return what every member says once its logits are scaled, float32."""
         if self.temperature is None:
-            return said
-        if isinstance(said, Scored):  # they are of the model as it is stored
-            return Scored(Scaled(said.predictions, self.temperature), said.scores)
-        return Scaled(said, self.temperature)
+            return predictions
+        if isinstance(predictions, Scored):  # they are of the model as it is stored
+            return Scored(Scaled(predictions.predictions, self.temperature), predictions.scores)
+        return Scaled(predictions, self.temperature)
 
     def values(self, stored: Sequence[float]) -> dict[str, Value]:
         """Return what a report says of it.
@@ -289,7 +293,9 @@ class Scaling:
         Args:
             stored: The temperatures of the row's checkpoints; where they differ, only what they share is said.
         """
-        own = stored[0] if len({*stored}) == 1 else 1.0
-        if self.temperature is None and own == 1:
+        shared_temperature = stored[0] if len({*stored}) == 1 else 1.0
+        if self.temperature is None and shared_temperature == 1:
             return {}
-        return {TEMPERATURE: Value(value=own * (self.temperature or 1.0), count=self.fitted_on)}
+        return {
+            TEMPERATURE: Value(value=shared_temperature * (self.temperature or 1.0), count=self.fitted_on)
+        }

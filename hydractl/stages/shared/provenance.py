@@ -32,15 +32,15 @@ def check_statement(path: Path, config: CommandConfig) -> None:
         OutputError: If it cannot be written.
     """
     outputs = config.output_files()
-    streams = [one for one in (path, *outputs) if is_stream(one)]
+    streams = [path_of_output for path_of_output in (path, *outputs) if is_stream(path_of_output)]
     if streams:
         raise UsageError(
             f"`--provenance {path}`: `{streams[0]}` is a stream, of which no digest is told",
             hint="name files, or leave `--provenance` out",
         )
-    if any(path.resolve() == one.resolve() for one in outputs):
+    if any(path.resolve() == path_of_output.resolve() for path_of_output in outputs):
         raise UsageError(f"`--provenance {path}`: is where an output goes", hint="choose another name")
-    inputs = [Path(str(one.ref)) for one in input_refs(config)]
+    inputs = [Path(str(input_ref.ref)) for input_ref in input_refs(config)]
     check_output(path, force=_is_statement(path), inputs=[*inputs, *outputs], option="--provenance")
 
 
@@ -52,7 +52,11 @@ def write_statement(path: Path, config: CommandConfig) -> None:
         OutputError: If it cannot be written.
     """
     paths = config.output_files()
-    files = [file for one in paths for file in (sorted(one.iterdir()) if is_folder(one) else [one])]
+    files = [
+        file
+        for path_of_output in paths
+        for file in (sorted(path_of_output.iterdir()) if is_folder(path_of_output) else [path_of_output])
+    ]
     first = paths[0] / WEIGHTS if is_folder(paths[0]) else paths[0]
     header = Checkpoint.open(first).header
     if header is None or header.made_by is None:
@@ -91,8 +95,8 @@ def statement(files: list[Path], step: Step) -> dict[str, object]:
 def _inputs(step: Step) -> Iterator[dict[str, object]]:
     """Yield what a step read, and what was installed."""
     for file in step.inputs:
-        made = {} if file.made_by is None else {"annotations": {"made_by": file.made_by.command}}
-        yield {"name": file.name, "digest": _digest(file.sha256), **made}
+        annotations = {} if file.made_by is None else {"annotations": {"made_by": file.made_by.command}}
+        yield {"name": file.name, "digest": _digest(file.sha256), **annotations}
     for name, version in sorted(step.versions.items()):
         yield {"name": name, "uri": f"pkg:pypi/{name}@{version}"}
 

@@ -212,8 +212,8 @@ class Images(CheckedSettings):
 
     def options(self) -> dict[str, OptionValue]:
         """Return what was said, by field."""
-        said: dict[str, OptionValue] = {"img_size": self.img_size, "mean": self.mean, "std": self.std}
-        return {name: value for name, value in said.items() if value is not None}
+        options: dict[str, OptionValue] = {"img_size": self.img_size, "mean": self.mean, "std": self.std}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 IMAGES = OptionGroup(lambda given: Images(**given), Option.of(Images))
@@ -295,13 +295,13 @@ def budget(default: str = "", keep: Setting = KEEP) -> OptionGroup:
         default: What holds without any, for the help.
         keep: How the first of them is told.
     """
-    said = f"Keep this share of all heads{f' (default{default})' if default else ''}."
+    help_text = f"Keep this share of all heads{f' (default{default})' if default else ''}."
     options = (
         Option("keep", "int", keep),
         Option("remove", "int", REMOVE),
-        Option("keep_fraction", "float", replace(KEEP_FRACTION, help=said)),
+        Option("keep_fraction", "float", replace(KEEP_FRACTION, help=help_text)),
     )
-    return OptionGroup(lambda given: budget_of(**given), options)
+    return OptionGroup(lambda options_given: budget_of(**options_given), options)
 
 
 def budget_of(
@@ -313,12 +313,12 @@ def budget_of(
         UsageError: If two are given, or one is out of range.
     """
     options = {"--keep": keep, "--remove": remove, "--keep-fraction": keep_fraction}
-    given = [f"`{name}`" for name, value in options.items() if value is not None]
-    if not given:
+    stated = [f"`{name}`" for name, value in options.items() if value is not None]
+    if not stated:
         return None
-    if len(given) > 1:
+    if len(stated) > 1:
         raise UsageError(
-            f"{' and '.join(given)} exclude each other",
+            f"{' and '.join(stated)} exclude each other",
             hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
         )
     if keep_fraction is not None and not 0 < keep_fraction <= 1:

@@ -72,7 +72,7 @@ def check_comparable(config: CommandConfig) -> tuple[Path, ...]:
         raise UsageError("`--force` and `--if-changed` exclude each other", hint="leave one of them out")
     paths = config.output_files()
     streams = [str(path) for path in paths if is_stream(path)]
-    streams += [str(one.ref) for one in input_refs(config) if one.is_stream]
+    streams += [str(input_ref.ref) for input_ref in input_refs(config) if input_ref.is_stream]
     if streams:
         raise UsageError(
             f"`--if-changed` and `{streams[0]}` exclude each other: what came through a stream is gone",
@@ -114,14 +114,14 @@ def _reason(config: CommandConfig, outputs: Sequence[OutputRecord]) -> str | Non
     return _other_input(config, [*inputs])
 
 
-def _other_options(before: Sequence[str] | None, now: Sequence[str] | None) -> str:
+def _other_options(before: Sequence[str] | None, after: Sequence[str] | None) -> str:
     """Return which arguments and options differ, as they were typed; nothing where one is unknown or they are typed alike."""
-    if before is None or now is None:
+    if before is None or after is None:
         return ""
-    old, new = Counter(_options(before)), Counter(_options(now))
-    gone, added = (quoted(words, most=MOST_OPTIONS) for words in (old - new, new - old))
-    text = f"{gone}, now {added or 'left out'}" if gone else f"without {added}"
-    return shortened(f": {text}", VALUE) if gone or added else ""
+    old, new = Counter(_options(before)), Counter(_options(after))
+    removed, added = (quoted(words, most=MOST_OPTIONS) for words in (old - new, new - old))
+    text = f"{removed}, now {added or 'left out'}" if removed else f"without {added}"
+    return shortened(f": {text}", VALUE) if removed or added else ""
 
 
 def _options(argv: Sequence[str]) -> list[str]:
@@ -138,15 +138,15 @@ def _options(argv: Sequence[str]) -> list[str]:
 
 def _other_input(config: CommandConfig, recorded: Sequence[str]) -> str | None:
     """Return which input is not what outputs were made of; what is named twice may be recorded once."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     place = 0
     for ref in input_refs(config):
         named = {f"{ref.role} {ref.ref}"}
         digests = named if ref.is_generated else named | ref.digests()
         if place < len(recorded) and (ref.is_generated or recorded[place] in digests):
-            seen |= {*digests, recorded[place]}
+            visited |= {*digests, recorded[place]}
             place += 1
-        elif not digests & seen:
+        elif not digests & visited:
             return f"`{ref.name}` is not what it was made of"
     return None if place == len(recorded) else "it was made of more"
 

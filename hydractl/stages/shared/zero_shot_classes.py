@@ -26,7 +26,7 @@ POOLED = "Reading the {pooling} over all tokens, as the folder's 1_Pooling/confi
 """What is said of a folder that was followed."""
 FORMS = "`a,b,c`, a file with one name a line, or a JSON list"
 """How names of classes are given."""
-SHOWN = 80
+MAX_SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +45,14 @@ class Naming:
             UsageError: If the file cannot be read, there are fewer than two names, one is empty or stands twice, or a template
                 has no `{label}`.
         """
-        found, file = ((), None) if names is None else read_names(names, option="--classes")
-        checked = Classes(names=found or ("any",), templates=tuple(templates or (DEFAULT_TEMPLATE,)))
+        class_names, file = ((), None) if names is None else read_names(names, option="--classes")
+        checked = Classes(names=class_names or ("any",), templates=tuple(templates or (DEFAULT_TEMPLATE,)))
         if names is not None and len(checked.names) < LEAST:
             raise UsageError(
                 f"`--classes {_short(names)}`: names one class only, and there must be two to tell apart",
                 hint=f"give {FORMS}",
             )
-        return cls(names=found, templates=tuple(templates or ()), file=file)
+        return cls(names=class_names, templates=tuple(templates or ()), file=file)
 
     def classes(self, opened: OpenModel, *, data: Sequence[str] = ()) -> Classes | None:
         """Return the classes that a zero-shot model shall tell apart, or None if nothing names any.
@@ -81,12 +81,12 @@ class Naming:
             UsageError: As `classes`, and if a classifier among them has other classes of its own.
         """
         zero_shot = [m for m in models if m.header.prompting is not None] or models
-        own = next((m for m in models if m.header.prompting is None), None)
+        classifier = next((m for m in models if m.header.prompting is None), None)
         first = next((m for m in zero_shot if m.header.labels), zero_shot[0])
-        found = self.classes(first, data=(own.header.labels if own else ()) or data)
-        if found is not None and own is not None:
-            _check_own(own, found)
-        return found
+        classes = self.classes(first, data=(classifier.header.labels if classifier else ()) or data)
+        if classes is not None and classifier is not None:
+            _check_own(classifier, classes)
+        return classes
 
 
 def _check_own(model: OpenModel, classes: Classes) -> None:
@@ -102,39 +102,39 @@ def _check_own(model: OpenModel, classes: Classes) -> None:
 NOTHING_NAMED = Naming()
 
 
-def read_names(given: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
+def read_names(text: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
     """Return the names of classes, between commas or in a file, and the file.
 
     Args:
-        given: As `FORMS` has it; names in a file may hold commas, its blank lines are none.
+        text: As `FORMS` has it; names in a file may hold commas, its blank lines are none.
         option: Who is told, for messages.
 
     Raises:
         UsageError: If the file cannot be read or has none, a name is empty or stands twice, or there is one that is no file.
     """
-    names, path = _names_of(given, option=option)
+    names, path = _names_of(text, option=option)
     if (twice := first_twice(map(normal, names))) is not None:
-        raise UsageError(f"`{option} {_short(given)}`: the class `{twice}` is named twice", hint="rename one")
+        raise UsageError(f"`{option} {_short(text)}`: the class `{twice}` is named twice", hint="rename one")
     return names, path
 
 
-def _names_of(given: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
-    path, said = Path(given), f"`{option} {_short(given)}`"
+def _names_of(text: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
+    path, option_text = Path(text), f"`{option} {_short(text)}`"
     try:
         if path.exists() and not path.is_dir():
             return _names_in(path), path
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # many names look like one very long path
             raise UsageError(
-                f"{_short(given)}: cannot be read as a list of class names: {error.strerror}"
+                f"{_short(text)}: cannot be read as a list of class names: {error.strerror}"
             ) from error
-    names = tuple(name.strip() for name in given.split(","))
+    names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise UsageError(f"{said}: a class has no name", hint=f"give {FORMS}")
+        raise UsageError(f"{option_text}: a class has no name", hint=f"give {FORMS}")
     if len(names) == 1:
         raise UsageError(
-            f"{said}: names one class only, and is no file with several",
-            hint=did_you_mean_path(given) or f"give {FORMS}",
+            f"{option_text}: names one class only, and is no file with several",
+            hint=did_you_mean_path(text) or f"give {FORMS}",
         )
     return names, None
 
@@ -160,7 +160,7 @@ def _names_in(path: Path) -> tuple[str, ...]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 3]}..."
 
 
 def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
@@ -183,12 +183,12 @@ def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
         raise UsageError(f"{opened.reference}: has classes of its own; `--classes` is for zero-shot models")
     model = load_model(opened)
     settle_classes(model, prompts_of(opened, classes), templates=len(classes.templates))
-    found: torch.Tensor = model.library_state()[CLASS_EMBEDDINGS]
+    class_embeddings: torch.Tensor = model.library_state()[CLASS_EMBEDDINGS]
     header = opened.header.model_copy(
         update={
             "labels": classes.names,
             "prompting": prompting.model_copy(update={"templates": classes.templates}),
         }
     )
-    checkpoint = opened.checkpoint.joined(Checkpoint.of({CLASS_EMBEDDINGS: found}))
+    checkpoint = opened.checkpoint.joined(Checkpoint.of({CLASS_EMBEDDINGS: class_embeddings}))
     return replace(opened, checkpoint=checkpoint, header=header)

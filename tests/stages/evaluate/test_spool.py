@@ -39,8 +39,8 @@ def kept(said, request, tmp_path, monkeypatch):
     order = torch.arange(N) if request.param.startswith("in") else torch.randperm(N)
     mine = PredictionStore(N, tmp_path)
     for indices in order.split(8):
-        mine.put(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
-    return mine.kept()
+        mine.store(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
+    return mine.stored()
 
 
 def same(one, other):
@@ -88,8 +88,8 @@ def test_where_nobody_knew_how_many_would_come_it_is_the_same(
     mine = PredictionStore(None, tmp_path)
     for part in torch.arange(N).split(16):
         for indices in part[torch.randperm(len(part))].split(5):
-            mine.put(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
-    kept = mine.kept()
+            mine.store(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
+    kept = mine.stored()
 
     assert kept.shape == said.shape
     assert isinstance(kept, Responses) == (held == 1 << 20)
@@ -99,9 +99,9 @@ def test_where_nobody_knew_how_many_would_come_it_is_the_same(
         for part, own in zip(kept.split(size), said.split(size), strict=True):
             assert same(part, own)
     assert not list(tmp_path.iterdir())
-    mine.put(torch.tensor([N + 1]), Responses(said.log_probs[:, :1], said.logsumexp[:, :1]))
+    mine.store(torch.tensor([N + 1]), Responses(said.log_probs[:, :1], said.logsumexp[:, :1]))
     with pytest.raises(ValueError, match="102 of 103 items came"):
-        mine.kept()
+        mine.stored()
 
 
 def test_what_is_saved_of_it_is_too(kept, said, tmp_path):
@@ -119,14 +119,14 @@ def test_a_disk_without_room_is_refused_before_it_is_full(said, tmp_path, monkey
     monkeypatch.setattr(prediction_store.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
 
     with pytest.raises(OutputError, match=r"take 0\.0 GB until they are measured") as error:
-        PredictionStore(N, tmp_path).put(torch.arange(N), said)
+        PredictionStore(N, tmp_path).store(torch.arange(N), said)
 
     assert "TMPDIR" in error.value.hint
 
 
 def test_samples_that_have_not_come_are_noticed(said):
     mine = PredictionStore(N + 1)
-    mine.put(torch.arange(N), said)
+    mine.store(torch.arange(N), said)
 
     with pytest.raises(ValueError, match="101 of 102 items came"):
-        mine.kept()
+        mine.stored()

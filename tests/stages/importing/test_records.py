@@ -26,7 +26,7 @@ import torch
 
 from hydractl.errors import CheckpointError
 from hydractl.stages.importing import read
-from hydractl.stages.importing.records import Record, attributes, record_class, to_plain
+from hydractl.stages.importing.records import PickleRecord, attributes, record_class, to_plain
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3)}
 
@@ -118,7 +118,7 @@ def test_objects_of_no_use_are_passed_over(tmp_path, value, old):
 def test_options_are_read_by_name(tmp_path, value, old):
     found = loaded(tmp_path, value, old=old)
     assert attributes(found)["depth"] == 2
-    assert type(found).__name__ not in {"Config", "Slots"} or isinstance(found, Record)
+    assert type(found).__name__ not in {"Config", "Slots"} or isinstance(found, PickleRecord)
 
 
 HOSTILE = {
@@ -165,7 +165,7 @@ def test_functions_of_python_are_not_even_named(tmp_path, function, old):
 def test_functions_of_other_packages_become_records(tmp_path, monkeypatch, old):
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("a function of the file ran"))
     found = loaded(tmp_path, Calls(timm.models.create_model, "vit_tiny_patch16_224"), old=old)
-    assert isinstance(found, Record)
+    assert isinstance(found, PickleRecord)
     assert found.args == ("vit_tiny_patch16_224",)
 
 
@@ -173,7 +173,7 @@ def test_functions_of_other_packages_become_records(tmp_path, monkeypatch, old):
 def test_numbers_of_no_such_type_stay_records(tmp_path, dtype):
     kind = Calls(np.dtype, dtype, False, True)  # noqa: FBT003 - as numpy pickles it
     scalar = Calls(np.float64(1).__reduce__()[0], kind, b"\0" * 8)
-    assert isinstance(to_plain(loaded(tmp_path, scalar, old=False)), Record)
+    assert isinstance(to_plain(loaded(tmp_path, scalar, old=False)), PickleRecord)
 
 
 @pytest.mark.parametrize("order", ["<", ">", "|", "=", "<>", ""])

@@ -40,11 +40,11 @@ class ModelOfRow(NamedTuple):
 class Spooling(Protocol):
     """Where answers on a data set wait until they have been looked at, in memory no longer than they are small."""
 
-    def put(self, indices: Tensor, responses: Responses) -> None:
+    def store(self, indices: Tensor, responses: Responses) -> None:
         """Keep what is said of the samples at some places (B,)."""
         ...
 
-    def kept(self) -> StoredPredictions:
+    def stored(self) -> StoredPredictions:
         """Return all of it."""
         ...
 
