@@ -86,9 +86,8 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     """
     from hydractl.stages.evaluate.run import run_eval
 
-    if terminal.quiet and not (
-        config.out or config.save_predictions or config.fail_if or config.threshold_for or config.store
-    ):
+    prints = config.out or config.save_predictions or config.fail_if or config.threshold_for or config.store
+    if terminal.quiet and not prints:
         raise UsageError(
             "`-q` prints the paths written, and nothing is written: nothing would be said",
             hint="add `-o report.json` or `--fail-if COND`, or leave `-q` out",
@@ -213,12 +212,9 @@ def _render_shift(document: Report, out: Console) -> None:
 
 
 def _show_tables(tables: Iterable[ReportTable], out: Console) -> None:
-    for report_table in tables:
-        cells = [
-            [name, *(" ".join(filter(None, cell)) for cell in row_cells)]
-            for name, row_cells in report_table.rows
-        ]
-        out.print(table([report_table.of, *report_table.heads], cells, title=report_table.title))
+    for section in tables:
+        cells = [[name, *(" ".join(filter(None, cell)) for cell in row)] for name, row in section.rows]
+        out.print(table([section.of, *section.heads], cells, title=section.title))
 
 
 def _headline(document: Report) -> tuple[list[Column], list[str]]:

@@ -17,12 +17,8 @@ from hydractl.settings import Constraint, Setting, by_default, check, flag, sett
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
 
-LEARN, TIME, TRAINED_PARTS, STOP = (
-    "Optimisation",
-    "Length and batches",
-    "What trains",
-    "Evaluation and stopping",
-)
+LEARN, TIME = "Optimisation", "Length and batches"
+TRAINED_PARTS, STOP = "What trains", "Evaluation and stopping"
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
 OWN_PARTS = "own"
 """Stands beside parts for: no more of them than members of a hydra have as their own."""
@@ -321,7 +317,9 @@ class Recipe:
     """Implied by `early_stop`."""
 
     def __post_init__(self) -> None:
-        self._check_counts()
+        for option, share in (("--warmup", self.warmup), ("--swa", self.swa)):
+            if isinstance(share, float) and not 0 < share < 1:
+                raise UsageError(f"`{option} {share:g}`: must be above 0 and below 1")
         set_field = object.__setattr__
         for name in ("ema", "swa", "mixup", "cutmix"):
             set_field(self, name, getattr(self, name) or None)  # 0 takes back what a recipe says
@@ -329,9 +327,8 @@ class Recipe:
         if len(set(self.lr)) != len(self.lr):
             raise UsageError("`--lr` has a learning rate twice")
         if not self.train:
-            raise UsageError(
-                "nothing would train: `--train` names no part", hint=f"choose from {', '.join(PARTS)}"
-            )
+            choices = f"choose from {', '.join(PARTS)}"
+            raise UsageError("nothing would train: `--train` names no part", hint=choices)
         if self.reset_head and "head" not in self.parts:
             raise UsageError(
                 "`--reset-head` makes the classifier zero, and a zero that does not train lets nothing else learn",
@@ -355,11 +352,6 @@ class Recipe:
     def parts(self) -> tuple[str, ...]:
         """The parts that train."""
         return tuple(part for part in PARTS if part in self.train) or PARTS
-
-    def _check_counts(self) -> None:
-        for option, share in (("--warmup", self.warmup), ("--swa", self.swa)):
-            if isinstance(share, float) and not 0 < share < 1:
-                raise UsageError(f"`{option} {share:g}`: must be above 0 and below 1")
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of optimiser steps.
