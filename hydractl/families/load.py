@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
-from hydractl.families.base import (
-    Described,
-    Family,
-    is_replaceable,
-    place_of,
-    without_wrapper,
-)
+from hydractl.families.base import Described, Family, is_replaceable, place_of, without_wrapper
 from hydractl.families.config_checks import check_filled
 from hydractl.families.conversion import naming_import, trained_head_hint
 from hydractl.families.model_folder import answer_problem, check_weights
@@ -32,15 +26,7 @@ from hydractl.families.registry import (
     family_of,
 )
 from hydractl.heads.masks import full_mask
-from hydractl.manifest.header import (
-    Architecture,
-    Header,
-    InputFile,
-    Kind,
-    Preprocess,
-    Tokenization,
-    steps_to,
-)
+from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization, steps_to
 from hydractl.messages import counted
 from hydractl.model_source import Located, folder_files, locate, named, parse_arch
 from hydractl.output.atomic_write import is_stream

@@ -151,10 +151,7 @@ def _commit(
     api: HfApi, contents: Mapping[str, Content], target: Target, patience: _Patience, sent: list[Pushed]
 ) -> Pushed:
     """Make one commit of what is not there yet, if anything; `sent` are those whose answers got lost."""
-    from huggingface_hub import (  # noqa: PLC0415 - as above
-        CommitOperationAdd,
-        CommitOperationDelete,
-    )
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete  # noqa: PLC0415 - as above
 
     head = patience.lasts(lambda: api.repo_info(target.name, revision=target.revision).sha) or target.revision
     remote_files = patience.lasts(lambda: _files(api, target.name, head))

@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hydractl.checkpoint import Checkpoint, write_tensors
-from hydractl.errors import (
-    CheckpointError,
-    InputError,
-    ManifestError,
-    OutputError,
-    OutputExists,
-)
+from hydractl.errors import CheckpointError, InputError, ManifestError, OutputError, OutputExists
 from hydractl.manifest.document import Digest, Document, StrictModel
 from hydractl.output.atomic_write import Digested, publish, publish_text
 from hydractl.output.locks import keep, remove_dead_parts, scratch_beside

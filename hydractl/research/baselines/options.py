@@ -10,15 +10,7 @@ from typing_extensions import override
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.parsing import number, whole_number
-from hydractl.settings import (
-    LARGEST_SEED,
-    Constraint,
-    Setting,
-    by_default,
-    check,
-    required,
-    setting,
-)
+from hydractl.settings import LARGEST_SEED, Constraint, Setting, by_default, check, required, setting
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
 
 KRON, FULL = "kron", "full"

@@ -7,16 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hydractl.output.paths import DOCUMENT, OutputKind
-from hydractl.settings import (
-    CheckedSettings,
-    Constraint,
-    Role,
-    Setting,
-    by_default,
-    flag,
-    required,
-    setting,
-)
+from hydractl.settings import CheckedSettings, Constraint, Role, Setting, by_default, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
