@@ -154,7 +154,7 @@ class WithOodScores:
             training: The batches that this process has, and all labels (N,).
             name: What errors call the model.
             team: Who has the others.
-            neighbours: See `fitted.Training`.
+            neighbours: See `feature_scores.Training`.
 
         Raises:
             DataError: If an item cannot be read, or a score cannot be fitted on so few.
@@ -185,7 +185,7 @@ class WithOodScores:
     def responses(
         self, batches: Iterable[Batch[Inputs]], *, name: str, data: str
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield what `responding.responses` does, and the scores (1, B, S), means over members."""
+        """Yield what `inference.responses` does, and the scores (1, B, S), means over members."""
         as_fitted = self.extractor.model.temperature / self.scores.temperature
         for indices, member_responses, features in self.extractor.responses(batches, name=name, data=data):
             pairs = [*zip(features, member_responses.logits() * as_fitted, strict=True)]

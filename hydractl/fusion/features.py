@@ -79,7 +79,7 @@ class FeatureExtractor:
     ) -> Iterator[tuple[Tensor, Responses, Tensor]]:
         """Yield for each batch the places of its items, what is said of them, and their features (M, B, D), float32, on the CPU.
 
-        Arguments and errors are those of `responding.responses`.
+        Arguments and errors are those of `inference.responses`.
         """
         with self._watching() as features_by_layer:
             for batch in batches:

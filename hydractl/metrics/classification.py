@@ -1,6 +1,6 @@
 """How good and how well calibrated are the predicted probabilities of labelled data?
 
-All follow from what `samples.answers` says of each sample. Importing this module loads no torch.
+All follow from what `per_sample.answers` says of each sample. Importing this module loads no torch.
 """
 
 from __future__ import annotations

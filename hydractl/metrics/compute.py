@@ -177,8 +177,8 @@ def measure(
         tested: On the ID set.
         labels: Shape (N,), int64, in 0..C-1; None where no metric reads them.
         foreign: On each OOD set.
-        metrics: Names from `table.METRICS`; those that do not follow from predictions are passed over.
-        scores: Names from `scores.EVERY`: what metrics of OOD data rank samples by, called as `number_name` says. Those that
+        metrics: Names from `registry.METRICS`; those that do not follow from predictions are passed over.
+        scores: Names from `ood_scores.EVERY`: what metrics of OOD data rank samples by, called as `number_name` says. Those that
             are fitted come with the predictions.
         resampling: How intervals are made, on the same resamples for every score.
     """
@@ -219,7 +219,7 @@ def means(
 
 
 def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor]:
-    """Return `samples.answers` of what members say together, of labels (N,)."""
+    """Return `per_sample.answers` of what members say together, of labels (N,)."""
     return _summary(predictions, (), (), labels).answers
 
 
@@ -239,7 +239,7 @@ class _Summary:
     """What is left of predictions when they have been gone through.
 
     Attributes:
-        answers: As `samples.answers`; empty where there are no labels.
+        answers: As `per_sample.answers`; empty where there are no labels.
         scores: Each score of every sample, (N,), float64.
         diversity: The metrics of members.
     """

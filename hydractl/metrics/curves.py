@@ -48,7 +48,7 @@ def curves_of(
 
 
 def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
-    """Return bins of (N,) confidences and hits, those of `labelled.ece`; the last one holds what is exactly 1."""
+    """Return bins of (N,) confidences and hits, those of `classification.ece`; the last one holds what is exactly 1."""
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32)
     index = torch.bucketize(confidence.float(), edges, right=True) - 1
     count = torch.bincount(index, minlength=bins + 1)
@@ -80,7 +80,7 @@ def risk_coverage(confidence: Tensor, hits: Tensor) -> Line:
 
 
 def roc(*, inside: Tensor, outside: Tensor) -> Line:
-    """Return the share of OOD that is flagged (y) by the share of ID that is (x), of `samples.places` (N,) and (N',).
+    """Return the share of OOD that is flagged (y) by the share of ID that is (x), of `per_sample.places` (N,) and (N',).
 
     A line between two of all points is what samples of equal score come to; trapezoids below all of them add up to the AUROC.
     """

@@ -188,7 +188,7 @@ FITS: Mapping[str, Callable[[Training], FittedScore]] = MappingProxyType(
         VIM: vim,
     }
 )
-"""How each of `scores.FITTED` is fitted."""
+"""How each of `ood_scores.FITTED` is fitted."""
 
 _BY_CLASS = {
     "middle": ("D", torch.float64),

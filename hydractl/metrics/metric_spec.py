@@ -46,7 +46,7 @@ class Metric:
         unit: Of the stored value.
         low: Smallest possible value.
         high: Largest possible value, `inf` if it has no bound that holds for every model.
-        reads: What `compute` takes, by name: vectors with an entry a sample, of `samples.answers` or `samples.places`.
+        reads: What `compute` takes, by name: vectors with an entry a sample, of `per_sample.answers` or `per_sample.places`.
         compute: Maps what it reads, each (..., N), to values (...), so that resamples or candidates are rows of a batch.
             Metrics of members map probabilities (M, N, C) to a number. None: measured elsewhere.
         interval: Whether reports say how far it may be off; metrics of members never do.

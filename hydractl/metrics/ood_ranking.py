@@ -1,6 +1,6 @@
 """Can the model tell foreign data from its own? Ranking metrics over one score a sample.
 
-OOD is the positive class unless a name says `in`. All follow from the places of samples by score (`samples.places`), 0 the
+OOD is the positive class unless a name says `in`. All follow from the places of samples by score (`per_sample.places`), 0 the
 most OOD. Importing this module loads no torch.
 """
 

@@ -88,7 +88,7 @@ class Photographs:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Corruption:
-    """One of `KNOWN`, at one of `SEVERITIES`; what is random hangs on it, on the seed and on an item's place in its data set.
+    """One of `ALL_CORRUPTIONS`, at one of `SEVERITIES`; what is random hangs on it, on the seed and on an item's place in its data set.
 
     Of frost `photographs` are what it adds; None for drawn ice.
     """
@@ -108,7 +108,7 @@ class Corruptions:
     """What one `--corrupt` says.
 
     Attributes:
-        name: One of `KNOWN`, or `all` of those that are for what the model reads.
+        name: One of `ALL_CORRUPTIONS`, or `all` of those that are for what the model reads.
         severities: Which, ascending.
         photographs: Of `frost`, what it adds; None for drawn ice.
     """
@@ -164,7 +164,7 @@ class Corruptions:
 
 
 def chosen(requests: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tuple[Corruption, ...]:
-    """Return what is asked for, each once, in the order of `KNOWN` and then of severity; all frost with the photographs that one has.
+    """Return what is asked for, each once, in the order of `ALL_CORRUPTIONS` and then of severity; all frost with the photographs that one has.
 
     Args:
         requests: As the options say.

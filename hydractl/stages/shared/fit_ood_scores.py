@@ -43,7 +43,7 @@ def fitted_beside(
     Args:
         model: In evaluation mode.
         opened: What it was made of.
-        scores: Names from `metrics.fitted.FITS`.
+        scores: Names from `metrics.feature_scores.FITS`.
         on: The data.
         team: Who has the other batches.
         progress: Sees the batches pass.
