@@ -83,9 +83,11 @@ def changed(sample: Sample, change: Callable[[str, torch.Tensor], torch.Tensor])
 class Killed:
     """A log whose owner is killed after some removals."""
 
-    def __init__(self, done: Sequence[Removal] = (), baseline: float | None = None, *, after: int = 10**9):
-        self.done, self.baseline, self.after = tuple(done), baseline, after
-        self.seen: list[Removal] = list(done)
+    def __init__(
+        self, recorded: Sequence[Removal] = (), baseline: float | None = None, *, after: int = 10**9
+    ):
+        self.recorded, self.baseline, self.after = tuple(recorded), baseline, after
+        self.seen: list[Removal] = list(recorded)
 
     def begin(self, baseline: float) -> None:
         self.baseline = baseline

@@ -197,17 +197,17 @@ def test_each_process_has_the_batches_that_it_has_of_a_file(served, made):
             team=ProcessGroup(rank=rank, world=world),
             progress=SILENT,
         )
-        mine.stream_digest = _passed(mine)
+        mine.stream_digest = _digest_of_all(mine)
         of_file = PreparedData(whole, batch_size=2, deal=deal).batches(how)
         for one, other in zip(mine.tracked(how, "m", SILENT), of_file, strict=True):
             assert torch.equal(one.indices, other.indices)
 
 
-def _passed(mine):
+def _digest_of_all(mine):
     alone = replace(mine, team=ProcessGroup())
     for _ in alone.parts():
         pass
-    return alone.passed
+    return alone.stream_digest
 
 
 def test_memory_holds_some_rows_however_many_there_are(served, monkeypatch):
