@@ -290,6 +290,14 @@ def test_refuses_more_heads_than_there_are():
         random_masks_per_layer(shape, keep=3, sampling=Sampling(members=1, seed=0))
 
 
+def test_as_many_masks_as_there_are_may_be_drawn():
+    shape = {"t": TowerShape(1, 3)}
+    masks = random_masks_per_layer(shape, keep=1, sampling=Sampling(members=3, seed=0))
+    assert {mask["t"].keep for mask in masks} == {((0,),), ((1,),), ((2,),)}
+    with pytest.raises(ValueError, match="gives 3"):
+        random_masks_per_layer(shape, keep=1, sampling=Sampling(members=4, seed=0))
+
+
 @st.composite
 def clustered(draw):
     """A partition of all heads of one or two towers, each cluster in some order, and distinct scores."""

@@ -199,6 +199,7 @@ def test_bad_masks_are_refused_with_the_json_path(edit, message):
     assert caught.value.exit_code == 3
 
 
+HEADS = len(golden("scores")["towers"]["vision"]["scores"][0])
 BAD_SCORES = {
     "ragged": (at(["towers", "vision", "scores"], [[1.0], [1.0, 2.0]]), "towers.vision: scores must be a layers by heads table"),
     "empty": (at(["towers", "vision", "scores"], []), "towers.vision: scores must be a layers by heads table"),
@@ -209,6 +210,7 @@ BAD_SCORES = {
     "nan": (at(["towers", "vision", "scores", 1, 0], float("nan")), "towers.vision.scores[1][0]: Input should be a finite number"),
     "infinite": (at(["baseline"], float("inf")), "baseline: Input should be a finite number"),
     "removal-of-nothing": (at(["removals", 1, "layer"], 2), "document: removals[1] names head (vision, 2, 1), which the scores do not have"),
+    "removal-past-the-last-head": (at(["removals", 1, "head"], HEADS), f"document: removals[1] names head (vision, 1, {HEADS}), which the scores do not have"),
     "removal-elsewhere": (at(["removals", 0, "tower"], "text"), "document: removals[0] names head (text, 0, 1), which the scores do not have"),
     "removal-twice": (at(["removals", 1, "layer"], 0), "document: removals[1] names head ('vision', 0, 1) a second time"),
     "missing": (at(["removals", 0, "objective"], ...), "removals[0].objective is missing"),

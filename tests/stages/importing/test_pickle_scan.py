@@ -175,6 +175,15 @@ def test_what_training_scripts_save_beside_weights_is_let_through(tmp_path, old)
     assert torch.equal(found.tensors["weight"], model.weight)
 
 
+@forms
+def test_an_ordered_dict_may_be_called_with_its_pairs(tmp_path, old):
+    """As pickles of Python 2 do."""
+    call = Calls(collections.OrderedDict, [[name, tensor] for name, tensor in WEIGHTS.items()])
+    weights = read_weights((saved(tmp_path, call, old=old),), ema=False)
+    assert weights.tensors.keys() == WEIGHTS.keys()
+    assert all(torch.equal(weights.tensors[name], tensor) for name, tensor in WEIGHTS.items())
+
+
 @settings(max_examples=100)
 @given(data=st.data())
 def test_any_change_of_a_pickle_is_met_in_words(data):
