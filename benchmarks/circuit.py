@@ -28,7 +28,7 @@ import timm
 import torch
 
 from hydractl.families.load import load_model, open_model
-from hydractl.manifest.heads import HeadId
+from hydractl.manifest.head_mask import HeadId
 from hydractl.runtime import pick_device
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.outcomes import values_of

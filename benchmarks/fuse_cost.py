@@ -20,7 +20,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.families.load import open_model
-from hydractl.manifest.heads import HeadMask, TowerKeep
+from hydractl.manifest.head_mask import HeadMask, TowerKeep
 
 MEGABYTE = 1e6
 # A process's own high-water mark; the one that a parent is told of also counts what it had before it called exec.

@@ -49,7 +49,7 @@ from hydractl.cli.commands.demo import digits as demo_digits
 from hydractl.cli.commands.demo import text as demo_text
 from hydractl.data.encode import encoded, open_items
 from hydractl.families.load import load_model
-from hydractl.manifest.heads import Removal
+from hydractl.manifest.head_mask import Removal
 from hydractl.progress import Silent
 from hydractl.scoring import circuit
 from hydractl.scoring.circuit.ablation import Circuit

@@ -29,7 +29,7 @@ import torch
 
 from hydractl.cli.app import main as hydractl
 from hydractl.cli.commands.demo.digits import DIGITS
-from hydractl.manifest.heads import HeadMask, HeadScores
+from hydractl.manifest.head_mask import HeadMask, HeadScores
 from hydractl.manifest.report import Report
 
 if TYPE_CHECKING:

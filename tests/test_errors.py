@@ -11,7 +11,7 @@ import pytest
 
 import hydractl
 from hydractl.errors import HINT, MESSAGE, VALUE, InputError, harmless, harmless_line, reason_of
-from hydractl.manifest.heads import HeadMask
+from hydractl.manifest.head_mask import HeadMask
 
 
 @pytest.mark.parametrize(

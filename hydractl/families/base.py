@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from hydractl.families.model_folder import Rule
     from hydractl.families.tower import Model
+    from hydractl.manifest.head_mask import TowerKeep
     from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
-    from hydractl.manifest.heads import TowerKeep
 
 
 COMPILED = "_orig_mod."

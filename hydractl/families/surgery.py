@@ -16,8 +16,8 @@ from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.base import TowerLayout
 
 if TYPE_CHECKING:
+    from hydractl.manifest.head_mask import TowerKeep
     from hydractl.manifest.header import Architecture
-    from hydractl.manifest.heads import TowerKeep
 
 PRE_NORM = MappingProxyType({"norm1": "attn", "norm2": "mlp"})
 """`Block.feeds` where each norm is before what it is for (Xiong et al. 2020)."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 from hydractl.errors import CheckpointError
 from hydractl.families.base import Family, place_of
 from hydractl.families.load import OpenModel
+from hydractl.manifest.head_mask import Shape
 from hydractl.manifest.header import Fate, Header
-from hydractl.manifest.heads import Shape
 from hydractl.messages import counted
 from hydractl.runtime import one_thread
 from hydractl.tensor_spec import Chunks, Span, TensorSpec, tensor_bytes, tensor_of

@@ -15,8 +15,8 @@ from hydractl.tensor_spec import TensorSpec
 if TYPE_CHECKING:
     import torch
 
+    from hydractl.manifest.head_mask import Mask
     from hydractl.manifest.header import Architecture
-    from hydractl.manifest.heads import Mask
 
 
 def kept_indices(

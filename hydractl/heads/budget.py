@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hydractl.manifest.heads import Shape
+    from hydractl.manifest.head_mask import Shape
 
 COMMON_KEEP_FRACTION = 2 / 3  # the paper's ImageNet members keep 8 of 12 heads
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import all_heads, dropped, shape_of, shape_of_scores
-from hydractl.manifest.heads import HeadId, Mask, Tables
+from hydractl.manifest.head_mask import HeadId, Mask, Tables
 
 
 def overlap(first: Mask, second: Mask) -> float:

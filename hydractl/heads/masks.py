@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from hydractl.manifest.heads import HeadId, Mask, Shape, Tables, TowerKeep, TowerShape
+from hydractl.manifest.head_mask import HeadId, Mask, Shape, Tables, TowerKeep, TowerShape
 
 
 def full_mask(shape: Shape) -> dict[str, TowerKeep]:

@@ -16,7 +16,7 @@ from hydractl.heads.masks import (
     shape_of,
     shape_of_scores,
 )
-from hydractl.manifest.heads import HeadId, Mask, Shape, Tables, TowerKeep
+from hydractl.manifest.head_mask import HeadId, Mask, Shape, Tables, TowerKeep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from hydractl.families.base import Described
 from hydractl.families.registry import family_of
 from hydractl.families.transformers.models import labels_as_config, named
 from hydractl.heads.masks import full_mask
+from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
-from hydractl.manifest.heads import HeadMask
 from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
 from hydractl.model_source import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
 from hydractl.strict_json import canonical, parse, plain

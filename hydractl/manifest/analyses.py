@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from hydractl.manifest.document import StrictModel
-from hydractl.manifest.heads import HeadName
+from hydractl.manifest.head_mask import HeadName
 
 Member = Annotated[int, Field(ge=0)]
 MOST_DRAWN = 400

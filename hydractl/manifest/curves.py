@@ -8,8 +8,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from hydractl.manifest.document import StrictModel
+from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Step
-from hydractl.manifest.heads import TowerKeep
 from hydractl.manifest.shift_groups import ID_NAME
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from hydractl.manifest.document import Digest, Document, Key, OptionValue, StrictModel, Version
-from hydractl.manifest.heads import WIDEST, Mask, TowerHeads, TowerKeep
+from hydractl.manifest.head_mask import WIDEST, Mask, TowerHeads, TowerKeep
 from hydractl.manifest.threshold import FittedScores, Threshold
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.strict_json import compact

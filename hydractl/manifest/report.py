@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.curves import Curves, Origin
 from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, StrictModel, Version
-from hydractl.manifest.heads import HeadMask, HeadScores
+from hydractl.manifest.head_mask import HeadMask, HeadScores
 from hydractl.manifest.shift_groups import scopes
 from hydractl.manifest.threshold import Threshold
 

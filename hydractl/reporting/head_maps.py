@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from hydractl.manifest.heads import TowerKeep
+from hydractl.manifest.head_mask import TowerKeep
 from hydractl.messages import counted
 from hydractl.reporting.svg import TEXT, Drawing, Point, SvgPath, SvgText, fitting
 

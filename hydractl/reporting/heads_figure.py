@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
-    from hydractl.manifest.heads import Mask, TowerKeep
+    from hydractl.manifest.head_mask import Mask, TowerKeep
 
 MOST_PANELS = 40
 PER_ROW = 5

@@ -19,7 +19,7 @@ from hydractl.families.attention_bias import NOTHING, AttentionExtras
 from hydractl.families.tower import Model, Tower, Towers
 
 if TYPE_CHECKING:
-    from hydractl.manifest.heads import HeadId
+    from hydractl.manifest.head_mask import HeadId
 
 
 class Gated(Attention):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from hydractl.families.tower import Model
     from hydractl.manifest.document import OptionValue
+    from hydractl.manifest.head_mask import HeadName, Removal, TowerHeads
     from hydractl.manifest.header import Architecture
-    from hydractl.manifest.heads import HeadName, Removal, TowerHeads
     from hydractl.training.feeding.feed import Feed
     from hydractl.training.resume import Snapshot, StateFolder
 

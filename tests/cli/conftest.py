@@ -77,7 +77,7 @@ def made(tmp_path_factory):
     from hydractl.families.load import open_model
     from hydractl.heads.budget import HeadBudget
     from hydractl.manifest.document import Fingerprint
-    from hydractl.manifest.heads import HeadScores, Removal, TowerScores
+    from hydractl.manifest.head_mask import HeadScores, Removal, TowerScores
     from hydractl.stages.fuse.config import FuseConfig
     from hydractl.stages.fuse.run import run_fuse
     from hydractl.stages.prune.config import PruneConfig

@@ -22,7 +22,7 @@ from hydractl.heads.compare import (
     standing,
 )
 from hydractl.heads.masks import best_mask, dropped, removal_order
-from hydractl.manifest.heads import TowerKeep, TowerShape
+from hydractl.manifest.head_mask import TowerKeep, TowerShape
 
 ALL = [overlap, chance_overlap, jaccard, jensen_shannon]
 RANKED = [spearman, kendall]

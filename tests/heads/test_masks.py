@@ -23,7 +23,7 @@ from hydractl.heads.masks import (
     shape_of,
     shape_of_scores,
 )
-from hydractl.manifest.heads import HeadId, TowerKeep, TowerShape
+from hydractl.manifest.head_mask import HeadId, TowerKeep, TowerShape
 
 SHAPE = {"vision": TowerShape(3, 4), "text": TowerShape(2, 2)}
 

@@ -19,7 +19,7 @@ from hydractl.heads.member_masks import (
     sample_masks,
     share_before,
 )
-from hydractl.manifest.heads import HeadId, TowerKeep, TowerShape
+from hydractl.manifest.head_mask import HeadId, TowerKeep, TowerShape
 from support.masks import agree_before
 
 

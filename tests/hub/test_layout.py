@@ -13,8 +13,8 @@ from hydractl.families.load import open_model
 from hydractl.fusion.loaded_model import load
 from hydractl.hub.layout import files_of, is_stock
 from hydractl.hub.model_outputs import publish_models
+from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.header import Kind, Preprocess, Tokenization
-from hydractl.manifest.heads import HeadMask
 from hydractl.output.atomic_write import Folder
 from hydractl.output.locks import OutputLock
 from support.builders import Sample, base

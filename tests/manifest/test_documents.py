@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from hydractl.errors import ManifestError
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Document, Fingerprint
+from hydractl.manifest.head_mask import HeadMask, HeadScores, MaskOrigin, Removal, TowerKeep, TowerScores
 from hydractl.manifest.header import Header, Step, check_mask_fits
-from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Removal, TowerKeep, TowerScores
 from hydractl.manifest.report import DOCUMENTS
 from hydractl.manifest.sidecar import Sidecar
 from support.builders import base, sha
@@ -317,7 +317,7 @@ def test_files_that_cannot_be_read(tmp_path, make, message):
 )
 def test_standard_input(data, code):
     program = (
-        "import sys; from pathlib import Path; from hydractl.manifest.heads import HeadMask; from hydractl.errors import HydraError\n"
+        "import sys; from pathlib import Path; from hydractl.manifest.head_mask import HeadMask; from hydractl.errors import HydraError\n"
         "try: sys.stdout.write(HeadMask.read(Path('-')).to_json())\n"
         "except HydraError as e: sys.exit(e.exit_code)\n"
     )

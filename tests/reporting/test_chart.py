@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hydractl.manifest.curves import Bins
-from hydractl.manifest.heads import TowerKeep
+from hydractl.manifest.head_mask import TowerKeep
 from hydractl.reporting.chart import (
     BOTTOM,
     HEIGHT,

@@ -21,7 +21,7 @@ from PIL import Image
 from hydractl.heads.budget import total_heads
 from hydractl.heads.compare import standing
 from hydractl.heads.masks import best_mask, removal_order
-from hydractl.manifest.heads import TowerShape
+from hydractl.manifest.head_mask import TowerShape
 from hydractl.reporting import heads_figure
 from hydractl.reporting.heads_figure import (
     FORMATS,
@@ -66,7 +66,7 @@ def test_settings_and_process_play_no_part(tmp_path):
         "font.size: 20\naxes.facecolor: red\nsavefig.dpi: 10\nsvg.fonttype: none\n"
     )
     code = (
-        "import sys; from hydractl.manifest.heads import TowerKeep; from hydractl.reporting.heads_figure import *\n"
+        "import sys; from hydractl.manifest.head_mask import TowerKeep; from hydractl.reporting.heads_figure import *\n"
         f"p = Panel(name='m', mask={{'t': TowerKeep(num_heads=2, keep=((0,), ()))}})\n"
         f"for suffix in {[*FORMATS]}: sys.stdout.buffer.write(draw_heads([p], suffix=suffix))"
     )

@@ -5,7 +5,7 @@ import torch
 
 from hydractl.errors import DataError, UsageError
 from hydractl.heads.masks import best_mask_per_layer, removal_order
-from hydractl.manifest.heads import TowerShape
+from hydractl.manifest.head_mask import TowerShape
 from hydractl.model_inputs import map_inputs
 from hydractl.progress import SILENT
 from hydractl.scoring.gradients.settings import HeadmapSettings

@@ -13,8 +13,8 @@ from hydractl.cli.commands.eval import render
 from hydractl.data.reference import DataRef
 from hydractl.families.load import load_model, open_model
 from hydractl.fusion.loaded_model import load
+from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Header
-from hydractl.manifest.heads import HeadScores
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval

@@ -19,8 +19,8 @@ from hydractl.families.load import load_model, open_model
 from hydractl.fusion.loaded_model import load
 from hydractl.fusion.slicing import zero_dropped
 from hydractl.heads.budget import HeadBudget
+from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Fate, Kind, Prompting
-from hydractl.manifest.heads import TowerKeep
 from hydractl.scoring.circuit import activation_cache as circuit_streams
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels

@@ -18,7 +18,7 @@ from hydractl.manifest.analyses import (
     Pruned,
     Spread,
 )
-from hydractl.manifest.heads import HeadName
+from hydractl.manifest.head_mask import HeadName
 from hydractl.manifest.report import Report, Row, Value
 
 FIGURES = ["proposition", "pca", "members", "fewer-heads", "taylor", "runtime"]

@@ -16,8 +16,8 @@ from hydractl.families.load import check_tensors
 from hydractl.families.registry import FAMILIES, expected_specs
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
 from hydractl.heads.masks import full_mask
+from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Header, Kind
-from hydractl.manifest.heads import HeadMask, HeadScores, TowerKeep
 from hydractl.model_inputs import map_inputs
 from hydractl.tensor_spec import spec_of
 from support.variants import LIBRARY, PLAIN, Variant

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydractl.families.tower import Model
-    from hydractl.manifest.heads import Removal
+    from hydractl.manifest.head_mask import Removal
     from hydractl.model_inputs import Inputs
     from hydractl.scoring.job import Ranking
     from support.builders import Sample

@@ -12,7 +12,7 @@ from hydractl.stages.score.config import Estimate, ScoreConfig, ScoreReport
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.manifest.heads import HeadScores
+    from hydractl.manifest.head_mask import HeadScores
 
 HEADS_SHOWN = 10
 

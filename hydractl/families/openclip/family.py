@@ -21,8 +21,8 @@ from hydractl.families.model_folder import COMMON_RULES
 from hydractl.families.openclip import config as configs
 from hydractl.families.timm.models import LAYOUT, tower_heads
 from hydractl.manifest.document import first_problem
+from hydractl.manifest.head_mask import TowerHeads, TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess, Prompting
-from hydractl.manifest.heads import TowerHeads, TowerKeep
 from hydractl.model_source import OPEN_CLIP_CONFIG
 from hydractl.strict_json import plain
 

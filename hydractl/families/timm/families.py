@@ -20,8 +20,8 @@ from hydractl.families.timm.models import (
     initialise,
     refusal_of_trunk,
 )
+from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Architecture
-from hydractl.manifest.heads import TowerKeep
 
 if TYPE_CHECKING:
     import torch

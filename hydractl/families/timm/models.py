@@ -23,8 +23,8 @@ from hydractl.families.base import Described, HeadTensor, TensorRole, TowerLayou
 from hydractl.families.config_checks import building, check_options, check_patches
 from hydractl.families.timm.names import check_known
 from hydractl.manifest.document import first_problem
+from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture, Preprocess
-from hydractl.manifest.heads import TowerHeads
 from hydractl.strict_json import plain
 
 if TYPE_CHECKING:

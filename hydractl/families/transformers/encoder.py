@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hydractl.families.base import HeadTensor, TensorRole, TowerLayout, projections_apart
-from hydractl.manifest.heads import TowerHeads
+from hydractl.manifest.head_mask import TowerHeads
 
 TABLE = "relative_position_bias_table"
 POOLER = "pooler"

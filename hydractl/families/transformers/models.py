@@ -37,8 +37,8 @@ from hydractl.families.transformers.hf_models import (
     random_state,
 )
 from hydractl.families.transformers.vision import FILES, image_size, says_images, write_image_processor
+from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
-from hydractl.manifest.heads import TowerKeep
 from hydractl.strict_json import plain
 
 if TYPE_CHECKING:

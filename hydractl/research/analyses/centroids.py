@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from hydractl.manifest.analyses import CentroidDistances, Centroids
-from hydractl.manifest.heads import HeadName
+from hydractl.manifest.head_mask import HeadName
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.research.analyses.head_outputs import Group, data_tower, in_every_set
 from hydractl.stages.evaluate.analyses.context import AnalysisContext

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Stream, Towers
-from hydractl.manifest.heads import HeadName
+from hydractl.manifest.head_mask import HeadName
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.feature_scores import whitening
 from hydractl.model_inputs import Inputs, batch_of, repeat_batch

@@ -10,8 +10,8 @@ import torch
 from hydractl.families.attention import Attention
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
 from hydractl.manifest.analyses import BaseWithFewerHeads
+from hydractl.manifest.head_mask import HeadScores, Mask, Shape
 from hydractl.manifest.header import Kind
-from hydractl.manifest.heads import HeadScores, Mask, Shape
 from hydractl.research.analyses.load_models import single
 from hydractl.research.analyses.predictions import ask, measured
 from hydractl.scoring.attention_hooks import Gated, tapped

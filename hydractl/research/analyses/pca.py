@@ -11,7 +11,7 @@ import torch
 
 from hydractl.heads.masks import removal_order
 from hydractl.manifest.analyses import Plane, Planes
-from hydractl.manifest.heads import HeadId, HeadName, HeadScores
+from hydractl.manifest.head_mask import HeadId, HeadName, HeadScores
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.research.analyses.head_outputs import Group, OutputMoments, data_tower, in_every_set
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow

@@ -27,8 +27,8 @@ from hydractl.families.tower import Model
 from hydractl.fusion.plan import split_members
 from hydractl.fusion.slicing import kept_indices
 from hydractl.manifest.analyses import Pruned
+from hydractl.manifest.head_mask import Mask
 from hydractl.manifest.header import Kind
-from hydractl.manifest.heads import Mask
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.research.analyses.load_models import single

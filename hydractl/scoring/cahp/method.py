@@ -8,7 +8,7 @@ import torch
 
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.heads import HeadName
+from hydractl.manifest.head_mask import HeadName
 from hydractl.messages import counted
 from hydractl.progress import Progress
 from hydractl.scoring.cahp.clusters import Clustering, find_knee, group_points, silhouettes

@@ -22,7 +22,7 @@ import torch
 
 from hydractl.errors import DataError
 from hydractl.families.head_group import HeadGroup
-from hydractl.manifest.heads import HeadId
+from hydractl.manifest.head_mask import HeadId
 from hydractl.model_inputs import Inputs, batch_of
 from hydractl.scoring.circuit.activation_cache import Streams
 from hydractl.scoring.circuit.compiled_blocks import compile_joins

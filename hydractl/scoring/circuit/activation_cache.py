@@ -14,7 +14,7 @@ from hydractl.scoring.circuit.memory_budget import MemoryBudget
 from hydractl.scoring.circuit.tower import Ablation, LayerInput, entering, iterate_ablations
 
 if TYPE_CHECKING:
-    from hydractl.manifest.heads import HeadId
+    from hydractl.manifest.head_mask import HeadId
 
 Key: TypeAlias = tuple[str, str, int]
 """A tower, and a batch: its set and its number."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, pstdev
 
-from hydractl.manifest.heads import HeadId
+from hydractl.manifest.head_mask import HeadId
 
 GROWTH = 1.5
 """The squared error grows with this power of the steps since a head was seen."""

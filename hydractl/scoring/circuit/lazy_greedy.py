@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from hydractl.errors import ManifestError
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.heads import HeadId, Removal
+from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.scoring.circuit.ablation import lowest_of
 from hydractl.scoring.circuit.error_bounds import DeviationBound, promise
 from hydractl.scoring.circuit.local_search import Effects, Swaps

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from hydractl.manifest.heads import HeadId, Removal
+from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.outcomes import Outcomes, first_best
 

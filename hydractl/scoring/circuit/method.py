@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hydractl.manifest.heads import Removal
+from hydractl.manifest.head_mask import Removal
 from hydractl.progress import Progress
 from hydractl.scoring.circuit import settings
 from hydractl.scoring.circuit.lazy_greedy import Lazy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.heads import HeadId, Removal
+from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.outcomes import first_best
 from hydractl.scoring.circuit.settings import CircuitSettings

@@ -18,7 +18,7 @@ from hydractl.model_inputs import Inputs
 from hydractl.scoring.attention_hooks import Gated
 
 if TYPE_CHECKING:
-    from hydractl.manifest.heads import TowerHeads
+    from hydractl.manifest.head_mask import TowerHeads
 
 _INITIAL, _NOISE = -3, -4
 """Keep the seeds of gates apart from those of data and dropout."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hydractl.manifest.heads import HeadId, Removal
+from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.progress import Progress
 from hydractl.scoring.attention_hooks import heads_left, remove_head
 from hydractl.scoring.gradients.weight_gradients import mean_loss

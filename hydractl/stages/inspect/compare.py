@@ -10,7 +10,7 @@ from pathlib import Path
 from hydractl.errors import UsageError
 from hydractl.families.timm.names import untagged
 from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
-from hydractl.manifest.heads import Mask, Tables
+from hydractl.manifest.head_mask import Mask, Tables
 from hydractl.output.atomic_write import publish
 from hydractl.output.locks import OutputLock
 from hydractl.progress import SILENT, Progress

@@ -11,8 +11,8 @@ from hydractl.errors import EDITED, CheckpointError, InputError, ManifestError
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.heads.masks import shape_of, shape_of_scores, total_kept
 from hydractl.manifest.document import Document
+from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask, Shape, Tables
 from hydractl.manifest.header import Header, Kind
-from hydractl.manifest.heads import HeadMask, HeadScores, Mask, Shape, Tables
 from hydractl.reporting.lineage import member_names
 from hydractl.stages.inspect.open_any import open_local
 from hydractl.stages.shared.mask_selection import Quota, mask_of, order_of, own_quota, quota_of

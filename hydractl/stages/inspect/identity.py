@@ -19,8 +19,8 @@ from hydractl.families.registry import FAMILIES, describe_folder, family_for_con
 from hydractl.families.transformers.unsupported import REFUSED
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
+from hydractl.manifest.head_mask import Mask
 from hydractl.manifest.header import Architecture, Header, Preprocess, Prompting, Tokenization
-from hydractl.manifest.heads import Mask
 from hydractl.runtime import digest_text
 from hydractl.strict_json import parse
 from hydractl.tensor_spec import TensorSpec

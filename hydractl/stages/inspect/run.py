@@ -15,8 +15,8 @@ from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.base import Family, place_of, place_on_disk
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest.document import Document
+from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Fate, Header, Step
-from hydractl.manifest.heads import HeadScores
 from hydractl.manifest.threshold import FittedScores, Threshold
 from hydractl.model_source import Located
 from hydractl.progress import SILENT, Progress

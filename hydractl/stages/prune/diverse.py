@@ -22,8 +22,8 @@ from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Model
 from hydractl.heads.diverse import choose_diverse
 from hydractl.manifest.document import OptionValue
+from hydractl.manifest.head_mask import HeadScores, Mask
 from hydractl.manifest.header import InputFile
-from hydractl.manifest.heads import HeadScores, Mask
 from hydractl.messages import counted
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_scores import MSP, OF_ONE

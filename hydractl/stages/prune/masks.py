@@ -12,8 +12,8 @@ from hydractl.families.load import OpenModel
 from hydractl.families.timm.names import untagged
 from hydractl.heads.masks import full_mask, shape_of
 from hydractl.manifest.document import OptionValue
+from hydractl.manifest.head_mask import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
 from hydractl.manifest.header import InputFile, check_mask_fits
-from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
 from hydractl.messages import counted
 from hydractl.output.atomic_write import is_stream
 from hydractl.processes.distributed import ProcessGroup

@@ -11,8 +11,8 @@ import torch
 
 from hydractl.families.load import OpenModel
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
+from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.header import InputFile
-from hydractl.manifest.heads import HeadMask
 from hydractl.stages.shared.finite import as_stored
 from hydractl.tensor_spec import Chunks, TensorSpec, tensor_bytes
 

@@ -18,8 +18,8 @@ from hydractl.fusion.streaming import hollow, streamed_logits
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
 from hydractl.hub.model_outputs import publish_models
+from hydractl.manifest.head_mask import Mask
 from hydractl.manifest.header import Header, Kind
-from hydractl.manifest.heads import Mask
 from hydractl.metrics.cost import macs_of
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team

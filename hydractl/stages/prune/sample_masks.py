@@ -19,8 +19,8 @@ from hydractl.heads.member_masks import (
     share_before,
 )
 from hydractl.manifest.document import OptionValue
+from hydractl.manifest.head_mask import HeadScores, Mask, Shape, TowerKeep
 from hydractl.manifest.header import InputFile
-from hydractl.manifest.heads import HeadScores, Mask, Shape, TowerKeep
 from hydractl.messages import counted
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress

@@ -36,7 +36,7 @@ from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
-    from hydractl.manifest.heads import HeadScores
+    from hydractl.manifest.head_mask import HeadScores
 
 READING = Constraint("entry.needs_data", option="method", why="it reads no data")
 SEARCHING = Constraint("entry.searches", option="method", hint="leave it out; it is for `--method circuit`")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hydractl.heads.budget import total_heads
-from hydractl.manifest.heads import HeadId
+from hydractl.manifest.head_mask import HeadId
 from hydractl.model_inputs import batch_of
 from hydractl.processes.distributed import ProcessGroup, own_device, require_one_process
 from hydractl.progress import SILENT, Progress

@@ -17,7 +17,7 @@ from typing import Self
 from pydantic import TypeAdapter
 
 from hydractl.errors import ManifestError, reason_of
-from hydractl.manifest.heads import HeadId, Removal, Shape
+from hydractl.manifest.head_mask import HeadId, Removal, Shape
 from hydractl.output.atomic_write import append, is_stream, publish_text
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress

@@ -15,8 +15,8 @@ from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, load_model
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
+from hydractl.manifest.head_mask import HeadScores, TowerHeads, TowerScores
 from hydractl.manifest.header import Architecture, InputFile, Kind
-from hydractl.manifest.heads import HeadScores, TowerHeads, TowerScores
 from hydractl.messages import counted
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, own_device, start_team

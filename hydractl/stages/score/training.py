@@ -12,8 +12,8 @@ from hydractl.data.datasets import Items
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, open_model
 from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Header, InputFile
-from hydractl.manifest.heads import HeadScores
 from hydractl.output.atomic_write import Digested, is_stream, publish_text, publish_together
 from hydractl.output.locks import OutputLock
 from hydractl.progress import Progress

@@ -12,7 +12,7 @@ from hydractl.heads.knee import fall_off
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
 from hydractl.heads.member_masks import cluster_masks
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.heads import HeadId, HeadScores, Shape, TowerKeep
+from hydractl.manifest.head_mask import HeadId, HeadScores, Shape, TowerKeep
 from hydractl.messages import counted
 
 SCORE_AGAIN = f"{EDITED} score the model again"

@@ -13,8 +13,8 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, OutputExists
 from hydractl.manifest.document import Document, OptionValue
+from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
 from hydractl.manifest.header import InputFile, Step
-from hydractl.manifest.heads import HeadMask, HeadScores, Mask
 from hydractl.manifest.report import DOCUMENTS, Report
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.sidecar import Sidecar

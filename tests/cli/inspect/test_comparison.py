@@ -126,7 +126,7 @@ BAD = {
 
 @pytest.mark.parametrize(("argv", "code", "text"), BAD.values(), ids=BAD)
 def test_bad_input_is_one_message_and_leaves_nothing(call, work, argv, code, text):
-    from hydractl.manifest.heads import HeadMask, TowerKeep
+    from hydractl.manifest.head_mask import HeadMask, TowerKeep
 
     other = HeadMask(towers={"vision": TowerKeep(num_heads=2, keep=((0,),))})
     (work / "other.json").write_text(other.to_json())

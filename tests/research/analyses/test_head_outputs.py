@@ -7,7 +7,7 @@ import torch
 
 from hydractl.families.zero_shot import Contrast, unit
 from hydractl.fusion.hydra import Hydra
-from hydractl.manifest.heads import HeadName
+from hydractl.manifest.head_mask import HeadName
 from hydractl.model_inputs import map_inputs
 from hydractl.research.analyses.head_outputs import Group, data_tower, heard
 from support.builders import base

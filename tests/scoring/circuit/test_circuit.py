@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.manifest.heads import Removal
+from hydractl.manifest.head_mask import Removal
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import memory_budget as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hydractl.errors import ManifestError
-from hydractl.manifest.heads import HeadId, Removal
+from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import lazy_greedy, local_search
 from hydractl.scoring.circuit import memory_budget as circuit_memory

@@ -11,8 +11,8 @@ from hydractl.data.reference import DataRef
 from hydractl.data.sources.multi_pass import DIGEST
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.head_mask import HeadScores, TowerScores
 from hydractl.manifest.header import InputFile, Step
-from hydractl.manifest.heads import HeadScores, TowerScores
 from hydractl.manifest.report import Report, Row
 from hydractl.stages.evaluate.caveats import of_data, of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig

@@ -9,7 +9,7 @@ import pytest
 from hydractl.errors import OutputError, OutputExists, UsageError
 from hydractl.heads.budget import HeadBudget
 from hydractl.heads.compare import jaccard, jensen_shannon, kendall, overlap, spearman
-from hydractl.manifest.heads import HeadMask, TowerKeep, TowerScores
+from hydractl.manifest.head_mask import HeadMask, TowerKeep, TowerScores
 from hydractl.stages.inspect import compare as inspect_compare
 from hydractl.stages.inspect.compare import run_compare
 from hydractl.stages.inspect.config import InspectConfig

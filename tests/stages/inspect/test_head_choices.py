@@ -10,7 +10,7 @@ import pytest
 from hydractl.errors import CheckpointError, InputError, ManifestError, UsageError
 from hydractl.heads.budget import HeadBudget
 from hydractl.heads.masks import dropped
-from hydractl.manifest.heads import HeadId, HeadMask, HeadScores, Removal, TowerKeep, TowerScores
+from hydractl.manifest.head_mask import HeadId, HeadMask, HeadScores, Removal, TowerKeep, TowerScores
 from hydractl.stages.inspect.head_choices import Cut, check_comparable, read_choices, shape_text
 from support.builders import scores
 
@@ -73,7 +73,7 @@ def test_the_budget_that_makes_a_mask_of_scores(tmp_path, options, removed, budg
 
 
 def test_scores_that_group_heads_keep_one_of_each_group(tmp_path):
-    from hydractl.manifest.heads import HeadName
+    from hydractl.manifest.head_mask import HeadName
 
     groups = (tuple(HeadName(tower=t, layer=i, head=h) for t, i, h in FEWEST[3:]),)
 

@@ -19,8 +19,8 @@ from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckpointError, HydraError, InputError, ManifestError, UsageError
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.head_mask import HeadMask, HeadScores, Removal, TowerHeads, TowerKeep, TowerScores
 from hydractl.manifest.header import Architecture, Fate, FusePlan, Header, InputFile, Kind, Preprocess, Step
-from hydractl.manifest.heads import HeadMask, HeadScores, Removal, TowerHeads, TowerKeep, TowerScores
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import (
     CheckpointReport,

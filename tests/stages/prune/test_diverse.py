@@ -11,7 +11,7 @@ from hydractl.data.encode import encoded, open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.families.load import load_model, open_model
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.heads import HeadMask, HeadScores, TowerScores
+from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_ranking import auroc
 from hydractl.metrics.per_sample import places

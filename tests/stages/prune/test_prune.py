@@ -16,8 +16,8 @@ from hydractl.errors import CheckFailed, CheckpointError, HydraError, ManifestEr
 from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.heads.budget import HeadBudget
+from hydractl.manifest.head_mask import HeadMask, Removal
 from hydractl.manifest.header import Kind
-from hydractl.manifest.heads import HeadMask, Removal
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import mask_path, run_prune

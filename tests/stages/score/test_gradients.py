@@ -8,7 +8,7 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.heads import HeadScores
+from hydractl.manifest.head_mask import HeadScores
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.heard import Stopped

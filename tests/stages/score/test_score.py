@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 from hydractl import runtime
 from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.heads import HeadScores
+from hydractl.manifest.head_mask import HeadScores
 from hydractl.runtime import digest_text
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.score.config import ScoreConfig

@@ -11,8 +11,8 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, OutputExists, UsageError
 from hydractl.families.load import load_model, open_model
 from hydractl.heads.budget import HeadBudget
+from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Kind
-from hydractl.manifest.heads import HeadScores
 from hydractl.progress import Silent
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score

@@ -74,7 +74,7 @@ def inspect(config: InspectConfig, terminal: Terminal) -> None:
 
 def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
     """Show a file of any kind."""
-    from hydractl.manifest.heads import HeadMask, HeadScores
+    from hydractl.manifest.head_mask import HeadMask, HeadScores
     from hydractl.manifest.report import Report
     from hydractl.stages.inspect.run import CheckpointReport
     from hydractl.training.resume import StateFile

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
+    from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask, Tables
     from hydractl.manifest.header import Step
-    from hydractl.manifest.heads import HeadMask, HeadScores, Mask, Tables
     from hydractl.stages.inspect.compare import Agreement, Comparison, ComparisonReport
     from hydractl.stages.inspect.head_choices import Choice
     from hydractl.training.resume import StateFile

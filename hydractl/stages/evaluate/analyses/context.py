@@ -17,7 +17,7 @@ from hydractl.data.corruptions.names import Corruption
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.prompts import Classes
-from hydractl.manifest.heads import HeadScores
+from hydractl.manifest.head_mask import HeadScores
 from hydractl.metrics.per_sample import Responses, StoredPredictions
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.processes.distributed import ProcessGroup

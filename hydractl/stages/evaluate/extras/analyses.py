@@ -11,8 +11,8 @@ from hydractl.data.encode import with_corruption
 from hydractl.errors import InputError
 from hydractl.families.load import OpenModel
 from hydractl.manifest.analyses import Analyses
+from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Fate, Kind, steps_to
-from hydractl.manifest.heads import HeadScores
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.per_sample import StoredPredictions

@@ -1,4 +1,4 @@
-"""The vocabulary of heads: their names, scores and masks, and the files that hold them."""
+"""Head masks and the scores that they are made of: names of heads, both kinds of file and their schemas."""
 
 from __future__ import annotations
 
