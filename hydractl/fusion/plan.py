@@ -13,19 +13,18 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import torch
 
 from hydractl.errors import CheckpointError
 from hydractl.families.base import Family, place_of
 from hydractl.families.load import OpenModel
 from hydractl.manifest.head_mask import Shape
-from hydractl.manifest.header import Fate, Header
+from hydractl.manifest.header import Fate, FusePlan, Header
 from hydractl.messages import counted
 from hydractl.runtime import one_thread
 from hydractl.tensor_spec import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
-
-if TYPE_CHECKING:
-    import torch
 
 
 def group_axis(family: Family, name: str) -> int:
@@ -42,9 +41,8 @@ def fused_spec(family: Family, name: str, fate: Fate, members: Sequence[TensorSp
     if not first.shape:
         return TensorSpec(first.dtype, (len(members),))
     axis = group_axis(family, name)
-    shape = list(first.shape)
-    shape[axis] = sum(spec.shape[axis] for spec in members)
-    return TensorSpec(first.dtype, tuple(shape))
+    length = sum(spec.shape[axis] for spec in members)
+    return TensorSpec(first.dtype, (*first.shape[:axis], length, *first.shape[axis + 1 :]))
 
 
 def trunk_length(family: Family, fates: Mapping[str, Fate], towers: Shape) -> int:
@@ -88,7 +86,6 @@ def join_members(
     family: Family, fates: Mapping[str, Fate], members: Sequence[Mapping[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
     """Return a hydra's tensors of its members' state dicts: the inverse of `split_members`."""
-    import torch  # noqa: PLC0415 - fusing files without averages does not need torch
 
     def fused(name: str, fate: Fate) -> torch.Tensor:
         parts = [member[name] for member in members]
@@ -151,7 +148,7 @@ class Fusion:
         Raises:
             CheckpointError: If a tensor that is to be averaged holds no floating-point numbers.
         """
-        self.family = members[0].family
+        self.family, self.towers = members[0].family, members[0].header.architecture.towers
         self.checkpoints = [m.checkpoint for m in members]
         self.mlp = mlp
         self.own_from = own_from
@@ -170,6 +167,17 @@ class Fusion:
         self.specs = {
             name: fused_spec(self.family, name, fate, self._specs(name)) for name, fate in self.fates.items()
         }
+
+    @property
+    def plan(self) -> FusePlan:
+        """What the header says of it."""
+        return FusePlan(
+            fates=self.fates,
+            trunk=trunk_length(self.family, self.fates, self.towers),
+            mlp=self.mlp,
+            merge_trunk=self.merge_trunk,
+            own_from=self.own_from,
+        )
 
     @property
     def owns_more(self) -> bool:
@@ -238,8 +246,6 @@ class Fusion:
         In pieces that fit the caches, some of them at a time: the pieces and not torch's operators are what the
         cores share.
         """
-        import torch  # noqa: PLC0415 - fusing without averages does not need torch
-
         dtype = self.specs[name].torch_dtype
 
         def mean_of(spans: tuple[Span, ...]) -> memoryview | bytes:

@@ -15,120 +15,34 @@ from hydractl.messages import counted, quoted
 from hydractl.stages.fuse.config import FuseConfig
 
 
-def check_compatible(members: Sequence[OpenModel]) -> None:
-    """Refuse members that do not belong together, from their headers alone.
+def check_members(config: FuseConfig, members: Sequence[OpenModel]) -> None:
+    """Refuse members that cannot be fused as configured, from their headers alone.
 
     Raises:
-        CheckpointError: Naming the first that does not.
+        CheckpointError: Naming the first that does not belong to the others.
+        UsageError: If no tower has a block that is named, or members own what nothing trains.
     """
     first = members[0]
     for member in members:
-        where, header = member.reference, member.header
-        if header.kind == Kind.HYDRA:
-            raise CheckpointError(f"{where}: is a hydra already", hint="fuse its members instead")
-        ours, theirs = header.architecture, first.header.architecture
-        different = architecture_differences(ours, theirs)
-        if different and (ours.library, ours.name) != (theirs.library, theirs.name):
-            raise CheckpointError(
-                f"{where}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
-                hint="members must be of one architecture",
-            )
-        if ours.num_classes != theirs.num_classes:
-            raise CheckpointError(
-                f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}",
-                hint="fine-tune all members on data of the same classes: `hydractl finetune` makes classifiers for them",
-            )
-        if different:
-            raise CheckpointError(
-                f"{where}: is a {ours.name} with {', '.join(different)}, {first.reference} a {theirs.name}",
-                hint="members must be of one architecture",
-            )
+        _check_architecture(member, first)
         _check_reading(member, first)
-        if member.checkpoint.specs.keys() != first.checkpoint.specs.keys():
-            name = min(member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys())
-            raise CheckpointError(
-                f"{where}: tensor `{name}` is in this member or in {first.reference}, but not in both"
-            )
         _check_specs(member, first)
+    if not config.verify:  # which would find it out; all members have the same tensors
+        check_tensors(first.reference, first.checkpoint.specs, expected_specs(first.family, first.header))
+    _check_own_from(first, config.own_from)
+    _check_merge_trunk(config, members)
+    if config.merges and not config.force_merge:
+        _check_one_start(members)
 
 
-def check_layout(members: Sequence[OpenModel]) -> None:
-    """Refuse compatible members whose tensors are not those of their architecture, which is built without weights.
-
-    Raises:
-        CheckpointError: Naming the first tensor that is missing, unexpected or otherwise.
-    """
-    first = members[0]  # the others have the same tensors
-    check_tensors(first.reference, first.checkpoint.specs, expected_specs(first.family, first.header))
-
-
-def check_one_start(members: Sequence[OpenModel]) -> None:
-    """Refuse to average members that were not made of one set of weights.
-
-    Means of models tuned from one start work, as all lie in one basin (Wortsman et al. 2022); of others they do not.
-
-    Raises:
-        CheckpointError: Naming the first that has another base, with what to type to insist.
-    """
-    first = members[0]
-    for member in members[1:]:
-        if _origin(member) == _origin(first):
-            continue
-        untold = next((m for m in (member, first) if not m.header.base and not m.header.made_by), None)
-        doubt = f" ({untold.reference} does not tell which weights it was tuned from)" if untold else ""
-        raise CheckpointError(
-            f"{member.reference}: comes from another base than {first.reference}{doubt}; the mean of unrelated weights "
-            "is no model",
-            hint="if all were tuned from the same weights, `--force-merge` takes your word; "
-            "`--mlp keep` without `--merge-trunk` fuses models that were trained apart",
-        )
-
-
-def _origin(member: OpenModel) -> str:
-    """Return the digest of the base that a member was made of; a base is its own."""
-    return member.header.base or member.checkpoint.digest
-
-
-def most_merged(config: FuseConfig, members: Sequence[OpenModel]) -> int:
-    """Return before which block tensors are averaged: with `auto` the last one before which all keep the same heads.
-
-    Raises:
-        UsageError: If no tower has so many blocks.
-        CheckpointError: If members keep other heads before that block; it has the way out.
-    """
-    first = members[0]
-    depth = depth_of(first)
-    if config.auto:
-        own_from = depth if config.own_from is None else config.own_from
-        first_difference = int(min([depth, own_from, *(_first_difference(m, first)[1] for m in members)]))
-        _check_heads(members, max(first_difference, 1))
-        return first_difference
-    merge_trunk = int(config.merge_trunk or 0)
-    if merge_trunk > depth:
-        raise UsageError(
-            f"`--merge-trunk {merge_trunk}`: must lie in 0..{depth}; the model has {counted(depth, 'block')}",
-            hint=f"`--merge-trunk {depth}` leaves nothing but readout and classifier apart",
-        )
-    _check_heads(members, merge_trunk)
-    return merge_trunk
-
-
-def depth_of(member: OpenModel) -> int:
-    """Return how many blocks the deepest tower has."""
-    return max(tower.layers for tower in member.header.architecture.towers.values())
-
-
-def _check_heads(members: Sequence[OpenModel], merge_trunk: int) -> None:
-    first = members[0]
-    for member in members[1:]:
-        tower, layer = _first_difference(member, first)
-        if layer < merge_trunk:
-            where = f"block {layer}" + (f" of tower {tower}" if len(first.header.masks[0]) > 1 else "")
-            raise CheckpointError(
-                f"{member.reference}: keeps other heads than {first.reference} in {where}, of which there is no mean",
-                hint=f"prune with `--diverge-from {merge_trunk}`, so that members differ from there on"
-                + (f", or merge less: `--merge-trunk {layer}`" if layer else ""),
-            )
+def merge_trunk_of(config: FuseConfig, members: Sequence[OpenModel]) -> int:
+    """Return before which block tensors are averaged: with `auto` the last one before which all keep the same heads."""
+    if not config.auto:
+        return int(config.merge_trunk or 0)
+    own_from = inf if config.own_from is None else config.own_from
+    return int(
+        min([_depth_of(members[0]), own_from, *(_first_difference(m, members[0])[1] for m in members)])
+    )
 
 
 def stored_temperature(members: Sequence[OpenModel]) -> float:
@@ -148,13 +62,27 @@ def stored_temperature(members: Sequence[OpenModel]) -> float:
     return first.header.temperature
 
 
-def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
-    """Return the tower and layer of the earliest block where heads differ; infinity where none do."""
-    places = [("", inf)]
-    for name, tower in first.header.masks[0].items():
-        pairs = zip(tower.keep, member.header.masks[0][name].keep, strict=True)
-        places += [(name, layer) for layer, (ours, theirs) in enumerate(pairs) if ours != theirs]
-    return min(places, key=lambda place: place[1])
+def _check_architecture(member: OpenModel, first: OpenModel) -> None:
+    where, header = member.reference, member.header
+    if header.kind == Kind.HYDRA:
+        raise CheckpointError(f"{where}: is a hydra already", hint="fuse its members instead")
+    ours, theirs = header.architecture, first.header.architecture
+    different = architecture_differences(ours, theirs)
+    if different and (ours.library, ours.name) != (theirs.library, theirs.name):
+        raise CheckpointError(
+            f"{where}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
+            hint="members must be of one architecture",
+        )
+    if ours.num_classes != theirs.num_classes:
+        raise CheckpointError(
+            f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}",
+            hint="fine-tune all members on data of the same classes: `hydractl finetune` makes classifiers for them",
+        )
+    if different:
+        raise CheckpointError(
+            f"{where}: is a {ours.name} with {', '.join(different)}, {first.reference} a {theirs.name}",
+            hint="members must be of one architecture",
+        )
 
 
 def _check_reading(member: OpenModel, first: OpenModel) -> None:
@@ -177,6 +105,10 @@ def _check_reading(member: OpenModel, first: OpenModel) -> None:
 
 def _check_specs(member: OpenModel, first: OpenModel) -> None:
     """Refuse a member whose tensors differ from the first's by more than the heads that their masks drop."""
+    if differing := member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys():
+        raise CheckpointError(
+            f"{member.reference}: tensor `{min(differing)}` is in this member or in {first.reference}, but not in both"
+        )
     for name, spec in member.checkpoint.specs.items():
         first_spec = first.checkpoint.specs[name]
         if spec.dtype != first_spec.dtype:
@@ -200,7 +132,7 @@ def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
         ) from error
 
 
-def check_own_from(first: OpenModel, own_from: int | None) -> None:
+def _check_own_from(first: OpenModel, own_from: int | None) -> None:
     """Refuse `--own-from` where there is no such block, or nothing to train.
 
     Raises:
@@ -213,9 +145,74 @@ def check_own_from(first: OpenModel, own_from: int | None) -> None:
             f"`--own-from {own_from}`: {first.reference} is a zero-shot model, which is not trained",
             hint="leave it out: what differs between members is their own anyway",
         )
-    depth = depth_of(first)
+    depth = _depth_of(first)
     if own_from > depth:
         raise UsageError(
             f"`--own-from {own_from}`: {first.reference} has {counted(depth, 'block')}",
             hint=f"`--own-from {depth}` leaves members readout and head",
         )
+
+
+def _check_merge_trunk(config: FuseConfig, members: Sequence[OpenModel]) -> None:
+    """Refuse to average blocks that are not there, or in which members keep other heads.
+
+    Raises:
+        UsageError: If no tower has so many blocks.
+        CheckpointError: If members keep other heads before that block; it has the way out.
+    """
+    first, depth = members[0], _depth_of(members[0])
+    merge_trunk = 1 if config.auto else merge_trunk_of(config, members)  # `auto` averages one block at least
+    if not config.auto and merge_trunk > depth:
+        raise UsageError(
+            f"`--merge-trunk {merge_trunk}`: must lie in 0..{depth}; the model has {counted(depth, 'block')}",
+            hint=f"`--merge-trunk {depth}` leaves nothing but readout and classifier apart",
+        )
+    for member in members[1:]:
+        tower, layer = _first_difference(member, first)
+        if layer < merge_trunk:
+            where = f"block {layer}" + (f" of tower {tower}" if len(first.header.masks[0]) > 1 else "")
+            raise CheckpointError(
+                f"{member.reference}: keeps other heads than {first.reference} in {where}, of which there is no mean",
+                hint=f"prune with `--diverge-from {merge_trunk}`, so that members differ from there on"
+                + (f", or merge less: `--merge-trunk {layer}`" if layer else ""),
+            )
+
+
+def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
+    """Return the tower and layer of the earliest block where heads differ; infinity where none do."""
+    places = [("", inf)]
+    for name, tower in first.header.masks[0].items():
+        pairs = zip(tower.keep, member.header.masks[0][name].keep, strict=True)
+        places += [(name, layer) for layer, (ours, theirs) in enumerate(pairs) if ours != theirs]
+    return min(places, key=lambda place: place[1])
+
+
+def _depth_of(member: OpenModel) -> int:
+    """Return how many blocks the deepest tower has."""
+    return max(tower.layers for tower in member.header.architecture.towers.values())
+
+
+def _check_one_start(members: Sequence[OpenModel]) -> None:
+    """Refuse to average members that were not made of one set of weights.
+
+    Means of models tuned from one start work, as all lie in one basin (Wortsman et al. 2022); of others they do not.
+
+    Raises:
+        CheckpointError: Naming the first that has another base, with what to type to insist.
+    """
+    first = members[0]
+    for member in members[1:]:
+        if _origin(member) != _origin(first):
+            untold = next((m for m in (member, first) if not m.header.base and not m.header.made_by), None)
+            doubt = f" ({untold.reference} does not tell which weights it was tuned from)" if untold else ""
+            raise CheckpointError(
+                f"{member.reference}: comes from another base than {first.reference}{doubt}; the mean of unrelated weights "
+                "is no model",
+                hint="if all were tuned from the same weights, `--force-merge` takes your word; "
+                "`--mlp keep` without `--merge-trunk` fuses models that were trained apart",
+            )
+
+
+def _origin(member: OpenModel) -> str:
+    """Return the digest of the base that a member was made of; a base is its own."""
+    return member.header.base or member.checkpoint.digest

@@ -1,11 +1,11 @@
-"""What merging did: a hydra beside its members' ensemble on labelled data; and the temperature that is fitted there.
+"""What merging did: hydras beside their members' ensemble on labelled data, and the temperature that is fitted there.
 
 Axes: M members, N samples, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,17 +15,23 @@ from torch import Tensor
 from hydractl.data.batches import CACHE_BYTES, BatchShare
 from hydractl.data.encode import check_reads, limited, open_items
 from hydractl.data.reference import DataRef
-from hydractl.errors import UsageError
+from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.load import OpenModel, load_model
-from hydractl.manifest.header import InputFile
+from hydractl.fusion.build import hydra_from_state
+from hydractl.fusion.hydra import Hydra
+from hydractl.fusion.plan import Fusion
+from hydractl.manifest.header import Fate, InputFile
+from hydractl.messages import counted
 from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
 from hydractl.metrics.temperature import rounded, scale_log_probs
 from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
-from hydractl.stages.fuse.config import Measuring
-from hydractl.stages.fuse.result import Quality
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.result import UNKNOWN_DIGEST, Measured, Outcome, Quality, Tried, make_header
 from hydractl.stages.shared.open_inputs import digests, labels_of, warn
 from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, fits, predict
+
+HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
 
 LogProbs = Mapping[DataRef, Tensor]
 """Members' log-probabilities (M, N, C) on each data set."""
@@ -40,11 +46,11 @@ class LabelledSet:
 
 
 class MergeEvaluator:
-    """The data sets, opened once, and what members say of them."""
+    """The data sets, opened once, and what members and hydras say of them."""
 
     def __init__(
         self,
-        measuring: Measuring,
+        config: FuseConfig,
         members: Sequence[OpenModel],
         stored: float,
         team: ProcessGroup,
@@ -53,7 +59,7 @@ class MergeEvaluator:
         """Open the data.
 
         Args:
-            measuring: Which, and how models run.
+            config: What is fused, on which data it is measured, and how models run there.
             members: At least one, all with the same classes.
             stored: The temperature where none is fitted.
             team: Who asks models together.
@@ -63,8 +69,9 @@ class MergeEvaluator:
             DataError: If a set cannot be used, has no labels, or not those of the members.
             UsageError: If nothing names the classes of a zero-shot model.
         """
-        self.asked, self.stored, self.team, self.progress = measuring, stored, team, progress
-        self.device = answering_device(measuring.device)
+        self.config, self.measuring, self.members, self.stored = config, config.measuring, members, stored
+        self.team, self.progress = team, progress
+        self.device = answering_device(self.measuring.device)
         first = members[0]
         check_reads(first.header.preprocess, model=first.reference)
         warn(first, progress)
@@ -73,24 +80,74 @@ class MergeEvaluator:
                 f"{first.reference}: tells no classes apart yet, so nothing can be measured",
                 hint="name them as the data do: `--classes cat,dog`",
             )
-        self.how = limited(first.header.preprocess, measuring.max_length, model=first.reference)
+        self.how = limited(first.header.preprocess, self.measuring.max_length, model=first.reference)
         self.sets: dict[DataRef, LabelledSet] = {}
-        for option, ref in measuring.refs.items():
+        for option, ref in self.measuring.refs.items():
             if ref not in self.sets:
-                self.sets[ref] = self._opened(ref, option, first)
+                self.sets[ref] = self._opened(ref, option)
 
-    def _opened(self, ref: DataRef, option: str, first: OpenModel) -> LabelledSet:
-        items = open_items(ref, self.how, workers=self.asked.num_workers, progress=self.progress)
-        labels, _ = labels_of(first, items, None, self.progress, option=option)
-        limit = CACHE_BYTES // len(self.asked.refs)
+    def _opened(self, ref: DataRef, option: str) -> LabelledSet:
+        items = open_items(ref, self.how, workers=self.measuring.num_workers, progress=self.progress)
+        labels, _ = labels_of(self.members[0], items, None, self.progress, option=option)
         return LabelledSet(
             inputs=PreparedData(
                 items,
-                batch_size=self.asked.batch_size,
-                limit_bytes=limit,
+                batch_size=self.measuring.batch_size,
+                limit_bytes=CACHE_BYTES // len(self.measuring.refs),
                 deal=BatchShare(self.team.rank, self.team.world),
             ),
             labels=labels,
+        )
+
+    def choose(self, fusion: Fusion) -> Outcome:
+        """Return what to write: with `auto` the hydra that merges most of those whose loss is small enough.
+
+        Members are asked once, one by one; then one hydra at a time, merging less and less. Where nothing was averaged the hydra
+        is its members and is not asked.
+
+        Args:
+            fusion: The one that merges most.
+
+        Raises:
+            CheckFailed: If none is good enough.
+        """
+        data, auto, max_loss = self.measuring.data, self.config.auto, self.config.max_loss or 0.0
+        if data is None:
+            temperature = self.temperature(self.log_probs_of_hydra(fusion, HYDRA), HYDRA)
+            return Outcome(fusion=fusion, temperature=temperature, sources=self.sources)
+        # memory holds one member at a time
+        log_probs_by_member = [self.log_probs_of(partial(load_model, m), m.reference) for m in self.members]
+        member_log_probs = {
+            ref: torch.cat([by_set[ref] for by_set in log_probs_by_member]) for ref in self.sets
+        }
+        before, predicted = self.quality(member_log_probs, ENSEMBLE)
+        tried: list[Tried] = []
+        for merge_trunk in range(fusion.merge_trunk, -1, -1):
+            candidate = fusion.merging(merge_trunk)
+            quality, classes = before, predicted
+            if Fate.MERGED in candidate.fates.values():
+                name = f"{HYDRA} merged before block {merge_trunk}" if auto else HYDRA
+                quality, classes = self.quality(self.log_probs_of_hydra(candidate, name), name)
+            agreement = float((classes == predicted).double().mean())
+            loss = quality.nll - before.nll
+            tried.append(Tried(merge_trunk=merge_trunk, hydra=quality, loss=loss, agreement=agreement))
+            self.progress.step(
+                f"{counted(merge_trunk, 'block')} merged: NLL {quality.nll:.4f}, {loss:+.4f} over {ENSEMBLE}; accuracy "
+                f"{quality.accuracy:.4f}, agreement {agreement:.4f}"
+            )
+            if not auto or loss <= max_loss:
+                if auto and not merge_trunk:
+                    self.progress.warn("merging any blocks costs more: every member keeps all of its own")
+                items = self.sets[data].inputs.dataset
+                measured = Measured(data=items.name, samples=len(items), members=before, tried=tuple(tried))
+                return Outcome(
+                    fusion=candidate, temperature=quality.temperature, measured=measured, sources=self.sources
+                )
+        least = min(tried, key=lambda trial: trial.loss)
+        raise CheckFailed(
+            f"every hydra loses more than {max_loss:g} nats; the best, `--merge-trunk {least.merge_trunk}`, loses "
+            f"{least.loss:.4g}; nothing was written",
+            hint=f"`--max-loss {least.loss:.2g}`, or leave `--mlp merge` out: members then keep what is not merged",
         )
 
     @property
@@ -102,13 +159,16 @@ class MergeEvaluator:
             for items in datasets
         )
 
-    def log_probs_of_members(self, members: Iterable[OpenModel]) -> LogProbs:
-        """Return what members say one by one; memory holds one of them at a time."""
-        log_probs_by_member = [self.log_probs_of(partial(load_model, m), m.reference) for m in members]
-        return {
-            ref: torch.cat([member_log_probs[ref] for member_log_probs in log_probs_by_member])
-            for ref in self.sets
-        }
+    def log_probs_of_hydra(self, fusion: Fusion, name: str) -> LogProbs:
+        """Return what a hydra says that is not written yet, its logits as they are."""
+        draft = Outcome(fusion=fusion, temperature=1.0)
+        header = make_header(self.config, self.members, draft, digest=UNKNOWN_DIGEST)
+
+        def load() -> Hydra:
+            state = {tensor_name: fusion.tensor(tensor_name) for tensor_name in fusion.specs}
+            return hydra_from_state(header, state, where=HYDRA)
+
+        return self.log_probs_of(load, name)
 
     def log_probs_of(self, load: Callable[[], Predictor], name: str) -> LogProbs:
         """Return what a model says.
@@ -127,7 +187,7 @@ class MergeEvaluator:
 
     def temperature(self, log_probs: LogProbs, name: str) -> float:
         """Return the temperature of whoever said it: fitted, or the one that was given or stored."""
-        ref = self.asked.heldout
+        ref = self.measuring.heldout
         if ref is None:
             return self.stored
         scaling = Scaling.fit(
@@ -135,11 +195,12 @@ class MergeEvaluator:
         )
         return rounded(scaling.temperature or 1.0)
 
-    def quality(self, log_probs_by_set: LogProbs, temperature: float) -> tuple[Quality, Tensor]:
+    def quality(self, log_probs_by_set: LogProbs, name: str) -> tuple[Quality, Tensor]:
         """Return how good the ensemble of those who said it is on `--data`, and which classes (N,) it predicts."""
-        ref = self.asked.data
+        ref = self.measuring.data
         if ref is None:
             raise ValueError("there is no data set to measure on")
+        temperature = self.temperature(log_probs_by_set, name)
         log_probs = ensemble_log_probs(scale_log_probs(log_probs_by_set[ref], temperature).double())
         per_sample = answers(log_probs.exp(), self.sets[ref].labels, log_probs=log_probs)
         quality = Quality(

@@ -1,12 +1,19 @@
-"""What is made of members, and what was measured of it. Importing it loads no torch."""
+"""What is made of members, what was measured of it, and the header that says both."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hydractl.families.load import OpenModel
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.header import InputFile
+from hydractl.manifest.header import Header, InputFile, Kind
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.shared.output_record import make_step
+
+UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
+"""What stands for a digest until it is known: as long as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +80,39 @@ class Outcome:
     temperature: float
     measured: Measured | None = None
     sources: tuple[InputFile, ...] = ()
+
+
+def make_header(
+    config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome, *, digest: str | None = None
+) -> Header:
+    """Return the header of a hydra; `digest` stands for its members' until these are known."""
+    first, fusion, measured = members[0], outcome.fusion, outcome.measured
+    step = make_step(
+        config,
+        family=first.family,
+        options={
+            "mlp": config.mlps,
+            "merge_trunk": config.merge_trunk,
+            "own_from": config.own_from,
+            "max_loss": config.max_loss,
+            "temperature": config.measuring.given_temperature,
+            "max_length": config.measuring.max_length,
+            "force_merge": config.force_merge or None,
+            "classes": config.naming.names or None,
+            "templates": config.naming.templates or None,
+        },
+        inputs=[*(m.as_input(digest=digest) for m in members), *outcome.sources],
+        seed=config.seed if config.verify else None,
+        results=({"verified": True} if config.verify else {})
+        | ({} if measured is None else measured.results())
+        | ({} if config.measuring.heldout is None else {"temperature": outcome.temperature}),
+    )
+    return first.header.of_other_weights(
+        {
+            "kind": Kind.HYDRA,
+            "masks": tuple(m.header.masks[0] for m in members),
+            "plan": fusion.plan,
+            "temperature": outcome.temperature,
+            "made_by": step,
+        }
+    )
