@@ -47,13 +47,10 @@ class Labels(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Items(ABC):
-    """Images or texts in a fixed order, with or without labels.
-
-    Safe to read from several threads.
+class Classed:
+    """What is said of a data set and its classes.
 
     Attributes:
-        content: What the items are.
         name: What reports call the set; holds no absolute path.
         class_names: One name a class, in the order that labels count; empty without labels.
         labels: For each item an index into `class_names`, or None.
@@ -63,14 +60,25 @@ class Items(ABC):
         by_position: Whether a user insists that the classes are a model's in order, whatever their names.
     """
 
-    content: ClassVar[Content]
-
     name: str
     class_names: tuple[str, ...] = ()
     labels: tuple[int, ...] | None = None
     numbered: bool = False
     columns: tuple[str, ...] = ()
     by_position: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Items(Classed, ABC):
+    """Images or texts in a fixed order, with or without labels.
+
+    Safe to read from several threads.
+
+    Attributes:
+        content: What the items are.
+    """
+
+    content: ClassVar[Content]
 
     @abstractmethod
     def __len__(self) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from hydractl.data.datasets import LABELS_HINT, Items, columns_there
+from hydractl.data.datasets import LABELS_HINT, Classed, Items, columns_there
 from hydractl.data.names import (
     ALPHABET,
     LEAST,
@@ -31,34 +31,6 @@ T = TypeVar("T", bound=Items)
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _MAX_SHOWN = 10
-
-
-class Classed(Protocol):
-    """What is said of the classes of a data set; as `Items` have it."""
-
-    @property
-    def name(self) -> str:
-        """What reports call the set."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One name a class."""
-
-    @property
-    def labels(self) -> tuple[int, ...] | None:
-        """For each item an index into these."""
-
-    @property
-    def numbered(self) -> bool:
-        """Whether classes have no names."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Those of the table that the set was read from."""
-
-    @property
-    def by_position(self) -> bool:
-        """Whether the classes are to be taken in order, whatever their names."""
 
 
 def are_numerals(names: Iterable[str]) -> bool:

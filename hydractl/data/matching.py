@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hydractl.data.labels import Classed, are_numerals, first_names
+from hydractl.data.datasets import Classed
+from hydractl.data.labels import are_numerals, first_names
 from hydractl.data.names import (
     MAP,
     POSITION,

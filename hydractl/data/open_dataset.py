@@ -99,7 +99,7 @@ def stream_data(ref: DataRef, *, content: Content, progress: Progress = SILENT) 
     first = rows.first_rows(1)
     decoding = make_items(first).decoding
     column = column_roles.label_column(first, ref)
-    declared = None if column is None else first.classes(column)
+    declared = None if column is None else first.classes(column)  # others are known at the end of the stream
     return ItemStream(
         content=content,
         name=ref.name,
@@ -109,7 +109,7 @@ def stream_data(ref: DataRef, *, content: Content, progress: Progress = SILENT) 
         make_items=make_items,
         column=column,
         place=first.place(column),
-        declared=None if declared is None else normal_names(declared, where=first.place(column)),
+        class_names=normal_names(declared or (), where=first.place(column)),
         columns=tuple(first.columns),
     )
 

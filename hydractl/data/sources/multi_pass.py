@@ -9,7 +9,7 @@ from itertools import repeat
 
 import numpy as np
 
-from hydractl.data.datasets import Content, Items, Labels, fingerprint_of
+from hydractl.data.datasets import Classed, Content, Items, Labels, fingerprint_of
 from hydractl.data.reference import ENDLESS_HINT
 from hydractl.data.sources.stream import ItemStream
 from hydractl.errors import DataError
@@ -23,8 +23,8 @@ ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StreamDigest:
-    """What is known of a stream once it has passed; name, classes and columns as of `Items`.
+class StreamDigest(Classed):
+    """What is known of a stream once it has passed.
 
     Attributes:
         sha256: The fingerprint that the same rows have in a file.
@@ -32,15 +32,9 @@ class StreamDigest:
         marks: What tells its rows, items and labels, as `DIGEST`.
     """
 
-    name: str
-    class_names: tuple[str, ...]
-    labels: tuple[int, ...] | None
-    numbered: bool
     sha256: str
     content: np.ndarray
     marks: np.ndarray
-    columns: tuple[str, ...]
-    by_position: bool = False
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -143,7 +137,7 @@ def marks_of(digests: Sequence[bytes], cells: Sequence[object]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shuffled:
+class Shuffled(Classed):
     """A stream that has passed once and comes again each epoch, shuffled among some rows that are held.
 
     Attributes:
@@ -172,42 +166,22 @@ class Shuffled:
         for items, cells in parts:
             digests = digests_of(items)
             recorder.add(digests, marks_of(digests, cells), cells)
-        return cls(stream=stream, digest=recorder.finish(progress), buffer=buffer)
-
-    @property
-    def name(self) -> str:
-        """What reports call it."""
-        return self.stream.name
+        digest = recorder.finish(progress)
+        return cls(
+            name=digest.name,
+            class_names=digest.class_names,
+            labels=digest.labels,
+            numbered=digest.numbered,
+            columns=digest.columns,
+            stream=stream,
+            digest=digest,
+            buffer=buffer,
+        )
 
     @property
     def content(self) -> Content:
         """What the items are."""
         return self.stream.content
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One name a class."""
-        return self.digest.class_names
-
-    @property
-    def labels(self) -> tuple[int, ...] | None:
-        """For each row an index into these."""
-        return self.digest.labels
-
-    @property
-    def numbered(self) -> bool:
-        """Whether classes have no names."""
-        return self.digest.numbered
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Those of the table that the stream is."""
-        return self.digest.columns
-
-    @property
-    def by_position(self) -> bool:
-        """Whether classes are to be taken in order."""
-        return self.digest.by_position
 
     def __len__(self) -> int:
         """Return how many rows there are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hydractl.data.datasets import Content, Items
+from hydractl.data.datasets import Classed, Content, Items
 from hydractl.data.sources.column_roles import LabelReader
 from hydractl.data.sources.tables import DataTable, RowStream
 
@@ -14,51 +14,26 @@ BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ItemStream:
-    """Images or texts in the order of a stream.
+class ItemStream(Classed):
+    """Images or texts in the order of a stream. Labels come with the rows; classes are those that are declared beforehand.
 
     Attributes:
         content: What the items are.
-        name: What reports call it.
         most: How many there are at most; None where nobody knows.
         decoding: As in `Items`.
         rows: Where they come from.
         make_items: Makes items of some rows, without labels.
         column: Where labels are; None where there are none.
         place: What messages call it.
-        declared: Their class names, where they are known beforehand.
-        columns: Those of the table that the stream is.
     """
 
     content: Content
-    name: str
     most: int | None
     decoding: str
     rows: RowStream
     make_items: Callable[[DataTable], Items]
     column: str | None = None
     place: str = ""
-    declared: Sequence[str] | None = None
-    columns: tuple[str, ...] = ()
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One name a class, in the order that labels count; empty where they are known at the end of the stream."""
-        return tuple(self.declared or ())
-
-    @property
-    def labels(self) -> None:
-        """They come with the rows."""
-
-    @property
-    def numbered(self) -> bool:
-        """Classes that are declared have names."""
-        return False
-
-    @property
-    def by_position(self) -> bool:
-        """No option of classes is for streams without an end."""
-        return False
 
     def key(self, index: int) -> int:
         """Return what a user finds an item by: its row number in the stream."""
@@ -71,8 +46,7 @@ class ItemStream:
             HubError: If the stream breaks off.
             DataError: If some rows cannot be read.
         """
-        for table in self.rows.tables(sizes, start=start):
-            yield self.make_items(table)
+        yield from map(self.make_items, self.rows.tables(sizes, start=start))
 
     def labelled(self, sizes: Iterable[int]) -> Iterator[tuple[Items, Sequence[object]]]:
         """Yield what `parts` does from the first on, and what stands in the column of labels beside each; raises as there."""
@@ -81,9 +55,7 @@ class ItemStream:
 
     def reader(self) -> LabelReader | None:
         """Return what makes labels of such cells, None where there are none."""
-        if self.column is None:
-            return None
-        return LabelReader(self.declared, where=self.place)
+        return None if self.column is None else LabelReader(self.class_names or None, where=self.place)
 
     def mended(self, mend: Callable[[Items], Items]) -> ItemStream:
         """Return the stream, something done to each of its parts."""

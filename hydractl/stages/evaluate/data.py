@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, BatchShare
-from hydractl.data.datasets import LABELS_HINT, Items
+from hydractl.data.datasets import LABELS_HINT, Classed, Items
 from hydractl.data.encode import Reading, check_skips, open_items, open_readable, open_stream
-from hydractl.data.labels import Classed, are_numerals, first_names, required_labels
+from hydractl.data.labels import are_numerals, first_names, required_labels
 from hydractl.data.matching import match_classes, nameless
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.column_roles import LabelReader

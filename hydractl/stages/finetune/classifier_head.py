@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.labels import Classed
+from hydractl.data.datasets import Classed
 from hydractl.data.matching import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import DEFAULT_POOLING, place_of
