@@ -79,7 +79,7 @@ SETTINGS: tuple[dict[str, float], ...] = (
     {"doubt": 0.2},
 )
 """Of `lazy`, the default first: what is claimed is claimed of that."""
-TASKS = {"digits": (demo_digits, demo_digits.DIGITS, 25), "text": (demo_text, demo_text.REVIEWS, 3)}
+TASKS = {"digits": (demo_digits.TASK, demo_digits.DIGITS, 25), "text": (demo_text.TASK, demo_text.REVIEWS, 3)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +226,15 @@ def folder_of(name: str, seed: int) -> Path:
 
 def trained(name: str, seed: int) -> Path:
     """Train a demo's base for a few epochs, unless that has been done."""
-    module, _, epochs = TASKS[name]
+    task, _, epochs = TASKS[name]
     folder = folder_of(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    command = list(module.plan(folder, seed)[0].commands[0])
+    command = list(task.plan(folder, seed)[0].commands[0])
     command[command.index("--epochs") + 1] = str(epochs)
     path = Path(command[-1])
     if not path.exists():
-        module.prepare(folder, seed, lambda _: None)
+        if task.prepare is not None:
+            task.prepare(folder, seed, lambda _: None)
         print(f"training {path} for {epochs} epochs")
         subprocess.run(
             [sys.executable, "-m", "hydractl", *command, "-q"], check=True, stdout=subprocess.DEVNULL

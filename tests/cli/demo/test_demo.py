@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from hydractl.cli.commands.demo import command as demo
-from hydractl.cli.commands.demo.plan import Part, page
+from hydractl.cli.commands.demo.plan import PAGE, REPORT, Part, page
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.strict_json import parse
@@ -30,6 +31,11 @@ def commands(monkeypatch):
     return kept
 
 
+def change_task(monkeypatch, task, **changes):
+    changed = replace(demo.load_task(task), **changes)
+    monkeypatch.setattr(demo, "load_task", lambda _: changed)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_every_command_is_one_that_a_user_could_type(call, commands, tmp_path, task):
     seen = call("demo", "--task", task, "-o", tmp_path / "demo")
@@ -44,7 +50,7 @@ def test_every_command_is_one_that_a_user_could_type(call, commands, tmp_path, t
 def test_a_hydra_is_trained_for_no_longer_than_the_ensemble(task, tmp_path):
     tuned = [
         c
-        for part in demo.load(demo.Task(task)).plan(tmp_path, 0)
+        for part in demo.load_task(demo.Task(task)).plan(tmp_path, 0)
         for c in part.commands
         if c[0] == "finetune"
     ]
@@ -108,7 +114,7 @@ def test_steps_show_their_progress_where_somebody_watches(call, commands, tmp_pa
 @pytest.mark.parametrize(("option", "concluded"), [([], 1), (["--json"], 0), (["-q"], 0)])
 def test_the_table_is_read_out_to_a_person(call, commands, tmp_path, monkeypatch, option, concluded):
     paths = []
-    monkeypatch.setattr(demo, "conclude", lambda steps, out: paths.append(out / steps.REPORT))
+    monkeypatch.setattr(demo, "conclude", lambda _, out: paths.append(out / REPORT))
     call("demo", "-o", tmp_path / "demo", *option)
 
     assert paths == [tmp_path / "demo" / "report.json"] * concluded
@@ -116,16 +122,16 @@ def test_the_table_is_read_out_to_a_person(call, commands, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("task", demo.Task)
 def test_a_task_says_what_its_rows_are(task, tmp_path):
-    steps = demo.load(task)
+    steps = demo.load_task(task)
     parts = steps.plan(tmp_path, 0)
     (measured,), (paged,) = (part.commands for part in parts[-2:])
-    rows = {steps.SINGLE, *(a.split("=")[1] for a in measured if a.startswith("--compare="))}
+    rows = {steps.single, *(a.split("=")[1] for a in measured if a.startswith("--compare="))}
 
     assert measured[0] == "eval"
-    assert measured[measured.index("--name") + 1] == steps.SINGLE
-    assert {*steps.ENSEMBLES, *steps.HYDRAS} < rows
-    assert measured[-3:] == ("--curves", "-o", str(tmp_path / steps.REPORT))
-    assert paged == ("report", str(tmp_path / steps.REPORT), "-o", str(tmp_path / steps.PAGE))
+    assert measured[measured.index("--name") + 1] == steps.single
+    assert {*steps.ensembles, *steps.hydras} < rows
+    assert measured[-3:] == ("--curves", "-o", str(tmp_path / REPORT))
+    assert paged == ("report", str(tmp_path / REPORT), "-o", str(tmp_path / PAGE))
 
 
 @pytest.mark.parametrize(("option", "told"), [([], 1), (["--json"], 0), (["-q"], 0), (["--prepare"], 0)])
@@ -154,7 +160,7 @@ def test_one_page_ends_every_demo(call, monkeypatch, work):
         str(folder / "report.json"),
     )
     parts = (Part("Compare", (line,)), page(folder))
-    monkeypatch.setattr(demo.load(demo.Task.digits), "plan", lambda *_: parts)
+    change_task(monkeypatch, demo.Task.digits, plan=lambda *_: parts)
     seen = call("demo", "-o", folder, "--json")
 
     assert seen.code == 0
@@ -177,7 +183,7 @@ def test_an_unknown_task_is_refused(call, commands, tmp_path):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_another_seed_changes_seeds_alone(task, tmp_path):
-    steps = demo.load(demo.Task(task))
+    steps = demo.load_task(demo.Task(task))
     one, two = (
         [a for part in steps.plan(tmp_path, seed) for command in part.commands for a in command]
         for seed in (0, 5)
@@ -253,7 +259,7 @@ def test_a_record_that_says_nothing_is_another_demo(call, commands, tmp_path, te
 def test_what_is_prepared_is_prepared_again_only_where_that_did_not_end(
     call, commands, monkeypatch, tmp_path
 ):
-    steps, prepared = demo.load(demo.Task.text), []
+    steps, prepared = demo.load_task(demo.Task.text), []
     line = ("demo", "--task", "text", "-o", tmp_path / "demo")
     whole = steps.prepare
 
@@ -263,7 +269,7 @@ def test_what_is_prepared_is_prepared_again_only_where_that_did_not_end(
         if len(prepared) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(steps, "prepare", prepare)
+    change_task(monkeypatch, demo.Task.text, prepare=prepare)
 
     assert [call(*line).code for _ in range(3)] == [130, 0, 0]
     assert prepared == [0, 0]
@@ -278,7 +284,7 @@ def test_steps_that_are_done_are_not_done_again(call, monkeypatch, work):
     made, late = Path("demo/first.st"), Path("late.st")
     pruned = ("--strategy", "random", "--keep", "2", "--no-verify", "-o")
     lines = (("prune", "base.st", *pruned, str(made)), ("prune", str(late), *pruned, "demo/second.st"))
-    monkeypatch.setattr(demo.load(demo.Task.digits), "plan", lambda *_: (Part("Prune twice", lines),))
+    change_task(monkeypatch, demo.Task.digits, plan=lambda *_: (Part("Prune twice", lines),))
     monkeypatch.setattr(demo, "conclude", lambda *_: None)
     assert call("demo", "-o", "demo").code == 3
     first = made.stat().st_ino

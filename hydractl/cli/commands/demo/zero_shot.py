@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hydractl.cli.commands.demo.plan import PAGE, REPORT, Part, page
-
-__all__ = ["ENSEMBLES", "HYDRAS", "PAGE", "PREPARED_FILES", "REPORT", "SINGLE", "plan", "prepare"]
+from hydractl.cli.commands.demo.plan import (
+    ENSEMBLE,
+    REPORT,
+    SINGLE,
+    DemoTask,
+    Part,
+    compare_options,
+    ood_options,
+    page,
+)
 
 TRAIN, VAL, TEST = (f"shapes::split={split}" for split in ("train", "val", "test"))
 OOD_VAL = "shapes::classes=0-5,domain=novel"
@@ -28,8 +35,7 @@ PROMPTS = CAPTIONS[:3]
 MEMBERS = range(3)
 REMOVED, POOL, KEPT_BY_LAYER, SAMPLED = "8", "16", "5", "240"
 BASES = ("clip", *(f"clip-{i}" for i in MEMBERS[1:]))
-PREPARED_FILES = BASES
-SINGLE, ENSEMBLES, HYDRAS = "Single", ("Deep Ensemble x3",), ("Hydra (Taylor)", "Hydra (Circ)")
+HYDRAS = ("Hydra (Taylor)", "Hydra (Circ)")
 
 
 def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
@@ -62,20 +68,14 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
     def path(name: str) -> str:
         return str(out / name)
 
-    def paths(names: list[str]) -> tuple[str, ...]:
-        return tuple(path(f"{name}.st") for name in names)
-
     base, circuit_scores, best = path("clip"), path("circuit.json"), ("--remove", REMOVED)
     prompts = tuple(flag for template in PROMPTS for flag in ("--template", template))
-    ood = tuple(
-        flag for kind, sets in (("--near", NEAR), ("--far", FAR)) for name in sets for flag in (kind, name)
-    )
     compared = {
-        ENSEMBLES[0]: ",".join(path(name) for name in BASES),
-        "Taylor": path("taylor-0.st"),
-        "CircAvg": path("circuit-best.st"),
-        HYDRAS[0]: path("hydra-taylor.st"),
-        HYDRAS[1]: path("hydra-circuit.st"),
+        ENSEMBLE: [*map(path, BASES)],
+        "Taylor": [path("taylor-0.st")],
+        "CircAvg": [path("circuit-best.st")],
+        HYDRAS[0]: [path("hydra-taylor.st")],
+        HYDRAS[1]: [path("hydra-circuit.st")],
     }
     return (
         Part(
@@ -102,15 +102,15 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
         Part(
             "Fuse, and name the classes: the text towers run for the last time",
             tuple(
-                ("fuse", *paths(names), "--classes", class_names(), *prompts, "-o", path(f"hydra-{kind}.st"))
+                ("fuse", *(path(f"{name}.st") for name in names), "--classes", class_names(), *prompts, "-o", path(f"hydra-{kind}.st"))
                 for kind, names in (("taylor", taylor), ("circuit", circuit))
             ),
         ),
         Part(
             "Compare",
             (
-                ("eval", base, "--name", SINGLE, "--data", TEST, *ood, *prompts,
-                 *(f"--compare={name}={models}" for name, models in compared.items()), "--curves", "-o", path(REPORT)),
+                ("eval", base, "--name", SINGLE, "--data", TEST, *ood_options(NEAR, FAR), *prompts,
+                 *compare_options(compared), "--curves", "-o", path(REPORT)),
             ),
         ),
         page(out),
@@ -122,3 +122,6 @@ def class_names() -> str:
     from hydractl.data.toys.shapes import DOMAINS, KNOWN_DOMAIN
 
     return ",".join(DOMAINS[KNOWN_DOMAIN])
+
+
+TASK = DemoTask(plan=plan, prepare=prepare, prepared_files=BASES, hydras=HYDRAS)
