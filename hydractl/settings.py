@@ -105,6 +105,7 @@ class Setting:
         above: What it must exceed.
         below: What it must stay below.
         finite: Whether the message about `above` adds that it must be finite.
+        range_hint: What to type instead of a number that is out of range.
         shows_range: Whether the help shows `low` and `high`, and the parser of the command line refuses what is outside.
         parse: Reads the text that was typed; None where the field's type says how.
         repeated: Whether what is parsed may be given several times; one text may be parsed to a tuple of several.
@@ -130,6 +131,7 @@ class Setting:
     above: float | None = None
     below: float | None = None
     finite: bool = False
+    range_hint: str | None = None
     shows_range: bool = True
     parse: Callable[[str], object] | None = None
     repeated: bool = False
@@ -207,15 +209,18 @@ class Setting:
 
     def _check_range(self, name: str, value: float) -> None:
         refused = f"`{self.option(name)} {exactly(value)}`: must be "
-        low, high, below = _or(self.low, -inf), _or(self.high, inf), _or(self.below, inf)
+        low = -inf if self.low is None else self.low
+        high, below = (inf if bound is None else bound for bound in (self.high, self.below))
         if self.above is not None and not self.above < value < inf:
             most = "" if self.high is None else f" and at most {exactly(self.high)}"
-            raise UsageError(f"{refused}above {self.above:g}{most}{' and finite' if self.finite else ''}")
+            raise UsageError(
+                f"{refused}above {self.above:g}{most}{' and finite' if self.finite else ''}", hint=self.range_hint
+            )
         if {self.low, self.high, self.below} != {None} and not (low <= value <= high and value < below):
             bounds = {"at least": self.low, "above": self.above, "below": self.below, "at most": self.high}
             bound_texts = [f"{word} {exactly(bound)}" for word, bound in bounds.items() if bound is not None]
             between = f"between {exactly(low)} and {exactly(high)}" * (None not in {self.low, self.high})
-            raise UsageError(refused + (between or " and ".join(bound_texts)))
+            raise UsageError(refused + (between or " and ".join(bound_texts)), hint=self.range_hint)
 
     @property
     def example(self) -> str | None:
@@ -252,10 +257,6 @@ def _as_typed(config: object, name: str, *values: object) -> str:
     shown_values = [value for value in values if value is not True and value is not None]
     texts = [",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in shown_values]
     return (" " if option.startswith("-") else "=").join((option, *texts))
-
-
-def _or(bound: float | None, default: float) -> float:
-    return default if bound is None else bound
 
 
 class Option(NamedTuple):

@@ -141,8 +141,9 @@ def check_range(config, name, told):
     several = next(o.kind for o in Option.of(config) if o.name == name).startswith("tuple")
     for value in outside:
         typed = value if isinstance(value, int) else f"{value:g}"
-        with pytest.raises(UsageError, match=rf"`{told.option(name)} {typed}`: must be "):
+        with pytest.raises(UsageError, match=rf"`{told.option(name)} {typed}`: must be ") as caught:
             config(**{**needed, name: (value,) if several else value})
+        assert caught.value.hint == told.range_hint
 
 
 @given(st.integers(1, 1 << 40))

@@ -264,6 +264,7 @@ TEMPERATURE = Setting(
     "A temperature: the number that logits are divided by, or labelled held-out data to fit it on.",
     low=1e-3,  # beyond, float32 cannot hold what differs
     high=1e3,
+    range_hint="1 changes nothing; or name a labelled held-out split to fit it on",
     shows_range=False,
     parse=parse_temperature,
     metavar="DATA|NUMBER",

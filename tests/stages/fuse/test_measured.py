@@ -227,10 +227,14 @@ def test_options_that_have_no_effect(changes, message):
         FuseConfig(models=("a.st",), out=Path("h.st"), **changes)
 
 
+NUMBER_OR_DATA = "1 changes nothing; or name a labelled held-out split to fit it on"
+
+
 @pytest.mark.parametrize(("options", "message", "code"), [
     (["--device", "cpu", "--batch-size", "8"], "`--batch-size` and `--device`: no effect, as no model runs on data", 2),
     (["--merge-trunk", "deep"], "`--merge-trunk deep`: must be a number of blocks or `auto`", 2),
-    (["--temperature", "0"], "must be between 0.001 and 1000", 2),
+    (["--temperature", "0"], f"`--temperature 0`: must be between 0.001 and 1000\n\nhint: {NUMBER_OR_DATA}", 2),
+    (["--temperature", "1e9"], f"must be between 0.001 and 1000\n\nhint: {NUMBER_OR_DATA}", 2),
     (["--data", "noise"], "noise: has no labels, which `--data` needs", 3),
     (["--temperature", "noise"], "noise: has no labels, which `--temperature` needs", 3),
     (["--data", "digits"], "digits: has 10 classes and the model 7", 3),
