@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, TypeVar, cast
@@ -203,14 +203,15 @@ def _tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
         TimeRemainingColumn,
     )
 
-    columns = (
+    with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        console=console(stderr=True),
+        transient=True,
+    ) as bar:
         task = bar.add_task(harmless_line(label), total=total)
         for item in items:
             yield item
@@ -331,7 +332,7 @@ def as_json(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, dict):
-        return _mapping(value)
+        return {str(k): as_json(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
         return [as_json(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -339,7 +340,3 @@ def as_json(value: object) -> object:
     from pydantic import BaseModel
 
     return value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
-
-
-def _mapping(value: Mapping[object, object]) -> dict[str, object]:
-    return {str(k): as_json(v) for k, v in value.items()}

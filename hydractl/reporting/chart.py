@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, cos, floor, log10, pi, sin
 from typing import Literal, NamedTuple
@@ -77,12 +77,18 @@ class Figure:
 
     @classmethod
     def unless_empty(
-        cls, name: str, title: str, description: str, panels: Sequence[Drawing], names: Sequence[str] = ()
+        cls,
+        name: str,
+        title: str,
+        description: str,
+        panels: Iterable[Drawing | None],
+        names: Sequence[str] = (),
     ) -> Figure | None:
-        """Return a figure; None where there is no panel."""
+        """Return a figure of those panels that are one; None where there is none."""
+        drawings = tuple(panel for panel in panels if panel is not None)
         return (
-            cls(name=name, title=title, description=description, panels=tuple(panels), names=tuple(names))
-            if panels
+            cls(name=name, title=title, description=description, panels=drawings, names=tuple(names))
+            if drawings
             else None
         )
 
@@ -167,7 +173,8 @@ class Chart:
         shapes = [*self._frame()]
         for series in self.series:
             shapes += self._series_paths(series)
-        shapes += self._guides()
+        for guide in self.guides:
+            shapes.append(SvgPath(parts=[[*map(self._at, guide)]], stroke="soft", dash="4 3"))
         return Drawing(
             title=self.title, description=self.description, width=WIDTH, height=HEIGHT, shapes=shapes
         )
@@ -196,10 +203,6 @@ class Chart:
         yield SvgPath(parts=[[(LEFT, TOP), (LEFT, bottom), (right, bottom)]], stroke="soft")
         yield SvgText(at=((LEFT + right) / 2, HEIGHT - 8), text=self.x.label, anchor="middle")
         yield SvgText(at=(9, (TOP + bottom) / 2), text=self.y.label, anchor="middle", turned=True)
-
-    def _guides(self) -> Iterator[SvgPath]:
-        for guide in self.guides:
-            yield SvgPath(parts=[[*map(self._at, guide)]], stroke="soft", dash="4 3")
 
     def _series_paths(self, series: Series) -> Iterator[SvgPath]:
         paint, dash, corners = series.style

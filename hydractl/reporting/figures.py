@@ -7,7 +7,6 @@ from itertools import pairwise
 from math import sqrt
 
 from hydractl.manifest.curves import Bins, Curves, Line, Origin
-from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import count, counted
 from hydractl.metrics.metric_spec import MetricNeeds
@@ -27,10 +26,9 @@ DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
 
 def figures(compared: Compared) -> Iterator[Figure]:
     """Yield every figure that there are numbers for."""
-    for draw in (_cost, _reliability, _confidence, _roc, _risk, _shift, _heads):
-        figure = draw(compared)
-        if figure is not None:
-            yield figure
+    yield from filter(
+        None, (draw(compared) for draw in (_cost, _reliability, _confidence, _roc, _risk, _shift, _heads))
+    )
     yield from analysis_figures(compared)
 
 
@@ -46,20 +44,17 @@ def _cost(compared: Compared) -> Figure | None:
         and not q.under_shift
         and (q.metric.needs is not MetricNeeds.OOD or q.scope == "all" or not means)
     ]
-    charts = [chart for q in qualities if (chart := _frontier(compared, cost, q)) is not None]
-    if not charts:
-        return None
-    return Figure(
-        name="cost",
-        title="Cost and quality",
-        description="Multiply-accumulates for one sample against quality. The dashed line joins the rows that none other beats in both; "
+    return Figure.unless_empty(
+        "cost",
+        "Cost and quality",
+        "Multiply-accumulates for one sample against quality. The dashed line joins the rows that none other beats in both; "
         "bars are 95 % intervals.",
-        panels=tuple(chart.drawing() for chart in charts),
-        names=tuple(compared.names),
+        [_frontier(compared, cost, quality) for quality in qualities],
+        compared.names,
     )
 
 
-def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Chart | None:
+def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Drawing | None:
     """Return a chart of the rows that have both numbers, if there are two to compare."""
     rows = [
         (i, row, numbers)
@@ -97,7 +92,7 @@ def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Chart | 
             for i, row, numbers in rows
         ],
         guides=[best] if len(best) > 1 else [],
-    )
+    ).drawing()
 
 
 def pareto(points: Sequence[Point], *, up: bool) -> list[Point]:
@@ -111,20 +106,17 @@ def pareto(points: Sequence[Point], *, up: bool) -> list[Point]:
 
 
 def _row_charts(
-    compared: Compared, chart: Callable[[int, str, Sequence[Curves]], Chart | None]
-) -> tuple[Drawing, ...]:
-    """Return a chart of each row that has curves, told its number, its name and its curves in every report."""
-    charts = [
-        chart(i, row, row_curves)
-        for i, row in enumerate(compared.names)
-        if (row_curves := _curves(compared, row))
-    ]
-    return tuple(row_chart.drawing() for row_chart in charts if row_chart is not None)
+    compared: Compared, chart: Callable[[int, str, Sequence[Curves]], Drawing | None]
+) -> Iterator[Drawing | None]:
+    """Yield a chart of each row that has curves, told its number, its name and its curves in every report."""
+    for i, row in enumerate(compared.names):
+        if row_curves := _curves(compared, row):
+            yield chart(i, row, row_curves)
 
 
 def _curves(compared: Compared, row: str) -> list[Curves]:
     """Return a row's curves in every report; nothing where one has none, or others."""
-    all_curves = [report_row.curves for report_row in _rows(compared, row)]
+    all_curves = [r.curves for report in compared.reports for r in report.rows if r.name == row]
     defined_curves = [curves for curves in all_curves if curves is not None]
     shapes = {
         (len(curves.reliability.count), *map(len, curves.confidence.values())) for curves in defined_curves
@@ -132,12 +124,8 @@ def _curves(compared: Compared, row: str) -> list[Curves]:
     return defined_curves if len(defined_curves) == len(all_curves) and len(shapes) == 1 else []
 
 
-def _rows(compared: Compared, name: str) -> list[Row]:
-    return [row for report in compared.reports for row in report.rows if row.name == name]
-
-
 def _reliability(compared: Compared) -> Figure | None:
-    def chart(i: int, row: str, row_curves: Sequence[Curves]) -> Chart | None:
+    def chart(i: int, row: str, row_curves: Sequence[Curves]) -> Drawing | None:
         bins = [bin_ for bin_ in pooled([curves.reliability for curves in row_curves]) if bin_[0]]
         if not bins:
             return None
@@ -164,15 +152,14 @@ def _reliability(compared: Compared) -> Figure | None:
                 )
             ],
             guides=[DIAGONAL],
-        )
+        ).drawing()
 
-    panels = _row_charts(compared, chart)
     return Figure.unless_empty(
         "reliability",
         "Reliability",
         "How often answers of a confidence are right: bars below the dashed line are of answers that are surer than right. Bins are "
         "those of ECE; a bar stands at the mean confidence of its samples, and is pale where they are few.",
-        panels,
+        _row_charts(compared, chart),
     )
 
 
@@ -189,7 +176,7 @@ def pooled(every: Sequence[Bins]) -> list[tuple[int, float, float]]:
 def _confidence(compared: Compared) -> Figure | None:
     sets = (ID_NAME, *compared.reports[0].near, *compared.reports[0].far)
 
-    def chart(_: int, row: str, row_curves: Sequence[Curves]) -> Chart:
+    def chart(_: int, row: str, row_curves: Sequence[Curves]) -> Drawing:
         shares = {name: _shares([curves.confidence[name] for curves in row_curves]) for name in sets}
         high = max(max(set_shares) for set_shares in shares.values())
         return Chart(
@@ -204,14 +191,13 @@ def _confidence(compared: Compared) -> Figure | None:
                 Series(points=_steps(set_shares), style=series_style(i), titles=[name])
                 for i, (name, set_shares) in enumerate(shares.items())
             ],
-        )
+        ).drawing()
 
-    panels = _row_charts(compared, chart)
     return Figure.unless_empty(
         "confidence",
         "Confidence",
         "How sure the answers are on in-distribution data (id) and on each out-of-distribution set, of which a good model is less sure.",
-        panels,
+        _row_charts(compared, chart),
         sets,
     )
 
@@ -235,7 +221,7 @@ def _roc(compared: Compared) -> Figure | None:
     report = compared.reports[0]
     sets = dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
 
-    def of(name: str) -> Chart:
+    def chart(name: str) -> Drawing:
         return Chart(
             title=f"{name} ({sets[name]} OOD)",
             description="; ".join(_numbers(compared, Quantity("auroc", name))) or "ROC curves",
@@ -243,19 +229,15 @@ def _roc(compared: Compared) -> Figure | None:
             y=Axis(label="share of OOD flagged"),
             series=_lines(compared, lambda curves: curves.roc[name]),
             guides=[DIAGONAL],
-        )
+        ).drawing()
 
-    panels = (
-        tuple(of(name).drawing() for name in sets)
-        if any(_curves(compared, row) for row in compared.names)
-        else ()
-    )
+    has_curves = any(_curves(compared, row) for row in compared.names)
     return Figure.unless_empty(
         "roc",
         "ROC",
         f"What share of out-of-distribution samples is flagged by {report.ood_scores[0]} where so much of in-distribution data is; "
         "the dashed line is chance.",
-        panels,
+        map(chart, sets if has_curves else ()),
         compared.names,
     )
 

@@ -16,8 +16,7 @@ from hydractl.manifest.report import Report, Value
 from hydractl.reporting.chart import series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
-from hydractl.reporting.markdown import markdown
-from hydractl.reporting.page import page
+from hydractl.reporting.page import markdown, page
 from hydractl.reporting.report_values import Quantity
 from hydractl.reporting.svg import PAINTS, SvgPath, svg
 from support.reports import seeded

@@ -60,7 +60,7 @@ def render(report: DataReport, out: Console) -> None:
 def _show(dataset: KnownDataset, out: Console) -> None:
     from hydractl.cli.tables import facts
 
-    fact_rows = [
+    rows = [
         ("name", dataset.name),
         ("what", dataset.about),
         (
@@ -71,7 +71,7 @@ def _show(dataset: KnownDataset, out: Console) -> None:
         ("home", dataset.home),
         *([("note", dataset.note)] if dataset.note else []),
     ]
-    out.print(facts(fact_rows))
+    out.print(facts(rows))
     _references("parts", dataset.parts, out)
     for role, sets in dataset.outside.items():
         _references(f"{role} (all of them: {PREFIX}{dataset.name}/{role})", sets, out)

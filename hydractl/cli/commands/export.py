@@ -31,8 +31,7 @@ def export(config: ExportConfig, terminal: Terminal) -> None:
     """
     from hydractl.stages.export.run import run_export
 
-    report = run_export(config, terminal.progress())
-    terminal.result(report, render)
+    terminal.result(run_export(config, terminal.progress()), render)
 
 
 def render(report: ExportReport, out: Console) -> None:

@@ -40,8 +40,7 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
     """
     from hydractl.stages.finetune.run import run_finetune
 
-    report = run_finetune(config, terminal.progress())
-    terminal.result(report, render)
+    terminal.result(run_finetune(config, terminal.progress()), render)
 
 
 def render(report: FinetuneReport, out: Console) -> None:

@@ -37,8 +37,7 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
     """
     from hydractl.stages.fuse.run import run_fuse
 
-    report = run_fuse(config, terminal.progress())
-    terminal.result(report, render)
+    terminal.result(run_fuse(config, terminal.progress()), render)
 
 
 def render(report: FuseReport, out: Console) -> None:

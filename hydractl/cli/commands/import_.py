@@ -16,7 +16,7 @@ from hydractl.stages.shared.outputs import check_outputs
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from hydractl.stages.importing.run import ImportReport, ImportReports
+    from hydractl.stages.importing.run import ImportReport
 
 
 @command(ImportConfig, provenance=True, compares=True)
@@ -58,7 +58,10 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
     elif len(config.sources) == 1:
         terminal.result(reports[0], render)
     else:
-        terminal.result(ImportReports(imports=tuple(reports)), render_several)
+        terminal.result(
+            ImportReports(imports=tuple(reports)),
+            lambda several, out: out.print(_table(several.imports, named=True)),
+        )
 
 
 def render(report: ImportReport, out: Console) -> None:
@@ -68,11 +71,6 @@ def render(report: ImportReport, out: Console) -> None:
     place += [f"behind `{report.prefix}`"] if report.prefix else []
     if place:
         line(out, f"Found {' and '.join(place)}")
-
-
-def render_several(reports: ImportReports, out: Console) -> None:
-    """Show what several files held, a row each."""
-    out.print(_table(reports.imports, named=True))
 
 
 def _table(reports: Sequence[ImportReport], *, named: bool = False) -> RenderableType:

@@ -36,8 +36,7 @@ def prune(config: PruneConfig, terminal: Terminal) -> None:
     """
     from hydractl.stages.prune.run import run_prune
 
-    report = run_prune(config, terminal.progress())
-    terminal.result(report, render)
+    terminal.result(run_prune(config, terminal.progress()), render)
 
 
 def render(report: PruneReport, out: Console) -> None:

@@ -42,11 +42,8 @@ def report(config: ReportConfig, terminal: Terminal) -> None:
     elif stage_report.up_to_date:
         terminal.up_to_date(stage_report.paths)
     else:
-        terminal.result(stage_report, render_nothing if terminal.stdout_taken else render)
-
-
-def render_nothing(_report: ReportReport, _out: Console) -> None:
-    """Show nothing: the page on standard output says it all."""
+        # the page on standard output says it all
+        terminal.result(stage_report, (lambda _report, _out: None) if terminal.stdout_taken else render)
 
 
 def render(report: ReportReport, out: Console) -> None:

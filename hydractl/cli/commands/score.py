@@ -38,11 +38,10 @@ def score(config: ScoreConfig, terminal: Terminal) -> None:
         from hydractl.stages.score.estimate import run_estimate
 
         terminal.result(run_estimate(config, terminal.progress()), render_estimate)
-        return
-    from hydractl.stages.score.run import run_score
+    else:
+        from hydractl.stages.score.run import run_score
 
-    report = run_score(config, terminal.progress())
-    terminal.result(report, render)
+        terminal.result(run_score(config, terminal.progress()), render)
 
 
 def render(report: ScoreReport, out: Console) -> None:
@@ -61,10 +60,16 @@ def render(report: ScoreReport, out: Console) -> None:
         )
         if len(scores.removals) > HEADS_SHOWN:
             last = scores.removals[-1]
-            removals_text = counted(len(scores.removals), "removal")
-            line(out, f"... {removals_text}; {scores.objective} {last.objective:.4f} after the last")
+            line(
+                out,
+                f"... {counted(len(scores.removals), 'removal')}; {scores.objective} {last.objective:.4f} after the last",
+            )
         if "exact_evaluations" in scores.results:
-            line(out, _thrift(scores))
+            line(
+                out,
+                "Valued {evaluations:g} of {exact_evaluations} candidates on all data: {work:.1%} of the work of "
+                "`--search exact`".format_map(scores.results),
+            )
     else:
         heads = sorted(
             (s, n, layer, h)
@@ -94,15 +99,6 @@ def render_estimate(estimate: Estimate, out: Console) -> None:
     if estimate.compiling:
         line(out, f"Of that {lasting(estimate.compiling)} go into compiling, on each device at once")
     line(out, f"Memory of each: about {estimate.memory / 2**20:.0f} MiB. Nothing was written")
-
-
-def _thrift(scores: HeadScores) -> str:
-    """Return how much a search did beside what an exact one does."""
-    counts = scores.results
-    return (
-        f"Valued {counts['evaluations']:g} of {counts['exact_evaluations']} candidates on all data: {counts['work']:.1%} of the "
-        "work of `--search exact`"
-    )
 
 
 def _default_budget(scores: HeadScores) -> str:

@@ -8,7 +8,7 @@ from itertools import chain
 from hydractl.manifest.analyses import Analyses, BaseWithFewerHeads, Plane, Pruned
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.reporting.analyses.tables import of_size
+from hydractl.reporting.analyses.tables import member_name, of_size
 from hydractl.reporting.chart import WIDTH, Axis, Chart, Figure, Series, series_style
 from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.head_maps import value_map
@@ -24,12 +24,8 @@ STEP, BAR, LABEL_GAP = 40.0, 12.0, 10.0
 def analysis_figures(compared: Compared) -> Iterator[Figure]:
     """Yield every figure that there are numbers for."""
     rows = [(row, row.analyses) for row in compared.reports[0].rows if row.analyses is not None]
-    for draw in (_proposition, _pca, _members, _fewer, _taylor):
-        figure = draw(compared, rows)
-        if figure is not None:
-            yield figure
-    if (runtime := _runtime(compared)) is not None:
-        yield runtime
+    every = [draw(compared, rows) for draw in (_proposition, _pca, _members, _fewer, _taylor)]
+    yield from filter(None, [*every, _runtime(compared)])
 
 
 RowAnalyses = Sequence[tuple[Row, Analyses]]
@@ -37,10 +33,6 @@ RowAnalyses = Sequence[tuple[Row, Analyses]]
 
 def _of_first(compared: Compared) -> str:
     return f" Of {compared.files[0]}." if len(compared.files) > 1 else ""
-
-
-def _member(row: Row, member: int) -> str:
-    return f"{row.name}, member {member}" if row.members > 1 else row.name
 
 
 def _proposition(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
@@ -98,7 +90,7 @@ def _pca(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     report = compared.reports[0]
     sets = (ID_NAME, *report.near, *report.far)
     panels = [
-        _plane(f"{_member(row, planes.member)}: {importance} important by {planes.scores}", plane, sets)
+        _plane(f"{member_name(row, planes.member)}: {importance} important by {planes.scores}", plane, sets)
         for row, analyses in row_analyses
         for planes in analyses.pca
         for importance, plane in (("most", planes.most), ("least", planes.least))
@@ -171,7 +163,7 @@ def _members(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
         most = max(len(sizes) for _, _, sizes in sizes_by_row)
         return _lines(quantity, "members", series, low=0.5, high=most + 0.5)
 
-    return _charts(
+    return Figure.unless_empty(
         "members",
         "How many members",
         "Ensembles of some of a row's members: means over those of a size, and their least and greatest."
@@ -200,7 +192,7 @@ def _fewer(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
         ]
         return _lines(quantity, "share of heads kept", series, low=0.0, high=1.0)
 
-    return _charts(
+    return Figure.unless_empty(
         "fewer-heads",
         "How many heads",
         "A base with ever fewer heads, without training: the least important by each file of scores go first."
@@ -246,7 +238,7 @@ def _lines(
 
 def _taylor(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     panels = [
-        value_map(table.tower, table.scores, most=most, where=_member(row, table.member))
+        value_map(table.tower, table.scores, most=most, where=member_name(row, table.member))
         for row, analyses in row_analyses
         for most in [max([0.0, *chain.from_iterable(table.defined_scores for table in analyses.taylor)])]
         if most > 0
@@ -298,11 +290,3 @@ def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Drawing:
         shapes.append(SvgText(at=(WIDTH, y), text=label, anchor="end", paint="soft", size=TEXT - 1))
     description = "; ".join(f"{row}: {label}" for _, row, _, label in bars)
     return Drawing(title="Time", description=description, width=WIDTH, height=STEP * len(bars), shapes=shapes)
-
-
-def _charts(
-    name: str, title: str, description: str, charts: Sequence[Drawing | None], names: Sequence[str]
-) -> Figure | None:
-    return Figure.unless_empty(
-        name, title, description, [chart for chart in charts if chart is not None], names
-    )

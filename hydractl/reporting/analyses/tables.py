@@ -31,7 +31,8 @@ def _table(
         yield ReportTable(title=title, folded=False, heads=tuple(heads), rows=tuple(rows))
 
 
-def _member(row: Row, member: int) -> str:
+def member_name(row: Row, member: int) -> str:
+    """Return what a member of a row is called."""
     return f"{row.name}, member {member}" if row.members > 1 else row.name
 
 
@@ -40,15 +41,11 @@ def _proposition(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     for row, analyses in row_analyses:
         for member in dict.fromkeys(pruned.member for pruned in analyses.proposition):
             prunings = [pruned for pruned in analyses.proposition if pruned.member == member]
-            rows.append((_member(row, member), _terms(prunings)))
+            rows.append((member_name(row, member), _terms(prunings)))
     heads = (
         "corruptions", "gap", "gap pruned", "widened", "expected", "slope clean", "slope noisy", "curvature more", "diagonal more",
     )  # fmt: skip
-    yield from _table(
-        "Proposition 1, means over corruptions",
-        heads,
-        rows,
-    )
+    yield from _table("Proposition 1, means over corruptions", heads, rows)
 
 
 def _terms(prunings: Sequence[Pruned]) -> tuple[Cell, ...]:
@@ -137,7 +134,7 @@ def _members(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     columns = chosen(first.values, first.means, *LABELLED, MetricNeeds.MEMBERS)
     rows = [
         (
-            f"{row.name}, {size.members} of {row.members} members ({ensembles(size)})",
+            f"{row.name}, {size.members} of {row.members} members ({size.measured}{'' if size.measured == size.possible else f' of {size.possible}'})",
             tuple(_spread(size, quantity) for quantity in columns),
         )
         for row, size in sizes
@@ -147,12 +144,6 @@ def _members(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
         [*map(_heading, columns)],
         rows,
     )
-
-
-def ensembles(size: EnsembleSize) -> str:
-    """Return how many were measured."""
-    all_of = "" if size.measured == size.possible else f" of {size.possible}"
-    return f"{size.measured}{all_of}"
 
 
 def of_size(size: EnsembleSize, quantity: Quantity) -> Spread | None:
@@ -229,7 +220,7 @@ def _taylor(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
                     min(defined_scores),
                     max(defined_scores),
                 )
-                name = f"{_member(row, table.member)}, {table.tower}"
+                name = f"{member_name(row, table.member)}, {table.tower}"
                 rows.append((name, tuple(Cell(f"{number:.3g}") for number in numbers)))
     yield from _table("Taylor scores of heads", ("mean", "least", "greatest"), rows)
 

@@ -19,8 +19,7 @@ from hydractl.reporting.chart import Figure
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.heads_figure import distinct_names
-from hydractl.reporting.markdown import markdown
-from hydractl.reporting.page import page
+from hydractl.reporting.page import markdown, page
 from hydractl.reporting.summary import verdict
 from hydractl.reporting.svg import MARK, Drawing, png, svg
 from hydractl.stages.report.config import PAGE, ReportConfig

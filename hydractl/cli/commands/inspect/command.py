@@ -63,13 +63,11 @@ def inspect(config: InspectConfig, terminal: Terminal) -> None:
     if config.compares:
         from hydractl.stages.inspect.compare import run_compare
 
-        comparison = run_compare(config, terminal.progress())
-        terminal.result(comparison, show_comparison)
+        terminal.result(run_compare(config, terminal.progress()), show_comparison)
     else:
         from hydractl.stages.inspect.run import run_inspect
 
-        report = run_inspect(config, terminal.progress())
-        terminal.result(report, render)
+        terminal.result(run_inspect(config, terminal.progress()), render)
 
 
 def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
@@ -239,11 +237,8 @@ def _plan(fused: Fused, total: Tally) -> object:
         for part, fates in fused.amounts.items()
         for fate, tally in sorted(fates.items())
     ]
-    return table(
-        ["part", "fate", "tensors", "parameters", "bytes"],
-        [*rows, ("in all", "", *_tally(total))],
-        left=2,
-    )
+    columns = ["part", "fate", "tensors", "parameters", "bytes"]
+    return table(columns, [*rows, ("in all", "", *_tally(total))], left=2)
 
 
 def _tally(tally: Tally) -> tuple[str, str, str]:
