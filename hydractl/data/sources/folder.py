@@ -15,7 +15,7 @@ from typing_extensions import override
 from hydractl.data import datasets, decoding
 from hydractl.data.datasets import Content
 from hydractl.data.reference import IMAGE_SUFFIXES, SOURCES_HINT, DataRef
-from hydractl.data.sources.text import decode_text
+from hydractl.data.sources.text import read_text
 from hydractl.errors import DataError
 from hydractl.messages import did_you_mean, quoted
 from hydractl.progress import Progress
@@ -113,7 +113,7 @@ def _items(root: Path, content: Content, files: tuple[str, ...], labels: dataset
 
 
 def _text(path: Path) -> str:
-    text = decode_text(decoding.read_bytes(path), where=str(path))
+    text = read_text(path)
     if not text.strip():
         raise DataError(f"{path}: holds no text", hint="write a text into it, or keep it outside the folder")
     return text

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 from typing_extensions import override
 
 from hydractl.data.reference import DataRef, SourceKind
-from hydractl.data.sources.csv_jsonl import Rows
 from hydractl.errors import DataError, HubError, UnreadableError, reason_of
 from hydractl.hub_client import asking, without_bars
 from hydractl.messages import did_you_mean, quoted
@@ -89,27 +88,6 @@ class DataTable(ABC):
     def place(self, column: str | None) -> str:
         """Return what messages call a column."""
         return f"{self.where}: column `{column}`"
-
-
-class RowTable(DataTable):
-    """The rows of a .jsonl, .json, .csv or .tsv file, or a list; images are files, by paths relative to a folder."""
-
-    def __init__(self, rows: Rows, path: Path, folder: Path) -> None:
-        super().__init__(list(rows[0]) if rows else [], where=str(path), name=path.name)
-        self._rows = rows
-        self._folder = folder
-
-    @override
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @override
-    def cells(self, column: str) -> list[object]:
-        return [row[column] for row in self._rows]
-
-    @override
-    def images(self, column: str) -> Read:
-        return ImageFiles(self.cells(column), self._folder, self.place(column))
 
 
 class ArrowTable(DataTable):

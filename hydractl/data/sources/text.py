@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import shlex
+from pathlib import Path
 
+from hydractl.data.decoding import read_bytes
 from hydractl.errors import DataError
 
 _MARKS = (
@@ -16,33 +18,32 @@ _MARKS = (
 )
 
 
-def decode_text(data: bytes, *, where: str) -> str:
+def read_text(path: Path) -> str:
     """Return the text of a file, without its byte order mark.
 
-    Args:
-        data: The file's bytes.
-        where: Its path, for messages.
-
     Raises:
-        DataError: If the bytes are no text of that encoding; the message says in which line.
+        DataError: If it cannot be read, or is no text of that encoding; the message says in which line.
     """
+    data = read_bytes(path)
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
     hint = None
     if encoding == "utf-8":
         nul = data.find(b"\0")
         probable = "WINDOWS-1252" if nul < 0 else "UTF-16LE" if nul % 2 else "UTF-16BE"
-        hint = f"convert it: `iconv -f {probable} -t UTF-8 {shlex.quote(where)}`, or save it anew as UTF-8"
+        hint = (
+            f"convert it: `iconv -f {probable} -t UTF-8 {shlex.quote(str(path))}`, or save it anew as UTF-8"
+        )
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         line = 1 + data.count(b"\n", 0, error.start)
         name = encoding.removesuffix("-sig").upper()
         raise DataError(
-            f"{where}: line {line} is not {name} text: {error.reason} at byte {error.start}", hint=hint
+            f"{path}: line {line} is not {name} text: {error.reason} at byte {error.start}", hint=hint
         ) from error
     if "\0" in text:
         line = 1 + text.count("\n", 0, text.index("\0"))
         if 4 * text.count("\0") < len(text):
             hint = None  # UTF-16 that can be read as UTF-8 is half of NUL bytes
-        raise DataError(f"{where}: line {line} holds a NUL, which no text does", hint=hint)
+        raise DataError(f"{path}: line {line} holds a NUL, which no text does", hint=hint)
     return text
