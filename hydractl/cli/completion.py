@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import cast
 
+import typer
 import typer.core
 
 from hydractl.cli.app import command_tree
-from hydractl.cli.reference import page, paragraphs
+from hydractl.cli.helptext import unescaped
 from hydractl.cli.shells.command import SCRIPTS
 
 FILES = {
@@ -24,6 +26,12 @@ FILES = {
 }
 PAGE = "docs/reference.md"
 SUMMARIES = "hydractl/cli/summaries.py"
+HEAD = """\
+# Every command and option
+
+What `hydractl COMMAND --help` says, on one page. Made by `python -m hydractl.cli.completion`; not written by hand.
+"""
+Parameter = typer.core.TyperOption | typer.core.TyperArgument
 
 
 def files() -> dict[str, str]:
@@ -31,7 +39,7 @@ def files() -> dict[str, str]:
     tree = command_tree()
     return {
         SUMMARIES: summaries(tree),
-        PAGE: page(tree),
+        PAGE: reference_page(tree),
         **{FILES[shell]: script for shell, script in SCRIPTS.items()},
     }
 
@@ -42,6 +50,65 @@ def summaries(tree: typer.core.TyperGroup) -> str:
     lines = [f'    "{name}": "{paragraphs(command)[0]}",' for name, command in commands.items()]
     head = '"""What each command does, in one line; `python -m hydractl.cli.completion` writes this."""'
     return "\n".join([head, "", "SUMMARIES = {", *lines, "}", ""])
+
+
+def reference_page(tree: typer.core.TyperGroup) -> str:
+    """Return the page of every command and option as Markdown, what `--help` says: the program, a list of its commands, then a section of each."""
+    commands = cast("dict[str, typer.core.TyperCommand]", tree.commands)
+    first = [
+        f"- [`{name}`](#hydractl-{name}): {paragraphs(command)[0]}" for name, command in commands.items()
+    ]
+    parts = [HEAD, *_prose(tree), "\n".join(first) + "\n"]
+    for name, command in commands.items():
+        parts += [f"## hydractl {name}\n", *_prose(command), *_tables(name, command)]
+    return "\n".join(parts)
+
+
+def paragraphs(command: typer.core.TyperCommand | typer.core.TyperGroup) -> list[str]:
+    """Return what a command's help says, without the layout of the terminal."""
+    return unescaped(command.help or "").split("\n\n")
+
+
+def _prose(command: typer.core.TyperCommand | typer.core.TyperGroup) -> Iterator[str]:
+    """Yield what a command says of itself: paragraphs, and blocks such as its examples as they stand."""
+    for paragraph in paragraphs(command):
+        title, *lines = paragraph.strip().split("\n")
+        block = "\n".join(line.removeprefix("  ") for line in lines)
+        kind = "sh" if title == "Examples:" else "text"
+        yield f"{title}\n\n```{kind}\n{block}\n```\n" if lines else f"{_cell(title)}\n"
+
+
+def _tables(name: str, command: typer.core.TyperCommand) -> Iterator[str]:
+    """Yield a table of the arguments and one of each group of options, as the help groups them."""
+    context = typer.Context(command, info_name=name)
+    visible = [p for p in command.params if isinstance(p, Parameter) and not p.hidden]
+    visible.sort(key=lambda p: (isinstance(p, typer.core.TyperOption), p.rich_help_panel is not None))
+    for title, group in groupby(visible, key=_title):
+        rows = [f"| {_option_names(p, context)} | {_help_text(p, context)} |" for p in group]
+        yield "\n".join([f"| {title} | |", "|---|---|", *rows, ""])
+
+
+def _title(parameter: Parameter) -> str:
+    is_option = isinstance(parameter, typer.core.TyperOption)
+    return parameter.rich_help_panel or ("Options" if is_option else "Arguments")
+
+
+def _option_names(parameter: Parameter, context: typer.Context) -> str:
+    """Return an option's names and what stands for its value; of an argument the latter alone."""
+    record, _ = parameter.get_help_record(context) or ("", "")
+    if isinstance(parameter, typer.core.TyperArgument):
+        record = parameter.metavar or str(parameter.name).upper()
+    return f"`{record}`".replace("|", r"\|")
+
+
+def _help_text(parameter: Parameter, context: typer.Context) -> str:
+    _, help_text = parameter.get_help_record(context) or ("", "")
+    return _cell(unescaped(help_text)).replace("|", r"\|")
+
+
+def _cell(text: str) -> str:
+    """Return a text on one line in which Markdown sees no HTML."""
+    return " ".join(text.split()).replace("<", "&lt;")
 
 
 def main(arguments: Iterable[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
@@ -15,6 +16,7 @@ from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.strict_json import compact
 
 MOST_MEMBERS = 256
+SIDECAR_ENDING = ".lineage.json"
 
 
 class Kind(StrEnum):
@@ -279,5 +281,25 @@ class Header(Document):
         return compact(self.model_dump(mode="json", by_alias=True), sort_keys=True)
 
 
-for _model in (InputFile, Step, Header):
+class Sidecar(Document):
+    """What a file beside another one says of it, `hydractl.record/1`, where that has no place to say so itself.
+
+    Attributes:
+        sha256: Of the other file, as it was written.
+        made_by: The step that wrote it.
+    """
+
+    kind_of_file: ClassVar[str] = "record"
+
+    schema_: Literal["hydractl.record/1"] = Field(default="hydractl.record/1", alias="schema")
+    sha256: Digest
+    made_by: Step
+
+    @staticmethod
+    def path_of(path: Path) -> Path:
+        """Return where the sidecar of a file stands."""
+        return path.with_name(f"{path.name}{SIDECAR_ENDING}")
+
+
+for _model in (InputFile, Step, Header, Sidecar):
     _model.model_rebuild()

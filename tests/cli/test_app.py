@@ -14,7 +14,7 @@ from hydractl import __version__, errors
 from hydractl.cli import app as module
 from hydractl.cli import output
 from hydractl.cli.app import COMMANDS, command_tree, main
-from hydractl.cli.reference import paragraphs
+from hydractl.cli.completion import paragraphs
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import UsageError
 

@@ -8,7 +8,7 @@ import pytest
 import typer.core
 
 from hydractl.cli.app import COMMANDS, command_tree
-from hydractl.cli.reference import page
+from hydractl.cli.completion import reference_page
 
 ROW = re.compile(r"^\| `(?P<name>.+?)` \| (?P<told>.+) \|$", re.MULTILINE)
 
@@ -16,12 +16,12 @@ ROW = re.compile(r"^\| `(?P<name>.+?)` \| (?P<told>.+) \|$", re.MULTILINE)
 @pytest.fixture(scope="module")
 def sections() -> dict[str, str]:
     """Return what the page says of each command, under the heading that a link to it has."""
-    parts = page(command_tree()).split("\n## ")
+    parts = reference_page(command_tree()).split("\n## ")
     return {part.partition("\n")[0]: part for part in parts[1:]}
 
 
 def test_every_command_has_a_section_and_a_link_to_it(sections):
-    links = re.findall(r"^- \[`([\w-]+)`\]\(#([\w-]+)\): .+", page(command_tree()), re.MULTILINE)
+    links = re.findall(r"^- \[`([\w-]+)`\]\(#([\w-]+)\): .+", reference_page(command_tree()), re.MULTILINE)
 
     assert list(sections) == [f"hydractl {name}" for name in COMMANDS]
     assert links == [(name, f"hydractl-{name}") for name in COMMANDS]
@@ -46,9 +46,9 @@ def test_every_option_has_one_row_that_says_what_it_does(sections, name):
 
 @pytest.mark.parametrize("rich", [False, True], ids=["plain", "rich"])
 def test_the_page_is_the_same_wherever_help_is_laid_out(monkeypatch, rich):
-    made = page(command_tree())
+    made = reference_page(command_tree())
     monkeypatch.setattr(typer.core, "HAS_RICH", rich)
 
-    assert page(command_tree()) == made
+    assert reference_page(command_tree()) == made
     assert "\\[" not in made
     assert "\b" not in made
