@@ -214,7 +214,8 @@ class Setting:
         if self.above is not None and not self.above < value < inf:
             most = "" if self.high is None else f" and at most {exactly(self.high)}"
             raise UsageError(
-                f"{refused}above {self.above:g}{most}{' and finite' if self.finite else ''}", hint=self.range_hint
+                f"{refused}above {self.above:g}{most}{' and finite' if self.finite else ''}",
+                hint=self.range_hint,
             )
         if {self.low, self.high, self.below} != {None} and not (low <= value <= high and value < below):
             bounds = {"at least": self.low, "above": self.above, "below": self.below, "at most": self.high}
