@@ -33,8 +33,8 @@ def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
     Queries, keys and values are one product then, whatever they were.
     """
     first, heads = groups[0], max(group.heads for group in groups)
-    norms = {name: stacked([getattr(group, name) for group in groups]) for name in ("q_norm", "k_norm")}
-    if not heads or None in norms.values():
+    q_norm, k_norm = (stacked([getattr(group, name) for group in groups]) for name in ("q_norm", "k_norm"))
+    if not heads or q_norm is None or k_norm is None:
         return None
     width = heads * first.head_dim
     joint = shallow_copy(first)
@@ -42,14 +42,13 @@ def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
     numbers = [[*group.head_numbers, *[0] * (heads - group.heads)] for group in groups]
     joint.numbers = fixed(torch.tensor(numbers, device=first.proj.weight.device))
     joint.q = joint.k = joint.v = joint.q_bias = joint.v_bias = None
+    joint.q_norm, joint.k_norm = q_norm, k_norm
     joint.qkv = _stacked_projections([group.projections() for group in groups], width)
     for name in set(first.along_heads) - {"q", "k", "v"}:
         layers = [getattr(group, name) for group in groups]
         if layers[0] is not None:
             projections = [[Projection(layer.weight, layer.bias)] for layer in layers]
             setattr(joint, name, _stacked_projections(projections, width))
-    for name, norm in norms.items():
-        setattr(joint, name, norm)
     proj = [group.proj for group in groups]
     weight = torch.stack([F.pad(layer.weight, (0, width - layer.weight.shape[1])) for layer in proj])
     biased = cast("torch.Tensor | None", proj[0].bias) is not None

@@ -187,7 +187,7 @@ class StackedLinear(nn.Module):
     def absorb(self, norm: StackedNorm) -> None:
         """Take inputs from here on to be normed only, and multiply with the norms' weights here; in float32 at least."""
         weight, dtype = self.weight, at_least_single(self.weight.dtype)
-        scale, shift = norm.affine()
+        scale, shift = norm.affine
         bias = None if self.bias is None else self.bias.to(dtype)
         if shift is not None:
             moved = (weight.to(dtype) @ shift.to(dtype).mT).squeeze(-1)
@@ -202,23 +202,23 @@ class StackedLinear(nn.Module):
 
 
 class StackedNorm(nn.Module):
-    """Norms of M members: the library's own without weights, and then each member's weights (M, 1, D)."""
+    """Norms of M members: the library's own without weights, and then each member's.
+
+    Attributes:
+        affine: Their weights and biases, (M, 1, D) each.
+    """
 
     def __init__(self, norm: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.norm = shallow_copy(norm)
         self.norm._parameters.update(dict.fromkeys(norm._parameters))
-        self._own = fixed(weight.unsqueeze(1)), None if bias is None else fixed(bias.unsqueeze(1))
-
-    def affine(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the weights and biases, (M, 1, D) each."""
-        return self._own
+        self.affine = fixed(weight.unsqueeze(1)), None if bias is None else fixed(bias.unsqueeze(1))
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x (N, ..., D) normed."""
         normed: torch.Tensor = self.norm(x)
-        weight, bias = self._own
+        weight, bias = self.affine
         rows = normed.reshape(weight.shape[0], -1, normed.shape[-1])
         out = rows * weight if bias is None else torch.addcmul(bias, rows, weight)
         return out.view(normed.shape)
@@ -261,8 +261,7 @@ def readers(module: nn.Module, norm: StackedNorm) -> list[StackedLinear]:
 
     It is tried out, as modules are the library's.
     """
-    weight, _ = norm.affine()
-    x = torch.zeros_like(weight)
+    x = torch.zeros_like(norm.affine[0])
     layers: list[StackedLinear] = []
     hooks = [
         layer.register_forward_pre_hook(

@@ -80,13 +80,14 @@ def convert(
         state: Tensors whose names do not fit.
 
     Returns:
-        Tensors that need not fit either, or None where the library has no way or makes nothing of them.
+        Tensors that need not fit either, or None where the library has no way, makes nothing of them or leaves some out.
     """
     if family.library == "timm":
         from hydractl.families.timm.models import filtered
 
         return filtered(architecture, state)
-    return None if family.adopt is None else _adopted(family, architecture, state)
+    adopted = _read(family, architecture, state)
+    return adopted if adopted is not None and _elements(adopted) == _elements(state) else None
 
 
 def encoder_of(
@@ -94,14 +95,6 @@ def encoder_of(
 ) -> dict[str, torch.Tensor] | None:
     """Return the tensors as `convert` does, be some of them left out: an encoder may come with what is no part of a classifier."""
     return convert(family, architecture, state) or _read(family, architecture, state)
-
-
-def _adopted(
-    family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor] | None:
-    """Return what the library makes of a folder with these weights, unless it leaves some of them out."""
-    adopted = _read(family, architecture, state)
-    return adopted if adopted is not None and _elements(adopted) == _elements(state) else None
 
 
 def _read(

@@ -121,7 +121,8 @@ def open_model(
     if located.arch is not None:
         return _fresh(located, seed)
     checkpoint = Checkpoint.open(
-        located.path if located.config is None else located.weights[0], shards=_shards(located)
+        located.path if located.config is None else located.weights[0],
+        shards=located.weights if located.path.is_dir() else (),
     )
     header = checkpoint.header
     if header is not None:
@@ -335,10 +336,6 @@ def _read_besides(options: Mapping[str, object]) -> tuple[Path, ...]:
     tokenizer = options.get("tokenizer")
     path = Path(str(tokenizer))
     return () if tokenizer is None else folder_files(path) if path.is_dir() else (path,)
-
-
-def _shards(located: Located) -> tuple[Path, ...]:
-    return located.weights if located.path.is_dir() else ()
 
 
 def _describe(

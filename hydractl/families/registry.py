@@ -16,7 +16,7 @@ from hydractl.families.openclip.config import PREFIX, library
 from hydractl.families.openclip.family import OPENCLIP
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
 from hydractl.families.timm.models import LIBRARY as TIMM
-from hydractl.families.timm.names import check_known
+from hydractl.families.timm.models import check_known
 from hydractl.families.transformers.clip import PAIRS
 from hydractl.families.transformers.text import TEXTS
 from hydractl.families.transformers.unsupported import REFUSED
@@ -234,8 +234,7 @@ def describe_folder(
         reason = check_folder(replace(folder, config=unnamed), family.rules)
     if reason:
         return replace(described, lacks=reason)
-    names = described.labels
-    if repeated := next((name for name in names if names.count(name) > 1), None):
+    if repeated := next((name for name in described.labels if described.labels.count(name) > 1), None):
         note = f"two of its classes are called `{repeated}`; data are not matched by that name"
         described = replace(described, notes=(*described.notes, note))
     if promoted:

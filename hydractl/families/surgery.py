@@ -59,7 +59,7 @@ def cut_heads(
             for tensor in layout.heads:
                 path, _, name = (layout.block.format(layer=layer) + tensor.name).rpartition(".")
                 module = _submodule(library, path)
-                old = None if module is None else getattr(module, name, None)
+                old = getattr(module, name, None)
                 if module is None or old is None:
                     continue
                 shape = list(old.shape)
@@ -82,25 +82,24 @@ def fill(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
         parameter.requires_grad_(parameter.is_floating_point() and parameter.numel() > 0)
 
 
-def part(library: nn.Module, keep: Callable[[str], bool]) -> Any:  # noqa: ANN401 - libraries are untyped
+def part(library: nn.Module, keep: Callable[[str], bool], path: str = "") -> Any:  # noqa: ANN401 - libraries are untyped
     """Return a library model with only the children, parameters and buffers whose dotted names `keep` accepts.
 
-    `keep` is asked of tensors and of modules without children.
-
     Its methods run unchanged; what was left out belongs to another part. What is absent in the library (None) stays None.
+
+    Args:
+        library: The model, or a module in it.
+        keep: Asked of tensors and of modules without children.
+        path: What names begin with, of a module in a model.
     """
-    return _part(library, "", keep)
-
-
-def _part(module: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.Module:
-    copied = copy.copy(module)
+    copied = copy.copy(library)
     for kind in ("_parameters", "_buffers"):
         copied.__dict__[kind] = {
-            n: v if v is None or keep(path + n) else None for n, v in getattr(module, kind).items()
+            n: v if v is None or keep(path + n) else None for n, v in getattr(library, kind).items()
         }
     copied.__dict__["_modules"] = {
         n: None if child is None else _kept_child(child, path + n, keep)
-        for n, child in module._modules.items()
+        for n, child in library._modules.items()
     }
     return copied
 
@@ -114,7 +113,7 @@ def _kept_child(child: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.
     keep_flags = [keep(f"{path}.{n}") for n in inner] or [keep(path)]
     if all(keep_flags):
         return child
-    return _part(child, f"{path}.", keep) if any(keep_flags) else None
+    return part(child, keep, f"{path}.") if any(keep_flags) else None
 
 
 def _submodule(library: nn.Module, path: str) -> nn.Module | None:

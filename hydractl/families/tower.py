@@ -211,8 +211,7 @@ class Tower(nn.Module):
         self._keep_up()
         if self.fork == 0:
             inputs = map_inputs(lambda x: repeat_batch(x, self.members), inputs)
-        stream = self.embed(inputs)
-        return self.resume(stream, 0)
+        return self.resume(self.embed(inputs), 0)
 
     def forward_member_inputs(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (M B, C) for inputs (M B, ...) that are each member's own; `fork` is 0 or 1."""
@@ -344,12 +343,8 @@ class Towers(nn.Module):
         if type(answers[0]) is OutputHead or all_same(answers):  # the plain one has nothing that could differ
             logits: torch.Tensor = answers[0](outputs)
             return logits if logits.shape[0] == len(answers) else logits.repeat(len(answers), 1, 1)
-        member_outputs = [{name: share(x, m) for name, x in outputs.items()} for m in range(len(answers))]
         return torch.cat(
-            [
-                answer(outputs_of_member)
-                for answer, outputs_of_member in zip(answers, member_outputs, strict=True)
-            ]
+            [answer({name: share(x, m) for name, x in outputs.items()}) for m, answer in enumerate(answers)]
         )
 
     def adapted(self, inputs: Inputs) -> Inputs:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hydractl.checkpoint import Checkpoint, ScratchFolder
+from hydractl.checkpoint import Checkpoint, ScratchFolder, write_checkpoint
 from hydractl.errors import InputError
 from hydractl.hub.card import PICTURE, REPORT, Facts, card_of
-from hydractl.hub.layout import files_of
+from hydractl.hub.layout import SHARD, files_of
 from hydractl.hub.repository import MAIN, Content
-from hydractl.hub.weights import weights_of
 from hydractl.manifest.header import Header, Kind
 from hydractl.manifest.report import Report, Row
+from hydractl.model_source import INDEX, WEIGHTS
 from hydractl.reporting.comparison import check_known
 from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads
+from hydractl.strict_json import canonical
+from hydractl.tensor_spec import TensorSpec
 
 CARD = "README.md"
 SHARD_BYTES = 5_000_000_000
@@ -106,3 +109,52 @@ def _picture(header: Header) -> bytes | None:
     names = [f"member {i}" for i in range(len(header.masks))] if header.kind == Kind.HYDRA else ["heads kept"]
     panels = [Panel(name=name, mask=mask) for name, mask in zip(names, header.masks, strict=True)]
     return draw_heads(panels, suffix=".png")
+
+
+def weights_of(
+    checkpoint: Checkpoint, header: Header, *, limit: int, scratch: ScratchFolder
+) -> dict[str, Path | bytes]:
+    """Return the files that hold a model's weights, by the name that they go by.
+
+    A checkpoint of ours is taken as it lies; anything else is written anew, with its header, in each shard.
+
+    Args:
+        checkpoint: Its tensors.
+        header: What the files say of themselves.
+        limit: The most bytes of a file's tensors; a tensor is never cut.
+        scratch: Where files are written that are not there yet.
+    """
+    specs = checkpoint.specs | checkpoint.beside
+    total = sum(spec.size_bytes for spec in specs.values())
+    fits_one_file = total <= limit
+    if fits_one_file and checkpoint.header is not None and len(checkpoint.paths) == 1:
+        return {WEIGHTS: checkpoint.paths[0]}
+    parts = list(_parts(specs, limit))
+    names = [WEIGHTS] if fits_one_file else [SHARD.format(i=i + 1, n=len(parts)) for i in range(len(parts))]
+    for name, part in zip(names, parts, strict=True):
+        with scratch.file(name) as file:
+            write_checkpoint(
+                file,
+                {tensor: specs[tensor] for tensor in part},
+                lambda tensor: [checkpoint.spans[tensor]],
+                header=header,
+            )
+    files: dict[str, Path | bytes] = {name: scratch.path / name for name in names}
+    if not fits_one_file:
+        table = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+        files[INDEX] = canonical({"metadata": {"total_size": total}, "weight_map": table}).encode()
+    return files
+
+
+def _parts(specs: Mapping[str, TensorSpec], limit: int) -> Iterator[list[str]]:
+    """Yield the names of a shard's tensors, as many in turn as fit."""
+    part: list[str] = []
+    room = limit
+    for name, spec in sorted(specs.items()):
+        if part and spec.size_bytes > room:
+            yield part
+            part, room = [], limit
+        part.append(name)
+        room -= spec.size_bytes
+    if part:
+        yield part

@@ -200,8 +200,8 @@ def test_a_layer_that_absorbs_norms_says_of_what_is_normed_the_same(bias, shift)
 def test_a_layer_absorbs_in_float32_what_has_fewer_digits():
     norm, layer = norms().bfloat16(), linear(2, 4).bfloat16()
     layer._hold(layer.weight, layer.bias)
-    norm._own = tuple(x.bfloat16() for x in norm._own)
-    scale, shift = (x.double() for x in norm._own)
+    norm.affine = tuple(x.bfloat16() for x in norm.affine)
+    scale, shift = (x.double() for x in norm.affine)
     weight, bias = layer.weight.double(), layer.bias.double()
     layer.absorb(norm)
     assert layer.weight.dtype == layer.bias.dtype == torch.bfloat16

@@ -12,8 +12,14 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described
 from hydractl.families.config_checks import check_values
 from hydractl.families.model_folder import COMMON_RULES, ModelFolder, Rule, answer_problem
-from hydractl.families.timm.models import TimmRow, architecture_of, check_covered, create, preprocess_of
-from hydractl.families.timm.names import untagged
+from hydractl.families.timm.models import (
+    TimmRow,
+    architecture_of,
+    check_covered,
+    create,
+    preprocess_of,
+    untagged,
+)
 from hydractl.manifest.header import Preprocess
 from hydractl.strict_json import compact
 

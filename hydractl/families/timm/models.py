@@ -10,7 +10,7 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
@@ -21,10 +21,10 @@ from pydantic import ValidationError
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, HeadTensor, TensorRole, TowerLayout, projections_apart
 from hydractl.families.config_checks import building, check_options, check_patches
-from hydractl.families.timm.names import check_known
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture, Preprocess
+from hydractl.messages import did_you_mean
 from hydractl.strict_json import plain
 
 if TYPE_CHECKING:
@@ -132,6 +132,28 @@ class TimmRow:
         from timm.models import is_model, is_model_in_modules
 
         return bool(is_model(name) and is_model_in_modules(name, self.module))
+
+
+def check_known(name: str, others: Iterable[str] = ()) -> None:
+    """Refuse a name that is none of timm's.
+
+    Args:
+        name: Of an architecture.
+        others: Names that may have been meant, of other libraries' architectures.
+
+    Raises:
+        UnsupportedModelError: With the nearest name.
+    """
+    import timm
+
+    if not timm.is_model(name):
+        hint = did_you_mean(name, {*timm.list_models(), *others}) or "see `timm.list_models()`"
+        raise UnsupportedModelError(f"timm has no architecture `{name}`", hint=hint)
+
+
+def untagged(name: str) -> str:
+    """Return an architecture's name without timm's tag of pretrained weights, which is no part of the architecture."""
+    return name.partition(".")[0]
 
 
 def create(

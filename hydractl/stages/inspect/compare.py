@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 from hydractl.errors import UsageError
-from hydractl.families.timm.names import untagged
+from hydractl.families.timm.models import untagged
 from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
 from hydractl.manifest.head_mask import Mask, Tables
 from hydractl.output.atomic_write import publish

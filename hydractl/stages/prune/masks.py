@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.load import OpenModel
-from hydractl.families.timm.names import untagged
+from hydractl.families.timm.models import untagged
 from hydractl.heads.masks import full_mask, shape_of
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape

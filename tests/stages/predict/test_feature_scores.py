@@ -14,7 +14,7 @@ from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, InputError, UsageError
 from hydractl.fusion import inference
-from hydractl.hub.weights import weights_of
+from hydractl.hub.upload import weights_of
 from hydractl.manifest.report import Report
 from hydractl.metrics.ood_scores import FITTED
 from hydractl.stages.evaluate.config import EvalConfig
