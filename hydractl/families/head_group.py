@@ -172,8 +172,9 @@ class HeadGroup(nn.Module):
     def kept_of(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         """Return x (G, ..., H, ...), with the heads before pruning on an axis, of the heads that are kept; of several members (M, ...)."""
         if self.numbers is not None:
-            index = self.numbers.view(*self.numbers.shape, *(1,) * (x.ndim - 2))
-            return x.movedim(axis, 1).take_along_dim(index, 1).movedim(1, axis)
+            index = self.numbers.view(*self.numbers.shape, *(1,) * (x.ndim - 2)).movedim(1, axis)
+            index = index.expand(-1, *x.shape[1:axis], -1, *x.shape[axis + 1 :])
+            return x.expand(len(index), *x.shape[1:]).gather(axis, index)
         if len(self.head_numbers) == x.shape[axis]:
             return x
         heads = x.unbind(axis)  # to index with a list copies it to the device, which the processor waits for
@@ -186,9 +187,12 @@ class HeadGroup(nn.Module):
         del k
         at = slice(None) if queries is None else queries
         mask = side.mask if side.mask is None or side.mask.shape[-2] == 1 else side.mask[..., at, :]
-        head_bias = None if self.bias is None else self.bias()
-        shared = None if side.bias is None else self.kept_of(side.bias, 1)
-        bias = head_bias if shared is None else shared if head_bias is None else head_bias + shared
+        bias = None if self.bias is None else self.bias().unsqueeze(1)
+        if side.bias is not None:
+            # what several members look up is looked up for each sample, which spares the copy in `_of_samples`
+            copies = q.shape[0] // self.members if self.members > 1 and mask is None else 1
+            shared = self.kept_of(side.bias.unsqueeze(1).expand(-1, copies, -1, -1, -1), 2)
+            bias = shared if bias is None else bias + shared
         return mask if bias is None else _of_samples(bias[..., at, :].to(q.dtype), q.shape[0], mask)
 
     def _can_fold(self, query_tokens: torch.Tensor, queries: slice | None, side: AttentionExtras) -> bool:
@@ -311,18 +315,17 @@ def per_member(x: torch.Tensor) -> torch.Tensor:
 
 
 def _of_samples(bias: torch.Tensor, samples: int, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return biases (G, H, T', T) as those of N samples, (1 or N, H, T', T): the least there is where their mask is False.
+    """Return biases (G, 1 or B, H, T', T) as those of N samples, (1 or N, H, T', T): the least there is where their mask is False.
 
     Those of several members are copied for each sample: fused attention takes four axes, and repeats a mask over all samples or
     none. With a fifth axis torch would go without it, which is slower; members side by side on the axis of heads would be three
     copies, of queries, keys and values, together as large as this one where T is 3 K.
     """
-    by_sample = bias.unsqueeze(1)
     if mask is not None:
-        by_sample = by_sample.masked_fill(~mask.unflatten(0, (len(bias), -1)), torch.finfo(bias.dtype).min)
+        bias = bias.masked_fill(~mask.unflatten(0, (len(bias), -1)), torch.finfo(bias.dtype).min)
     elif len(bias) > 1:
-        by_sample = by_sample.expand(-1, samples // len(bias), -1, -1, -1)
-    return by_sample.flatten(0, 1)
+        bias = bias.expand(-1, samples // len(bias), -1, -1, -1)
+    return bias.flatten(0, 1)
 
 
 def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
