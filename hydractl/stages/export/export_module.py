@@ -5,6 +5,8 @@ Axes: M members, B batch, C classes, T tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -52,3 +54,9 @@ class ExportModule(nn.Module):
             mutual_information(log_probs),
         )
         return dict(zip(OUTPUTS, outputs_in_order, strict=True))
+
+    def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the same, without gradients."""
+        with torch.inference_mode():
+            outputs: dict[str, torch.Tensor] = self(dict(inputs))
+        return outputs

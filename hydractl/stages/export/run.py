@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.load import OpenModel
-from hydractl.families.tower import Towers
 from hydractl.fusion.build import load_any
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.per_sample import Responses
 from hydractl.model_inputs import PIXELS
 from hydractl.output.atomic_write import publish_together
 from hydractl.output.locks import OutputLock
@@ -89,43 +86,43 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
     if config.form == ONNX:
         formats.onnx_libraries()
     with claim(config, [config.out, config.report], progress) as output_lock:
-        return _run(config, output_lock, progress)
+        opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
+        _check(config, opened, output_lock)
+        classes = _classes(config, opened)
+        trial = _open_trial(config, opened, classes, progress)
+        progress.step(f"Tracing {opened.reference}")
+        source = _load(config, opened, classes)
+        exported = _convert(config, source, progress)
+        progress.step("Comparing it with the model")
+        differences = _compare_on_random_inputs(config, source, exported.program)
+        report = None
+        if trial is not None:
+            exported, report = _compare_on_data(config, source, exported, trial, differences, progress)
+        progress.step(f"Writing {config.out}")
+        paths = _publish(config, opened, exported, report, output_lock)
+        return _report(source, exported, paths, differences, report)
 
 
-class Traced(NamedTuple):
-    """A model on its way to a file."""
+class Source(NamedTuple):
+    """A model that becomes a file, with an example of its inputs and what of these may be of any length."""
 
     opened: OpenModel
     classes: Classes | None
-    subject: ExportModule
+    module: ExportModule
     axes: formats.Axes
     example: formats.Named
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the classes; none where it has none."""
-        return self.opened.header.labels if self.classes is None else self.classes.names
 
-    def answer(self, inputs: formats.Named) -> dict[str, torch.Tensor]:
-        """Return what the model itself answers."""
-        with torch.inference_mode():
-            answer: dict[str, torch.Tensor] = self.subject(dict(inputs))
-        return answer
+class Exported(NamedTuple):
+    """The bytes of a file and what runs them; of ONNX its document too, which may be quantised."""
 
-    def answer_prepared(self, inputs: formats.Named) -> dict[str, torch.Tensor]:
-        """Return what it answers to pixels that are prepared as `eval` does."""
-        how = self.opened.header.preprocess
-        if not isinstance(how, Preprocess):
-            raise TypeError("texts are no pixels")
-        with torch.inference_mode():
-            answer: dict[str, torch.Tensor] = ExportModule(self.subject.model)(
-                {PIXELS: prepared(how, inputs[IMAGES])}
-            )
-        return answer
+    content: bytes
+    program: formats.Program
+    document: Any = None
 
 
-def _run(config: ExportConfig, output_lock: OutputLock, progress: Progress) -> ExportReport:
-    opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
+def _check(config: ExportConfig, opened: OpenModel, output_lock: OutputLock) -> None:
+    """Refuse outputs that cannot be written, and pixels for a model that has no use for them."""
     for path, option in ((config.out, "-o"), (config.report, "--report")):
         if path is not None and config.if_changed:
             check_sidecar(path)
@@ -137,55 +134,6 @@ def _run(config: ExportConfig, output_lock: OutputLock, progress: Progress) -> E
             files=[config.naming.file],
             option=option,
         )
-    _check_pixels(config, opened)
-    classes = _classes(config, opened)
-    trial = _trial(config, opened, classes, progress)
-    progress.step(f"Tracing {opened.reference}")
-    traced = _traced(config, opened, classes)
-    content, program, differences, responses = _written(config, traced, trial, progress)
-    report = None
-    if trial is not None:
-        report = measured(opened, trial, responses, _options(config))
-    progress.step(f"Writing {config.out}")
-    written = {config.out: content}
-    if config.report is not None and report is not None:
-        written[config.report] = report.to_json().encode()
-    _publish(config, output_lock, opened, written)
-    answers = program(traced.example)
-    return ExportReport(
-        paths=(*written,),
-        inputs=tuple(_described_tensor(name, x, traced.axes.names) for name, x in traced.example.items()),
-        outputs=tuple(
-            _described_tensor(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
-            for name, x in answers.items()
-        ),
-        members=len(traced.subject.model.answers),
-        classes=answers["probabilities"].shape[1],
-        size_bytes=len(content),
-        differences=differences,
-        measured=report,
-    )
-
-
-def _publish(
-    config: ExportConfig, output_lock: OutputLock, opened: OpenModel, written: Mapping[Path, bytes]
-) -> None:
-    """Write all files, and beside each what made it, if that is wanted."""
-    step = sidecar_step(
-        config,
-        config.out,
-        opened=opened,
-        options=_options(config),
-        seed=config.seed,
-        needs=formats.LIBRARIES if config.form == ONNX else (),
-    )
-    with publish_together(output_lock) as begin:
-        for path, content in written.items():
-            with begin_with_sidecar(begin, path, step) as file:
-                file.write(content)
-
-
-def _check_pixels(config: ExportConfig, opened: OpenModel) -> None:
     how = opened.header.preprocess
     if not config.with_preprocess:
         return
@@ -215,7 +163,7 @@ def _classes(config: ExportConfig, opened: OpenModel) -> Classes | None:
     return classes
 
 
-def _trial(
+def _open_trial(
     config: ExportConfig, opened: OpenModel, classes: Classes | None, progress: Progress
 ) -> Trial | None:
     if config.data is None:
@@ -225,95 +173,148 @@ def _trial(
     return Trial(sets=sets, labels=labels, how=opened.header.preprocess, batch_size=config.batch_size)
 
 
-def _traced(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> Traced:
+def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> Source:
+    """Return the model in memory; one that knows its classes leaves out its text tower."""
     how = opened.header.preprocess
     model = load_any(opened, dtype=torch.float32)
     settle(model, opened, classes)
     if classes is not None:
-        _drop_unasked(model)
+        for name in model.towers.keys() - {"vision"}:
+            del model.towers[name]
+    pixels, example = None, samples(opened.header, batch=EXAMPLES, seed=config.seed)
+    axes = formats.Axes(("batch",))
     if isinstance(how, Tokenization):
         # what a batch of texts is always filled up to is no axis of any length
         names = ("batch", "length") if how.padding == "longest" else ("batch",)
         axes = formats.Axes(names, {"length": how.max_length})
-        return Traced(
-            opened,
-            classes,
-            ExportModule(model),
-            axes,
-            samples(opened.header, batch=EXAMPLES, seed=config.seed),
-        )
-    if not config.with_preprocess:
-        example = samples(opened.header, batch=EXAMPLES, seed=config.seed)
-        return Traced(opened, classes, ExportModule(model), formats.Axes(("batch",)), example)
-    pixels = pictures(how, size=(1.5, 1.25), batch=EXAMPLES, seed=config.seed)
-    axes = formats.Axes(("batch", "height", "width"))
-    return Traced(opened, classes, ExportModule(model, Pixels(how)), axes, {IMAGES: pixels})
+    elif config.with_preprocess:
+        pixels, axes = Pixels(how), formats.Axes(("batch", "height", "width"))
+        example = {IMAGES: pictures(how, size=(1.5, 1.25), batch=EXAMPLES, seed=config.seed)}
+    return Source(opened, classes, ExportModule(model, pixels), axes, example)
 
 
-def _drop_unasked(model: Towers) -> None:
-    """Leave out the text tower of a model that knows its classes."""
-    for name in [name for name in model.towers if name != "vision"]:
-        del model.towers[name]
+def _convert(config: ExportConfig, source: Source, progress: Progress) -> Exported:
+    where, metadata = source.opened.reference, _metadata(config, source)
+    program = formats.traced(source.module, source.example, source.axes, where=where)
+    if config.form != ONNX:
+        content = formats.pt2(program, metadata)
+        return Exported(content, formats.run_pt2(content))
+    progress.step("Making an ONNX graph of it")
+    document = formats.onnx(program, source.axes, names=list(source.example), where=where)
+    content = formats.onnx_bytes(document, metadata, where=where)
+    return Exported(content, formats.run_onnx(content), document)
 
 
-def _written(
-    config: ExportConfig, traced: Traced, trial: Trial | None, progress: Progress
-) -> tuple[bytes, formats.Program, dict[str, float], dict[str, dict[str, Responses]]]:
-    """Return the file's bytes, what runs them, how far it is from the model, and what both say of the data.
+def _compare_on_random_inputs(
+    config: ExportConfig, source: Source, program: formats.Program
+) -> dict[str, float]:
+    """Return how far the exported model is from the model.
 
     Raises:
         CheckFailed: If it is too far.
     """
-    where, names = traced.opened.reference, list(traced.example)
-    exported = formats.traced(traced.subject, traced.example, traced.axes, where=where)
-    metadata = _metadata(config, traced)
-    document = None
-    if config.form == ONNX:
-        progress.step("Making an ONNX graph of it")
-        document = formats.onnx(exported, traced.axes, names=names, where=where)
-        content = formats.onnx_bytes(document, metadata, where=where)
-        program = formats.run_onnx(content)
-    else:
-        content = formats.pt2(exported, metadata)
-        program = formats.run_pt2(content)
-    progress.step("Comparing it with the model")
-    trial_inputs = list(trials(traced.opened.header, with_pixels=config.with_preprocess, seed=config.seed))
-    differences = {RANDOM: difference(program, traced.answer, trial_inputs)}
+    how = source.opened.header.preprocess
+    inputs = list(trials(source.opened.header, with_pixels=config.with_preprocess, seed=config.seed))
+    differences = {RANDOM: difference(program, source.module.answer, inputs)}
     require_near(differences[RANDOM], config.tolerance, inputs_name=RANDOM)
-    if config.with_preprocess:
-        differences[PREPARED] = difference(program, traced.answer_prepared, trial_inputs)
-    responses: dict[str, dict[str, Responses]] = {}
-    if trial is None:
-        return content, program, differences, responses
-    responses["model"] = trial.ask(traced.subject.model, name=where, progress=progress)
-    kind = config.form.removeprefix(".")
-    responses[kind] = trial.ask(Runner(program), name=kind, progress=progress, pixels=config.with_preprocess)
-    differences[DATA] = furthest(responses[kind], responses["model"])
-    if not config.with_preprocess:
-        require_near(differences[DATA], config.tolerance, inputs_name=DATA)
-    if config.quantize is not None:
-        progress.step("Quantising it")
-        content = formats.onnx_bytes(formats.quantized(document), metadata, where=where)
-        program = formats.run_onnx(content)
-        responses[config.quantize] = trial.ask(
-            Runner(program), name=config.quantize, progress=progress, pixels=config.with_preprocess
+    if config.with_preprocess and isinstance(how, Preprocess):
+        as_eval = ExportModule(source.module.model).answer
+        differences[PREPARED] = difference(
+            program, lambda pixels: as_eval({PIXELS: prepared(how, pixels[IMAGES])}), inputs
         )
-        differences[QUANTISED] = furthest(responses[config.quantize], responses["model"])
-    return content, program, differences, responses
+    return differences
 
 
-def _metadata(config: ExportConfig, traced: Traced) -> dict[str, str]:
+def _compare_on_data(
+    config: ExportConfig,
+    source: Source,
+    exported: Exported,
+    trial: Trial,
+    differences: dict[str, float],
+    progress: Progress,
+) -> tuple[Exported, Report]:
+    """Return what is to be written, quantised if that is wanted, and what all are worth; note how far each is from the one before.
+
+    Raises:
+        CheckFailed: If it is too far from the model, before it is quantised.
+    """
+    where, kind, pixels = source.opened.reference, config.form.removeprefix("."), config.with_preprocess
+    responses = {"model": trial.ask(source.module.model, name=where, progress=progress)}
+    responses[kind] = trial.ask(Runner(exported.program), name=kind, progress=progress, pixels=pixels)
+    differences[DATA] = furthest(responses[kind], responses["model"])
+    if not pixels:
+        require_near(differences[DATA], config.tolerance, inputs_name=DATA)
+    if (how := config.quantize) is not None:
+        progress.step("Quantising it")
+        document = formats.quantized(exported.document)
+        content = formats.onnx_bytes(document, _metadata(config, source), where=where)
+        exported = Exported(content, formats.run_onnx(content))
+        responses[how] = trial.ask(Runner(exported.program), name=how, progress=progress, pixels=pixels)
+        differences[QUANTISED] = furthest(responses[how], responses["model"])
+    return exported, measured(source.opened, trial, responses, _options(config))
+
+
+def _publish(
+    config: ExportConfig,
+    opened: OpenModel,
+    exported: Exported,
+    report: Report | None,
+    output_lock: OutputLock,
+) -> tuple[Path, ...]:
+    """Write all files, and beside each what made it, if that is wanted; return their paths."""
+    written = {config.out: exported.content}
+    if config.report is not None and report is not None:
+        written[config.report] = report.to_json().encode()
+    step = sidecar_step(
+        config,
+        config.out,
+        opened=opened,
+        options=_options(config),
+        seed=config.seed,
+        needs=formats.LIBRARIES if config.form == ONNX else (),
+    )
+    with publish_together(output_lock) as begin:
+        for path, content in written.items():
+            with begin_with_sidecar(begin, path, step) as file:
+                file.write(content)
+    return (*written,)
+
+
+def _report(
+    source: Source,
+    exported: Exported,
+    paths: tuple[Path, ...],
+    differences: dict[str, float],
+    report: Report | None,
+) -> ExportReport:
+    answers = exported.program(source.example)
+    return ExportReport(
+        paths=paths,
+        inputs=tuple(_described_tensor(name, x, source.axes.names) for name, x in source.example.items()),
+        outputs=tuple(
+            _described_tensor(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
+            for name, x in answers.items()
+        ),
+        members=len(source.module.model.answers),
+        classes=answers["probabilities"].shape[1],
+        size_bytes=len(exported.content),
+        differences=differences,
+        measured=report,
+    )
+
+
+def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
     """Return what the file says of itself: JSON by key."""
-    header = traced.opened.header
+    header = source.opened.header
     step = make_step(
         config,
-        family=traced.opened.family,
+        family=source.opened.family,
         options=_options(config),
-        inputs=[traced.opened.as_input()],
+        inputs=[source.opened.as_input()],
         seed=config.seed,
     )
     fields = {
-        "labels": list(traced.labels),
+        "labels": list(header.labels if source.classes is None else source.classes.names),
         "preprocess": header.preprocess.model_dump(mode="json"),
         "preprocess_in_graph": config.with_preprocess,
         "temperature": header.temperature,  # which the logits are divided by already
