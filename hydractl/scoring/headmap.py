@@ -55,8 +55,7 @@ def easiest(job: ScoreJob, count: int) -> list[Samples | None]:
     A batch is cut, not mixed with others, so the number of processes changes nothing. None where no sample was chosen; all
     samples if there are no more than `count`. Of equal losses the first in the order of the data.
     """
-    batch_losses = [sample_losses(job.model, samples).double() for samples in job.id_data]
-    losses = job.team.in_order(batch_losses)
+    losses = job.team.in_order([sample_losses(job.model, samples).double() for samples in job.id_data])
     every = torch.cat(losses)
     if not every.isfinite().all():
         raise not_finite("losses")

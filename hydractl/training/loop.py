@@ -63,8 +63,7 @@ def train(
                 winner=snapshot.winner,
                 winner_weights=snapshot.winner_weights,
             )
-        run = TrainingRun(job, engine, snapshot)
-        snapshot = _fit(run, _Saver(job, engine, folder), progress)
+        snapshot = _fit(TrainingRun(job, engine, snapshot), _Saver(job, engine, folder), progress)
         snapshot = _compared(snapshot, progress, job)
         engine.forget()
     if snapshot.winner is None:

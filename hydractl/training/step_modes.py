@@ -1,7 +1,7 @@
-"""How a model's training step runs: what it holds for the backward pass, and whether it is compiled. No result hangs on it.
+"""How a model's training step runs: which layers train, what it holds for the backward pass, and whether it is compiled.
 
 Forward passes are replaced on the modules themselves, so that names of parameters stay, and only while gradients are recorded in
-training: an evaluation runs as ever.
+training: an evaluation runs as ever. No result hangs on how a step runs.
 """
 
 from __future__ import annotations
@@ -58,3 +58,23 @@ def _run_instead(module: nn.Module, run: Callable[..., Any]) -> None:
         return run(forward, *args) if module.training and torch.is_grad_enabled() else forward(*args)
 
     vars(module)["forward"] = chosen
+
+
+def begin_training(model: nn.Module) -> None:
+    """Switch a model to training but for layers with running statistics, which stay in evaluation; their weights train.
+
+    Batch norm in training mode makes a sample hang on the others of its piece, and changes buffers that are no parameters:
+    results would hang on pieces and processes, and a file would hold other statistics than were validated.
+    """
+    model.train()
+    for module in _with_statistics(model):
+        module.eval()
+
+
+def keeps_statistics(model: nn.Module) -> bool:
+    """Return whether a model has layers that `begin_training` leaves in evaluation."""
+    return bool(_with_statistics(model))
+
+
+def _with_statistics(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if getattr(module, "track_running_stats", False)]

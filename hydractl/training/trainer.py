@@ -17,14 +17,13 @@ from hydractl.training.fsdp import like, made_whole, part_again
 from hydractl.training.recipes.optimizers import (
     PEAK,
     SCALE,
+    lr_factor,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
 )
 from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.recipes.schedule import lr_factor
-from hydractl.training.step_modes import compile_step, recompute_blocks
-from hydractl.training.train_mode import begin_training
+from hydractl.training.step_modes import begin_training, compile_step, recompute_blocks
 from hydractl.training.weight_averaging import Average, share_of
 
 if TYPE_CHECKING:

@@ -66,8 +66,7 @@ class OutputMoments(NamedTuple):
     def distance(self, other_moments: OutputMoments) -> tuple[float, float]:
         """Return how far the other centroid is: Euclidean, and Mahalanobis by this covariance (its pseudoinverse)."""
         offset = other_moments.mean - self.mean
-        white = whitening(self.covariance, self.size)
-        return float(offset.norm()), float((offset @ white).norm())
+        return float(offset.norm()), float((offset @ whitening(self.covariance, self.size)).norm())
 
 
 def data_tower(model: Towers) -> str:

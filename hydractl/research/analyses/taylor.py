@@ -38,8 +38,7 @@ def _tables(context: AnalysisContext) -> Iterator[HeadTable]:
                 team=context.team,
             )
             # it would say that `prune` compares the scores of towers, by an option of `score`
-            head_scores = score_taylor(job, SILENT).scores
-            for tower, rows in head_scores.items():
+            for tower, rows in score_taylor(job, SILENT).scores.items():
                 mask = opened.header.masks[member][tower]
                 placed = [
                     dict(zip(head_numbers, map(float, row), strict=True))

@@ -46,8 +46,7 @@ class McDropout(BaselineModel):
         for module, child, layer in dropout_layers(model):
             keeps_rate = how.rate is None or child in NOT_DROPPED
             rate = layer.p if keeps_rate or how.rate is None else how.rate
-            shared = isinstance(layer, SharedDropout)
-            drop = PassDropout(rate, how.seed, place=len(self.drops), shared=shared)
+            drop = PassDropout(rate, how.seed, place=len(self.drops), shared=isinstance(layer, SharedDropout))
             module.add_module(child, drop)
             self.drops.append(drop)
         if not any(drop.rate for drop in self.drops):

@@ -67,8 +67,7 @@ class FailurePredictor(nn.Module):
         """
         super().__init__()
         self.scale, self.thaw, self.steps = scale, thaw, 0
-        sizes = (3 * width, *WIDTHS)
-        layers = [nn.Linear(i, o) for i, o in itertools.pairwise(sizes)]
+        layers = [nn.Linear(i, o) for i, o in itertools.pairwise((3 * width, *WIDTHS))]
         self.mlp = nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
         self.project_images = None if thaw is None else _identity(width)
         self.project_texts = None if thaw is None else _identity(width)
@@ -205,8 +204,9 @@ class Vilu(WithConfidence):
         self.confidence = torch.empty(0)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(how.seed)
-            scale = float(answer.scale.detach())
-            self.judge = FailurePredictor(self.classes.shape[1], scale=scale, thaw=how.thaw)
+            self.judge = FailurePredictor(
+                self.classes.shape[1], scale=float(answer.scale.detach()), thaw=how.thaw
+            )
         self.judge.to(model.device)
         feed, self._right, self._seen = lessons.feed, 0, 0
         least = min(feed.batch_size, len(feed.labels))

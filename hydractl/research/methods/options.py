@@ -55,7 +55,7 @@ class SingularValues(TrainingMethod):
 class Oba(TrainingMethod):
     """Weights of the blocks' linear layers that the loss needs least become zero and stay so; the rest trains (Sun et al. 2025).
 
-    What a weight does is told by exact second derivatives of the loss on training batches: see `methods.oba`.
+    What a weight does is told by exact second derivatives of the loss on training batches: see `methods.adapters`.
     """
 
     KIND: ClassVar = "oba"

@@ -11,8 +11,14 @@ from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadName
 from hydractl.messages import counted
 from hydractl.progress import Progress
-from hydractl.scoring.cahp.clusters import Clustering, find_knee, group_points, silhouettes
-from hydractl.scoring.cahp.embedding import embed, fitting_perplexity
+from hydractl.scoring.cahp.clusters import (
+    Clustering,
+    embed,
+    find_knee,
+    fitting_perplexity,
+    group_points,
+    silhouettes,
+)
 from hydractl.scoring.cahp.moments import SignatureMoments, class_moments
 from hydractl.scoring.cahp.profile import HeadDistances, compare
 from hydractl.scoring.cahp.settings import CahpSettings

@@ -64,8 +64,7 @@ def compare(moments: SignatureMoments, progress: Progress, *, device: torch.devi
             f"the data has {counted(classes, 'class', 'classes')}; telling classes apart takes two",
             hint="use data with all of the model's classes",
         )
-    pairs = classes * (classes - 1) // 2
-    if 8 * heads * width * pairs <= DIRECT_BYTES:
+    if 8 * heads * width * (classes * (classes - 1) // 2) <= DIRECT_BYTES:
         profiles = torch.cat([block.transpose(0, 1).flatten(1) for block in _blocks(moments)], dim=1)
         compared = HeadDistances(Form.DIRECT, torch.from_numpy(cdist(profiles, profiles)), profiles=profiles)
     else:

@@ -25,7 +25,6 @@ from hydractl.families.head_group import HeadGroup
 from hydractl.manifest.head_mask import HeadId
 from hydractl.model_inputs import Inputs, batch_of
 from hydractl.scoring.circuit.activation_cache import Streams
-from hydractl.scoring.circuit.compiled_blocks import compile_joins
 from hydractl.scoring.circuit.memory_budget import MemoryBudget
 from hydractl.scoring.circuit.objective import Objective, parse_objective
 from hydractl.scoring.circuit.outcomes import (
@@ -40,6 +39,7 @@ from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.circuit.tower import (
     CandidateHeads,
     LayerInput,
+    compile_joins,
     heads_of,
     iterate_ablations,
     with_all_heads,
@@ -351,8 +351,9 @@ class Circuit:
             self.left[candidates.tower],
         )
         if candidates.around:
-            groups = self._groups[candidates.tower]
-            for layer, entered in enumerate(with_all_heads(tower, tower_inputs, groups, remaining)):
+            for layer, entered in enumerate(
+                with_all_heads(tower, tower_inputs, self._groups[candidates.tower], remaining)
+            ):
                 ablations = iterate_ablations(tower, layer, entered, candidates.heads[layer], self.room)
                 yield entered, (ablation.outputs for ablation in ablations)
             return

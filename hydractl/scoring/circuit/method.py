@@ -1,6 +1,6 @@
 """Greedy circuit extraction (Hydra Ensembles, Algorithm 1): each step removes the head without which the objective is highest.
 
-How that head is looked for: exactly (`circuit_search`), or by what is remembered (`circuit_lazy`).
+How that head is looked for: exactly (`circuit.search`), or by what is remembered (`circuit.lazy_greedy`).
 """
 
 from __future__ import annotations

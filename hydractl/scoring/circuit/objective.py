@@ -161,8 +161,7 @@ class _ObjectiveReader:
                 self.position, f"`{AVERAGE}` stands alone", hint="write `0.5*acc+0.5*ood` in a sum"
             )
         if name not in TERMS:
-            near = did_you_mean(word, NAMES)
-            raise self.refused(self.position, f"unknown metric `{word}`", hint=near)
+            raise self.refused(self.position, f"unknown metric `{word}`", hint=did_you_mean(word, NAMES))
         self._next += 1
         return name, word
 

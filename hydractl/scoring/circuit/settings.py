@@ -111,5 +111,4 @@ class CircuitSettings(Settings):
     def options(self) -> dict[str, OptionValue]:
         """Return what a scores file records; the usual way to search and to tell OOD samples goes without saying."""
         usual = {"ood_score": MSP, "search": "exact"}
-        declared_options = Settings.options(self)
-        return {name: value for name, value in declared_options.items() if usual.get(name) != value}
+        return {name: value for name, value in Settings.options(self).items() if usual.get(name) != value}

@@ -1,19 +1,22 @@
-"""A tower without each of some heads, at the cost of what follows their layers.
+"""A tower without each of some heads, at the cost of what follows their layers, which is compiled once for all blocks alike.
 
 Axes: k candidates, B or N batch, T tokens, H heads, K head width, D width, F a tower's outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hydractl.families.head_group import HeadGroup
-from hydractl.families.tower import Block, Stream, Tower
+from hydractl.families.tower import Block, Model, Stream, Tower
 from hydractl.model_inputs import Inputs
+from hydractl.runtime import compiled
 from hydractl.scoring.circuit.memory_budget import MemoryBudget
 
 
@@ -62,8 +65,7 @@ def entering(tower: Tower, inputs: Inputs, cached: Sequence[LayerInput] = ()) ->
     """Yield each block with what enters it, those that are known first."""
     yield from cached
     if len(cached) < len(tower.blocks):
-        stream = cached[-1].leaving if cached else tower.embed(inputs)
-        yield from following(tower, stream, len(cached))
+        yield from following(tower, cached[-1].leaving if cached else tower.embed(inputs), len(cached))
 
 
 def following(tower: Tower, stream: Stream, layer: int) -> Iterator[LayerInput]:
@@ -212,3 +214,41 @@ def iterate_ablations(
         raise room.refused()
     for begin in range(0, len(positions), side_by_side):
         yield ablate(positions[begin : begin + side_by_side], trails=keeps_trails)
+
+
+def compile_joins(model: Model, *, name: str) -> None:
+    """Let each block's `join` run compiled: residual, norms, scales, MLP.
+
+    Heads are cut out of what comes before it. Tokens are told neither by sample nor by place, so that one graph does for any
+    number of candidates, samples and tokens, and for all blocks of a tower that are alike. A block whose `join` mixes tokens
+    runs as ever, and so does a lone token, which would take a graph of its own.
+
+    Args:
+        model: In evaluation mode, on its device, in its dtype.
+        name: What messages call it.
+
+    Raises:
+        UsageError: When it runs, if this machine cannot compile.
+    """
+    run = compiled(_joined, name=name, dynamic=True)
+    for tower_name in model.towers:
+        for block in model.tower(tower_name).layers():
+            if block.tokenwise:
+                vars(block)["join"] = partial(_join, run, block)
+
+
+def _join(run: Callable[..., torch.Tensor], block: Block, stream: Stream, y: torch.Tensor) -> Stream:
+    # what counts memory must see what is made
+    if y.shape[:-1].numel() == 1 or _get_current_dispatch_mode() is not None:
+        return type(block).join(block, stream, y)
+    tokens = run(block, _in_one_row(stream.tokens), _in_one_row(y))
+    return stream.with_tokens(tokens.view(y.shape))
+
+
+def _in_one_row(x: torch.Tensor) -> torch.Tensor:
+    """Return x (N, T, D) as (1, N T, D), whose strides are always the same: each other shape would be compiled anew."""
+    return x.reshape(-1).view(1, -1, x.shape[-1])
+
+
+def _joined(block: Block, tokens: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return type(block).join(block, Stream(tokens), y).tokens

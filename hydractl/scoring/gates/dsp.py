@@ -44,8 +44,12 @@ def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
     def make(steps: int) -> Gates:
         if settings.temperature is None or settings.cooldown is None:
             return StraightThrough(first, keep=keep)
-        cooldown = max(1, round(settings.cooldown * steps))
-        return SoftSubset(first, keep=keep, temperature=settings.temperature, cooldown=cooldown)
+        return SoftSubset(
+            first,
+            keep=keep,
+            temperature=settings.temperature,
+            cooldown=max(1, round(settings.cooldown * steps)),
+        )
 
     learned = train_gates(job, settings, make, progress)
     return Ranking(

@@ -188,8 +188,7 @@ def _restore(model: GatedModel, weights: Mapping[str, torch.Tensor]) -> None:
 
 def _probe(feed: Feed) -> torch.Tensor | Mapping[str, torch.Tensor]:
     """Return the inputs of one training sample, whatever this process's share."""
-    first = next(feed.steps(0, 1, Share(first=0, pieces=1, total=1)))[0]
-    return map_inputs(lambda x: x[:1], first.inputs)
+    return map_inputs(lambda x: x[:1], next(feed.steps(0, 1, Share(first=0, pieces=1, total=1)))[0].inputs)
 
 
 def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:

@@ -69,8 +69,7 @@ def pictures(how: Preprocess, *, size: tuple[float, float], batch: int, seed: in
 def prepared(how: Preprocess, pixels: torch.Tensor) -> torch.Tensor:
     """Return pixels (B, H, W, C) as `eval` reads such images."""
     transform = eval_transform(how)
-    images = pixels.squeeze(-1).numpy()
-    return torch.stack([transform(Image.fromarray(image)) for image in images])
+    return torch.stack([transform(Image.fromarray(image)) for image in pixels.squeeze(-1).numpy()])
 
 
 def trials(header: Header, *, with_pixels: bool, seed: int) -> Iterator[Named]:

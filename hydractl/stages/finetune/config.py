@@ -220,13 +220,17 @@ class FinetuneConfig(CommandConfig):
     @override
     def outputs(self) -> tuple[Path, ...]:
         """Return the path of each model that comes out."""
-        count = 1 if self.trains_by is None else self.trains_by.models
-        if count == 1 and "{i}" in self.out.name:
+        if self.models == 1 and "{i}" in self.out.name:
             raise UsageError(
                 f"`-o {self.out}`: `{{i}}` numbers several models, and this makes one",
                 hint="leave `{i}` out of the name",
             )
-        return (self.out,) if count == 1 else shared.numbered(self.out, count)
+        return (self.out,) if self.models == 1 else shared.numbered(self.out, self.models)
+
+    @property
+    def models(self) -> int:
+        """How many models train together that are no hydra."""
+        return 1 if self.trains_by is None else self.trains_by.models
 
     @property
     def has_own_batches(self) -> bool:

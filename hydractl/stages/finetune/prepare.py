@@ -43,7 +43,7 @@ from hydractl.training.methods.adapter import Adapter, changed
 from hydractl.training.recipes.parameter_groups import trainable
 from hydractl.training.recipes.presets import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.recipe import PARTS, Recipe
-from hydractl.training.train_mode import keeps_statistics
+from hydractl.training.step_modes import keeps_statistics
 
 T = TypeVar("T", bound="Items | Shuffled")
 _TAKEN_BY_NONE = {
@@ -174,8 +174,9 @@ def _opened(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> It
     if ref.buffer is None:
         return open_items(ref, how, workers=config.num_workers, skip_bad=config.skip_bad, progress=progress)
     check_skips(ref, skip_bad=config.skip_bad)
-    stream = open_stream(ref, how, workers=config.num_workers, progress=progress)
-    return Shuffled.of(stream, ref.buffer, progress)
+    return Shuffled.of(
+        open_stream(ref, how, workers=config.num_workers, progress=progress), ref.buffer, progress
+    )
 
 
 def open_trained(config: FinetuneConfig) -> OpenModel:

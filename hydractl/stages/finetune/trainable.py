@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -21,11 +22,16 @@ from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Header
 from hydractl.metrics.per_sample import ensemble_log_probs
 from hydractl.model_inputs import Inputs, split_batch, split_inputs
+from hydractl.stages.shared.finite import check_finite, check_weights, stored_tensors
 from hydractl.training.dropout import set_dropout
 from hydractl.training.methods.adapter import Adapter, SideBySide
+from hydractl.training.recipes.parameter_groups import rate_scales, reset_head
 from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.train_mode import begin_training
+from hydractl.training.step_modes import begin_training
 from hydractl.training.weight_sites import MADE, ORIGINAL, Site, realised, sites_of
+
+if TYPE_CHECKING:
+    from hydractl.stages.finetune.prepare import TrainingPlan
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -233,3 +239,86 @@ def of_each(header: Header, loss: Loss, *, by_member: bool = False, several: boo
         ).mean(0)
 
     return mean
+
+
+def build_trainable(work: TrainingPlan) -> TrainableModel:
+    """Return the model as training begins."""
+    model = load_trainable(work)
+    return model if work.adapter is None else model.adapted(work.adapter, work.names, seed=work.config.seed)
+
+
+def load_trainable(work: TrainingPlan) -> TrainableModel:
+    """Return it before a method makes weights of others: in fp32 whatever is stored, gradients where parameters train."""
+    subject = TrainableModel.of(
+        work.opened.family,
+        work.header,
+        _initial_tensors(work),
+        where=work.config.model,
+        by_member=work.config.has_own_batches,
+        copies=work.config.models,
+    )
+    for state in subject.states:
+        for name, tensor in state.items():
+            tensor.requires_grad_(name in work.names)
+    return subject
+
+
+def _initial_tensors(work: TrainingPlan) -> dict[str, torch.Tensor]:
+    """Return the tensors that training begins with."""
+    state = work.opened.checkpoint.tensors()
+    resets = work.config.reset_head and work.config.head_seed is None
+    return reset_head(work.opened.family, state) if resets else state
+
+
+def check_initial_weights(work: TrainingPlan) -> None:
+    """Refuse weights that are not finite before anything trains: no rate would help.
+
+    Raises:
+        CheckpointError: If the model has some, or a teacher.
+    """
+    check_finite(_initial_tensors(work), where=work.config.model)
+    for teacher in work.teachers:
+        check_weights(teacher)
+
+
+def scale_rates(work: TrainingPlan) -> dict[str, float]:
+    """Return what the learning rate of each parameter is multiplied by, under the model's own names."""
+    decay = work.config.recipe.layer_decay
+    if decay is None:
+        return {}
+    subject = build_trainable(work)
+    theirs = {id(tensor): name for state in subject.states for name, tensor in state.items()}
+    for name, site in (pair for sites in subject.sites for pair in sites.items()):
+        theirs |= {id(weight): name for weight in site.layer.parameters() if id(weight) not in theirs}
+    names = {name: theirs[id(parameter)] for name, parameter in subject.module.named_parameters()}
+    scales = rate_scales(work.opened.family, work.header.architecture, decay, theirs.values())
+    return {name: scales[tensor_name] for name, tensor_name in names.items()}
+
+
+def output_tensors(
+    work: TrainingPlan, trained_weights: Mapping[str, torch.Tensor]
+) -> list[dict[str, torch.Tensor]]:
+    """Return what is written of each model: every tensor in its stored dtype, untouched where it did not train.
+
+    Raises:
+        CheckFailed: If a weight does not fit its dtype.
+    """
+    subject = build_trainable(work)
+    parameters = dict(subject.module.named_parameters())
+    with torch.no_grad():
+        for name, tensor in trained_weights.items():
+            parameters[name].copy_(tensor)
+    hint = "lower `--lr`, or add `--clip 1.0`"
+    return [
+        stored_tensors(work.opened.checkpoint, state, trained=work.names, hint=hint)
+        for state in subject.tensors()
+    ]
+
+
+def load_output(work: TrainingPlan, tensors: Sequence[Mapping[str, torch.Tensor]]) -> nn.Module:
+    """Return what answers with tensors as they are written."""
+    modules = [
+        TrainableModel.of(work.opened.family, work.header, state, where=work.config.model).module
+        for state in tensors
+    ]
+    return modules[0] if len(modules) == 1 else Jointly(modules)

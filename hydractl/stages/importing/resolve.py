@@ -6,20 +6,31 @@ import json
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from hydractl.errors import CheckpointError, HydraError, UsageError
-from hydractl.families.classifier import CLASSES
-from hydractl.families.registry import architecture_called, described_as, family_for_name
+from hydractl.errors import CheckpointError, HydraError, UnsupportedModelError, UsageError
+from hydractl.families.base import DEFAULT_POOLING, Described, with_pooling
+from hydractl.families.classifier import CLASSES, resized
+from hydractl.families.model_folder import answer_problem
+from hydractl.families.registry import (
+    FAMILIES,
+    architecture_called,
+    base_header,
+    describe_folder,
+    described_as,
+    family_for_name,
+)
 from hydractl.manifest.document import first_problem
-from hydractl.manifest.header import Header, Preprocess
-from hydractl.messages import quoted
-from hydractl.model_source import parse_arch
+from hydractl.manifest.header import Header, Preprocess, Tokenization
+from hydractl.messages import counted, quoted
+from hydractl.model_source import folder_config, parse_arch
+from hydractl.progress import Progress
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.metadata import Metadata
+from hydractl.stages.shared.image_preprocessing import check_takes, override_preprocessing
 
 SQUARES = {"img_size", "patch_size", "image_size"}
 """Options whose one number is height and width."""
@@ -42,12 +53,40 @@ class Resolved:
     from_file: tuple[str, ...] = ()
 
 
-def resolve(config: ImportConfig, metadata: Metadata) -> Resolved:
-    """Return the architecture of weights.
+def describe(
+    config: ImportConfig, metadata: Metadata, labels: tuple[str, ...], progress: Progress
+) -> tuple[Header, bool]:
+    """Return the header of the base to be, and whether what says its architecture has no classifier.
 
     Args:
         config: What is typed.
         metadata: What the file says.
+        labels: Names of the classes; none where none are typed.
+        progress: Hears what the file says.
+
+    Raises:
+        UsageError: If they contradict each other.
+        CheckpointError: If neither says which architecture it is.
+        UnsupportedModelError: If heads cannot be cut in it, or nothing answers.
+    """
+    resolved = _resolve(config, metadata)
+    if resolved.from_file:
+        progress.step(f"{config.source} says: {', '.join(resolved.from_file)}")
+    described = _described(config, resolved, len(labels) or None)
+    where = config.arch or resolved.name
+    if problem := answer_problem({}, described.architecture.num_classes):
+        raise UnsupportedModelError(
+            f"{where}: {problem}",
+            hint="`--num-classes N --head-seed 0` draws a classifier for N classes in its place, which `finetune` trains",
+        )
+    header = _with_images(base_header(described), resolved.images, where=config.source)
+    header = override_preprocessing(header, config.images, where=where)
+    check_takes(header, where=where)
+    return _labelled(header, labels), bool(described.lacks)
+
+
+def _resolve(config: ImportConfig, metadata: Metadata) -> Resolved:
+    """Return which architecture it is, of what is typed and what the file says.
 
     Raises:
         UsageError: If they contradict each other.
@@ -69,15 +108,9 @@ def resolve(config: ImportConfig, metadata: Metadata) -> Resolved:
             )
     options = {**sizes, **file_options, **option_values}
     _check_heads(config, metadata, name, option_values=option_values, file_options={**sizes, **file_options})
-    key = CLASSES[library]
-    counted = {"num_classes": config.num_classes, "labels": config.labels}
-    if (
-        metadata.num_classes
-        and key not in options
-        and set(counted.values()) == {None}
-        and library in metadata.sizes
-    ):
-        options[key] = metadata.num_classes
+    is_typed = config.num_classes is not None or config.labels is not None
+    if metadata.num_classes and not is_typed and library in metadata.sizes:
+        options.setdefault(CLASSES[library], metadata.num_classes)
     _check_images(config, images)
     if metadata.complete and library == "timm" and "crop_pct" not in images:
         images |= _published_crop(name)
@@ -87,7 +120,7 @@ def resolve(config: ImportConfig, metadata: Metadata) -> Resolved:
     return Resolved(name=name, options=options, images=images, from_file=tuple(from_file))
 
 
-def with_images(header: Header, images: Mapping[str, object], *, where: str) -> Header:
+def _with_images(header: Header, images: Mapping[str, object], *, where: str) -> Header:
     """Return a header of a model that reads images as a file says.
 
     Raises:
@@ -112,6 +145,89 @@ def with_images(header: Header, images: Mapping[str, object], *, where: str) -> 
             hint="save its weights alone, and name the rest: `torch.save(checkpoint['state_dict'], 'weights.pth')`",
         ) from error
     return header.model_copy(update={"preprocess": preprocess})
+
+
+def _described(config: ImportConfig, resolved: Resolved, labels: int | None) -> Described:
+    """Describe the architecture; as many classes as `labels` where nothing else says how many."""
+    num_classes = config.num_classes or labels
+    if config.folder is not None:
+        try:
+            described = describe_folder(
+                config.folder, folder_config(config.folder), {}, backbone=num_classes is not None
+            )
+            return _pooled(config, _with_classes(config, described, num_classes))
+        except (CheckpointError, UnsupportedModelError) as error:
+            if config.way_out is None:
+                raise
+            raise type(error)(
+                error.message, hint="; ".join(filter(None, (error.hint, config.way_out)))
+            ) from error
+    name, options = resolved.name, dict(resolved.options)
+    key = CLASSES[family_for_name(name).library]
+    if config.num_classes is not None and options.get(key, config.num_classes) != config.num_classes:
+        raise UsageError(
+            f"`--num-classes {config.num_classes}` and `{key}={options[key]}` of `--arch` differ"
+        )
+    if num_classes is not None and key not in options:
+        options[key] = num_classes
+    described = _pooled(config, described_as(name, options))
+    if described.prompting is not None and (config.num_classes or labels):
+        raise UsageError(
+            f"`{name}` has no classes of its own: texts name them", hint="drop `--num-classes` and `--labels`"
+        )
+    if config.tokenizer is None:
+        return described
+    if not isinstance(described.preprocess, Tokenization) and described.prompting is None:
+        raise UsageError(f"`--tokenizer` is for texts, which `{name}` does not read")
+    return _pooled(config, described_as(name, options | {"tokenizer": str(config.tokenizer)}))
+
+
+def _with_classes(config: ImportConfig, described: Described, number: int | None) -> Described:
+    """Return what a folder describes, with another number of classes where one was asked for."""
+    if described.lacks and number is None:
+        raise CheckpointError(
+            f"{config.folder}: {described.lacks}",
+            hint="add `--num-classes N` or `--labels a,b,c` for a classifier that is drawn anew",
+        )
+    if number is None or described.prompting is not None:
+        return described
+    architecture = described.architecture
+    if number == architecture.num_classes:
+        return described
+    library = FAMILIES[architecture.family].library
+    return replace(described, architecture=resized(architecture, number, library), labels=())
+
+
+def _pooled(config: ImportConfig, described: Described) -> Described:
+    """Return what is described, its classifier reading what was asked for, or what the folder says."""
+    architecture, pooling = described.architecture, config.pooling or described.pools
+    if pooling is None:
+        return described
+    if pooling != DEFAULT_POOLING and (
+        described.prompting is not None or not isinstance(described.preprocess, Tokenization)
+    ):
+        raise UsageError(
+            f"`--pooling {pooling}` is for texts, which `{architecture.name}` does not read",
+            hint="leave it out",
+        )
+    return replace(described, architecture=with_pooling(architecture, pooling))
+
+
+def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
+    """Return a header with names of its classes, if there are any.
+
+    Raises:
+        UsageError: If there are more or fewer than classes.
+    """
+    number = header.architecture.num_classes
+    if not labels:
+        return header
+    if len(labels) != number:
+        raise UsageError(
+            f"`--labels`: {counted(len(labels), 'name')} for {counted(number, 'class', 'classes')}",
+            hint=f"give {counted(number, 'label')}, one a class",
+        )
+    return header.model_copy(update={"labels": labels})
 
 
 def _name(config: ImportConfig, metadata: Metadata, option_name: str) -> str:

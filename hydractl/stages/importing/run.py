@@ -6,24 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.checkpoint import write_tensors
-from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
-from hydractl.families.base import DEFAULT_POOLING, Described, Family, with_pooling
-from hydractl.families.classifier import CLASSES, drawn_for, resized
-from hydractl.families.model_folder import answer_problem
-from hydractl.families.registry import (
-    FAMILIES,
-    base_header,
-    describe_folder,
-    described_as,
-    expected_specs,
-    family_for_name,
-)
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.classifier import drawn_for
+from hydractl.families.registry import FAMILIES, expected_specs
 from hydractl.heads.budget import total_heads
 from hydractl.hub.model_outputs import publish_models
-from hydractl.manifest.header import Header, InputFile, Step, Tokenization
+from hydractl.manifest.header import Header, InputFile, Tokenization
 from hydractl.messages import counted, quoted
-from hydractl.model_source import folder_config, folder_files
-from hydractl.output.locks import OutputLock
+from hydractl.model_source import folder_files
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_files
@@ -36,9 +26,8 @@ from hydractl.stages.importing.match_keys import (
     fit_encoder,
 )
 from hydractl.stages.importing.read import Weights, files_of, read_weights
-from hydractl.stages.importing.resolve import Resolved, resolve, with_images
+from hydractl.stages.importing.resolve import describe
 from hydractl.stages.shared.finite import check_finite
-from hydractl.stages.shared.image_preprocessing import check_takes, override_preprocessing
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.zero_shot_classes import POOLED, read_names
@@ -91,42 +80,33 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
     """
     require_one_process("import")
     with claim(config, [config.out], progress) as output_lock:
-        return _run(config, output_lock, progress)
-
-
-def _run(config: ImportConfig, output_lock: OutputLock, progress: Progress) -> ImportReport:
-    files = files_of(config.source)
-    labels, listed = ((), None) if config.labels is None else read_names(config.labels, option="--labels")
-    check_models([config.out], output_lock, files=[*files, *_beside(config), listed])
-    progress.step(f"Reading {config.source}")
-    weights = _renamed(config, read_weights(files, ema=config.ema, key=config.weights_key))
-    resolved = resolve(config, weights.metadata)
-    if resolved.from_file:
-        progress.step(f"{config.source} says: {', '.join(resolved.from_file)}")
-    described = _described(config, resolved, len(labels) or None)
-    family = FAMILIES[described.architecture.family]
-    where = config.arch or resolved.name
-    if problem := answer_problem({}, described.architecture.num_classes):
-        raise UnsupportedModelError(
-            f"{where}: {problem}",
-            hint="`--num-classes N --head-seed 0` draws a classifier for N classes in its place, which `finetune` trains",
+        files = files_of(config.source)
+        labels, listed = ((), None) if config.labels is None else read_names(config.labels, option="--labels")
+        check_models([config.out], output_lock, files=[*files, *_files_beside(config), listed])
+        progress.step(f"Reading {config.source}")
+        weights = _renamed(config, read_weights(files, ema=config.ema, key=config.weights_key))
+        header, lacks_classifier = describe(config, weights.metadata, labels, progress)
+        fitted = _fitted(
+            config, weights, header, draws_classifier=lacks_classifier or config.head_seed is not None
         )
-    header = with_images(base_header(described), resolved.images, where=config.source)
-    header = override_preprocessing(header, config.images, where=where)
-    check_takes(header, where=where)
-    if labels:
-        header = _labelled(header, labels)
-    fitted = _fitted(
-        config, weights, header, draws_classifier=bool(described.lacks) or config.head_seed is not None
-    )
-    check_finite(fitted.tensors, where=config.source)
-    _tell(progress, config, weights, fitted, header)
-    step = _step(config, files, family, header, weights, fitted)
-    progress.step(f"Writing {config.out}")
-    header = header.model_copy(update={"made_by": step})
-    with publish_models(output_lock) as begin:
-        write_tensors(begin(config.out, header), fitted.tensors, header=header)
-    return _report(config, header, weights, fitted)
+        check_finite(fitted.tensors, where=config.source)
+        _tell(progress, config, weights, fitted, header)
+        header = _with_step(config, files, header, weights, fitted)
+        progress.step(f"Writing {config.out}")
+        with publish_models(output_lock) as begin:
+            write_tensors(begin(config.out, header), fitted.tensors, header=header)
+        return _report(config, header, weights, fitted)
+
+
+def _files_beside(config: ImportConfig) -> list[Path]:
+    """Return the files that are read besides weights: an index, those that say the architecture, a tokenizer."""
+    folders = [path for path in (config.folder, config.tokenizer) if path is not None and path.is_dir()]
+    tokenizer = [] if config.tokenizer is None else [config.tokenizer]
+    return [
+        Path(config.source),
+        *tokenizer,
+        *(path for folder in folders for path in folder_files(folder)),
+    ]
 
 
 def _renamed(config: ImportConfig, weights: Weights) -> Weights:
@@ -181,98 +161,6 @@ def _fitted(
     return replace(fitted, tensors=fitted.tensors | fresh, drawn_names=tuple(fresh))
 
 
-def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
-    """Return a header with names of its classes.
-
-    Raises:
-        UsageError: If there are more or fewer than classes.
-    """
-    number = header.architecture.num_classes
-    if len(labels) != number:
-        raise UsageError(
-            f"`--labels`: {counted(len(labels), 'name')} for {counted(number, 'class', 'classes')}",
-            hint=f"give {counted(number, 'label')}, one a class",
-        )
-    return header.model_copy(update={"labels": labels})
-
-
-def _beside(config: ImportConfig) -> list[Path]:
-    """Return the files that are read besides weights: an index, those that say the architecture, a tokenizer."""
-    folders = [path for path in (config.folder, config.tokenizer) if path is not None and path.is_dir()]
-    tokenizer = [] if config.tokenizer is None else [config.tokenizer]
-    return [
-        Path(config.source),
-        *tokenizer,
-        *(path for folder in folders for path in folder_files(folder)),
-    ]
-
-
-def _described(config: ImportConfig, resolved: Resolved, labels: int | None) -> Described:
-    """Describe the architecture; as many classes as `labels` where nothing else says how many."""
-    num_classes = config.num_classes or labels
-    if config.folder is not None:
-        try:
-            library_config = folder_config(config.folder)
-            described = describe_folder(config.folder, library_config, {}, backbone=num_classes is not None)
-            return _with_classes(config, described, num_classes)
-        except (CheckpointError, UnsupportedModelError) as error:
-            if config.way_out is None:
-                raise
-            raise type(error)(
-                error.message, hint="; ".join(filter(None, (error.hint, config.way_out)))
-            ) from error
-    name, options = resolved.name, dict(resolved.options)
-    family = family_for_name(name)
-    key = CLASSES[family.library]
-    if config.num_classes is not None and options.get(key, config.num_classes) != config.num_classes:
-        raise UsageError(
-            f"`--num-classes {config.num_classes}` and `{key}={options[key]}` of `--arch` differ"
-        )
-    if num_classes is not None and key not in options:
-        options[key] = num_classes
-    described = _pooled(config, described_as(name, options))
-    if described.prompting is not None and (config.num_classes or labels):
-        raise UsageError(
-            f"`{name}` has no classes of its own: texts name them", hint="drop `--num-classes` and `--labels`"
-        )
-    if config.tokenizer is None:
-        return described
-    if not isinstance(described.preprocess, Tokenization) and described.prompting is None:
-        raise UsageError(f"`--tokenizer` is for texts, which `{name}` does not read")
-    return _pooled(config, described_as(name, options | {"tokenizer": str(config.tokenizer)}))
-
-
-def _with_classes(config: ImportConfig, described: Described, number: int | None) -> Described:
-    """Return what a folder describes, with another number of classes where one was asked for."""
-    if described.lacks and number is None:
-        raise CheckpointError(
-            f"{config.folder}: {described.lacks}",
-            hint="add `--num-classes N` or `--labels a,b,c` for a classifier that is drawn anew",
-        )
-    if number is None or described.prompting is not None:
-        return _pooled(config, described)
-    architecture = described.architecture
-    if number != architecture.num_classes:
-        library = FAMILIES[architecture.family].library
-        described = replace(described, architecture=resized(architecture, number, library), labels=())
-    return _pooled(config, described)
-
-
-def _pooled(config: ImportConfig, described: Described) -> Described:
-    """Return what is described, its classifier reading what was asked for, or what the folder says."""
-    architecture, pooling = described.architecture, config.pooling or described.pools
-    if pooling is None:
-        return described
-    if pooling != DEFAULT_POOLING and (
-        described.prompting is not None or not isinstance(described.preprocess, Tokenization)
-    ):
-        raise UsageError(
-            f"`--pooling {pooling}` is for texts, which `{architecture.name}` does not read",
-            hint="leave it out",
-        )
-    return replace(described, architecture=with_pooling(architecture, pooling))
-
-
 def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
     """Return what to type where the weights' classifier is of another size."""
     if config.folder is not None:
@@ -318,17 +206,12 @@ def _tell(
         )
 
 
-def _step(
-    config: ImportConfig,
-    files: tuple[Path, ...],
-    family: Family,
-    header: Header,
-    weights: Weights,
-    fitted: MatchedTensors,
-) -> Step:
-    return make_step(
+def _with_step(
+    config: ImportConfig, files: tuple[Path, ...], header: Header, weights: Weights, fitted: MatchedTensors
+) -> Header:
+    step = make_step(
         config,
-        family=family,
+        family=FAMILIES[header.architecture.family],
         options={
             "arch": header.architecture.name,
             "num_classes": config.num_classes,
@@ -342,6 +225,7 @@ def _step(
         inputs=[InputFile(name=Path(config.source).name, sha256=digest_files(files))],
         results={"wrapper": weights.wrapper, "prefix": fitted.prefix, "converted": fitted.converted},
     )
+    return header.model_copy(update={"made_by": step})
 
 
 def _report(config: ImportConfig, header: Header, weights: Weights, fitted: MatchedTensors) -> ImportReport:

@@ -139,8 +139,7 @@ def _of_scores(file: str, scores: HeadScores, budget: HeadBudget | None) -> Choi
         source, quota = "recorded", own_quota(file, scores, shape)
     else:
         source, quota = _recorded(file, scores, shape, ordered=len(order))
-    instead = f"give `--remove {len(order)}` or less, or "
-    mask = mask_of(file, scores, shape, quota, instead=instead)
+    mask = mask_of(file, scores, shape, quota, instead=f"give `--remove {len(order)}` or less, or ")
     return replace(
         _of_mask(file, scores.kind_of_file, mask),
         method=scores.method,
@@ -164,8 +163,9 @@ def _recorded(file: str, scores: HeadScores, shape: Shape, *, ordered: int) -> t
         try:
             budget.removals(shape)
         except ValueError as error:
-            hint = f"{EDITED} `--remove R` sets another budget"
-            raise ManifestError(f"{file}: options: {error}", hint=hint) from error
+            raise ManifestError(
+                f"{file}: options: {error}", hint=f"{EDITED} `--remove R` sets another budget"
+            ) from error
         return "recorded", quota_of(budget, shape)
     common = HeadBudget(keep_fraction=COMMON_KEEP_FRACTION)
     return "default", quota_of(

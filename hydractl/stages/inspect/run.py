@@ -190,8 +190,9 @@ def ranks(scores: HeadScores, *, file: str = "scores") -> dict[str, tuple[tuple[
         ManifestError: If the removals are not of the heads that have scores; it names the `file`.
     """
     total = sum(len(row) for table in scores.towers.values() for row in table.scores)
-    order = order_of(file, scores, scores.towers)
-    rank: dict[tuple[str, int, int], int] = {head: total - i for i, head in enumerate(order)}
+    rank: dict[tuple[str, int, int], int] = {
+        head: total - i for i, head in enumerate(order_of(file, scores, scores.towers))
+    }
     return {
         tower: tuple(
             tuple(rank.get((tower, layer, head)) for head in range(len(row)))

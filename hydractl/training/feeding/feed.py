@@ -1,6 +1,6 @@
 """Batches for training: drawn globally from (seed, epoch), of which each process takes its share.
 
-Axes: N samples, P rows of a piece.
+Axes: N samples, P rows of a piece (of a member's, where those of a hydra see samples in orders of their own), M members, T tokens.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+from typing_extensions import override
 
 from hydractl.data.batches import epoch_order
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading
 from hydractl.data.sources.multi_pass import Shuffled
+from hydractl.manifest.header import Tokenization
 from hydractl.model_inputs import Inputs
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding.mixup import Mix, Mixing, rows_read
@@ -123,15 +126,13 @@ class ItemFeed:
         per_epoch = self.steps_per_epoch
         while start < stop:
             epoch, begin = divmod(start, per_epoch)
-            end = min(per_epoch, begin + stop - start)
-            batches = self._order(epoch).split(self.batch_size)[begin:end]
+            batches = self._order(epoch).split(self.batch_size)[begin : min(per_epoch, begin + stop - start)]
             cuts = [_cut(len(batch), share) for batch in batches]
             plan = [
                 Planned(batch=batch, pieces=self._read(batch, cut))
                 for batch, cut in zip(batches, cuts, strict=True)
             ]
-            inputs_of_steps = self.source.steps(plan, epoch=epoch)
-            for step, cut, inputs in zip(plan, cuts, inputs_of_steps, strict=True):
+            for step, cut, inputs in zip(plan, cuts, self.source.steps(plan, epoch=epoch), strict=True):
                 samples = (
                     zip(inputs, (self.labels[piece] for piece in step.pieces), strict=True)
                     if self.mixing is None
@@ -184,3 +185,56 @@ def _cut(total: int, share: Share) -> list[tuple[int, int, float]]:
         at = min(first, total - 1)
         cut.append((at, max(last, at + 1), (last - first) / total))
     return cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberFeeds(Feed):
+    """Each member's batches side by side: pieces hold the inputs (M P, ...) and labels (M P, ...) of one after another.
+
+    Attributes:
+        feeds: One a member, of the same data and batch size.
+        how: How items become inputs.
+    """
+
+    feeds: tuple[ItemFeed, ...]
+    how: Reading
+
+    @classmethod
+    def of(cls, first: ItemFeed, members: int, how: Reading) -> MemberFeeds:
+        """Return feeds of which member m's is the first one with a seed greater by m."""
+        return cls(feeds=tuple(first.reseeded(first.seed + m) for m in range(members)), how=how)
+
+    @property
+    @override
+    def steps_per_epoch(self) -> int:
+        return self.feeds[0].steps_per_epoch
+
+    @override
+    def steps(self, start: int, stop: int, share: Share) -> Iterator[list[Piece]]:
+        for member_steps in zip(*(feed.steps(start, stop, share) for feed in self.feeds), strict=True):
+            yield [self._side_by_side(pieces) for pieces in zip(*member_steps, strict=True)]
+
+    def _side_by_side(self, pieces: Sequence[Piece]) -> Piece:
+        first = pieces[0]
+        return Piece(
+            inputs=joined_inputs([piece.inputs for piece in pieces], self.how),
+            labels=torch.cat([piece.labels for piece in pieces]),
+            first=first.first,
+            total=first.total,
+            weight=first.weight,
+            members=len(pieces),
+        )
+
+
+def joined_inputs(parts: Sequence[Inputs], how: Reading) -> Inputs:
+    """Return inputs (P, ...) one after another on the batch axis; texts are filled up to the longest."""
+    images = [part for part in parts if isinstance(part, torch.Tensor)]
+    if not isinstance(how, Tokenization):
+        return torch.cat(images)
+    texts = [part for part in parts if not isinstance(part, torch.Tensor)]
+    longest = max(part["input_ids"].shape[1] for part in texts)
+
+    def filled(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return F.pad(tensor, (0, longest - tensor.shape[1]), value=how.pad_id if name == "input_ids" else 0)
+
+    return {name: torch.cat([filled(name, part[name]) for part in texts]) for name in texts[0]}

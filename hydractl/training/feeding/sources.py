@@ -148,5 +148,6 @@ class ImageSource(InputSource):
 
 def _decoded(dataset: ImageSet, preprocessing: Preprocess) -> torch.Tensor:
     """Return all images as the model's evaluation wants them, (N, C, H, W)."""
-    transform = eval_transform(preprocessing)
-    return torch.cat([batch.inputs for batch in batches(dataset, transform, batch_size=_CHUNK)])
+    return torch.cat(
+        [batch.inputs for batch in batches(dataset, eval_transform(preprocessing), batch_size=_CHUNK)]
+    )

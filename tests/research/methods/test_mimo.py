@@ -14,8 +14,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import Place
-from hydractl.research.methods.mimo import Slots, stack_images
-from hydractl.research.methods.mimo_batches import MimoFeed
+from hydractl.research.methods.mimo import MimoFeed, Slots, stack_images
 from hydractl.research.methods.options import Mimo
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import ItemFeed

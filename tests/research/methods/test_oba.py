@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from hydractl.research.methods.oba import importances, masks_of
+from hydractl.research.methods.adapters import importances, masks_of
 
 
 def test_importances_are_those_of_the_whole_hessian():

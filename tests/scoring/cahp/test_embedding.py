@@ -7,8 +7,7 @@ from sklearn.manifold import TSNE
 from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 
-from hydractl.scoring.cahp.clusters import group_points
-from hydractl.scoring.cahp.embedding import embed, fitting_perplexity, principal_start
+from hydractl.scoring.cahp.clusters import embed, fitting_perplexity, group_points, principal_start
 from hydractl.scoring.cahp.profile import Form, HeadDistances
 
 DOUBLE = torch.float64

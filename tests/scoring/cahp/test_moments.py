@@ -7,8 +7,7 @@ import torch
 
 from hydractl.errors import DataError
 from hydractl.scoring.cahp import moments as cahp_moments
-from hydractl.scoring.cahp.moments import class_moments
-from hydractl.scoring.cahp.signature import signatures
+from hydractl.scoring.cahp.moments import class_moments, signatures
 from hydractl.scoring.job import Samples, ScoreJob
 from support.builders import base
 from support.variants import variant

@@ -12,8 +12,7 @@ from hydractl.progress import SILENT
 from hydractl.scoring.circuit import lazy_greedy, local_search
 from hydractl.scoring.circuit import memory_budget as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
-from hydractl.scoring.circuit.error_bounds import DeviationBound, promise
-from hydractl.scoring.circuit.lazy_greedy import Lazy
+from hydractl.scoring.circuit.lazy_greedy import DeviationBound, Lazy, promise
 from hydractl.scoring.circuit.local_search import Swap, Swaps
 from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.outcomes import values_of

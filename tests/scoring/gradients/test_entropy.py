@@ -7,7 +7,7 @@ import torch
 
 from hydractl.errors import DataError
 from hydractl.model_inputs import map_inputs
-from hydractl.scoring.gradients.entropy import attention_entropy, relative_entropy
+from hydractl.scoring.gradients.hies import attention_entropy, relative_entropy
 from support.builders import base
 from support.jobs import changed, job_for, labelled, library_for
 from support.variants import variant

@@ -5,8 +5,7 @@ import torch
 
 from hydractl.errors import UsageError
 from hydractl.progress import SILENT
-from hydractl.scoring.gradients.entropy import attention_entropy
-from hydractl.scoring.gradients.hies import score_hies
+from hydractl.scoring.gradients.hies import attention_entropy, score_hies
 from hydractl.scoring.gradients.michel import score_michel
 from hydractl.scoring.gradients.settings import HiesSettings, MichelSettings
 from hydractl.scoring.methods import METHODS
