@@ -23,9 +23,7 @@ def with_classes(model: Model, opened: OpenModel, context: AnalysisContext) -> M
     """Return a model on the row's device, without gradients of weights, with its classes as prompts if it is zero-shot."""
     if isinstance(model.answer, Contrast) and context.classes is not None:
         model.answer.ask(prompts_of(opened, context.classes), templates=len(context.classes.templates))
-    for parameter in model.parameters():
-        parameter.requires_grad = False
-    return model.to(context.parts[0].model.device)
+    return model.requires_grad_(requires_grad=False).to(context.parts[0].model.device)
 
 
 def single(opened: OpenModel, context: AnalysisContext) -> Model:

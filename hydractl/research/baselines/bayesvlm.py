@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -37,7 +36,7 @@ from hydractl.fusion.prompts import Classes, prompts_of
 from hydractl.manifest.header import Tokenization
 from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
-from hydractl.research.baselines.laplace import HIGHEST, LOWEST, exact
+from hydractl.research.baselines.laplace import cheapest_prior, exact
 from hydractl.research.baselines.options import FEWEST, BayesVlmOptions
 from hydractl.runtime import at_least_single
 from hydractl.stages.evaluate.baseline_rows import BaselineInputs
@@ -124,9 +123,7 @@ def best_prior(weight: Tensor, outer: Tensor, inner: Tensor, count: float) -> fl
         )
         return 0.5 * prior * squares - 0.5 * weight.numel() * log_prior + determinants
 
-    bounds = (math.log(LOWEST), math.log(HIGHEST))
-    minimum = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
-    return math.exp(float(minimum.x))
+    return cheapest_prior(cost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ Axes: B batch, C classes, D features, S draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
@@ -288,6 +288,11 @@ def likeliest(curvatures: torch.Tensor, squares: float) -> float:
         prior = math.exp(log_prior)
         return float((curvatures / prior).log1p().sum()) + prior * squares
 
+    return cheapest_prior(cost)
+
+
+def cheapest_prior(cost: Callable[[float], float]) -> float:
+    """Return the precision, between `LOWEST` and `HIGHEST`, whose logarithm costs least."""
     bounds = (math.log(LOWEST), math.log(HIGHEST))
     minimum = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return math.exp(float(minimum.x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Self
 
 from typing_extensions import override
@@ -22,8 +23,7 @@ FEWEST = 2
 """Checkpoints or pairs that tell something."""
 
 
-def _real(text: str) -> float:
-    return number("option", text)
+_real = partial(number, "option")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

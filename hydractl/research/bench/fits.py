@@ -75,7 +75,7 @@ class _RivalChecker:
             elif stage["command"] == PruneConfig.COMMAND:
                 self._prunes(stage)
             elif "store" in stage:
-                self._stores()
+                check_stores(self.base, self._classes())
         for options in self._baselines(plan):
             check_made_of(options, [self.base], self._classes())
             if isinstance(options, BayesVlmOptions):
@@ -118,9 +118,6 @@ class _RivalChecker:
             check_enough(int(str(stage["pool"])), int(str(stage["remove"])), members=self.terms.members)
         except ValueError as error:
             raise UsageError(str(error), hint="give fewer `--members`, or leave it out") from error
-
-    def _stores(self) -> None:
-        check_stores(self.base, self._classes())
 
     def _classes(self) -> Classes | None:
         tested = self.sets.open(self.config.test, self.base)

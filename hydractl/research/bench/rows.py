@@ -189,10 +189,6 @@ def _packed(terms: SharedSettings) -> Sequence[StageOptions]:
     return [tuned(terms, "packed", str(terms.start), times=terms.members, method=method, **terms.from_start)]
 
 
-def _independent(terms: SharedSettings) -> Sequence[StageOptions]:
-    return [tuned(terms, "alone", str(terms.start), times=terms.members, **terms.from_start)]
-
-
 PLANS: Mapping[str, Rival] = MappingProxyType(
     {
         "temperature": Rival(
@@ -267,7 +263,9 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
                 f"Deep ensemble of {m}": ",".join(terms.path(f"alone-{i}.st") for i in range(m))
                 for m in range(2, terms.members + 1)
             },
-            stages=_independent,
+            stages=lambda terms: [
+                tuned(terms, "alone", str(terms.start), times=terms.members, **terms.from_start)
+            ],
             trainings=lambda members: members,
             starts=True,
         ),

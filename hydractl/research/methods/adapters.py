@@ -23,10 +23,7 @@ from hydractl.training.weight_sites import Site, bias_of, make
 class LoraAdapter(Adapter):
     """Adds a product of low rank to the projections of attention."""
 
-    def __init__(self, method: LoraEnsemble, members: int) -> None:
-        del members  # it trains one model, no hydra
-        super().__init__(method.KIND)
-        self.method = method
+    method: LoraEnsemble
 
     @override
     def fits(self, site: Site) -> bool:
@@ -49,10 +46,10 @@ class LoraAdapter(Adapter):
 class SingularValueAdapter(Adapter):
     """Trains singular values and biases of all linear layers of the blocks."""
 
+    method: SingularValues
+
     def __init__(self, method: SingularValues, members: int) -> None:
-        del members  # it trains one model, no hydra
-        super().__init__(method.KIND)
-        self.method = method
+        super().__init__(method, members)
         self.parts: dict[
             str, tuple[torch.Tensor, ...]
         ] = {}  # a decomposition takes long, and is the same each time
@@ -82,10 +79,11 @@ class SingularValueAdapter(Adapter):
 class ObaAdapter(Adapter):
     """Sets single weights of the blocks' linear layers to zero for good, and trains everything."""
 
+    method: Oba
+
     def __init__(self, method: Oba, members: int) -> None:
-        del members  # it trains one model, no hydra
-        super().__init__(method.KIND)
-        self.method, self.data = method, method.batches
+        super().__init__(method, members)
+        self.data = method.batches
         self.masks: dict[str, torch.Tensor] = {}
 
     @override
@@ -106,10 +104,7 @@ class ObaAdapter(Adapter):
 class BatchEnsembleAdapter(Adapter):
     """Members that share matrices, and have two vectors and a bias each of every linear layer, the classifier's too."""
 
-    def __init__(self, method: BatchEnsemble, members: int) -> None:
-        del members  # it trains one model, no hydra
-        super().__init__(method.KIND)
-        self.method = method
+    method: BatchEnsemble
 
     @override
     def fits(self, site: Site) -> bool:

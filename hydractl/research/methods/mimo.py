@@ -75,9 +75,11 @@ def _stacked(layer: nn.Conv2d, slots: Slots, x: torch.Tensor) -> torch.Tensor:
 class MimoAdapter(Adapter):
     """Lets members of a hydra see an image each, side by side."""
 
+    method: Mimo
+
     def __init__(self, method: Mimo, members: int) -> None:
-        super().__init__(method.KIND)
-        self.method, self.slots, self.repeat = method, members, method.repeat
+        super().__init__(method, members)
+        self.repeat = method.repeat
 
     @override
     def check_base(self, model: str, header: Header) -> None:
@@ -96,7 +98,7 @@ class MimoAdapter(Adapter):
 
     @override
     def feed(self, feed: ItemFeed) -> Feed:
-        return MimoFeed(feed=feed, slots=self.slots, repeat=self.repeat, rho=self.method.rho)
+        return MimoFeed(feed=feed, slots=self.members, repeat=self.repeat, rho=self.method.rho)
 
     @override
     def fits(self, site: Site) -> bool:
@@ -114,7 +116,7 @@ class MimoAdapter(Adapter):
     def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
         for name in self.own(sites, names):
             layer = sites[name].layer
-            slots = Slots(layer.weight, self.slots)
+            slots = Slots(layer.weight, self.members)
             make(sites[name], slots)
             stack_images(layer, slots)
 

@@ -245,14 +245,6 @@ WEIGHT_OF_GUESS, WEIGHT_OF_OTHERS = 4, 6
 _NORMAL = NormalDist()
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer of a tower."""
-
-    tower: str
-    layer: int
-
-
 @dataclass
 class DeviationBound:
     """The errors of expected values so far.
@@ -262,7 +254,8 @@ class DeviationBound:
     """
 
     spread: float
-    _error_counts: dict[Layer, tuple[float, int]] = field(default_factory=dict)
+    _error_counts: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
+    """By tower and layer: the sum of squared errors a step, and how many there are."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> DeviationBound:
@@ -271,7 +264,7 @@ class DeviationBound:
 
     def learn(self, head: HeadId, steps: int, error: float) -> None:
         """Take note of how far off a head's expected value was, so many steps after the head was seen last."""
-        layer = Layer(head.tower, head.layer)
+        layer = head.tower, head.layer
         total, count = self._error_counts.get(layer, (0.0, 0))
         self._error_counts[layer] = (total + error**2 / steps**GROWTH, count + 1)
 
@@ -281,7 +274,7 @@ class DeviationBound:
         count = sum(count_of_errors for _, count_of_errors in self._error_counts.values())
         guess = (FIRST_GUESS * self.spread) ** 2
         common = (total + WEIGHT_OF_GUESS * guess) / (count + WEIGHT_OF_GUESS)
-        head_errors, times = self._error_counts.get(Layer(head.tower, head.layer), (0.0, 0))
+        head_errors, times = self._error_counts.get((head.tower, head.layer), (0.0, 0))
         variance = (head_errors + WEIGHT_OF_OTHERS * common) / (times + WEIGHT_OF_OTHERS)
         return math.sqrt(variance * steps**GROWTH)
 

@@ -14,7 +14,7 @@ from hydractl.heads.budget import total_heads
 from hydractl.progress import Progress
 from hydractl.scoring.gates.learned import Gates, initial_draws, step_uniform, tables
 from hydractl.scoring.gates.settings import DspSettings
-from hydractl.scoring.gates.training import joint_weights, train_gates, warn_of_lost_weights
+from hydractl.scoring.gates.training import joint_weights, train_gates
 from hydractl.scoring.job import Ranking, ScoreJob
 
 COLDEST = 1e-8
@@ -38,7 +38,6 @@ def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
             f"`dsp` chooses which heads stay, and {keep} of {total} leave no choice",
             hint="change `--keep`, `--remove` or `--keep-fraction`",
         )
-    warn_of_lost_weights(job, settings, progress)
     first = initial_draws([total], seed=job.seed)
 
     def make(steps: int) -> Gates:

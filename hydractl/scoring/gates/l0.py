@@ -14,7 +14,7 @@ from typing_extensions import override
 from hydractl.progress import Progress
 from hydractl.scoring.gates.learned import Gates, initial_draws, step_uniform, tables
 from hydractl.scoring.gates.settings import L0Settings
-from hydractl.scoring.gates.training import joint_weights, train_gates, warn_of_lost_weights
+from hydractl.scoring.gates.training import joint_weights, train_gates
 from hydractl.scoring.job import Ranking, ScoreJob
 
 BETA = 0.33
@@ -40,7 +40,6 @@ def score_l0(job: ScoreJob, progress: Progress) -> Ranking:
     another one than the gated.
     """
     settings = job.set_for(L0Settings)
-    warn_of_lost_weights(job, settings, progress)
     sizes = [t.num_heads for t in job.scored.values() for _ in range(t.layers)]
     first = initial_draws(sizes, seed=job.seed)
     learned = train_gates(

@@ -70,7 +70,7 @@ def train_gates(
         job: With what a method needs that trains.
         settings: How long and how fast.
         make: Returns the gates as training begins, given the number of steps.
-        progress: Hears of every epoch.
+        progress: Hears of every epoch, and of weights that will train and that nobody keeps.
         penalty: What is added to the loss of each batch.
 
     Raises:
@@ -80,12 +80,26 @@ def train_gates(
     """
     if job.training is None:
         raise ValueError("a method that trains needs to be offered training")
+    if settings.trains_weights and not job.training.keeps_weights:
+        progress.warn(
+            "joint training changes the weights too, and they are dropped: the scores are of a model that is not kept; "
+            "`--trained PATH` keeps it"
+        )
     if job.model.dtype == torch.float16:  # whose gradients vanish where no loss is scaled
         progress.warn(
             "gates do not train in fp16: the weights, as fp16 has them, are computed with in fp32; `--dtype bf16` trains under autocast"
         )
     feed = job.training.feed()
-    recipe = _recipe(settings, precision="bf16" if job.model.dtype == torch.bfloat16 else "fp32")
+    recipe = Recipe(
+        optimizer="adamw",
+        lr=(settings.weights_lr or settings.gate_lr,),
+        weight_decay=0.0,
+        schedule="linear",
+        warmup=0,
+        epochs=settings.epochs,
+        clip=CLIP,
+        precision="bf16" if job.model.dtype == torch.bfloat16 else "fp32",
+    )
     total = recipe.total_steps(feed.steps_per_epoch)
 
     def build() -> GatedModel:
@@ -122,15 +136,6 @@ def joint_weights(model: GatedModel) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in model.model.library_state().items()}
 
 
-def warn_of_lost_weights(job: ScoreJob, settings: GateSettings, progress: Progress) -> None:
-    """Say so where weights will train that nobody keeps."""
-    if settings.trains_weights and not (job.training and job.training.keeps_weights):
-        progress.warn(
-            "joint training changes the weights too, and they are dropped: the scores are of a model that is not kept; "
-            "`--trained PATH` keeps it"
-        )
-
-
 def _trained(
     offered: GateTraining, work: Job, device: torch.device, progress: Progress, *, settings: GateSettings
 ) -> Trained:
@@ -152,25 +157,10 @@ def _diverged(settings: GateSettings) -> CheckFailed:
     )
 
 
-def _recipe(settings: GateSettings, *, precision: str) -> Recipe:
-    return Recipe(
-        optimizer="adamw",
-        lr=(settings.weights_lr or settings.gate_lr,),
-        weight_decay=0.0,
-        schedule="linear",
-        warmup=0,
-        epochs=settings.epochs,
-        clip=CLIP,
-        precision=precision,
-    )
-
-
 def _gated(job: ScoreJob, gates: Gates, *, weights: bool) -> GatedModel:
     """Return a copy of the job's model with gates, on the CPU; its weights train or not."""
     model = copy.deepcopy(job.model).to("cpu", torch.float32)
-    for parameter in model.parameters():
-        parameter.requires_grad = weights
-    return GatedModel(model, gates, job.scored)
+    return GatedModel(model.requires_grad_(requires_grad=weights), gates, job.scored)
 
 
 def _gates_of(model: nn.Module) -> Gates:

@@ -35,8 +35,7 @@ def gate_gradients(job: ScoreJob, *, batches: int | None = None) -> dict[str, to
     """
     team = job.team
     share = None if batches is None else len(range(team.rank, batches, team.world))
-    for parameter in job.model.parameters():
-        parameter.requires_grad = False
+    job.model.requires_grad_(requires_grad=False)
     batch_gradients = team.in_order([_of_batch(job, samples) for samples in islice(job.id_data, share)])
     if not batch_gradients:
         raise DataError("there is no data to compute gradients on")

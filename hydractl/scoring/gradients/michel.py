@@ -52,7 +52,7 @@ def gate_importance(job: ScoreJob, form: str) -> HeadImportance:
         DataError: If a gradient is not finite, or there are no labels.
     """
     if form == "sample":
-        return HeadImportance(*absolute_gradients(job))
+        return absolute_gradients(job)
     means = {name: gradients.abs().mean(dim=0) for name, gradients in gate_gradients(job).items()}
     tables: Tables = {
         name: [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from hydractl.families.tower import Tower
 from hydractl.model_inputs import Inputs, batch_of
 from hydractl.runtime import at_least_single
 from hydractl.scoring.attention_hooks import Gated, heads_left, tapped
+from hydractl.scoring.gradients.iterative import HeadImportance
 from hydractl.scoring.gradients.weight_gradients import checked_loss, losses_of, not_finite
 from hydractl.scoring.job import Samples, ScoreJob
 
@@ -30,15 +31,8 @@ class Fixed(NamedTuple):
     tangents: torch.Tensor
 
 
-class AbsoluteGradients(NamedTuple):
-    """E|∂L/∂ξ| of the heads that are left, for each tower a row a layer, and the mean cross-entropy."""
-
-    tables: Mapping[str, list[list[float]]]
-    loss: float
-
-
-def absolute_gradients(job: ScoreJob) -> AbsoluteGradients:
-    """Return E_x |∂L(x)/∂ξ_h| over all samples x, L(x) the cross-entropy, for gates ξ = 1 on heads' outputs.
+def absolute_gradients(job: ScoreJob) -> HeadImportance:
+    """Return E_x |∂L(x)/∂ξ_h| over all samples x, L(x) the cross-entropy, for gates ξ = 1 on the outputs of heads that are left.
 
     A gate a sample, (B, 1, H), has every sample's own gradient after one backward pass a batch. The gates of a tower that
     is always asked the same (a text tower with the prompts) are shared by all samples: there the derivatives of its outputs
@@ -57,13 +51,12 @@ def absolute_gradients(job: ScoreJob) -> AbsoluteGradients:
         name: [[next(means) for _ in heads_left(job.model.tower(name), i)] for i in range(t.layers)]
         for name, t in job.scored.items()
     }
-    return AbsoluteGradients(tables, checked_loss((sums[-2] / count).item()))
+    return HeadImportance(tables, checked_loss((sums[-2] / count).item()))
 
 
 def _summed(job: ScoreJob) -> torch.Tensor:
     """Return Σ|∂L/∂ξ| of all heads that are left, tower after tower; then the summed loss and the number of samples."""
-    for parameter in job.model.parameters():
-        parameter.requires_grad = False
+    job.model.requires_grad_(requires_grad=False)
     fixed_towers: dict[str, Fixed] = {}
     batch_sums = [_of_batch(job, samples, fixed_towers) for samples in job.id_data]
     return torch.stack(job.team.in_order(batch_sums)).sum(dim=0)

@@ -90,8 +90,7 @@ def batch_gradients(
     job: ScoreJob, weights: Sequence[nn.Parameter]
 ) -> Iterator[tuple[tuple[torch.Tensor, ...], torch.Tensor]]:
     """Yield for each of this process's batches the gradients of its summed cross-entropy, and its losses (B,)."""
-    for parameter in job.model.parameters():
-        parameter.requires_grad = False
+    job.model.requires_grad_(requires_grad=False)
     for weight in weights:
         weight.requires_grad_()
     for samples in job.id_data:

@@ -39,7 +39,7 @@ from hydractl.stages.shared.open_inputs import held_twice, identified
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.dropout import HAS_LAYERS_FOR
 from hydractl.training.feeding.mixup import Mixing
-from hydractl.training.methods.adapter import Adapter, changed
+from hydractl.training.methods.adapter import Adapter, adapter_of, changed
 from hydractl.training.recipes.parameter_groups import trainable
 from hydractl.training.recipes.presets import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.recipe import PARTS, Recipe
@@ -118,7 +118,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock)
     header = opened.header
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
-    adapter = _adapter_of(config, opened)
+    adapter = adapter_of(config.trains_by, len(opened.header.masks))
     if adapter is not None:
         adapter.check(config.model, opened.header)
     names = _trainable(config, opened, adapter)
@@ -212,7 +212,7 @@ def check_trains(config: FinetuneConfig, opened: OpenModel) -> None:
     Raises:
         UsageError: As `prepare`.
     """
-    adapter = _adapter_of(config, opened)
+    adapter = adapter_of(config.trains_by, len(opened.header.masks))
     if adapter is not None:
         adapter.check_base(config.model, opened.header)
     _trainable(config, opened, adapter)
@@ -264,12 +264,6 @@ def _check_apart(config: FinetuneConfig, header: Header) -> None:
             "batch for all",
             hint="leave it out, or fuse with `--own-from 0`",
         )
-
-
-def _adapter_of(config: FinetuneConfig, opened: OpenModel) -> Adapter | None:
-    """Return how it trains where not every weight changes."""
-    method = config.trains_by
-    return None if method is None else method.adapter(len(opened.header.masks))
 
 
 def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | None) -> tuple[str, ...]:

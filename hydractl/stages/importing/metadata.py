@@ -57,10 +57,8 @@ class Metadata:
 def metadata_of(saved: Mapping[object, object]) -> Metadata:
     """Return what a file says besides its tensors."""
     holders = list(_holders(saved))
-    kwargs = next(
-        (plain_options for h in holders for key in KWARGS if (plain_options := _plain_options(h.get(key)))),
-        {},
-    )
+    option_sets = (attributes(h.get(key)) for h in holders for key in KWARGS)
+    kwargs = {key: to_plain(item) for key, item in next(filter(None, option_sets), {}).items()}
     number = _first([kwargs, *holders], NUM_CLASSES)
     stated_options = {k: v for k, v in kwargs.items() if k not in {*NUM_CLASSES, *FILES} and v is not None}
     synonyms = _in_other_words(holders)
@@ -100,17 +98,10 @@ def _first(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> object
     for h in holders:
         for key in keys:
             value = to_plain(h.get(key))
-            if isinstance(value, int | float | str) or _is_numbers(value):
+            is_numbers = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+            if is_numbers or isinstance(value, int | float | str):
                 return value
     return None
-
-
-def _is_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, int | float) for item in value)
-
-
-def _plain_options(value: object) -> dict[str, object]:
-    return {key: to_plain(item) for key, item in attributes(value).items()}
 
 
 def _values(

@@ -125,8 +125,7 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
         return True
 
     def _set_items(self) -> None:
-        items = self.pop_mark()  # type: ignore[attr-defined]
-        self._check_keys(items[::2])
+        self._check_keys(self.pop_mark()[::2])  # type: ignore[attr-defined]
 
     def _set_item(self) -> None:
         _, key = self.stack.pop(), self.stack.pop()  # type: ignore[attr-defined]
@@ -195,10 +194,6 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def _any(_: _Rehearsal, args: tuple[Any, ...]) -> bool:  # noqa: ARG001 - one of those of `CALLS`
-    return True
-
-
 def _of_type(_: _Rehearsal, args: tuple[Any, ...]) -> bool:
     """Return whether a tensor of a class of its own is made as others are."""
     function, _type, tensor_args = args[:3]
@@ -225,7 +220,7 @@ CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
             "torch._utils._rebuild_sparse_tensor", "torch._utils._rebuild_meta_tensor_no_storage",
             "torch.serialization._get_layout", "torch.Size", "torch.device", "builtins.complex",
         ),
-        _any,
+        lambda _, args: True,  # noqa: ARG005 - called as all are
     ),
     "_codecs.encode": lambda _, args: args[1:] == ("latin1",),
     "builtins.set": _items,

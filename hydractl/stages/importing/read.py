@@ -131,7 +131,7 @@ def _unpickled(path: Path, begin: bytes) -> object:
     is_archive = begin.startswith(ZIP_START)
     on_disk = is_archive and _is_plain_archive(path)
     try:
-        classes = rehearse(*(_pickle_in_archive(path) if is_archive else _first_pickles(path)))
+        classes = rehearse(*_pickles(path, is_archive=is_archive))
         records = [record_class(name, container) for name, container in classes.items()]
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace, *records]):
             warnings.simplefilter("ignore")  # about forms of files; what matters is said by errors
@@ -184,19 +184,16 @@ def _is_plain_archive(path: Path) -> bool:
     return all(record.compress_type == zipfile.ZIP_STORED for record in records)
 
 
-def _pickle_in_archive(path: Path) -> tuple[bytes, int, int]:
-    """Return an archive's pickle, and how many bytes its records have in all; see `rehearse`."""
+def _pickles(path: Path, *, is_archive: bool) -> tuple[bytes, int, int]:
+    """Return an archive's pickle, or what a file of the older form begins with; and how many bytes there are; see `rehearse`."""
+    if not is_archive:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES), path.stat().st_size, PICKLES
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
         name = next((r.filename for r in records if r.filename.endswith("/data.pkl")), "data.pkl")
         with archive.open(name) as file:
             return file.read(MOST_BYTES), sum(record.file_size for record in records), 1
-
-
-def _first_pickles(path: Path) -> tuple[bytes, int, int]:
-    """Return what a file of the older form begins with; see `rehearse`."""
-    with path.open("rb") as file:
-        return file.read(MOST_BYTES), path.stat().st_size, PICKLES
 
 
 def _unwrapped(path: Path, saved: object, *, ema: bool, key: str | None) -> Weights:

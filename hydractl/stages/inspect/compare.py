@@ -12,7 +12,6 @@ from hydractl.families.timm.models import untagged
 from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
 from hydractl.manifest.head_mask import Mask, Tables
 from hydractl.output.atomic_write import publish
-from hydractl.output.locks import OutputLock
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.heads_figure import MOST_PANELS, Panel, distinct_names, draw_heads
 from hydractl.stages.inspect.config import InspectConfig
@@ -74,13 +73,19 @@ def run_compare(config: InspectConfig, progress: Progress = SILENT) -> Compariso
         OutputExists: If the figure is there already.
     """
     with claim(config, [config.plot], progress) as output_lock:
-        return _compare(config, output_lock, progress)
+        if config.plot is not None:
+            inputs = [Path(file.removeprefix("local-dir:")) for file in config.files if file != "-"]
+            check_outputs([config.plot], force=config.force, files=inputs, option="--plot")
+        report = _compare(config, progress)
+        if config.plot is not None:
+            progress.step("Drawing")
+            picture = draw_heads(_panels(report.choices), suffix=config.plot.suffix.lower())
+            with publish(config.plot, output_lock) as sink:
+                sink.write(picture)
+        return report
 
 
-def _compare(config: InspectConfig, output_lock: OutputLock, progress: Progress) -> ComparisonReport:
-    if config.plot is not None:
-        inputs = [Path(file.removeprefix("local-dir:")) for file in config.files if file != "-"]
-        check_outputs([config.plot], force=config.force, files=inputs, option="--plot")
+def _compare(config: InspectConfig, progress: Progress) -> ComparisonReport:
     choices_with_scores: list[tuple[Choice, Tables | None]] = []
     named: dict[str, str] = {}
     for file in config.files:
@@ -102,13 +107,7 @@ def _compare(config: InspectConfig, output_lock: OutputLock, progress: Progress)
         texts = (f"{file} of a `{architecture}`" for architecture, file in named.items())
         progress.warn(f"the files are of different architectures: {', '.join(texts)}")
     pairs = tuple(_pair(first, second) for first, second in combinations(choices_with_scores, 2))
-    report = ComparisonReport(choices=tuple(c for c, _ in choices_with_scores), pairs=pairs, plot=config.plot)
-    if config.plot is not None:
-        progress.step("Drawing")
-        picture = draw_heads(_panels(report.choices), suffix=config.plot.suffix.lower())
-        with publish(config.plot, output_lock) as sink:
-            sink.write(picture)
-    return report
+    return ComparisonReport(choices=tuple(c for c, _ in choices_with_scores), pairs=pairs, plot=config.plot)
 
 
 def _pair(first: tuple[Choice, Tables | None], second: tuple[Choice, Tables | None]) -> Comparison:

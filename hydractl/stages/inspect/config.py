@@ -57,7 +57,13 @@ class InspectConfig(CommandConfig):
         if not self.files:
             raise UsageError("nothing to inspect", hint="give a file, or several to compare")
         for file in self.files:
-            check_local(file)
+            if file.startswith(("arch:", "hf-hub:")):
+                raise UsageError(
+                    f"{file}: `inspect` reads local files",
+                    hint=f"`hydractl prune {shlex.quote(file)} --strategy random --keep-fraction 1 -o base.st` makes one of random weights"
+                    if file.startswith("arch:")
+                    else "fetch a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder",
+                )
         if self.files.count("-") > 1:
             raise UsageError("only one file can come from standard input")
 
@@ -70,18 +76,3 @@ class InspectConfig(CommandConfig):
     def file(self) -> str:
         """The one to describe."""
         return self.files[0]
-
-
-def check_local(file: str) -> None:
-    """Refuse a reference to what is no local file.
-
-    Raises:
-        UsageError: If it is an `arch:` or `hf-hub:` reference.
-    """
-    if file.startswith(("arch:", "hf-hub:")):
-        raise UsageError(
-            f"{file}: `inspect` reads local files",
-            hint=f"`hydractl prune {shlex.quote(file)} --strategy random --keep-fraction 1 -o base.st` makes one of random weights"
-            if file.startswith("arch:")
-            else "fetch a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder",
-        )

@@ -290,9 +290,7 @@ def _fused(header: Header, lines: tuple[TensorLine, ...]) -> Fused | None:
     plan, count = header.plan, len(header.masks)
     if plan is None:
         return None
-    by_part: dict[str, list[TensorLine]] = {}
-    for line in sorted(lines, key=_place):
-        by_part.setdefault(line.part, []).append(line)
+    by_part = _grouped(sorted(lines, key=_place), lambda line: line.part)
     grouped = sum(line.size_bytes for line in lines if line.fate == Fate.GROUPED)
     stored = sum(line.size_bytes for line in lines)
     return Fused(
@@ -311,10 +309,14 @@ def _place(line: TensorLine) -> int:
 
 
 def _by(lines: Iterable[TensorLine], key: Callable[[TensorLine], str]) -> dict[str, Tally]:
+    return {name: _tally(group) for name, group in _grouped(lines, key).items()}
+
+
+def _grouped(lines: Iterable[TensorLine], key: Callable[[TensorLine], str]) -> dict[str, list[TensorLine]]:
     groups: dict[str, list[TensorLine]] = {}
     for line in lines:
         groups.setdefault(key(line), []).append(line)
-    return {name: _tally(group) for name, group in groups.items()}
+    return groups
 
 
 def _tally(lines: Sequence[TensorLine]) -> Tally:

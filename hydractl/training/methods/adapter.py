@@ -11,7 +11,9 @@ from torch import nn
 from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place, place_of
 from hydractl.manifest.header import Header
+from hydractl.plugins import load
 from hydractl.training.feeding.feed import Feed, ItemFeed
+from hydractl.training.methods.base import TrainingMethod
 from hydractl.training.weight_sites import Site, sites_of
 
 
@@ -23,9 +25,14 @@ class Adapter:
     repeat = 1
     """How often an epoch holds each sample."""
 
-    def __init__(self, kind: str) -> None:
-        """Take up what `--method` calls it."""
-        self.kind = kind
+    def __init__(self, method: TrainingMethod, members: int) -> None:
+        """Take up the method's options.
+
+        Args:
+            method: What `--method` says.
+            members: Of the hydra that trains; 1 for another model.
+        """
+        self.method, self.members = method, members
 
     def check_base(self, model: str, header: Header) -> None:
         """Refuse a base whose copies could not be trained so once they are fused.
@@ -46,7 +53,7 @@ class Adapter:
         """
         if header.plan is not None:
             raise UsageError(
-                f"`--method {self.kind}`: {model} is a hydra, and one model is trained so",
+                f"`--method {self.method.KIND}`: {model} is a hydra, and one model is trained so",
                 hint="leave `--method` out, or name a base or a member",
             )
 
@@ -88,6 +95,14 @@ class Adapter:
             generator: What it begins with is drawn with; not made anew for each model.
         """
         raise NotImplementedError
+
+
+def adapter_of(method: TrainingMethod | None, members: int) -> Adapter | None:
+    """Return how a model trains by a method, None where every weight changes; `members` are those of a hydra."""
+    if method is None or method.ADAPTER is None:
+        return None
+    adapter: Adapter = load(method.ADAPTER)(method, members)
+    return adapter
 
 
 class SideBySide(nn.Module):

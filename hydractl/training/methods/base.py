@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from hydractl.plugins import load
 from hydractl.settings import CheckedSettings
-
-if TYPE_CHECKING:
-    from hydractl.training.methods.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +46,3 @@ class TrainingMethod(CheckedSettings):
             UsageError: If none can be made of it.
         """
         return model
-
-    def adapter(self, members: int) -> Adapter | None:
-        """Return how a model trains so, None if as without a method; `members` are those of a hydra."""
-        if self.ADAPTER is None:
-            return None
-        adapter: Adapter = load(self.ADAPTER)(self, members)
-        return adapter

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.families.base import TensorRole, place_of
 from hydractl.research.methods.options import BatchEnsemble, LoraEnsemble, Mimo, Oba, SingularValues
 from hydractl.research.methods.parametrizations import LowRank, Outer, Spectrum
-from hydractl.training.methods.adapter import changed
+from hydractl.training.methods.adapter import adapter_of, changed
 from hydractl.training.methods.registry import METHODS, method_reference, parse_method
 from hydractl.training.recipes.optimizers import decays
 from hydractl.training.weight_sites import MADE, ORIGINAL, realised, sites_of
@@ -30,7 +30,7 @@ def made(sample, method, *, noise=0.3, seed=0):
     state = model.library_state()
     sites = sites_of(sample.family, model, state)
     names = tuple(state)
-    adapter = method.adapter(1)
+    adapter = adapter_of(method, 1)
     told = changed(adapter, sample.family, model, state, names)
     for name, tensor in state.items():
         tensor.requires_grad_(name in told)
@@ -167,7 +167,7 @@ def test_the_spread_is_that_of_what_members_begin_with():
     weight = torch.randn(300, 400, generator=torch.Generator().manual_seed(0))
     layer, family = nn.Linear(400, 300), base(BASES["fused"]).family
     layer.weight.data.copy_(weight)
-    adapter = SingularValues(spread=0.05).adapter(1)
+    adapter = adapter_of(SingularValues(spread=0.05), 1)
     sites = sites_of(family, layer, {"blocks.0.mlp.fc1.weight": layer.weight})
     adapter.attach(sites, [*sites], torch.Generator().manual_seed(0))
     ratio = torch.linalg.svdvals(weight) / layer.parametrizations.weight[0].values.detach() - 1

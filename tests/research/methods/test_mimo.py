@@ -18,6 +18,7 @@ from hydractl.research.methods.mimo import MimoFeed, Slots, stack_images
 from hydractl.research.methods.options import Mimo
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.methods.adapter import adapter_of
 from hydractl.training.weight_sites import Site, make
 from support.builders import base
 
@@ -107,4 +108,4 @@ def test_only_plain_convolutions_of_the_embedding_see_several_images():
     }
     sites["blocks"] = Site(name="blocks", layer=kinds[0], place=Place(tower="vision", layer=0, part="mlp"))
 
-    assert Mimo().adapter(2).own(sites, [*sites]) == ["0.weight"]
+    assert adapter_of(Mimo(), 2).own(sites, [*sites]) == ["0.weight"]
