@@ -117,8 +117,7 @@ def named(path: Path) -> Path:
 
 def of_hub(reference: str) -> bool:
     """Return whether `locate` would ask the Hub, as nothing here is called so."""
-    path = Path(reference)
-    return reference.startswith("hf-hub:") or (not path.exists() and _is_hub_id(reference))
+    return reference.startswith("hf-hub:") or (not Path(reference).exists() and _is_hub_id(reference))
 
 
 def _is_hub_id(reference: str) -> bool:

@@ -333,8 +333,7 @@ def check(config: object, *, may_idle: bool = False) -> None:
     Raises:
         UsageError: Naming the first.
     """
-    settings = declared(type(config))
-    for name, setting in settings.items():
+    for name, setting in declared(type(config)).items():
         setting.check(name, getattr(config, name))
     defaults = {f.name: f.default for f in fields(config)}  # type: ignore[arg-type]  # a dataclass, as `declared` takes it
     for relation in ("needs", "excludes") if may_idle else ("needs", "only_with", "excludes"):

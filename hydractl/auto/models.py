@@ -125,7 +125,10 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         kind, device = floating(dtype or getattr(user_config, "dtype", None)), device_of(device)
         folder = _folder(pretrained_model_name_or_path, place)
         loaded = load(folder, dtype=kind, device=device)
-        config = HydraConfig.from_dict(parse(files_of(loaded.header)["config.json"]) | _dtype_setting(loaded))
+        config = HydraConfig.from_dict(
+            parse(files_of(loaded.header)["config.json"])
+            | {"dtype": str(loaded.dtype).removeprefix("torch.")}
+        )
         config._name_or_path = str(pretrained_model_name_or_path)
         if user_config is not None:
             check_settings(user_config, folder, config)
@@ -288,9 +291,8 @@ def _places(model: HydraModel) -> dict[str, tuple[int, str]]:
         for m, part in reversed([*enumerate(model.loaded.parts)])  # what all share is the first's
         for name, tensor in part.library_state().items()
     }
-    state = model.state_dict(keep_vars=True)
-    return {key: named[id(tensor)] for key, tensor in state.items() if id(tensor) in named}
-
-
-def _dtype_setting(loaded: LoadedModel | LoadedHydra) -> dict[str, object]:
-    return {"dtype": str(loaded.dtype).removeprefix("torch.")}
+    return {
+        key: named[id(tensor)]
+        for key, tensor in model.state_dict(keep_vars=True).items()
+        if id(tensor) in named
+    }

@@ -146,10 +146,9 @@ class HeadGroup(nn.Module):
         if self.heads == 0:
             return x.new_empty(batch, 0, tokens, tokens)
         q, k, _ = self._project_in(x, None)
-        units = torch.eye(tokens, dtype=q.dtype, device=x.device).expand(batch, self.heads, -1, -1)
         return F.scaled_dot_product_attention(
             *self.positioned(q, k, None, side),
-            units,
+            torch.eye(tokens, dtype=q.dtype, device=x.device).expand(batch, self.heads, -1, -1),
             attn_mask=self.scores_bias(q, k, None, side),
             scale=self.scale,
         )

@@ -74,9 +74,8 @@ class Contrast(OutputHead):
 
     @override
     def expect(self, labels: int) -> None:
-        scale = self.logit_scale
         self.class_embeddings = (
-            torch.empty(labels, self.width, dtype=scale.dtype, device="meta") if labels else None
+            torch.empty(labels, self.width, dtype=self.logit_scale.dtype, device="meta") if labels else None
         )
 
     @override

@@ -5,7 +5,7 @@ Texts of files are shown as code, where they mark nothing up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -114,7 +114,6 @@ def _metadata(facts: Facts) -> dict[str, Any]:
     from huggingface_hub import ModelCardData  # noqa: PLC0415 - the Hub's client loads when it is wanted
 
     header = facts.header
-    stock = is_stock(header)
     trained = any(step.command == "finetune" for step in steps_to(header.made_by))
     relation = "merge" if header.kind == Kind.HYDRA else "finetune" if trained else None
     relation_field: dict[str, Any] = (
@@ -124,7 +123,7 @@ def _metadata(facts: Facts) -> dict[str, Any]:
     data = ModelCardData(
         base_model=facts.base_model,
         eval_results=results or None,
-        library_name=_LIBRARIES[header.architecture.library] if stock else "hydractl",
+        library_name=_LIBRARIES[header.architecture.library] if is_stock(header) else "hydractl",
         license=facts.license,
         metrics=sorted({result.metric_type for result in results}) or None,
         model_name=facts.name,
@@ -145,8 +144,7 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
 
     if facts.report is None or facts.row is None:
         return
-    measured = {ID_NAME: facts.row.values, **facts.row.ood}
-    for name, values in measured.items():
+    for name, values in {ID_NAME: facts.row.values, **facts.row.ood}.items():
         data = facts.report.data.get(name)
         if data is None:
             continue
@@ -160,8 +158,8 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
                 "low": value.low,
                 "high": value.high,
                 "level": 0.95 if value.low is not None else None,
+                "count": value.count,
             }
-            interval["count"] = value.count
             yield EvalResult(
                 task_type=facts.task,
                 dataset_type=source,
@@ -210,8 +208,7 @@ def _classes(header: Header) -> str:
 
 def _heads(header: Header) -> Iterator[str]:
     """Yield how many heads each member keeps."""
-    towers = header.architecture.towers
-    total = sum(tower.layers * tower.num_heads for tower in towers.values())
+    total = sum(tower.layers * tower.num_heads for tower in header.architecture.towers.values())
     for i, mask in enumerate(header.masks):
         prefix = f"member {i} " if len(header.masks) > 1 else ""
         yield f"{prefix}keeps {sum(tower.num_kept for tower in mask.values())} of {total}"
@@ -229,8 +226,7 @@ def _results(facts: Facts) -> str:
         f"| | {' | '.join(code(row.name) for row in rows)} |",
         f"|---|{'---:|' * len(rows)}",
     ]
-    for name, pick in _measured(report):
-        values = [pick(row) for row in rows]
+    for name, values in _measured(report, rows):
         if any(values):
             lines.append(f"| {name} | {' | '.join(map(_formatted, values))} |")
     data = report.data.get(ID_NAME)
@@ -248,28 +244,20 @@ def _results(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def _measured(report: Report) -> Iterator[tuple[str, _Pick]]:
-    """Yield what the lines of the table are called, and what picks them out of a row."""
+def _measured(report: Report, rows: Sequence[Row]) -> Iterator[tuple[str, list[Value | None]]]:
+    """Yield what the lines of the table are called, and what they hold of each row."""
     order = list(METRICS)
 
     def sorted_names(tables: Iterable[Iterable[str]]) -> list[str]:
         names = {name for table in tables for name in table}
         return sorted(names, key=lambda name: (order.index(name.partition("@")[0]), name))
 
-    for metric in sorted_names(row.values for row in report.rows):
-        yield _named(metric), _Pick(metric)
+    for metric in sorted_names(row.values for row in rows):
+        yield _named(metric), [row.values.get(metric) for row in rows]
     for data in (*report.near, *report.far):
-        for metric in sorted_names(row.ood.get(data, {}) for row in report.rows):
-            yield f"{_named(metric)}, {code(data)}", _Pick(metric, data)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pick:
-    metric: str
-    data: str | None = None
-
-    def __call__(self, row: Row) -> Value | None:
-        return (row.values if self.data is None else row.ood.get(self.data, {})).get(self.metric)
+        values_of_rows = [row.ood.get(data, {}) for row in rows]
+        for metric in sorted_names(values_of_rows):
+            yield f"{_named(metric)}, {code(data)}", [values.get(metric) for values in values_of_rows]
 
 
 def _named(metric: str) -> str:

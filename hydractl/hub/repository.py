@@ -217,17 +217,15 @@ def _is_uploaded(content: Path | bytes, remote_file: RepoFile | None) -> bool:
         return False
     if remote_file.lfs is not None:
         local_digest = (
-            digest_file(content).removeprefix("sha256:") if isinstance(content, Path) else _sha256(content)
+            digest_file(content).removeprefix("sha256:")
+            if isinstance(content, Path)
+            else hashlib.sha256(content).hexdigest()
         )
         return local_digest == remote_file.lfs.sha256
     digest = hashlib.sha1(f"blob {_size(content)}\0".encode(), usedforsecurity=False)  # as git has it
     for chunk in _chunks(content):
         digest.update(chunk)
     return digest.hexdigest() == remote_file.blob_id
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _size(content: Path | bytes) -> int:

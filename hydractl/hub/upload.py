@@ -107,8 +107,9 @@ def _picture(header: Header) -> bytes | None:
     if header.kind == Kind.BASE or len(header.masks) > MOST_PANELS:
         return None
     names = [f"member {i}" for i in range(len(header.masks))] if header.kind == Kind.HYDRA else ["heads kept"]
-    panels = [Panel(name=name, mask=mask) for name, mask in zip(names, header.masks, strict=True)]
-    return draw_heads(panels, suffix=".png")
+    return draw_heads(
+        [Panel(name=name, mask=mask) for name, mask in zip(names, header.masks, strict=True)], suffix=".png"
+    )
 
 
 def weights_of(

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import UnsupportedModelError
@@ -93,15 +93,14 @@ def registered(name: str, options: Mapping[str, object]) -> dict[str, Any]:
 def name_of(config: Mapping[str, object]) -> str:
     """Return the registry's name of a configuration, or `openclip` for one that it does not have."""
     open_clip = library()
-    names: Iterator[str] = (n for n in open_clip.list_models() if open_clip.get_model_config(n) == config)
-    return next((PREFIX + name for name in names), ANY)
+    named = (PREFIX + n for n in open_clip.list_models() if open_clip.get_model_config(n) == config)
+    return next(named, ANY)
 
 
 def evaluation_config(config: Mapping[str, Any]) -> Mapping[str, object]:
     """Return what of a configuration changes the answers of trained weights, defaults filled in."""
-    kinds = {"vision_cfg": library().CLIPVisionCfg, "text_cfg": library().CLIPTextCfg}
     full_config = {**config, "custom_text": is_custom(config)}
-    for name, kind in kinds.items():
+    for name, kind in (("vision_cfg", library().CLIPVisionCfg), ("text_cfg", library().CLIPTextCfg)):
         tower = dataclasses.asdict(kind(**config[name]))
         full_config[name] = {k: v for k, v in tower.items() if k not in BESIDE | TRAINING_ONLY}
     return {k: v for k, v in full_config.items() if k not in TRAINING_ONLY}

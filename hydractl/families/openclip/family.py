@@ -80,8 +80,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         config: dict[str, Any] = dict(architecture.config)
         library = configs.created(config, architecture.name, weights=False)
         cut_heads(library, layouts, architecture, mask)
-        tensors = None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
-        fill(library, tensors)
+        fill(library, None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"})
         if configs.timm_name(config):
             complete(library.visual.trunk)
         if config["vision_cfg"].get("pos_embed_type") == "sin_cos_2d":

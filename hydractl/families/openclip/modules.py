@@ -112,13 +112,15 @@ def wrap(
         "text": _text_tower(library, head_numbers["text"]),
         "vision": vision(library, head_numbers["vision"]),
     }
-    answer = Contrast(
-        logit_scale=library.logit_scale,
-        logit_bias=library.logit_bias,
-        width=width,
-        class_embeddings=class_embeddings,
+    return Model(
+        towers,
+        Contrast(
+            logit_scale=library.logit_scale,
+            logit_bias=library.logit_bias,
+            width=width,
+            class_embeddings=class_embeddings,
+        ),
     )
-    return Model(towers, answer)
 
 
 def _text_tower(library: Any, head_numbers: HeadNumbers) -> Tower:  # noqa: ANN401 - as above
@@ -127,12 +129,11 @@ def _text_tower(library: Any, head_numbers: HeadNumbers) -> Tower:  # noqa: ANN4
     pool, end = (text.pool_type, text.eos_id) if prefix else (text.text_pool_type, text.text_eos_id)
     embed = tuple(prefix + name for name in ("token_embedding", "positional_embedding"))
     readout = tuple(prefix + name for name in ("ln_final", "text_projection"))
-    causal = text.attn_mask is not None
 
     return Tower(
         embed=FunctionModule(
             part(library, lambda name: name.startswith(embed)),
-            partial(_embed_texts, prefix=prefix, read=(pool, end), causal=causal),
+            partial(_embed_texts, prefix=prefix, read=(pool, end), causal=text.attn_mask is not None),
         ),
         blocks=_blocks(text.transformer, head_numbers),
         readout=FunctionModule(
@@ -166,8 +167,7 @@ def _embed_texts(
     text, ids = host.text if prefix else host, texts["input_ids"]
     pool, end = read
     length = ids.shape[1]
-    weight = text.positional_embedding
-    tokens = text.token_embedding(ids) + weight[:length]
+    tokens = text.token_embedding(ids) + text.positional_embedding[:length]
     context = {}
     if causal:
         earlier = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
@@ -194,7 +194,6 @@ def _vision_tower(library: Any, head_numbers: HeadNumbers) -> Tower:  # noqa: AN
     visual = library.visual
     readout = ("visual.attn_pool", "visual.ln_post", "visual.proj")
     inside = ("visual.transformer", *readout)
-    reads_class_token = visual.attn_pool is None and visual.pool_type == "tok"
 
     return Tower(
         embed=FunctionModule(
@@ -203,7 +202,7 @@ def _vision_tower(library: Any, head_numbers: HeadNumbers) -> Tower:  # noqa: AN
         ),
         blocks=_blocks(visual.transformer, head_numbers),
         readout=FunctionModule(part(library, lambda name: name.startswith(readout)), _read_images),
-        reads=slice(0, 1) if reads_class_token else None,
+        reads=slice(0, 1) if (visual.attn_pool is None and visual.pool_type == "tok") else None,
         names=_names("visual.transformer"),
     )
 

@@ -62,7 +62,9 @@ def _family(row: TimmRow) -> Family:
     """Return the family."""
 
     def matches(config: Mapping[str, object]) -> bool:
-        return is_own_config(config) and row.claims(str(config["architecture"]))
+        # transformers' wrapper around timm has a `model_type`
+        is_timm_config = "architecture" in config and "model_type" not in config
+        return is_timm_config and row.claims(str(config["architecture"]))
 
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
@@ -90,24 +92,13 @@ def _family(row: TimmRow) -> Family:
         build=build,
         initialise=initialise,
         evaluation_config=lambda architecture: evaluation_config(row, architecture.name, architecture.config),
-        adopt=_adopt if row.adopts else None,
+        # names that timm's filter does not know are reported as they are
+        adopt=(lambda _, architecture, state: filtered(architecture, state) or dict(state))
+        if row.adopts
+        else None,
         rules=RULES,
         on_disk=row.on_disk,
     )
-
-
-def is_own_config(config: Mapping[str, object]) -> bool:
-    """Return whether a `config.json` is timm's own; transformers' wrapper around timm has a `model_type`."""
-    return "architecture" in config and "model_type" not in config
-
-
-def _adopt(
-    where: str,  # noqa: ARG001 - as other families take it
-    architecture: Architecture,
-    state: Mapping[str, torch.Tensor],
-) -> dict[str, torch.Tensor]:
-    """Return a folder's tensors under timm's names; names that its filter does not know are reported as they are."""
-    return filtered(architecture, state) or dict(state)
 
 
 EVA = TimmRow(

@@ -44,16 +44,23 @@ def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Des
     name = untagged(str(config["architecture"]))  # a tag names settings, which the folder itself has
     library = _created(name, options, pretrained)
     check_covered(row, name, library)
-    built = {"num_classes": library.num_classes, "in_chans": library.in_chans}
-    options |= {**built, "img_size": list(library.patch_embed.img_size)}
+    options |= {
+        "num_classes": library.num_classes,
+        "in_chans": library.in_chans,
+        "img_size": list(library.patch_embed.img_size),
+    }
     _check_pooling(where, config, library, lacks=bool(lacks))
     preprocess = _preprocess(where, library, stated=pretrained.get("input_size") is not None)
     try:
         labels = _class_names(options, pretrained)
     except ValueError:  # which the rules refuse, unless the classifier is replaced
         labels = ()
-    architecture = architecture_of(row, name, options, library)
-    return Described(architecture=architecture, preprocess=preprocess, labels=labels, lacks=lacks)
+    return Described(
+        architecture=architecture_of(row, name, options, library),
+        preprocess=preprocess,
+        labels=labels,
+        lacks=lacks,
+    )
 
 
 def write_config(described: Described) -> dict[str, Mapping[str, object]] | None:

@@ -228,8 +228,9 @@ def evaluation_config(row: TimmRow, name: str, options: Mapping[str, object]) ->
 
     timm has no table of the values that an architecture sets; modules hold them, defaults and all.
     """
-    read = {k: v for k, v in options.items() if k not in TRAINING_ONLY}
-    library = create(name, {**read, **row.build_options})
+    library = create(
+        name, {k: v for k, v in options.items() if k not in TRAINING_ONLY} | {**row.build_options}
+    )
     settings: dict[str, object] = {name: tuple(t.shape) for name, t in library.state_dict().items()}
     for path, module in library.named_modules():
         settings[path] = type(module).__qualname__
@@ -323,8 +324,9 @@ def describe(row: TimmRow, name: str, options: Mapping[str, object]) -> Describe
     size = (library.in_chans, *library.patch_embed.img_size)
     if tuple(data["input_size"][1:]) != size[1:]:
         data["crop_pct"] = 1.0  # the published crop belongs to the published size
-    architecture = architecture_of(row, name, options, library)
-    return Described(architecture=architecture, preprocess=preprocess_of(data, size))
+    return Described(
+        architecture=architecture_of(row, name, options, library), preprocess=preprocess_of(data, size)
+    )
 
 
 def architecture_of(

@@ -84,8 +84,7 @@ class TimmBlock(Block):
             x = stream.tokens + self.drop_path1(self.norm1(y))
             return stream.with_tokens(x + self.drop_path2(self.norm2(self.mlp(x))))
         x = stream.tokens + applied(self.drop_path1, applied(self.ls1, y))
-        z = self.mlp(self.norm2(x))
-        return stream.with_tokens(x + applied(self.drop_path2, applied(self.ls2, z)))
+        return stream.with_tokens(x + applied(self.drop_path2, applied(self.ls2, self.mlp(self.norm2(x)))))
 
 
 class HostedBias(HeadBias):
@@ -185,7 +184,6 @@ def head_group(attention: Any, head_numbers: tuple[int, ...]) -> HeadGroup:  # n
     The bias of the keys that some have beside those of queries and values is always zero.
     """
     modules, parameters = attention._modules, attention._parameters
-    qk_norms = {name: modules[name] for name in ("q_norm", "k_norm") if name in modules}
     return HeadGroup(
         HeadParts(
             head_numbers=head_numbers,
@@ -197,7 +195,7 @@ def head_group(attention: Any, head_numbers: tuple[int, ...]) -> HeadGroup:  # n
             v=modules.get("v_proj"),
             q_bias=parameters.get("q_bias"),
             v_bias=parameters.get("v_bias"),
-            **qk_norms,
+            **{name: modules[name] for name in ("q_norm", "k_norm") if name in modules},
             gate=modules.get("gate"),
             bias=_head_bias(attention, len(head_numbers)),
             dropout=attention.attn_drop.p,

@@ -17,13 +17,7 @@ from hydractl.families.transformers.encoder import EncoderNames, Paired
 from hydractl.families.transformers.models import CLASS_EMBEDDINGS, FamilyRow, family_of_row
 from hydractl.families.transformers.text import BERT
 from hydractl.families.transformers.tokenizers import read_texts
-from hydractl.families.transformers.vision import (
-    default_preprocess,
-    image_size,
-    read_image_processor,
-    says_images,
-    usual_preprocess,
-)
+from hydractl.families.transformers.vision import read_images
 from hydractl.manifest.header import Preprocess, Tokenization
 
 if TYPE_CHECKING:
@@ -89,10 +83,7 @@ class PairRow(FamilyRow):
 
     @override
     def images(self, config: Any, folder: Path | None) -> Preprocess:
-        size = image_size(config)
-        if folder is None:
-            return default_preprocess(size, "center")
-        return read_image_processor(folder, size) if says_images(folder) else usual_preprocess(config, size)
+        return read_images(config, folder, crop_mode="center")
 
     @override
     def texts(self, config: Any, source: Path | None) -> Tokenization:

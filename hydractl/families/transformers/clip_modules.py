@@ -74,9 +74,11 @@ def wrap(library: Any, towers: Mapping[str, Paired], head_numbers: Mapping[str, 
         )
         towers_by_name[name] = tower(library, paired.encoder, head_numbers[name], ends)
     projection = library.get_submodule(towers["text"].encoder.after[-1].removesuffix("."))
-    answer = Contrast(
-        logit_scale=library.logit_scale,
-        logit_bias=library.logit_bias if "logit_bias" in library._parameters else None,
-        width=projection.out_features,
+    return Model(
+        towers_by_name,
+        Contrast(
+            logit_scale=library.logit_scale,
+            logit_bias=library.logit_bias if "logit_bias" in library._parameters else None,
+            width=projection.out_features,
+        ),
     )
-    return Model(towers_by_name, answer)

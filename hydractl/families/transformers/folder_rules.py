@@ -17,10 +17,6 @@ POOLINGS = ("cls", "mean")
 ENCODER = "store the encoder alone: `SentenceTransformer(FOLDER)[0].auto_model.save_pretrained(OTHER)`, and its tokenizer likewise"
 
 
-def _problem_type(folder: ModelFolder) -> str | None:
-    return answer_problem(folder.config, None) if folder.classifies else None
-
-
 def _num_labels(folder: ModelFolder) -> str | None:
     names, number = folder.config.get("id2label"), folder.config.get("num_labels")
     if not folder.classifies:
@@ -50,14 +46,6 @@ def _quantization(folder: ModelFolder) -> str | None:
             method = config.get("quant_method") if isinstance(config, dict) else None
             return f"its weights are quantised (`{key}`{f': `{method}`' if method else ''})"
     return None
-
-
-def _pruned_heads(folder: ModelFolder) -> str | None:
-    return (
-        "heads were cut out of it by an older transformers (`pruned_heads`)"
-        if folder.config.get("pruned_heads")
-        else None
-    )
 
 
 def _own_class(folder: ModelFolder) -> str | None:
@@ -206,12 +194,21 @@ RULES = (
         problem=_quantization,
         hint=DEQUANTIZE,
     ),
-    Rule(library="transformers", name="`pruned_heads`", effect="refused", problem=_pruned_heads),
+    Rule(
+        library="transformers",
+        name="`pruned_heads`",
+        effect="refused",
+        problem=lambda folder: (
+            "heads were cut out of it by an older transformers (`pruned_heads`)"
+            if folder.config.get("pruned_heads")
+            else None
+        ),
+    ),
     Rule(
         library="transformers",
         name="`problem_type`",
         effect="refused unless it is `single_label_classification`; `finetune` takes the encoder",
-        problem=_problem_type,
+        problem=lambda folder: answer_problem(folder.config, None) if folder.classifies else None,
         as_backbone=True,
     ),
     Rule(

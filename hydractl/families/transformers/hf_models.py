@@ -131,8 +131,7 @@ def _allowed(config_class: Any, options: Mapping[str, object]) -> dict[str, obje
     allowed = {key: value for key, value in options.items() if key in known_keys}
     for key in within.keys() & allowed.keys():
         if isinstance(tower_options := allowed[key], dict):
-            allowed_in_tower = _allowed(within[key], tower_options)
-            allowed[key] = {k: v for k, v in allowed_in_tower.items() if k not in LABELS}
+            allowed[key] = {k: v for k, v in _allowed(within[key], tower_options).items() if k not in LABELS}
     return allowed
 
 

@@ -211,9 +211,8 @@ def family_of_row(row: FamilyRow) -> Family:
         head_numbers = {tower: keep.keep for tower, keep in mask.items()}
         model = row.pooled(architecture.pooling).wrap(library, head_numbers).eval()
         if state is not None and CLASS_EMBEDDINGS in state and isinstance(model.answer, Contrast):
-            model.answer.settle(
-                state[CLASS_EMBEDDINGS].detach()
-            )  # never a parameter: classes are not trained
+            # never a parameter: classes are not trained
+            model.answer.settle(state[CLASS_EMBEDDINGS].detach())
         return model
 
     family = Family(

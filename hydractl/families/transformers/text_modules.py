@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -137,25 +137,17 @@ def _scaled_before(parts: HeadParts, layer: Any) -> HeadGroup:  # noqa: ANN401 -
     )
 
 
-class Embed(Protocol):
-    """What makes a stream of texts, given the library's model."""
-
-    def __call__(self, host: Any, texts: Texts, encoder: TextEncoderNames) -> Stream:  # noqa: ANN401 - as above
-        """Return it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """What of an encoder is code.
 
     Attributes:
-        embed: Make a `Stream` of texts, given the library's model.
+        embed: Make a `Stream` of texts, given the library's model, the texts and the `encoder`.
         group: See `tower`.
         block: See `tower`.
     """
 
-    embed: Embed = _embed
+    embed: Callable[..., Stream] = _embed
     group: Callable[[HeadParts, Any], HeadGroup] = lambda parts, _: HeadGroup(parts)
     block: type[EncoderBlock] | None = None
 

@@ -41,6 +41,31 @@ def read_image_processor(folder: Path, size: tuple[int, int, int], *, fixed: boo
     return _preprocess(_image_processor(folder), size, f"{folder}: its image processor", fixed=fixed)
 
 
+def read_images(
+    config: Any,  # noqa: ANN401 - transformers is untyped
+    folder: Path | None,
+    *,
+    crop_mode: Literal["squash", "center"] = "squash",
+    fixed: bool = True,
+) -> Preprocess:
+    """Return how a model's images are read.
+
+    Args:
+        config: The model's, or its tower's.
+        folder: What it lies in, if it has one yet.
+        crop_mode: Of a model without a folder.
+        fixed: See `read_image_processor`.
+    """
+    size = image_size(config)
+    if folder is None:
+        return default_preprocess(size, crop_mode)
+    return (
+        read_image_processor(folder, size, fixed=fixed)
+        if says_images(folder)
+        else usual_preprocess(config, size)
+    )
+
+
 def write_image_processor(how: Preprocess) -> dict[str, object]:
     """Return the settings of an image processor that reads images so: the inverse of `read_image_processor`."""
     height, width = how.input_size[1:]

@@ -17,13 +17,7 @@ from hydractl.families.base import TowerLayout
 from hydractl.families.transformers.clip import VISION
 from hydractl.families.transformers.encoder import EncoderNames
 from hydractl.families.transformers.models import FamilyRow, family_of_row
-from hydractl.families.transformers.vision import (
-    default_preprocess,
-    image_size,
-    read_image_processor,
-    says_images,
-    usual_preprocess,
-)
+from hydractl.families.transformers.vision import image_size, read_images
 from hydractl.manifest.header import Preprocess
 
 if TYPE_CHECKING:
@@ -161,12 +155,7 @@ class ImageRow(FamilyRow):
 
     @override
     def images(self, config: Any, folder: Path | None) -> Preprocess:
-        size = image_size(config)
-        if folder is None:
-            return default_preprocess(size)
-        if not says_images(folder):
-            return usual_preprocess(config, size)
-        return read_image_processor(folder, size, fixed=not self.resizes or self.one_size(config))
+        return read_images(config, folder, fixed=not self.resizes or self.one_size(config))
 
 
 def _read(
