@@ -177,6 +177,12 @@ class ScoreConfig(CommandConfig):
         return {"limit": self.entry.default_limit}
 
     @property
+    def references(self) -> dict[str, str]:
+        """The data that are read, by their role."""
+        references = {"id": self.data if self.entry.needs_data else None, "ood": self.ood}
+        return {role: reference for role, reference in references.items() if reference is not None}
+
+    @property
     def sample_limit(self) -> int | None:
         """How many in-distribution samples are used at most; None for all."""
         return self.entry.default_limit if self.limit is None else self.limit

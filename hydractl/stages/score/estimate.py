@@ -24,9 +24,8 @@ from hydractl.scoring.circuit.memory_budget import Peak
 from hydractl.scoring.circuit.settings import RECHECK, CircuitSettings
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.stages.score.config import Estimate, ScoreConfig
-from hydractl.stages.score.run import Run, amounts, make_job, open_base, scored_towers
+from hydractl.stages.score.run import amounts, make_job, open_base, open_inputs, scored_towers
 from hydractl.stages.score.training import State
-from hydractl.stages.shared.open_inputs import open_sets
 
 DEVICES = (1, 2, 4, 8, 16)
 BATCHES, LAYERS, AT_ONCE = 2, 3, 4
@@ -54,11 +53,9 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
     opened = open_base(config)
     scored = scored_towers(config, opened.header.architecture)
     _, removals = amounts(config, scored, progress)
-    sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress, workers=config.num_workers)
-    classes = config.naming.classes(opened, data=sets["id"].class_names)
-    job = make_job(config, opened, classes, sets, Run(ProcessGroup(), State(), progress))
-    job = replace(job, towers=tuple(scored), budget=removals)
-    counts = {role: len(items_of_role) for role, items_of_role in sets.items()}
+    inputs = open_inputs(config, opened, progress)
+    job = replace(make_job(config, inputs, ProcessGroup(), State(), progress), budget=removals)
+    counts = {role: len(items_of_role) for role, items_of_role in inputs.sets.items()}
     counts["id"] = min(counts["id"], config.sample_limit or counts["id"])
     batches = {role: math.ceil(count / config.batch_size) for role, count in counts.items()}
     few = {

@@ -17,13 +17,15 @@ from typing import Self
 from pydantic import TypeAdapter
 
 from hydractl.errors import ManifestError, reason_of
-from hydractl.manifest.head_mask import HeadId, Removal, Shape
+from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape
+from hydractl.messages import counted
 from hydractl.output.atomic_write import append, is_stream, publish_text
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.runtime import digest_text
 from hydractl.scoring.job import NOTHING_LEARNT, Memory
 from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.score.training import settings_of
 from hydractl.stages.shared.outputs import first_line
 from hydractl.strict_json import compact, parse, read_limited
 from hydractl.training.resume import DROPPED, FORCED, OTHERS, OtherRunError
@@ -140,7 +142,7 @@ def _followed(text: str) -> list[dict[str, object]]:
 
 
 def open_journal(
-    config: ScoreConfig, new: ScoreJournal, *, heads: Shape, team: ProcessGroup, progress: Progress
+    config: ScoreConfig, document: HeadScores, *, heads: Shape, team: ProcessGroup, progress: Progress
 ) -> ScoreJournal:
     """Open the journal of an output, `<out>.journal`; a stream has none.
 
@@ -148,7 +150,7 @@ def open_journal(
 
     Args:
         config: What was asked: which output is being made, and whether what another run left is dropped.
-        new: The journal of a run that begins, without its path.
+        document: Everything else that decides the scores.
         heads: Those that may be removed.
         team: The processes.
         progress: Hears of it.
@@ -157,10 +159,14 @@ def open_journal(
         OutputExists: If another run's journal is there, or something that is not ours.
         ManifestError: If a damaged one is.
     """
-    if not team.leads:
-        return ScoreJournal.parsed(team.broadcast(""))
-    journal = _opened(config, new, heads=heads, progress=progress)
-    team.broadcast(journal.text())
+    if team.leads:
+        new = ScoreJournal(fingerprint=digest_text(document.to_json()), settings=settings_of(document))
+        journal = _opened(config, new, heads=heads, progress=progress)
+        team.broadcast(journal.text())
+    else:
+        journal = ScoreJournal.parsed(team.broadcast(""))
+    if journal.recorded:
+        progress.step(f"Going on after {counted(len(journal.recorded), 'removal')} of an interrupted run")
     return journal
 
 

@@ -16,24 +16,17 @@ from hydractl.families.load import OpenModel, load_model
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadScores, TowerHeads, TowerScores
-from hydractl.manifest.header import Architecture, InputFile, Kind
+from hydractl.manifest.header import Architecture, Kind
 from hydractl.messages import counted
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, own_device, start_team
 from hydractl.progress import SILENT, Progress
-from hydractl.runtime import digest_text, torch_dtype
+from hydractl.runtime import torch_dtype
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
 from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
-from hydractl.stages.score.journal import ScoreJournal, open_journal
-from hydractl.stages.score.training import (
-    State,
-    check_training,
-    offered,
-    open_state,
-    publish_scores,
-    settings_of,
-)
+from hydractl.stages.score.journal import open_journal
+from hydractl.stages.score.training import State, check_training, offered, open_state, publish_scores
 from hydractl.stages.shared.command_config import config_digest, recorded_argv
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.mask_selection import quota_of
@@ -43,12 +36,12 @@ from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.zero_shot_classes import Classes, ask
 
 
-class Run(NamedTuple):
-    """Who scores, from where on, and who hears of it."""
+class ScoreInputs(NamedTuple):
+    """A base, the data sets to score it on by their role, and the classes that a zero-shot one shall tell apart."""
 
-    team: ProcessGroup
-    state: State
-    progress: Progress
+    opened: OpenModel
+    sets: Mapping[str, Items]
+    classes: Classes | None
 
 
 def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
@@ -68,87 +61,31 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
         start_team(own_device(config.device)) as team,
         claim(config, [config.out] * team.leads, progress) as output_lock,
     ):
-        return _run(config, team, output_lock, progress)
-
-
-def _run(config: ScoreConfig, team: ProcessGroup, output_lock: OutputLock, progress: Progress) -> ScoreReport:
-    opened = open_base(config)
-    if team.leads:  # once: another process may come here when the first one has written
-        check_outputs(
-            [config.out],
-            force=output_lock.may_replace,
-            models=[opened],
-            data=[config.data if config.entry.needs_data else None, config.ood],
-            files=[config.naming.file],
-        )
-        check_training(config, opened, output_lock)
-    architecture = opened.header.architecture
-    scored = scored_towers(config, architecture)
-    heads = total_heads(scored)
-    keep, removals = amounts(config, scored, progress)
-    options = _options(config, keep=keep, removals=removals, total=heads)
-    references = {"id": config.data if config.entry.needs_data else None, "ood": config.ood}
-    sets = open_sets(opened, references, progress, workers=config.num_workers)
-    classes = config.naming.classes(opened, data=sets["id"].class_names if "id" in sets else ())
-    if classes is not None:
-        options |= {"classes": classes.names, "templates": classes.templates}
-    data = {
-        role: Fingerprint(
-            reference=ref, sha256=sets[role].fingerprint(digests(sets[role], team)), count=len(sets[role])
-        )
-        for role, ref in references.items()
-        if ref is not None
-    }
-    document = _document(config, opened, options, data)
-    journal = open_journal(
-        config,
-        ScoreJournal(fingerprint=digest_text(document.to_json()), settings=settings_of(document)),
-        heads=scored,
-        team=team,
-        progress=progress,
-    )
-    if journal.recorded:
-        progress.step(f"Going on after {counted(len(journal.recorded), 'removal')} of an interrupted run")
-    state = open_state(config, opened, document, progress)
-    team.in_order(())  # all have read the state before one writes it
-    job = make_job(config, opened, classes, sets, Run(team, state, progress))
-    job = replace(
-        job, towers=tuple(scored), keep=keep, budget=removals, free=config.budget is None, log=journal
-    )
-    progress.step(f"Scoring {counted(heads, 'head')} by {config.method}")
-    ranking = _ranking(config, job, state, progress)
-    scores = document.model_copy(
-        update={
-            "towers": {
-                n: TowerScores(scores=tuple(tuple(row) for row in table))
-                for n, table in ranking.scores.items()
-            },
-            "removals": ranking.removals,
-            "baseline": ranking.baseline,
-            "clusters": ranking.clusters,
-            "results": dict(ranking.results),
-            "versions": library_versions(opened.family),
-            "asked": config_digest(config),
-            "typed": recorded_argv(config),
-        }
-    )
-    inputs = tuple(
-        InputFile(name=sets[role].name, sha256=fingerprint.sha256) for role, fingerprint in data.items()
-    )
-    if team.leads:
-        scores = publish_scores(config, opened, scores, ranking, inputs=inputs, claim=output_lock)
-        journal.discard()
-        state.clear()
-    unasked = config.budget is None and config.settings.budget_means in {
-        BudgetMeaning.REMOVALS,
-        BudgetMeaning.KEEP,
-        BudgetMeaning.KEPT,
-    }
+        opened = open_base(config)
+        if team.leads:  # once: another process may come here when the first one has written
+            _check_outputs(config, opened, output_lock)
+        scored = scored_towers(config, opened.header.architecture)
+        keep, removals = amounts(config, scored, progress)
+        inputs = open_inputs(config, opened, progress)
+        document = _describe(config, inputs, team, _options(config, inputs, keep=keep, removals=removals))
+        journal = open_journal(config, document, heads=scored, team=team, progress=progress)
+        state = open_state(config, opened, document, progress)
+        team.in_order(())  # all have read the state before one writes it
+        job = make_job(config, inputs, team, state, progress)
+        job = replace(job, keep=keep, budget=removals, free=config.budget is None, log=journal)
+        progress.step(f"Scoring {counted(total_heads(scored), 'head')} by {config.method}")
+        ranking = _rank(config, job, state, progress)
+        scores = _add_ranking(config, opened, document, ranking)
+        if team.leads:
+            scores = publish_scores(config, opened, scores, ranking, claim=output_lock)
+            journal.discard()
+            state.clear()
     return ScoreReport(
         path=config.out,
         scores=scores,
         resumed_from=len(journal.recorded),
-        default_budget=unasked,
+        default_budget=config.budget is None
+        and config.settings.budget_means not in {BudgetMeaning.NOTHING, BudgetMeaning.CHOICE},
         trained=config.trained,
     )
 
@@ -175,17 +112,15 @@ def open_base(config: ScoreConfig) -> OpenModel:
     return opened
 
 
-def _ranking(config: ScoreConfig, job: ScoreJob, state: State, progress: Progress) -> Ranking:
-    """Run the method; a training that failed would fail again, so it leaves nothing to go on with.
-
-    Data that cannot be read now may be so later.
-    """
-    try:
-        return config.entry.run(job, progress)
-    except CheckFailed:
-        if job.team.leads:
-            state.clear()
-        raise
+def _check_outputs(config: ScoreConfig, opened: OpenModel, output_lock: OutputLock) -> None:
+    check_outputs(
+        [config.out],
+        force=output_lock.may_replace,
+        models=[opened],
+        data=config.references.values(),
+        files=[config.naming.file],
+    )
+    check_training(config, opened, output_lock)
 
 
 def scored_towers(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerHeads]:
@@ -201,10 +136,8 @@ def scored_towers(config: ScoreConfig, architecture: Architecture) -> dict[str, 
 
 def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
     """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
-    means, budget = (
-        config.settings.budget_means,
-        config.budget or HeadBudget(keep_fraction=COMMON_KEEP_FRACTION),
-    )
+    means = config.settings.budget_means
+    budget = config.budget or HeadBudget(keep_fraction=COMMON_KEEP_FRACTION)
     removals, keep = quota_of(budget, towers).removals, budget.kept_a_layer(towers)
     if config.budget is not None and means == BudgetMeaning.NOTHING:
         progress.warn(
@@ -221,7 +154,14 @@ def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Pro
     return keep, removals
 
 
-def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> dict[str, OptionValue]:
+def open_inputs(config: ScoreConfig, opened: OpenModel, progress: Progress) -> ScoreInputs:
+    """Open the data that a method reads, and find the classes that they, a user or the model name."""
+    sets = open_sets(opened, config.references, progress, workers=config.num_workers)
+    classes = config.naming.classes(opened, data=sets["id"].class_names if "id" in sets else ())
+    return ScoreInputs(opened, sets, classes)
+
+
+def _options(config: ScoreConfig, inputs: ScoreInputs, *, keep: int, removals: int) -> dict[str, OptionValue]:
     """Return the options that shape the scores, and no others."""
     means = config.settings.budget_means
     options: dict[str, OptionValue] = config.settings.options()
@@ -230,7 +170,7 @@ def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> di
     if means == BudgetMeaning.KEEP:
         options["keep"] = keep
     if means == BudgetMeaning.KEPT or (means == BudgetMeaning.CHOICE and config.budget is not None):
-        options["kept"] = total - removals
+        options["kept"] = total_heads(scored_towers(config, inputs.opened.header.architecture)) - removals
     if config.entry.seeded or config.sample_limit is not None:
         options["seed"] = config.seed
     if config.entry.needs_data:
@@ -238,82 +178,108 @@ def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> di
         options |= {"max_length": config.max_length}
     if config.towers:
         options["towers"] = config.towers
+    if inputs.classes is not None:
+        options |= {"classes": inputs.classes.names, "templates": inputs.classes.templates}
     return {k: v for k, v in options.items() if v is not None}
 
 
-def _document(
-    config: ScoreConfig, opened: OpenModel, options: Mapping[str, OptionValue], data: dict[str, Fingerprint]
+def _describe(
+    config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, options: dict[str, OptionValue]
 ) -> HeadScores:
     """Return the scores file without its scores: everything that decides them."""
     return HeadScores(
         method=config.method,
         objective=config.settings.objective,
-        options=dict(options),
-        model=Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),
-        architecture=opened.header.architecture.name,
-        data=data,
+        options=options,
+        model=Fingerprint(reference=inputs.opened.as_input().name, sha256=inputs.opened.checkpoint.digest),
+        architecture=inputs.opened.header.architecture.name,
+        data={
+            role: Fingerprint(
+                reference=config.references[role],
+                sha256=items.fingerprint(digests(items, team)),
+                count=len(items),
+            )
+            for role, items in inputs.sets.items()
+        },
         towers={},
         tool=TOOL,
     )
 
 
 def make_job(
-    config: ScoreConfig,
-    opened: OpenModel,
-    classes: Classes | None,
-    sets: Mapping[str, Items],
-    run: Run,
+    config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, state: State, progress: Progress
 ) -> ScoreJob:
     """Return what the method is given, but for its amounts and its log."""
-    device = own_device(config.device)
-    dtype = torch_dtype(config.dtype) if config.dtype else None
-    model = load_model(opened, dtype=dtype)
+    opened, device = inputs.opened, own_device(config.device)
+    model = load_model(opened, dtype=torch_dtype(config.dtype) if config.dtype else None)
     check_finite(model.library_state(), where=config.model, dtype=config.dtype)
     model = model.to(device)
-    ask(model, opened, classes)
+    ask(model, opened, inputs.classes)
     like = torch.empty(0, device=device, dtype=model.dtype)
-    loaded = {}
+    deal = BatchShare(team.rank, team.world, as_given=config.entry.as_given)
+    batches: dict[str, Iterable[Samples]] = {}
     training = None
-    for role, item_set in sets.items():
-        labels = labels_of(opened, item_set, classes, run.progress)[0] if role == "id" else None
-        loaded[role] = _samples(config, opened, item_set, labels=labels, like=like, team=run.team)
+    for role, items in inputs.sets.items():
+        labels = labels_of(opened, items, inputs.classes, progress)[0] if role == "id" else None
+        indices = None if labels is None else _drawn_indices(config, items)
+        cached = encoded(
+            items, opened.header.preprocess, batch_size=config.batch_size, indices=indices, deal=deal
+        )
+        batches[role] = RepeatedBatches(cached, labels, like)
         if labels is not None and config.entry.trains:
-            chosen = _chosen(config, item_set)
-            training = offered(config, opened, item_set, labels, indices=chosen, state=run.state)
+            training = offered(config, opened, items, labels, indices=indices, state=state)
     return ScoreJob(
         model=model,
         family=opened.family,
         architecture=opened.header.architecture,
-        id_data=loaded.get("id", ()),
-        ood_data=loaded.get("ood", ()),
+        id_data=batches.get("id", ()),
+        ood_data=batches.get("ood", ()),
         settings=config.settings,
+        towers=tuple(scored_towers(config, opened.header.architecture)),
         seed=config.seed,
         max_memory=config.max_memory,
         compiles=config.model if config.compile else None,
-        team=run.team,
+        team=team,
         training=training,
     )
 
 
-def _samples(
-    config: ScoreConfig,
-    opened: OpenModel,
-    item_set: Items,
-    *,
-    labels: torch.Tensor | None,
-    like: torch.Tensor,
-    team: ProcessGroup,
-) -> Iterable[Samples]:
-    """Return this process's batches on the device and in the dtype of `like`; held in memory where they fit."""
-    indices = None if labels is None else _chosen(config, item_set)
-    how, size = opened.header.preprocess, config.batch_size
-    deal = BatchShare(team.rank, team.world, as_given=config.entry.as_given)
-    cached = encoded(item_set, how, batch_size=size, indices=indices, deal=deal)
-    return RepeatedBatches(cached, labels, like)
-
-
-def _chosen(config: ScoreConfig, item_set: Items) -> torch.Tensor | None:
+def _drawn_indices(config: ScoreConfig, items: Items) -> torch.Tensor | None:
     """Return the positions of the samples that a limit draws, None without one."""
-    if config.sample_limit is None or config.sample_limit >= len(item_set):
+    if config.sample_limit is None or config.sample_limit >= len(items):
         return None
-    return epoch_order(len(item_set), seed=config.seed, epoch=0)[: config.sample_limit].sort().values
+    return epoch_order(len(items), seed=config.seed, epoch=0)[: config.sample_limit].sort().values
+
+
+def _rank(config: ScoreConfig, job: ScoreJob, state: State, progress: Progress) -> Ranking:
+    """Run the method; a training that failed would fail again, so it leaves nothing to go on with.
+
+    Data that cannot be read now may be so later.
+    """
+    try:
+        return config.entry.run(job, progress)
+    except CheckFailed:
+        if job.team.leads:
+            state.clear()
+        raise
+
+
+def _add_ranking(
+    config: ScoreConfig, opened: OpenModel, document: HeadScores, ranking: Ranking
+) -> HeadScores:
+    """Return the scores file with its scores, and what made it."""
+    towers = {
+        name: TowerScores(scores=tuple(tuple(row) for row in table)) for name, table in ranking.scores.items()
+    }
+    return document.model_copy(
+        update={
+            "towers": towers,
+            "removals": ranking.removals,
+            "baseline": ranking.baseline,
+            "clusters": ranking.clusters,
+            "results": dict(ranking.results),
+            "versions": library_versions(opened.family),
+            "asked": config_digest(config),
+            "typed": recorded_argv(config),
+        }
+    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from hydractl.checkpoint import write_tensors
 from hydractl.data.datasets import Items
+from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, open_model
 from hydractl.manifest.document import Fingerprint
@@ -52,7 +54,7 @@ def check_training(config: ScoreConfig, opened: OpenModel, claim: OutputLock) ->
         [config.trained],
         force=claim.may_replace,
         models=[opened],
-        data=[config.data, config.ood],
+        data=config.references.values(),
         option="--trained",
     )
 
@@ -127,16 +129,15 @@ def offered(
     """
     chosen = list(range(len(items))) if indices is None else indices.tolist()
 
-    def feed() -> ItemFeed:
-        return ItemFeed.open(
-            items.subset(chosen),
-            labels[chosen].tolist(),
-            opened.header.preprocess,
-            augment=(),
-            batch_size=config.batch_size,
-            seed=config.seed,
-        )
-
+    feed = partial(
+        ItemFeed.open,
+        items.subset(chosen),
+        labels[chosen].tolist(),
+        opened.header.preprocess,
+        augment=(),
+        batch_size=config.batch_size,
+        seed=config.seed,
+    )
     return GateTraining(
         feed=feed, folder=state.folder, start=state.start, keeps_weights=config.trained is not None
     )
@@ -148,7 +149,6 @@ def publish_scores(
     scores: HeadScores,
     ranking: Ranking,
     *,
-    inputs: tuple[InputFile, ...],
     claim: OutputLock,
 ) -> HeadScores:
     """Write the scores, and the trained weights if they are wanted: the scores then are of these.
@@ -158,7 +158,6 @@ def publish_scores(
         opened: The model.
         scores: To be written.
         ranking: May hold weights.
-        inputs: Lineage entries of the data.
         claim: To the outputs.
 
     Returns:
@@ -179,22 +178,24 @@ def publish_scores(
     )
     with publish_together(claim) as begin:
         digested = Digested(begin(config.trained))
-        write_tensors(digested, tensors, header=_header(config, opened, scores, inputs))
+        write_tensors(digested, tensors, header=_header(config, opened, scores))
         of = Fingerprint(reference=config.trained.name, sha256=digested.digest)
         scores = scores.model_copy(update={"model": of})
         begin(config.out).write(scores.to_json().encode())
     return scores
 
 
-def _header(
-    config: ScoreConfig, opened: OpenModel, scores: HeadScores, inputs: tuple[InputFile, ...]
-) -> Header:
+def _header(config: ScoreConfig, opened: OpenModel, scores: HeadScores) -> Header:
     """Return the trained base's header: what the base was, and one more step."""
+    data = (
+        InputFile(name=DataRef.parse(fingerprint.reference).name, sha256=fingerprint.sha256)
+        for fingerprint in scores.data.values()
+    )
     step = make_step(
         config,
         family=opened.family,
         options={"method": config.method, **scores.options},
-        inputs=(opened.as_input(), *inputs),
+        inputs=(opened.as_input(), *data),
         seed=config.seed,
         results=scores.results,
     )
