@@ -139,17 +139,14 @@ def run_candidates(
         InputError: If the device's memory does not suffice.
     """
     probs, values = [], []
-    unvaried: dict[str, torch.Tensor] = {}
+    fixed_outputs: dict[str, torch.Tensor] = {}
     with torch.inference_mode():
         for mask in progress.track(draws, label="Running candidates", total=len(draws)):
-            fixed_outputs = {
-                name: candidate_probs for name, candidate_probs in unvaried.items() if name not in mask
-            }
+            fixed_outputs = {name: answer for name, answer in fixed_outputs.items() if name not in mask}
             with tapped(model, mask, _cut(mask)):
                 candidate_probs, value = _run_one(model, data, yardstick, fixed_outputs)
             probs += [candidate_probs] if data.team.leads else []
             values.append(value)
-            unvaried = fixed_outputs
     return probs, values
 
 

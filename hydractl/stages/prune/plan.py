@@ -58,12 +58,11 @@ class Plan:
         Raises:
             CheckFailed: If its dtype is too small for a number.
         """
-        opened = self.opened
+        opened, spec = self.opened, self.specs[name]
         base_tensor = opened.checkpoint.tensor(name)
         member_tensor = prune_tensor(
             opened.family, opened.header.architecture, self.mask.towers, name, base_tensor
         )
-        spec = self.specs[name]
         larger = spec.dtype == "F16" and "`--dtype bf16` or `--dtype fp32` holds larger ones"
         return as_stored(
             name, member_tensor, spec, hint=larger or "leave `--dtype` out: numbers stay as they are"

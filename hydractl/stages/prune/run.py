@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-import torch
-
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.dummy_inputs import TOLERANCE, blank_inputs, largest_difference, probe_inputs
 from hydractl.families.load import OpenModel, build_checked, check_tensors, open_model
 from hydractl.families.registry import expected_specs
+from hydractl.families.tower import Model
 from hydractl.fusion.streaming import hollow, streamed_logits
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
@@ -21,13 +20,14 @@ from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.head_mask import Mask
 from hydractl.manifest.header import Header, Kind
 from hydractl.metrics.cost import macs_of
+from hydractl.model_inputs import Inputs
 from hydractl.output.locks import OutputLock
-from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
+from hydractl.processes.distributed import require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
-from hydractl.stages.prune.masks import choose_masks
+from hydractl.stages.prune.masks import Chosen, choose_masks
 from hydractl.stages.prune.plan import Plan
 from hydractl.stages.shared.finite import check_weights, warn_temperature
 from hydractl.stages.shared.image_preprocessing import warn_of_folder
@@ -102,49 +102,91 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
         start_team() as team,
         claim(config, config.outputs() * team.leads, progress) as output_lock,
     ):
-        return _run(config, team, output_lock, progress)
+        opened = _open_base(config, output_lock if team.leads else None, progress)
+        choice = choose_masks(config, opened, team, progress)
+        plans = _plan_members(config, opened, choice)
+        verifies = config.verify and team.leads
+        differences = _verify(opened, plans, progress) if verifies else [None] * len(plans)
+        members = [_describe(plan, difference) for plan, difference in zip(plans, differences, strict=True)]
+        if team.leads:
+            _write(config, plans, output_lock, progress)
+        team.broadcast("")  # the others end when it is there
+    return PruneReport(
+        model=config.model,
+        heads=total_heads(opened.header.architecture.towers),
+        base=_size(opened, opened.header.masks[0], opened.checkpoint.specs),
+        members=tuple(members),
+        found=choice.remarks,
+        diverse=choice.diverse,
+    )
 
 
-def _run(config: PruneConfig, team: ProcessGroup, output_lock: OutputLock, progress: Progress) -> PruneReport:
+def _open_base(config: PruneConfig, output_lock: OutputLock | None, progress: Progress) -> OpenModel:
+    """Return the base; who writes, and has the lock, checks that no output is something that is read."""
     opened = open_model(config.model, arch=config.arch)
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(
             f"{config.model}: is a {opened.header.kind}, but heads are counted in a base",
             hint="prune the base it came from",
         )
-    specs = _specs(opened, config)
-    diverse_config = config.diverse
-    if team.leads:
+    check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, opened.header))
+    if config.dtype is not None:
+        torch_dtype(config.dtype)  # refuses one that there is not
+    if output_lock is not None:
+        diverse = config.diverse
         check_models(
             config.output_files(),
             output_lock,
             models=[opened],
-            data=[] if diverse_config is None else [diverse_config.data, diverse_config.ood],
-            files=[*config.scores, *config.masks, diverse_config.naming.file if diverse_config else None],
+            data=[diverse.data, diverse.ood] if diverse else [],
+            files=[*config.scores, *config.masks, diverse.naming.file if diverse else None],
         )
     check_weights(opened)
     warn_temperature(opened, progress)
     warn_of_folder(opened, progress)
-    chosen = choose_masks(config, opened, team, progress)
-    plans = [
+    return opened
+
+
+def _plan_members(config: PruneConfig, opened: OpenModel, choice: Chosen) -> list[Plan]:
+    """Return what is written of the base for each mask, in the dtype that is wanted."""
+    specs = opened.checkpoint.specs
+    if config.dtype is not None:
+        name, exact = config.dtype.upper().replace("FP", "F"), opened.family.exact
+        specs = {
+            k: TensorSpec("F32" if k in exact else name, s.shape) if s.is_floating else s
+            for k, s in specs.items()
+        }
+    return [
         Plan.of(opened, mask, specs, path=path, sources=sources)
-        for mask, path, sources in zip(chosen.masks, config.outputs(), chosen.sources, strict=True)
+        for mask, path, sources in zip(choice.masks, config.outputs(), choice.sources, strict=True)
     ]
-    differences: Sequence[float | None] = [None] * len(plans)
-    if config.verify and team.leads:
-        differences = _verify(opened, plans, progress)
-    members = [_described(plan, difference) for plan, difference in zip(plans, differences, strict=True)]
-    if team.leads:
-        _write(config, plans, output_lock, progress)
-    team.broadcast("")  # the others end when it is there
-    return PruneReport(
-        model=config.model,
-        heads=total_heads(opened.header.architecture.towers),
-        base=_size(opened, opened.header.masks[0], opened.checkpoint.specs),
-        members=tuple(members),
-        found=chosen.remarks,
-        diverse=chosen.diverse,
+
+
+def _verify(opened: OpenModel, plans: Sequence[Plan], progress: Progress) -> Sequence[float | None]:
+    """Compare each member as it is stored with the masked base in the same dtype, in fp32: slicing rounds nothing."""
+    progress.step(
+        f"Checking that {len(plans)} pruned {'member equals' if len(plans) == 1 else 'members equal'} the masked base"
     )
+    hollow_state = hollow(opened.checkpoint.specs)
+    base_model = build_checked(opened.family, opened.header, hollow_state, where=opened.reference)
+    inputs = probe_inputs(opened.header)
+    return [_verify_member(base_model, plan, inputs, where=f"member {i}") for i, plan in enumerate(plans)]
+
+
+def _verify_member(base_model: Model, plan: Plan, inputs: Inputs, *, where: str) -> float:
+    """Return how far a member is from the masked base."""
+    header = plan.opened.header.model_copy(update={"kind": Kind.MEMBER, "masks": (plan.mask.towers,)})
+    pruned = build_checked(plan.opened.family, header, hollow(plan.specs), where=where)
+    difference = largest_difference(
+        streamed_logits(pruned, lambda name: [plan.tensor(name)], inputs),
+        streamed_logits(base_model, lambda name: [plan.masked(name)], inputs),
+    )
+    if not difference <= TOLERANCE:
+        raise CheckFailed(
+            f"{where} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
+            hint="are there weights so large that outputs overflow? `--no-verify` skips the check",
+        )
+    return difference
 
 
 def _write(config: PruneConfig, plans: Sequence[Plan], output_lock: OutputLock, progress: Progress) -> None:
@@ -156,51 +198,6 @@ def _write(config: PruneConfig, plans: Sequence[Plan], output_lock: OutputLock, 
             write_checkpoint(begin(plan.path, header), plan.specs, plan.chunks, header=header)
             if beside := mask_path(plan.path):
                 begin(beside, header).write(plan.mask.to_json().encode())
-
-
-def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:
-    """Return the base's specs in the wanted dtype, after checking that they are those of its architecture."""
-    specs = opened.checkpoint.specs
-    check_tensors(config.model, specs, expected_specs(opened.family, opened.header))
-    if config.dtype is None:
-        return specs
-    torch_dtype(config.dtype)
-    name, exact = config.dtype.upper().replace("FP", "F"), opened.family.exact
-    return {
-        k: TensorSpec("F32" if k in exact else name, s.shape) if s.is_floating else s
-        for k, s in specs.items()
-    }
-
-
-def _verify(opened: OpenModel, plans: Sequence[Plan], progress: Progress) -> list[float | None]:
-    """Compare each member as it is stored with the masked base in the same dtype, in fp32: slicing rounds nothing."""
-    progress.step(
-        f"Checking that {len(plans)} pruned {'member equals' if len(plans) == 1 else 'members equal'} the masked base"
-    )
-    header, family = opened.header, opened.family
-    base_model = build_checked(family, header, hollow(opened.checkpoint.specs), where=opened.reference)
-    inputs = probe_inputs(header)
-    differences: list[float | None] = []
-    for i, plan in enumerate(plans):
-
-        def sliced(name: str, plan: Plan = plan) -> list[torch.Tensor]:
-            return [plan.tensor(name)]
-
-        def zeroed(name: str, plan: Plan = plan) -> list[torch.Tensor]:
-            return [plan.masked(name)]
-
-        pruned_header = header.model_copy(update={"kind": Kind.MEMBER, "masks": (plan.mask.towers,)})
-        pruned = build_checked(family, pruned_header, hollow(plan.specs), where=f"member {i}")
-        difference = largest_difference(
-            streamed_logits(pruned, sliced, inputs), streamed_logits(base_model, zeroed, inputs)
-        )
-        if not difference <= TOLERANCE:
-            raise CheckFailed(
-                f"member {i} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
-                hint="are there weights so large that outputs overflow? `--no-verify` skips the check",
-            )
-        differences.append(difference)
-    return differences
 
 
 def _member_header(config: PruneConfig, plan: Plan, *, member: int) -> Header:
@@ -229,7 +226,7 @@ def _member_header(config: PruneConfig, plan: Plan, *, member: int) -> Header:
     )
 
 
-def _described(plan: Plan, difference: float | None) -> PrunedMember:
+def _describe(plan: Plan, difference: float | None) -> PrunedMember:
     """Count what was removed and compare with what the mask and the shapes say."""
     mask = plan.mask.towers
     kept_heads = total_kept(mask)

@@ -196,10 +196,10 @@ def _describe(
         data={
             role: Fingerprint(
                 reference=config.references[role],
-                sha256=items.fingerprint(digests(items, team)),
-                count=len(items),
+                sha256=item_set.fingerprint(digests(item_set, team)),
+                count=len(item_set),
             )
-            for role, items in inputs.sets.items()
+            for role, item_set in inputs.sets.items()
         },
         towers={},
         tool=TOOL,
@@ -219,15 +219,15 @@ def make_job(
     deal = BatchShare(team.rank, team.world, as_given=config.entry.as_given)
     batches: dict[str, Iterable[Samples]] = {}
     training = None
-    for role, items in inputs.sets.items():
-        labels = labels_of(opened, items, inputs.classes, progress)[0] if role == "id" else None
-        indices = None if labels is None else _drawn_indices(config, items)
+    for role, item_set in inputs.sets.items():
+        labels = labels_of(opened, item_set, inputs.classes, progress)[0] if role == "id" else None
+        indices = None if labels is None else _drawn_indices(config, item_set)
         cached = encoded(
-            items, opened.header.preprocess, batch_size=config.batch_size, indices=indices, deal=deal
+            item_set, opened.header.preprocess, batch_size=config.batch_size, indices=indices, deal=deal
         )
         batches[role] = RepeatedBatches(cached, labels, like)
         if labels is not None and config.entry.trains:
-            training = offered(config, opened, items, labels, indices=indices, state=state)
+            training = offered(config, opened, item_set, labels, indices=indices, state=state)
     return ScoreJob(
         model=model,
         family=opened.family,
@@ -244,11 +244,11 @@ def make_job(
     )
 
 
-def _drawn_indices(config: ScoreConfig, items: Items) -> torch.Tensor | None:
+def _drawn_indices(config: ScoreConfig, item_set: Items) -> torch.Tensor | None:
     """Return the positions of the samples that a limit draws, None without one."""
-    if config.sample_limit is None or config.sample_limit >= len(items):
+    if config.sample_limit is None or config.sample_limit >= len(item_set):
         return None
-    return epoch_order(len(items), seed=config.seed, epoch=0)[: config.sample_limit].sort().values
+    return epoch_order(len(item_set), seed=config.seed, epoch=0)[: config.sample_limit].sort().values
 
 
 def _rank(config: ScoreConfig, job: ScoreJob, state: State, progress: Progress) -> Ranking:
