@@ -118,18 +118,19 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             kwargs.pop("device_map", None),
         )
         informs = kwargs.pop("output_loading_info", False)
-        place = {name: kwargs.pop(name) for name in HUB if kwargs.get(name) is not None}
+        place = {key: kwargs.pop(key) for key in HUB if kwargs.get(key) is not None}
         strange = sorted(kwargs.keys() - OF_NO_CONCERN - {*HUB, "torch_dtype"})
         if strange := [name for name in strange if kwargs[name] is not None]:
             raise TypeError(f"hydractl's models do not take `{strange[0]}`")
         kind, device = floating(dtype or getattr(user_config, "dtype", None)), device_of(device)
-        folder = _folder(pretrained_model_name_or_path, place)
+        name = str(pretrained_model_name_or_path)
+        folder = name if Path(name).exists() else str(download(name, **place))
         loaded = load(folder, dtype=kind, device=device)
         config = HydraConfig.from_dict(
             parse(files_of(loaded.header)["config.json"])
             | {"dtype": str(loaded.dtype).removeprefix("torch.")}
         )
-        config._name_or_path = str(pretrained_model_name_or_path)
+        config._name_or_path = name
         if user_config is not None:
             check_settings(user_config, folder, config)
             loaded.header = relabelled(loaded.header, user_config)
@@ -275,13 +276,6 @@ class HydraForSequenceClassification(HydraModel):  # type: ignore[no-untyped-cal
         by_name = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         inputs = {name: value for name, value in by_name.items() if value is not None}
         return self._answer(inputs, labels, return_dict)
-
-
-def _folder(name: str | os.PathLike[str], place: dict[str, Any]) -> str:
-    """Return where a model's files are, downloaded if they are the Hub's."""
-    if Path(name).exists():
-        return str(name)
-    return str(download(str(name), **place))
 
 
 def _places(model: HydraModel) -> dict[str, tuple[int, str]]:

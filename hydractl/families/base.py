@@ -258,21 +258,12 @@ def place_of(family: Family, name: str) -> Place:
             number, _, parameter = name.removeprefix(prefix).partition(suffix)
             if not number.isdecimal():
                 continue
+            parts = (part for part in ("attention", "mlp") if parameter.startswith(getattr(layout, part)))
             heads = next((h for h in layout.heads if h.name == parameter), None)
-            part = (
-                "attention"
-                if parameter.startswith(layout.attention)
-                else "mlp"
-                if parameter.startswith(layout.mlp)
-                else "norm"
-            )
-            return Place(tower=tower, layer=int(number), part=part, heads=heads)
-        if name.startswith(layout.head):
-            return Place(tower=tower, layer=None, part="head")
-        if name.startswith(layout.readout):
-            return Place(tower=tower, layer=None, part="readout")
-        if layout.embed and name.startswith(layout.embed):
-            return Place(tower=tower, layer=None, part="embed")
+            return Place(tower=tower, layer=int(number), part=next(parts, "norm"), heads=heads)
+        for part in ("head", "readout", "embed"):
+            if name.startswith(getattr(layout, part)):
+                return Place(tower=tower, layer=None, part=part)
     return Place(tower=next(iter(family.towers)), layer=None, part="embed")
 
 

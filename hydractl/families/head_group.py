@@ -78,8 +78,7 @@ class Projection(NamedTuple):
 def _by_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return (B, H, T', D) of x (B, H, T', K) and a weight (H, K, D): a product for each head, as one for each sample is small."""
     products = torch.matmul(x.transpose(0, 1).flatten(1, 2), weight)
-    by_sample: torch.Tensor = products.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
-    return by_sample
+    return products.view(len(weight), x.shape[0], x.shape[2], weight.shape[-1]).transpose(0, 1)
 
 
 class HeadGroup(nn.Module):

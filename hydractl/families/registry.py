@@ -85,17 +85,16 @@ def architecture_differences(ours: Architecture, theirs: Architecture) -> tuple[
     keys = sorted(
         k for k in ours.config.keys() | theirs.config.keys() if ours.config.get(k) != theirs.config.get(k)
     )
-    with_one_option = {
-        k: theirs.model_copy(update={"config": theirs.config | {k: ours.config.get(k)}}) for k in keys
-    }
-    named = tuple(f"{k}={ours.config.get(k)}" for k in keys if _differ(with_one_option[k], theirs))
+    named = tuple(f"{k}={ours.config.get(k)}" for k in keys if _matters(theirs, k, ours.config.get(k)))
     return named or ("another shape",)
 
 
-def _differ(first: Architecture, second: Architecture) -> bool:
-    config = family_of(first).evaluation_config
+def _matters(architecture: Architecture, option: str, value: object) -> bool:
+    """Return whether trained weights answer otherwise where an option has another value."""
+    config = family_of(architecture).evaluation_config
+    changed = architecture.model_copy(update={"config": architecture.config | {option: value}})
     try:
-        return config(first) != config(second)
+        return config(changed) != config(architecture)
     except UnsupportedModelError:  # one option of several that go together
         return True
 

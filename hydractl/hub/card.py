@@ -296,11 +296,10 @@ def _loading(facts: Facts) -> str:
     revision = "" if facts.revision == MAIN else f', revision="{facts.revision}"'
     if is_stock(facts.header) and facts.header.architecture.library == "openclip":
         return "\n".join(lines)
-    imported = "" if is_stock(facts.header) else "import hydractl\n"
     lines += [
         "",
         "```python",
-        *filter(None, [imported.rstrip()]),
+        *(() if is_stock(facts.header) else ("import hydractl",)),
         f"from transformers import AutoModelFor{auto}, pipeline",
         "",
         f'model = AutoModelFor{auto}.from_pretrained("{facts.name}"{revision})',

@@ -69,9 +69,12 @@ def is_stock(header: Header) -> bool:
 
 def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
     """Return the library's own files of a model; None where its loader would make another one of the weights, or none."""
-    towers = header.architecture.towers
-    has_all_heads = all(mask == full_mask(towers) for mask in header.masks)
-    if header.kind == Kind.HYDRA or not has_all_heads or header.temperature != 1:
+    all_heads = full_mask(header.architecture.towers)
+    if (
+        header.kind == Kind.HYDRA
+        or any(mask != all_heads for mask in header.masks)
+        or header.temperature != 1
+    ):
         return None
     if header.fitted is not None:  # its tensors are none that a library knows
         return None

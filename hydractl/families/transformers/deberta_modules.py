@@ -57,7 +57,10 @@ class DisentangledGroup(HeadGroup):
             bias = bias + _multiply_by_member(torch.matmul, q * self.scale, positions.mT).gather(-1, index)
         if "p2c" in self.kinds:
             positions = self._heads_of(of_q if self.share else self.pos_query, table)
-            bias = bias + _multiply_by_member(_before, k.mT, positions * self.scale).gather(-2, index)
+            products = _multiply_by_member(
+                lambda keys, rows: torch.matmul(rows, keys), k.mT, positions * self.scale
+            )
+            bias = bias + products.gather(-2, index)
         return bias if side.mask is None else bias.masked_fill(~side.mask, torch.finfo(q.dtype).min)
 
     def _heads_of(
@@ -109,10 +112,6 @@ def _multiply_by_member(
     if len(by_member) == 1:
         return multiply(x, by_member)
     return multiply(x.unflatten(0, (len(by_member), -1)), by_member.unsqueeze(1)).flatten(0, 1)
-
-
-def _before(x: torch.Tensor, left_factor: torch.Tensor) -> torch.Tensor:
-    return torch.matmul(left_factor, x)
 
 
 def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoderNames) -> Stream:  # noqa: ANN401 - as above

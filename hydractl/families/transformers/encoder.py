@@ -126,24 +126,24 @@ class EncoderNames:
 
     def tensors(self) -> Mapping[str, str]:
         """Return the library's prefix, with `{layer}`, for each prefix of a tensor within a block of ours."""
-        group = "attn.members.0."
-        ours = ("qkv",) if len(self.qkv) == 1 else tuple("qkv")
-        named = {f"{group}{x}.": theirs for x, theirs in (*zip(ours, self.qkv, strict=True), *self.further)}
-        named |= {f"{group}proj.": self.output}
-        named |= {f"norm{i}.": name for i, name in enumerate(self.norms, 1)}
-        named |= (
-            {f"mlp.{i}.": name for i, name in enumerate(self.mlp)}
-            if len(self.mlp) > 1
-            else {"mlp.": self.mlp[0]}
-        )
-        scales = {f"scale{i}.gamma": name for i, name in enumerate(self.scales or (), 1)}
-        block = f"{self.blocks}.{{layer}}."
-        return (
-            {ours: f"{block}{theirs}." for ours, theirs in named.items()}
-            | {ours: block + theirs for ours, theirs in scales.items()}
-            | {f"{group}bias.table": f"{block}{self.bias}.{TABLE}"}
-            | {f"{ours}.host.": f"{self.model}.{theirs}." for ours, theirs in self.outside}
-        )
+        group, block = "attn.members.0.", f"{self.blocks}.{{layer}}."
+        inputs = zip(("qkv",) if len(self.qkv) == 1 else "qkv", self.qkv, strict=True)
+        modules = {
+            **{f"{group}{ours}.": theirs for ours, theirs in (*inputs, *self.further)},
+            f"{group}proj.": self.output,
+            **{f"norm{i}.": name for i, name in enumerate(self.norms, 1)},
+            **(
+                {f"mlp.{i}.": name for i, name in enumerate(self.mlp)}
+                if self.mlp[1:]
+                else {"mlp.": self.mlp[0]}
+            ),
+        }
+        return {
+            **{ours: f"{block}{theirs}." for ours, theirs in modules.items()},
+            **{f"scale{i}.gamma": block + name for i, name in enumerate(self.scales or (), 1)},
+            f"{group}bias.table": f"{block}{self.bias}.{TABLE}",
+            **{f"{ours}.host.": f"{self.model}.{theirs}." for ours, theirs in self.outside},
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
