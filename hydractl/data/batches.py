@@ -133,8 +133,7 @@ def tensor_cache(
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> Tensor:
     """Return a permutation of 0..count-1, int64, that depends on (count, seed, epoch) alone."""
-    generator = torch.Generator().manual_seed(sample_seed(seed, epoch))
-    return torch.randperm(count, generator=generator)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(sample_seed(seed, epoch)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +293,7 @@ def _reading(
 
 
 def _cut(order: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+    return (order[start : start + size] for start in range(0, len(order), size))
 
 
 def _parted(transform: Transform) -> tuple[Transform, Normalised | None]:

@@ -175,8 +175,7 @@ class TextSet(Items):
 
     @override
     def at(self, indices: Sequence[int]) -> Self:
-        texts, keys = tuple(self.texts[i] for i in indices), tuple(map(self.key, indices))
-        return replace(self, texts=texts, keys=keys)
+        return replace(self, texts=tuple(self.texts[i] for i in indices), keys=tuple(map(self.key, indices)))
 
 
 class ImageStore(ABC):
@@ -317,8 +316,7 @@ def fingerprint_of(
     decoding: str,
 ) -> str:
     """Return the fingerprint of so many items of such labels and digests; see `Items`."""
-    description = [count, class_names, labels, *([decoding] if decoding else [])]
-    sha = hashlib.sha256(json.dumps(description).encode())
+    sha = hashlib.sha256(json.dumps([count, class_names, labels, *filter(None, [decoding])]).encode())
     for digest in digests:
         sha.update(digest)
     return f"sha256:{sha.hexdigest()}"

@@ -188,9 +188,11 @@ def check_skips(ref: DataRef, *, skip_bad: bool) -> None:
 
 def crewed(items: T, workers: int | None) -> T:
     """Return items of which images are decoded by so many processes; None for what pays."""
-    if not isinstance(items, ImageSet):
-        return items
-    return replace(items, crew=WorkerPool.of(workers, images=len(items)))
+    return (
+        replace(items, crew=WorkerPool.of(workers, images=len(items)))
+        if isinstance(items, ImageSet)
+        else items
+    )
 
 
 def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
@@ -289,8 +291,7 @@ def with_corruption(items: Items, corruption: Corruption) -> Items:
     if isinstance(items, ImageSet):
         return replace(items, corruption=corruption)
     texts = of_kind(items, TextSet)
-    corrupted_texts = tuple(_corrupted(text, corruption, place) for place, text in enumerate(texts.texts))
-    return replace(texts, texts=corrupted_texts)
+    return replace(texts, texts=tuple(_corrupted(text, corruption, i) for i, text in enumerate(texts.texts)))
 
 
 def _corrupted(text: Text, corruption: Corruption, place: int) -> Text:

@@ -35,9 +35,8 @@ def listed(items: Iterable[Any]) -> list[Any]:
     Raises:
         TypeError: If there are none, or `items` is a single one.
     """
-    single = "one text" if isinstance(items, str) else "one path" if isinstance(items, Path) else ""
-    if isinstance(items, Image.Image):
-        single = "one image"
+    kinds_of_one = {str: "one text", Path: "one path", Image.Image: "one image"}
+    single = next((name for kind, name in kinds_of_one.items() if isinstance(items, kind)), "")
     if isinstance(items, np.ndarray) and items.ndim != BATCHED:
         single = f"one array of shape {items.shape}"
     as_list = [] if single else list(items)
@@ -48,9 +47,8 @@ def listed(items: Iterable[Any]) -> list[Any]:
 
 def is_text(item: object) -> TypeGuard[Text]:
     """Return whether an item is a text or a pair of texts."""
-    if isinstance(item, tuple):
-        return len(item) == 2 and all(isinstance(part, str) for part in item)
-    return isinstance(item, str)
+    is_pair = isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
+    return is_pair or isinstance(item, str)
 
 
 def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items") -> Items:
@@ -65,8 +63,7 @@ def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items")
         if len(texts) < len(items):
             raise TypeError(f"the model reads texts, found {kinds(items)}")
         return TextSet(texts=texts, name=name)
-    store = GivenStore(tuple(map(checked_picture, items)))
-    return ImageSet(store=store, places=range(len(items)), name=name)
+    return ImageSet(store=GivenStore(tuple(map(checked_picture, items))), places=range(len(items)), name=name)
 
 
 def checked_picture(item: object) -> Picture:
@@ -77,10 +74,9 @@ def checked_picture(item: object) -> Picture:
         DataError: If it is a text that names no file.
     """
     if isinstance(item, str) and not os.path.isfile(item):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
-        near = did_you_mean_path(item)
         raise DataError(
             f"{item}: no such file",
-            hint=near or "the model reads images: a `str` is the path of an image file",
+            hint=did_you_mean_path(item) or "the model reads images: a `str` is the path of an image file",
         )
     if isinstance(item, np.ndarray):
         channels = item.shape[2] if item.ndim == COLOURED else 1

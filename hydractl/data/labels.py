@@ -52,12 +52,10 @@ def select_classes(class_names: Sequence[str], selectors: Sequence[str]) -> tupl
         UsageError: If a range runs backwards.
         DataError: If the data have no such class.
     """
-    selectors = [normal(item) for item in selectors]
     by_name = {name: index for index, name in enumerate(class_names)}
-    numbers = placeholders(class_names) or range(len(class_names))
-    numbered = {str(number): index for index, number in enumerate(numbers)}
+    numbered = {str(n): i for i, n in enumerate(placeholders(class_names) or range(len(class_names)))}
     chosen: set[int] = set()
-    for item in selectors:
+    for item in map(normal, selectors):
         ends = _RANGE.fullmatch(item)
         if item in by_name:
             chosen.add(by_name[item])

@@ -79,13 +79,12 @@ def match_classes(
     order = None if matched or by_text else _order(class_names, model_labels, num_classes)
     if order is None:
         raise _unlike(items, strange, model_labels, num_classes=num_classes, by_text=by_text)
-    first, last = class_names[order[0]], class_names[order[-1]]
     reason = (
         "the model's classes have no names" if nameless(model_labels) else f"{called}'s classes are numbered"
     )
     progress.warn(
-        f"{reason}: {called}'s {len(order)} classes are taken in order, "
-        f"from `{first}` as class 0 to `{last}` as class {len(order) - 1}" + _other_order(items)
+        f"{reason}: {called}'s {len(order)} classes are taken in order, from `{class_names[order[0]]}` as class 0 "
+        f"to `{class_names[order[-1]]}` as class {len(order) - 1}{_other_order(items)}"
     )
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
@@ -177,12 +176,12 @@ def _indices(
         numbers = counters(items.class_names)
     if numbers is None or not numbers or max(numbers) >= num_classes:
         return None
-    others = [placeholders([model_labels[number]]) for number in numbers] if model_labels else []
-    if items.numbered or all(
-        model_number in {None, (number,)} for model_number, number in zip(others, numbers, strict=False)
-    ):
-        return numbers
-    return None
+    model_numbers = [placeholders([model_labels[number]]) for number in numbers] if model_labels else []
+    agree = all(
+        model_number in {None, (number,)}
+        for model_number, number in zip(model_numbers, numbers, strict=False)
+    )
+    return numbers if items.numbered or agree else None
 
 
 def _order(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> list[int] | None:

@@ -41,15 +41,13 @@ def folded(name: str) -> str:
 
 def placeholders(names: Sequence[str]) -> tuple[int, ...] | None:
     """Return the numbers of names that are no more than numbers, as `7`, `7.0` and `LABEL_7`; None if a name is more."""
-    matches = [_PLACEHOLDER.fullmatch(name) for name in names]
-    return _distinct([int(match[1]) for match in matches if match], names)
+    return _distinct([int(match[1]) for match in map(_PLACEHOLDER.fullmatch, names) if match], names)
 
 
 def counters(names: Sequence[str]) -> tuple[int, ...] | None:
     """Return the numbers of names that differ in their last number alone, as `class0` and `class10`; else None."""
-    matches = [match for name in names if (match := _COUNTED.fullmatch(name))]
-    stems = {match[1] for match in matches}
-    one_stem = len(stems) == 1 and len(names) > 1
+    matches = [*filter(None, map(_COUNTED.fullmatch, names))]
+    one_stem = len({match[1] for match in matches}) == 1 and len(names) > 1
     return _distinct([int(match[2]) for match in matches], names) if one_stem else None
 
 

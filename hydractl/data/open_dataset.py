@@ -65,8 +65,7 @@ def open_data(
         ref = DataRef.parse(ref)
     ref.check_ends()
     _check_columns(ref, content)
-    reads_labels = labelled or ref.reads_classes
-    items = _opened(ref, content, progress) if reads_labels else _unlabelled(ref, content, progress)
+    items = _opened(ref, content, progress, reads_labels=labelled or ref.reads_classes)
     items = apply_class_options(items, ref, progress)
     if ref.limit is not None and ref.limit < len(items):
         items = items.subset(builtin.spread(len(items), ref.limit))
@@ -140,7 +139,7 @@ def _check_columns(ref: DataRef, content: Content) -> None:
         )
 
 
-def _opened(ref: DataRef, content: Content, progress: Progress) -> Items:
+def _opened(ref: DataRef, content: Content, progress: Progress, *, reads_labels: bool) -> Items:
     if ref.kind in TOYS:
         toy_content = Content.TEXTS if ref.kind in BUILT_IN_TEXTS else Content.IMAGES
         if toy_content is not content:
@@ -148,18 +147,11 @@ def _opened(ref: DataRef, content: Content, progress: Progress) -> Items:
                 f"{ref.kind.value} are {toy_content}, and the model reads {content}", hint=SOURCES[content]
             )
         return TOYS[ref.kind](ref)
-    if _holds_files(ref, content, labelled=True):
-        return folder.open_folder(ref, content, progress)
-    return _of_table(ref, content, progress, labelled=True)
-
-
-def _unlabelled(ref: DataRef, content: Content, progress: Progress) -> Items:
-    if ref.kind in TOYS:
-        return _opened(ref, content, progress)
-    labelled = ref.label is not None
+    # without labels a folder's files may lie beside its sub-folders
+    labelled = reads_labels or ref.label is not None
     if _holds_files(ref, content, labelled=labelled):
-        return folder.open_tree(ref, content, progress)
-    return _of_table(ref, content, progress, labelled=labelled)
+        return (folder.open_folder if reads_labels else folder.open_tree)(ref, content, progress)
+    return _items_of(_table(ref, content, progress), ref, content, progress, labelled=labelled)
 
 
 def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
@@ -188,10 +180,6 @@ def _table(ref: DataRef, content: Content, progress: Progress) -> tables.DataTab
     if ref.kind is SourceKind.FOLDER:
         return saved.open_saved(ref, progress) if saved.is_saved(ref) else saved.open_listed(ref, progress)
     return files.open_table(ref, content)
-
-
-def _of_table(ref: DataRef, content: Content, progress: Progress, *, labelled: bool) -> Items:
-    return _items_of(_table(ref, content, progress), ref, content, progress, labelled=labelled)
 
 
 def _items_of(

@@ -213,13 +213,11 @@ def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> Trai
             )
         if augment.count(name) > 1:
             raise UsageError(f"augmentation `{name}` is given twice")
-    resize = () if "rrc" in augment else resizing(preprocessing)
-    random = tuple(_augmentation(name, preprocessing) for name in AUGMENTATIONS if name in augment)
     return TrainTransform(
         channels=preprocessing.input_size[0],
         least=_least(preprocessing, SMALLEST_CROP if "rrc" in augment else 1.0),
-        resize=resize,
-        random=random,
+        resize=() if "rrc" in augment else resizing(preprocessing),
+        random=tuple(_augmentation(name, preprocessing) for name in AUGMENTATIONS if name in augment),
         finish=Normalised.of(preprocessing),
     )
 

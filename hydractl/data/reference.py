@@ -243,15 +243,13 @@ class DataRef:
         """The reference with no more of a path than its last part: reports travel."""
         if self.kind not in {SourceKind.FOLDER, SourceKind.FILE}:
             return str(self)
-        without_root = replace(self, root=None)
-        return Path(self.source).resolve().name + str(without_root).removeprefix(self.source)
+        return Path(self.source).resolve().name + str(replace(self, root=None)).removeprefix(self.source)
 
     @property
     def kind(self) -> SourceKind:
         """Where the items come from, told by the form of the source alone."""
-        for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS):
-            if kind.value == f"`{self.source}`":
-                return kind
+        if self.source in BUILT_IN:
+            return SourceKind(f"`{self.source}`")
         if self.source.startswith(HUB_PREFIX):
             return SourceKind.HUB
         return (
@@ -266,9 +264,8 @@ class DataRef:
         Raises:
             DataError: If nothing is there.
         """
-        if self.kind not in {SourceKind.FOLDER, SourceKind.FILE} or Path(self.source).exists():
-            return
-        if self.source.lower().endswith(SHARD_SUFFIX):
+        is_local = self.kind in {SourceKind.FOLDER, SourceKind.FILE}
+        if not is_local or Path(self.source).exists() or self.source.lower().endswith(SHARD_SUFFIX):
             return
         file_kind = "file" if self.kind is SourceKind.FILE else "folder or file"
         near = did_you_mean(self.source, BUILT_IN) or did_you_mean_path(self.source)

@@ -138,8 +138,8 @@ class Middle:
                 (across.cropped, down.cropped), self.resample, box=(left, above, right, below)
             )
         if _columns_first(across, down):
-            resized_image = image.resize((across.resized, down.resized), self.resample)
-            return resized_image.crop(_box(across.kept_pixels, down.kept_pixels))
+            whole = image.resize((across.resized, down.resized), self.resample)
+            return whole.crop(_box(across.kept_pixels, down.kept_pixels))
         begin, end = down.read if down.is_exact else (0, down.source)
         strip = image.crop(_box((0, across.source), (begin, end)))
         rows = (0, end - begin)

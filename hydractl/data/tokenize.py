@@ -1,24 +1,43 @@
 """From texts to a text model's inputs.
 
+Tokenizers that transformers has in Python only are run by transformers itself; `manifest/tokenizers.py` says how they are stored.
+
 Axes: N texts, B batch, T tokens.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hydractl.data.batches import Batch
-from hydractl.data.python_tokenizers import PythonTokenizer, from_text
-from hydractl.errors import CheckpointError, DataError, HydraError, UsageError, reason_of
-from hydractl.manifest.tokenizers import check_document, is_python_tokenizer
+from hydractl.errors import (
+    CheckpointError,
+    DataError,
+    HydraError,
+    UnsupportedModelError,
+    UsageError,
+    reason_of,
+)
+from hydractl.manifest.tokenizers import (
+    SENTENCEPIECE,
+    SETTINGS,
+    check_document,
+    check_packages,
+    check_settings,
+    is_python_tokenizer,
+    parts_of,
+)
 from hydractl.messages import counted
 from hydractl.runtime import without_panic
 from hydractl.strict_json import parse
@@ -101,8 +120,7 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
         DataError: If a text becomes no token at all.
     """
     tokenizer = _opened(how)
-    pairs = any(isinstance(text, tuple) for text in texts)
-    special = tokenizer.num_special_tokens_to_add(is_pair=pairs)
+    special = tokenizer.num_special_tokens_to_add(is_pair=any(isinstance(text, tuple) for text in texts))
     if how.max_length <= special:
         raise UsageError(
             f"{counted(how.max_length, 'token')} {'leaves' if how.max_length == 1 else 'leave'} no room for a text: "
@@ -112,24 +130,24 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
     ids, segments, lengths = [], [], []
     for begin in range(0, len(texts), CHUNK):
         with _translated("fails on the texts"):
-            chunk = [_shortened(text, tokenizer, how) for text in texts[begin : begin + CHUNK]]
-            encodings = tokenizer.encode_batch_fast(chunk)
+            encodings = tokenizer.encode_batch_fast(
+                [_shortened(text, tokenizer, how) for text in texts[begin : begin + CHUNK]]
+            )
         lengths += [len(encoding.ids) for encoding in encodings]
         ids.append(torch.tensor([*chain.from_iterable(e.ids for e in encodings)], dtype=torch.int32))
         marks = torch.tensor([*chain.from_iterable(e.type_ids for e in encodings)], dtype=torch.int64)
         segments.append(marks.clamp(max=SEGMENTS).to(torch.uint8))
-    counts = torch.tensor([0, *lengths])
-    tokens = Tokens(how=how, ids=torch.cat(ids), segments=torch.cat(segments), starts=counts.cumsum(0))
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    tokens = Tokens(how=how, ids=torch.cat(ids), segments=torch.cat(segments), starts=starts)
     _check(tokens, where)
     return tokens
 
 
 def _shortened(text: Text, tokenizer: Tokenizer | PythonTokenizer, how: Tokenization) -> Text:
     """Return a text, both of a pair, without what lies far beyond `max_length`: the whole would be tokenised before it is cut."""
-    if not isinstance(text, str):
-        first, second = text
-        return _shortened_part(first, tokenizer, how), _shortened_part(second, tokenizer, how)
-    return _shortened_part(text, tokenizer, how)
+    if isinstance(text, str):
+        return _shortened_part(text, tokenizer, how)
+    return _shortened_part(text[0], tokenizer, how), _shortened_part(text[1], tokenizer, how)
 
 
 def _shortened_part(text: str, tokenizer: Tokenizer | PythonTokenizer, how: Tokenization) -> str:
@@ -205,7 +223,7 @@ def _translated(failure: str) -> Iterator[None]:
 def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer | PythonTokenizer:
     if is_python_tokenizer(text):
         with _translated("cannot be read"):
-            return from_text(text, max_length=max_length, truncation_side=side)
+            return _python_tokenizer(text, max_length=max_length, truncation_side=side)
     from tokenizers import Tokenizer  # noqa: PLC0415 - what reads no text need not load it
 
     with _translated("cannot be read"):
@@ -214,6 +232,70 @@ def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer | PythonToken
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
     return tokenizer
+
+
+class Encoding(NamedTuple):
+    """A text's tokens, as the tokenizers library names them."""
+
+    ids: list[int]
+    type_ids: list[int]
+
+
+class PythonTokenizer:
+    """A tokenizer of transformers behind the interface of the tokenizers library."""
+
+    def __init__(self, tokenizer: Any, *, max_length: int, truncation_side: str) -> None:  # noqa: ANN401 - untyped
+        """Wrap a tokenizer, which cuts texts to `max_length` tokens."""
+        self.tokenizer = tokenizer
+        self.tokenizer.truncation_side = truncation_side
+        self.max_length = max_length
+
+    def num_special_tokens_to_add(self, *, is_pair: bool) -> int:
+        """Return how many special tokens a text, or a pair of texts, gets."""
+        return int(self.tokenizer.num_special_tokens_to_add(pair=is_pair))
+
+    def encode_batch_fast(self, texts: Sequence[Text]) -> list[Encoding]:
+        """Return the tokens of texts and pairs of texts."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SigLIP's warns of texts that hold its end token
+            return [self._encode(text) for text in texts]
+
+    def _encode(self, text: Text) -> Encoding:
+        parts = (text,) if isinstance(text, str) else text
+        tokens = self.tokenizer(
+            *parts, truncation="longest_first", max_length=self.max_length, return_token_type_ids=True
+        )
+        return Encoding(tokens["input_ids"], tokens["token_type_ids"])
+
+
+def _python_tokenizer(text: str, *, max_length: int, truncation_side: str) -> PythonTokenizer:
+    """Return the tokenizer that a checkpoint holds.
+
+    Raises:
+        CheckpointError: If the text is not of this form.
+        UnsupportedModelError: If a package is missing.
+    """
+    name, files = parts_of(text)
+    check_settings(parse(files.get(SETTINGS, b"{}")), "the model")
+    import transformers  # noqa: PLC0415 - what reads no text need not load it
+
+    tokenizer_class = getattr(transformers, name)
+    try:
+        if strange := files.keys() - {SETTINGS, *tokenizer_class.vocab_files_names.values()}:
+            raise CheckpointError(
+                f"the model's tokenizer holds `{min(strange)}`, which is no file of a {name}"
+            )
+        with TemporaryDirectory() as folder:
+            for file, content in files.items():
+                (Path(folder) / file).write_bytes(content)
+            tokenizer = tokenizer_class.from_pretrained(folder, local_files_only=True)
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"the model's tokenizer is a {name}, which needs a package that is not installed: {reason_of(error)}",
+            hint=SENTENCEPIECE,
+        ) from error
+    check_packages(tokenizer, "the model")
+    return PythonTokenizer(tokenizer, max_length=max_length, truncation_side=truncation_side)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

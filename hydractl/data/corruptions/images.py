@@ -50,8 +50,7 @@ def corrupted(image: Image.Image, corruption: Corruption, random: Random) -> Ima
         pixels_after = _ON_PIXELS[corruption.name](pixels, strength, random)
     else:
         pixels_after = _frost(pixels, strength, random, corruption.photographs)
-    pixels_after = np.clip(pixels_after, 0, 1) * 255
-    levels = (pixels_after + ROUNDING).astype(np.uint8)
+    levels = (np.clip(pixels_after, 0, 1) * 255 + ROUNDING).astype(np.uint8)
     return Image.fromarray(levels.squeeze(2) if image.mode == "L" else levels)
 
 
@@ -241,8 +240,7 @@ def _moved(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
         blurred += (
             weight * x[np.clip(rows + dy, 0, len(rows) - 1)][:, np.clip(columns + dx, 0, len(columns) - 1)]
         )
-    levels = np.floor(blurred * 65535 + 0.5)
-    return np.floor(levels / 257) / 255
+    return np.floor(np.floor(blurred * 65535 + 0.5) / 257) / 255
 
 
 def _enlarged(x: Pixels, factor: float) -> Pixels:
@@ -250,8 +248,7 @@ def _enlarged(x: Pixels, factor: float) -> Pixels:
     height, width, _ = x.shape
     inner = [ceil(side / factor) for side in (height, width)]
     top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
-    cut = x[top : top + inner[0], left : left + inner[1]]
-    large = ndimage.zoom(cut, (factor, factor, 1), order=1)
+    large = ndimage.zoom(x[top : top + inner[0], left : left + inner[1]], (factor, factor, 1), order=1)
     top, left = (large.shape[0] - height) // 2, (large.shape[1] - width) // 2
     return np.asarray(large[top : top + height, left : left + width])
 

@@ -152,8 +152,9 @@ class Corruptions:
                 f"`--corrupt {text}`: severities are {SEVERITIES[0]} to {SEVERITIES[-1]}",
                 hint=f"for example `{name}:3` or `{name}:1-5`",
             )
-        severities = tuple(range(int(ends[0]), int(ends[1]) + 1))
-        return cls(name=name, severities=severities, photographs=photographs)
+        return cls(
+            name=name, severities=tuple(range(int(ends[0]), int(ends[1]) + 1)), photographs=photographs
+        )
 
     def __str__(self) -> str:
         with_ = f"={self.photographs.files[0].resolve().parent.name}" if self.photographs else ""

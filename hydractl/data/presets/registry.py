@@ -52,8 +52,7 @@ def find(source: str, user_options: Mapping[str, str]) -> tuple[ResolvedPreset, 
     if folder is not None and preset.benchmark is None:
         raise UsageError(f"`{source}::{OPENOOD}={folder}`: OpenOOD has no lists for it", hint="leave it out")
     if not slash:
-        split = chosen.pop(SPLIT, TEST)
-        return (ResolvedPreset(name, *_source_of_split(preset, split, folder, chosen)),)
+        return (ResolvedPreset(name, *_source_of_split(preset, chosen.pop(SPLIT, TEST), folder, chosen)),)
     if SPLIT in chosen:
         raise UsageError(
             f"`{source}::{SPLIT}={chosen[SPLIT]}`: what is out-of-distribution has one part",

@@ -159,8 +159,7 @@ def _text_columns(table: DataTable, *, requested: tuple[str, ...]) -> tuple[str,
     for name in requested:
         _find_column(table, column=name, usual=(), role="text")
     singles = ((name,) for name in TEXT_COLUMNS)
-    usual = (names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*columns})
-    chosen = requested or next(usual, ())
+    chosen = requested or next((names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*columns}), ())
     if chosen:
         return tuple(columns[name] for name in chosen)
     image = next((name for name in IMAGE_COLUMNS if name in columns), None)
@@ -194,8 +193,9 @@ def label_column(table: DataTable, ref: DataRef) -> str | None:
 def _labels(table: DataTable, column: str | None, progress: Progress) -> Labels:
     if column is None:
         return Labels()
-    names = table.classes(column)
-    return read_labels(table.cells(column), names=names, where=table.place(column), progress=progress)
+    return read_labels(
+        table.cells(column), names=table.classes(column), where=table.place(column), progress=progress
+    )
 
 
 class LabelReader:
@@ -228,7 +228,12 @@ class LabelReader:
                     f"{self.where}: row {row} has label {value}, out of range 0..{'' if top is None else top}",
                     hint="count the labels from 0, or give names; only where every label is -1 are labels withheld",
                 )
-        self._codes.extend(self._code(row, value) for row, value in enumerate(values, begin))
+        self._codes.extend(
+            self._texts.setdefault(str(value), len(self._texts))
+            if self._names is None
+            else _index(value, self._names, row, self.where)
+            for row, value in enumerate(values, begin)
+        )
 
     def _label(self, row: int, cell: object) -> int | str:
         """Return a label as every form of table has it: a whole number however it is written, or a name without blanks around it."""
@@ -243,11 +248,6 @@ class LabelReader:
                 hint="labels are names or whole numbers",
             )
         return value
-
-    def _code(self, row: int, value: int | str) -> int:
-        if self._names is not None:
-            return _index(value, self._names, row, self.where)
-        return self._texts.setdefault(str(value), len(self._texts))
 
     @property
     def withheld(self) -> bool:

@@ -145,8 +145,8 @@ def _read_json(path: Path, content: Content) -> Rows:
         if not isinstance(row, dict):
             raise DataError(f"{path}: {place} is not a JSON object")
         if rows and row.keys() != rows[0].keys():
-            odd = sorted(row.keys() ^ rows[0].keys())
-            raise DataError(f"{path}: {place} and the first row differ in the key `{odd[0]}`")
+            odd = min(row.keys() ^ rows[0].keys())
+            raise DataError(f"{path}: {place} and the first row differ in the key `{odd}`")
         rows.append(row)
     return rows
 
@@ -160,8 +160,7 @@ def _array(path: Path, text: str) -> Iterator[tuple[str, object]]:
             f"{path}: {line}is not JSON: {error.words}{column}",
             hint=f"a table is an array of objects, or has an object a line: `jq -c '.[]' {path}` makes such lines",
         ) from error
-    for number, row in enumerate(rows):
-        yield f"row {number} of the array", row
+    yield from ((f"row {number} of the array", row) for number, row in enumerate(rows))
 
 
 def _lines(path: Path, text: str, content: Content) -> Iterator[tuple[str, object]]:

@@ -272,9 +272,8 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
         if split is None or split.isidentifier():  # the rest are slices such as `train[:10%]`
             splits = datasets.get_dataset_split_names(address, ref.config, revision=ref.revision)
             split = choose(ref, "split", split, splits)
-        streaming = ref.streaming is not None
         return datasets.load_dataset(
-            address, ref.config, split=split, revision=ref.revision, streaming=streaming
+            address, ref.config, split=split, revision=ref.revision, streaming=ref.streaming is not None
         )
     except ValueError:
         if not datasets.config.HF_HUB_OFFLINE:  # the cache does not tell the names
@@ -290,18 +289,15 @@ def choose(ref: DataRef, key: str, name: str | None, present: Sequence[str]) -> 
     Raises:
         DataError: If it is not there, or has to be chosen.
     """
-    choices = quoted(present)
-    if name is None:
-        if len(present) == 1:
-            return present[0]
+    if name is None and len(present) != 1:
         raise DataError(
-            f"{ref.source}: has several {key}s: {choices}", hint=f"choose one with `::{key}=NAME`"
+            f"{ref.source}: has several {key}s: {quoted(present)}", hint=f"choose one with `::{key}=NAME`"
         )
-    if name not in present:
+    if name is not None and name not in present:
         raise DataError(
-            f"{ref.source}: has no {key} `{name}`; it has {choices}", hint=did_you_mean(name, present)
+            f"{ref.source}: has no {key} `{name}`; it has {quoted(present)}", hint=did_you_mean(name, present)
         )
-    return name
+    return name or present[0]
 
 
 @contextlib.contextmanager

@@ -111,8 +111,7 @@ def open_photos(ref: DataRef) -> ImageSet:
     count = min(ref.limit or DEFAULT_LIMIT, 2 * min(len(grid) for grid in grids))
     patches = np.empty((count, size, size, 3), dtype=np.uint8)
     for turn, grid in enumerate(grids):
-        share = len(range(turn, count, 2))
-        patches[turn::2] = grid[spread(len(grid), share)]
+        patches[turn::2] = grid[spread(len(grid), len(range(turn, count, 2)))]
     return ImageSet(store=PixelStore(patches), places=range(count), name="photos")
 
 
@@ -138,8 +137,7 @@ def _digits() -> tuple[NDArray[np.uint8], tuple[int, ...]]:
         raise DataError(
             "scikit-learn is installed without its digits", hint="reinstall scikit-learn"
         ) from error
-    pixels = np.rint(raw.images * 255 / 16).astype(np.uint8)
-    return pixels, tuple(int(label) for label in raw.target)
+    return np.rint(raw.images * 255 / 16).astype(np.uint8), tuple(int(label) for label in raw.target)
 
 
 @lru_cache(maxsize=1)

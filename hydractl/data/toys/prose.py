@@ -102,9 +102,10 @@ def open_letters(ref: DataRef) -> TextSet:
     def word() -> str:
         return "".join(_pick(draw, alphabet) for _ in range(2 + int(draw.random() * 8)))
 
-    count = ref.limit or LETTERS
-    texts = tuple(" ".join(word() for _ in range(5 + int(draw.random() * 12))) for _ in range(count))
-    return TextSet(texts=texts, name="letters")
+    texts = (
+        " ".join(word() for _ in range(5 + int(draw.random() * 12))) for _ in range(ref.limit or LETTERS)
+    )
+    return TextSet(texts=tuple(texts), name="letters")
 
 
 def review(domain: str, split: str | None, index: int) -> tuple[str, int]:
@@ -127,11 +128,8 @@ def review(domain: str, split: str | None, index: int) -> tuple[str, int]:
 
 def vocabulary() -> tuple[str, ...]:
     """Return the words of the reviews of films, sorted: what a tokenizer for them knows."""
-    words: set[str] = set()
-    phrases = (*GOOD.values(), *BAD.values(), NEGATIONS, DEGREES, LINKS, VERBS, OPENINGS)
-    for options in (*phrases, SUBJECTS[FILMS]):
-        for option in options:
-            words |= set(option.split())
+    phrases = (*GOOD.values(), *BAD.values(), NEGATIONS, DEGREES, LINKS, VERBS, OPENINGS, SUBJECTS[FILMS])
+    words = {word for options in phrases for option in options for word in option.split()}
     return tuple(sorted(words | {"the", ",", "."}))
 
 
