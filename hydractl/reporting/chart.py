@@ -207,10 +207,13 @@ class Chart:
     def _series_paths(self, series: Series) -> Iterator[SvgPath]:
         paint, dash, corners = series.style
         if series.kind == "line":
-            line = [*map(self._at, series.points)]
-            title = " ".join(series.titles)
             yield SvgPath(
-                parts=[line], stroke=paint, width=1.8, dash=dash, opacity=series.opacity, title=title
+                parts=[[*map(self._at, series.points)]],
+                stroke=paint,
+                width=1.8,
+                dash=dash,
+                opacity=series.opacity,
+                title=" ".join(series.titles),
             )
             return
         if series.kind == "dots":
@@ -220,13 +223,12 @@ class Chart:
         titles = series.titles or [""] * len(series.points)
         if series.kind == "bars":
             for point, weight, title in zip(series.points, series.weights, titles, strict=True):
-                bar = self._bar(point, series.bar)
-                yield SvgPath(parts=[bar], fill=paint, opacity=PALEST + (1 - PALEST) * weight, title=title)
+                opacity = PALEST + (1 - PALEST) * weight
+                yield SvgPath(parts=[self._bar(point, series.bar)], fill=paint, opacity=opacity, title=title)
             return
         for point, span, title in zip(series.points, series.spans, titles, strict=True):
             if span is not None:
-                ends = [self._at((point[0], end)) for end in span]
-                yield SvgPath(parts=[ends], stroke=paint, width=1.5)
+                yield SvgPath(parts=[[self._at((point[0], end)) for end in span]], stroke=paint, width=1.5)
             yield SvgPath(parts=[mark(self._at(point), corners)], fill=paint, stroke="sheet", title=title)
 
     def _bar(self, point: Point, wide: float) -> list[Point]:

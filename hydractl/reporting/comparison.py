@@ -114,10 +114,8 @@ class Runtimes:
     def of(cls, compared: Compared) -> Self | None:
         """Return those of reports that measured times of two rows at least, the first report's ID set standing for all."""
         report, quantity = compared.reports[0], Quantity("latency_batch_ms")
-        size, count = (
-            report.options.get("batch_size"),
-            report.data[ID_NAME].count if ID_NAME in report.data else None,
-        )
+        size = report.options.get("batch_size")
+        count = report.data[ID_NAME].count if ID_NAME in report.data else None
         times = {
             row: by_quantity[quantity].value
             for row, by_quantity in compared.rows.items()
@@ -223,9 +221,11 @@ def _notes(files: Sequence[str], reports: Sequence[Report], over: str) -> Iterat
         yield from _of_sets(reports) if over == SETS else _of_seeds(files, reports)
         if 0 < sum(any(row.curves for row in report.rows) for report in reports) < len(reports):
             yield "Curves are drawn where every report has them: `hydractl eval --curves` was not given for all."
-    marked = [row.name for row in reports[0].rows if row.ood and row.tuned_on_ood]
-    for name in marked:
-        yield f"Heads of {name} were chosen by how well they tell OOD data, an advantage over other rows."
+    yield from (
+        f"Heads of {row.name} were chosen by how well they tell OOD data, an advantage over other rows."
+        for row in reports[0].rows
+        if row.ood and row.tuned_on_ood
+    )
     for row in reports[0].rows:
         best = {
             report_row.best_score

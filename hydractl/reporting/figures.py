@@ -16,8 +16,8 @@ from hydractl.reporting.comparison import Compared
 from hydractl.reporting.head_maps import head_map
 from hydractl.reporting.lineage import member_names
 from hydractl.reporting.report_values import GROUPS, Quantity, number_text, written
+from hydractl.reporting.sections import JUDGED_METRICS
 from hydractl.reporting.shift import severity_chart
-from hydractl.reporting.summary import JUDGED_METRICS
 from hydractl.reporting.svg import Drawing, Point
 
 UNDER_SHIFT = ("accuracy", "nll", "ece")

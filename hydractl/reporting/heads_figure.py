@@ -69,11 +69,7 @@ def draw_heads(panels: Sequence[Panel], *, suffix: str) -> bytes:
             f"expected up to {MOST_PANELS} panels, one of {FORMATS}; got {len(panels)}, {suffix!r}"
         )
 
-    def draw(figure: Figure) -> None:
-        figure.set_size_inches(_inches(panels))
-        _fill(_Sheet(figure), panels)
-
-    return picture(draw, suffix=suffix)
+    return picture(lambda figure: _fill(figure, panels), suffix=suffix)
 
 
 class _Sheet:
@@ -87,16 +83,16 @@ class _Sheet:
         self.width, self.height = figure.get_size_inches()
         self.top = EDGE
 
-    def axes(self, left: float, width: float, height: float) -> Axes:
+    def axes(self, x: float, width: float, height: float) -> Axes:
         """Return axes that begin at the current height."""
         bottom = self.height - self.top - height
         return self.figure.add_axes(
-            (left / self.width, bottom / self.height, width / self.width, height / self.height)
+            (x / self.width, bottom / self.height, width / self.width, height / self.height)
         )
 
-    def write(self, left: float, text: str, **style: object) -> None:
+    def write(self, x: float, text: str, **style: object) -> None:
         """Write literal lines downwards from the current height."""
-        place = (left / self.width, 1 - self.top / self.height)
+        place = (x / self.width, 1 - self.top / self.height)
         self.figure.text(*place, text, va="top", parse_math=False, **style)  # type: ignore[arg-type]
 
     def legend(self, handles: Sequence[object], labels: Sequence[str], **style: object) -> Legend:
@@ -132,11 +128,12 @@ def _inches(panels: Sequence[Panel]) -> tuple[float, float]:
     for tower in towers.values():
         height += HEADING * (len(towers) > 1) + BARS_HEIGHT + AXIS
         height += sum(_names_height(row) + _map_height(tower) + AXIS for row in _rows(panels))
-    columns = min(len(panels), PER_ROW)
-    return max(NARROWEST, (GUTTER + MAP_WIDTH) * columns + EDGE), height
+    return max(NARROWEST, (GUTTER + MAP_WIDTH) * min(len(panels), PER_ROW) + EDGE), height
 
 
-def _fill(sheet: _Sheet, panels: Sequence[Panel]) -> None:
+def _fill(figure: Figure, panels: Sequence[Panel]) -> None:
+    figure.set_size_inches(_inches(panels))
+    sheet = _Sheet(figure)
     towers, colours = panels[0].mask, _colours(len(panels))
     for name, tower in towers.items():
         if len(towers) > 1:
@@ -151,11 +148,11 @@ def _fill(sheet: _Sheet, panels: Sequence[Panel]) -> None:
 
 def _fill_row(sheet: _Sheet, name: str, tower: TowerKeep, row: Sequence[Panel]) -> None:
     lefts = [GUTTER + i * (GUTTER + MAP_WIDTH) for i in range(len(row))]
-    for left, text in zip(lefts, _names(row), strict=True):
-        sheet.write(left, text, fontsize=NAME_POINTS, family="DejaVu Sans Mono")
+    for x, text in zip(lefts, _names(row), strict=True):
+        sheet.write(x, text, fontsize=NAME_POINTS, family="DejaVu Sans Mono")
     sheet.top += _names_height(row)
-    for left, panel in zip(lefts, row, strict=True):
-        axes = sheet.axes(left, MAP_WIDTH, _map_height(tower))
+    for x, panel in zip(lefts, row, strict=True):
+        axes = sheet.axes(x, MAP_WIDTH, _map_height(tower))
         _map(axes, name, panel)
         axes.set_xlabel("head")
         if panel is row[0]:

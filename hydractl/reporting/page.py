@@ -13,8 +13,7 @@ from hydractl.errors import harmless
 from hydractl.reporting.chart import Figure, sample
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.report_values import ReportTable
-from hydractl.reporting.sections import checks, facts, lineages, tables, title
-from hydractl.reporting.summary import verdict
+from hydractl.reporting.sections import checks, facts, lineages, tables, title, verdict
 from hydractl.reporting.svg import MARK, style, svg
 from hydractl.version import __version__
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydractl.manifest.shift_groups import SHIFT
@@ -14,7 +15,7 @@ from hydractl.metrics.ood_scores import number_name
 from hydractl.metrics.registry import METRICS
 
 if TYPE_CHECKING:
-    from hydractl.manifest.report import Report, Row, Shift, Value
+    from hydractl.manifest.report import Report, Row, Value
 
 GROUPS = ("near", "far", "all")
 """What has a mean over data sets."""
@@ -64,8 +65,8 @@ class Quantity(NamedTuple):
             return heading
         if self.under_shift:
             name, _, severity = self.scope.partition(":")
-            shift_name = "corruption" if name == SHIFT else name
-            return f"{heading} under {shift_name}{severity and f' of severity {severity}'}"
+            corruption = "corruption" if name == SHIFT else name
+            return f"{heading} under {corruption}{severity and f' of severity {severity}'}"
         return (
             f"{heading} (mean over {self.scope} sets)"
             if self.scope in GROUPS
@@ -117,16 +118,14 @@ def scopes(report: Report) -> tuple[str, ...]:
 
 def quantities(report: Report) -> tuple[Quantity, ...]:
     """Return what tables show of a report, in their order, as far as some row has it."""
-    candidates = []
-    for metric in METRICS.values():
-        by = report.ood_scores if metric.needs is MetricNeeds.OOD else report.ood_scores[:1]
-        where = [None, *_scopes(report, metric)]
-        candidates += [
-            Quantity(number_name(metric.name, score, report.ood_scores), scope)
-            for scope in where
-            for score in by
-        ]
-    return tuple(q for q in candidates if q.metric.column and any(number_of(row, q) for row in report.rows))
+    candidates = (
+        Quantity(number_name(metric.name, score, report.ood_scores), scope)
+        for metric in METRICS.values()
+        if metric.column
+        for scope in (None, *_scopes(report, metric))
+        for score in (report.ood_scores if metric.needs is MetricNeeds.OOD else report.ood_scores[:1])
+    )
+    return tuple(q for q in candidates if any(number_of(row, q) for row in report.rows))
 
 
 def _scopes(report: Report, metric: Metric) -> tuple[str, ...]:
@@ -140,14 +139,12 @@ def _scopes(report: Report, metric: Metric) -> tuple[str, ...]:
 
 def number_of(row: Row, quantity: Quantity) -> Number | None:
     """Return what a row says of it."""
+    scope = str(quantity.scope)
     if quantity.under_shift:
-        return None if row.shift is None else _under(row.shift, quantity)
-    if quantity.scope in GROUPS:
-        group = str(quantity.scope)
-        mean = row.means.get(group, {}).get(quantity.name)
-        low, high = row.mean_intervals.get(group, {}).get(quantity.name, (None, None))
-        return None if mean is None else Number(value=mean, low=low, high=high)
-    return _number(row.values if quantity.scope is None else row.ood.get(quantity.scope, {}), quantity)
+        return None if row.shift is None else _mean(row.shift.at(scope), row.shift.intervals, quantity)
+    if scope in GROUPS:
+        return _mean(row.means.get(scope, {}), row.mean_intervals, quantity)
+    return _number(row.values if quantity.scope is None else row.ood.get(scope, {}), quantity)
 
 
 def difference_of(row: Row, quantity: Quantity) -> Number | None:
@@ -161,11 +158,12 @@ def difference_of(row: Row, quantity: Quantity) -> Number | None:
     return _number(difference.values if scope is None else sets.get(scope, {}), quantity)
 
 
-def _under(shift: Shift, quantity: Quantity) -> Number | None:
-    scope = str(quantity.scope)
-    mean = shift.at(scope).get(quantity.name)
-    low, high = shift.intervals.get(scope, {}).get(quantity.name, (None, None))
-    return None if mean is None else Number(value=mean, low=low, high=high)
+def _mean(
+    means: Mapping[str, float], intervals: Mapping[str, Mapping[str, tuple[float, float]]], quantity: Quantity
+) -> Number | None:
+    """Return a mean of those of a scope, with its interval if intervals by scope have it."""
+    low, high = intervals.get(str(quantity.scope), {}).get(quantity.name, (None, None))
+    return Number(value=means[quantity.name], low=low, high=high) if quantity.name in means else None
 
 
 def _number(values: Mapping[str, Value], quantity: Quantity) -> Number | None:
@@ -180,31 +178,24 @@ def written(metric: Metric, value: float) -> str:
 
 def number_text(metric: Metric, number: Number | None) -> str:
     """Return a number with its deviation and its interval."""
-    return (
-        "" if number is None else " ".join(filter(None, (centre(metric, number), interval(metric, number))))
-    )
-
-
-def centre(metric: Metric, number: Number) -> str:
-    """Return a number with its deviation, if it has one."""
-    value = written(metric, number.value)
-    return value if number.deviation is None else f"{value} ± {written(metric, number.deviation)}"
-
-
-def interval(metric: Metric, number: Number) -> str:
-    """Return the interval of a number, if it has one."""
-    ends = () if number.interval is None else (written(metric, end) for end in number.interval)
-    return f"[{', '.join(ends)}]" if number.interval else ""
+    return " ".join(filter(None, cell_of(metric, number)))
 
 
 def cell_of(metric: Metric, number: Number | None) -> Cell:
     """Return a number with its deviation, and its interval beside it."""
-    return Cell() if number is None else Cell(centre(metric, number), interval(metric, number))
+    if number is None:
+        return Cell()
+    value = written(metric, number.value)
+    centre = value if number.deviation is None else f"{value} ± {written(metric, number.deviation)}"
+    return Cell(centre, _bracketed(number, partial(written, metric)))
 
 
 def signed(number: Number | None) -> Cell:
     """Return a difference and its interval, each with its sign."""
     if number is None:
         return Cell()
-    ends = () if number.interval is None else (f"{end:+.3f}" for end in number.interval)
-    return Cell(f"{number.value:+.3f}", f"[{', '.join(ends)}]" if number.interval else "")
+    return Cell(f"{number.value:+.3f}", _bracketed(number, "{:+.3f}".format))
+
+
+def _bracketed(number: Number, write: Callable[[float], str]) -> str:
+    return f"[{', '.join(map(write, number.interval))}]" if number.interval else ""

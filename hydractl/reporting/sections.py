@@ -1,13 +1,15 @@
-"""What pages of a report say, however they are laid out."""
+"""What pages of a report say, however they are laid out: whether the first row is better than the others, and where it is not; tables; facts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hydractl.manifest.report import Row
-from hydractl.messages import counted
+from hydractl.manifest.shift_groups import SHIFT
+from hydractl.messages import counted, listed
+from hydractl.metrics.classification import CALIBRATED
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.comparison import Compared, Runtimes
@@ -21,12 +23,17 @@ from hydractl.reporting.report_values import (
     ReportTable,
     cell_of,
     number_of,
+    number_text,
     scopes,
 )
 from hydractl.reporting.shift import shift_tables
-from hydractl.reporting.summary import JUDGED_METRICS, negated
 
 FEW = 2
+JUDGED_METRICS = ("accuracy", "nll", "ece", "auroc")
+"""What sentences speak of; tables have the rest."""
+MOST_SETS = 3
+"""More OOD sets are spoken of by their mean."""
+COST_WORDS = {"macs": "multiply-accumulates", "parameters": "parameters"}
 COSTS = (MetricNeeds.WEIGHTS, MetricNeeds.TIME)
 
 
@@ -37,6 +44,92 @@ def title(compared: Compared) -> str:
     several = counted(len(compared.reports), "data set" if compared.over == SETS else "report")
     reports = f", {several}" if len(compared.reports) > 1 else ""
     return f"{first}{f' against {against}' if others else ''}{reports}"
+
+
+def verdict(compared: Compared) -> tuple[str, ...]:
+    """Return one sentence for each row that the first one is compared with, or what it measures where there is none."""
+    first = compared.names[0]
+    if not compared.differences:
+        numbers_of = compared.rows[first]
+        numbers = ", ".join(
+            f"{q.label} {number_text(q.metric, numbers_of[q])}"
+            for q in judged_quantities(compared)
+            if q in numbers_of
+        )
+        no_comparison = "nothing stands beside it, so this does not say whether it is better than anything"
+        return (f"{first}: {numbers or 'nothing to judge it by'}; {no_comparison}.",)
+    return tuple(_sentence(compared, row) for row in compared.differences)
+
+
+def judged_quantities(compared: Compared) -> list[Quantity]:
+    """Return what sentences speak of, as far as it was measured."""
+    sets = {q.scope for q in compared.quantities if q.metric.needs is MetricNeeds.OOD} - {*GROUPS}
+    hidden = sets if len(sets) > MOST_SETS else {*GROUPS}
+    candidates = [
+        q for q in compared.quantities if q.scope not in hidden and (not q.under_shift or q.scope == SHIFT)
+    ]
+    return [q for name in JUDGED_METRICS for q in candidates if q.name == name]
+
+
+def _sentence(compared: Compared, row: str) -> str:
+    first, differences = compared.names[0], compared.differences[row]
+    unfair = () if compared.scaled_alike(row) else CALIBRATED
+    quantities = [q for q in judged_quantities(compared) if q in differences]
+    judgements = [_judgement(q, differences[q]) for q in quantities if q.name not in unfair]
+    better, worse, level, unsure = (
+        listed([text for judgement, text in judgements if judgement == name])
+        for name in ("better", "worse", "level", "unsure")
+    )
+    parts = []
+    if better:
+        parts.append(f"is better than {row} in {better}")
+    if worse:
+        parts.append(f"is worse {'' if better else f'than {row} '}in {worse}")
+    if level:
+        parts.append(
+            f"is not told apart from {'it' if parts else row} in {level}, where the interval of the difference includes 0"
+        )
+    if unsure:
+        parts.append(f"differs {'' if parts else f'from {row} '}by {unsure}, without an interval")
+    if not parts:
+        parts.append(f"has no number of {', '.join(JUDGED_METRICS)} to compare with {row}")
+    parts += _costs(compared.rows[first], compared.rows[row], row)
+    withheld = [q.label for q in quantities if q.name in unfair]
+    if withheld:
+        parts[-1] += (
+            f"; {listed(withheld)} {'are' if len(withheld) > 1 else 'is'} not compared, as only one of the two stores a temperature "
+            "(`hydractl eval --temperature DATA` fits one for every row)"
+        )
+    return f"{first} {'; it '.join(parts)}."
+
+
+def _judgement(quantity: Quantity, difference: Number) -> tuple[str, str]:
+    """Return whether the first row is better by a quantity, and by how much, with the sign that it then has."""
+    lead = replace(difference, deviation=None)  # which is in the tables
+    gain = lead if quantity.metric.higher_is_better else negated(lead)
+    if gain.interval is None:
+        return "unsure", f"{number_text(quantity.metric, lead)} in {quantity.label}"
+    if gain.interval[0] > 0:
+        return "better", f"{quantity.label} by {number_text(quantity.metric, gain)}"
+    if gain.interval[1] < 0:
+        return "worse", f"{quantity.label} by {number_text(quantity.metric, negated(gain))}"
+    return "level", f"{quantity.label} ({number_text(quantity.metric, lead)})"
+
+
+def negated(number: Number) -> Number:
+    """Return a number with the other sign."""
+    low, high = (None if end is None else 0.0 - end for end in (number.high, number.low))
+    return replace(number, value=0.0 - number.value, low=low, high=high)
+
+
+def _costs(numbers: Mapping[Quantity, Number], others: Mapping[Quantity, Number], name: str) -> Iterator[str]:
+    ratios = [
+        f"{numbers[q].value / others[q].value:.3g} times the {word}"
+        for q, word in ((Quantity(metric), word) for metric, word in COST_WORDS.items())
+        if q in numbers and q in others and others[q].value
+    ]
+    if ratios:
+        yield f"takes {listed(ratios)} of {name}"
 
 
 def tables(compared: Compared) -> Iterator[ReportTable]:
@@ -157,8 +250,7 @@ def checks(compared: Compared) -> Iterator[tuple[bool, str]]:
 def facts(compared: Compared) -> Iterator[tuple[str, str]]:
     """Yield what was measured, and how."""
     for file, report in zip(compared.files, compared.reports, strict=True):
-        models = "; ".join(f"{row.name}: {', '.join(_models(row))}" for row in report.rows)
-        yield file, models
+        yield file, "; ".join(f"{row.name}: {', '.join(_models(row))}" for row in report.rows)
     report = compared.reports[0]
     for name, data in report.data.items():
         number = "" if data.count is None else f", {counted(data.count, 'sample')}"

@@ -65,15 +65,14 @@ def shift_tables(
         lines = {line: Quantity(name, scope) for line, scope in scopes.items()}
         title = f"{Quantity(name).heading} under {counted(len(names), 'corruption')} of the ID set"
         yield _side_by_side(f"{title}, means by severity", "severity", lines, rows, cell_of)
-        quantities_shown = {*lines.values()}
-        leads = {
-            row: by_quantity
-            for row, by_quantity in differences.items()
-            if quantities_shown & by_quantity.keys()
-        }
+        leads = {row: numbers for row, numbers in differences.items() if {*lines.values()} & numbers.keys()}
         if leads:
             yield _side_by_side(
-                f"{title}: {next(iter(rows))} less each other row", "severity", lines, leads, _signed_cell
+                f"{title}: {next(iter(rows))} less each other row",
+                "severity",
+                lines,
+                leads,
+                lambda _, number: signed(number),
             )
     if len(names) > 1:
         lines = {name: Quantity(tabled[0], name) for name in names}
@@ -98,10 +97,6 @@ def _side_by_side(
             for line, q in lines.items()
         ),
     )
-
-
-def _signed_cell(_: Metric, number: Number | None) -> Cell:
-    return signed(number)
 
 
 def severity_chart(compared: Compared, quantity: Quantity) -> Chart:

@@ -14,8 +14,7 @@ from hydractl.manifest.report import Difference, Value
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.intervals import mean_of_sets, square_and_add, student
 from hydractl.reporting.report_values import Number, Quantity
-from hydractl.reporting.sections import tables
-from hydractl.reporting.summary import verdict
+from hydractl.reporting.sections import tables, verdict
 from support.reports import seeded
 
 SEEDS = {f"{seed}.json": seeded(seed, fixed=("base",)) for seed in range(4)}

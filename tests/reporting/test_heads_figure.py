@@ -153,9 +153,9 @@ def test_no_two_texts_overlap_or_leave_the_sheet(shape, count, name):
 
     given = panels(count, shape, name)
     with rc_context({"font.size": 8.0}):
-        figure = Figure(figsize=heads_figure._inches(given), dpi=100)
+        figure = Figure(dpi=100)
         canvas = FigureCanvasAgg(figure)
-        heads_figure._fill(heads_figure._Sheet(figure), given)
+        heads_figure._fill(figure, given)
         canvas.draw()
         texts = [*figure.texts, *(t for legend in figure.legends for t in legend.get_texts())]
         for axes in figure.axes:

@@ -48,8 +48,7 @@ def report(config: ReportConfig, terminal: Terminal) -> None:
 
 def render(report: ReportReport, out: Console) -> None:
     """Show the sentences and the tables."""
-    from hydractl.reporting.sections import checks, tables
-    from hydractl.reporting.summary import verdict
+    from hydractl.reporting.sections import checks, tables, verdict
 
     for sentence in (*verdict(report.compared), *report.compared.notes):
         line(out, sentence)

@@ -60,9 +60,7 @@ def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Drawi
         "gap widened by, nats", [0.0, *(pruned.widened for pruned in prunings)], written="{:.3g}".format
     )
     shared_range = [max(x.low, y.low), min(x.high, y.high)]
-    by_member = [
-        (i, [pruned for pruned in prunings if pruned.member == member]) for i, member in enumerate(members)
-    ]
+    by_member = [[pruned for pruned in prunings if pruned.member == member] for member in members]
     return Chart(
         title=row,
         description="; ".join(
@@ -79,7 +77,7 @@ def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Drawi
                 spans=[None] * len(prunings_of_member),
                 titles=[f"member {pruned.member}, {pruned.corruption}" for pruned in prunings_of_member],
             )
-            for i, prunings_of_member in by_member
+            for i, prunings_of_member in enumerate(by_member)
         ],
         guides=[[(end, end) for end in shared_range], [(x.low, 0.0), (x.high, 0.0)]],
     ).drawing()
@@ -282,8 +280,7 @@ def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Drawing:
     shapes: list[SvgPath | SvgText] = []
     for place, (i, row, value, label) in enumerate(bars):
         y = 14.0 + STEP * place
-        room = WIDTH - breadth(label, TEXT - 1) - LABEL_GAP
-        shapes.append(SvgText(at=(0, y), text=fitting(row, room)))
+        shapes.append(SvgText(at=(0, y), text=fitting(row, WIDTH - breadth(label, TEXT - 1) - LABEL_GAP)))
         right = max(1.0, WIDTH * value / longest)
         corners = [(0, y + 5), (right, y + 5), (right, y + 5 + BAR), (0, y + 5 + BAR)]
         shapes.append(SvgPath(parts=[corners], fill=series_style(i).paint, title=f"{row}: {label}"))

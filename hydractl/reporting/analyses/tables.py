@@ -148,8 +148,7 @@ def _members(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
 
 def of_size(size: EnsembleSize, quantity: Quantity) -> Spread | None:
     """Return what ensembles of a size say of it."""
-    values = size.values if quantity.scope is None else size.means.get(quantity.scope, {})
-    return values.get(quantity.name)
+    return (size.values if quantity.scope is None else size.means.get(quantity.scope, {})).get(quantity.name)
 
 
 def _spread(size: EnsembleSize, quantity: Quantity) -> Cell:
@@ -213,13 +212,8 @@ def _taylor(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     rows = []
     for row, analyses in row_analyses:
         for table in analyses.taylor:
-            defined_scores = table.defined_scores
-            if defined_scores:
-                numbers = (
-                    sum(defined_scores) / len(defined_scores),
-                    min(defined_scores),
-                    max(defined_scores),
-                )
+            if scores := table.defined_scores:
+                numbers = (sum(scores) / len(scores), min(scores), max(scores))
                 name = f"{member_name(row, table.member)}, {table.tower}"
                 rows.append((name, tuple(Cell(f"{number:.3g}") for number in numbers)))
     yield from _table("Taylor scores of heads", ("mean", "least", "greatest"), rows)
@@ -239,12 +233,11 @@ def chosen(
     quantities = []
     for need in needs:
         ranked = need is MetricNeeds.OOD or (need is MetricNeeds.MEMBERS and widest is not None)
-        measured_names = (means[widest] if widest is not None else ()) if ranked else values
-        scope = widest if ranked else None
+        names = means.get(widest or "", ()) if ranked else values
         quantities += [
-            Quantity(name, scope)
+            Quantity(name, widest if ranked else None)
             for name in needing(METRICS, need)
-            if name in measured_names and METRICS[name].column
+            if name in names and METRICS[name].column
         ]
     return quantities
 

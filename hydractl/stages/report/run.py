@@ -20,7 +20,7 @@ from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.heads_figure import distinct_names
 from hydractl.reporting.page import markdown, page
-from hydractl.reporting.summary import verdict
+from hydractl.reporting.sections import verdict
 from hydractl.reporting.svg import MARK, Drawing, png, svg
 from hydractl.stages.report.config import PAGE, ReportConfig
 from hydractl.stages.shared.output_record import ForeignOutputError
@@ -94,17 +94,13 @@ def check_ours(paths: Iterable[Path]) -> None:
         ForeignOutputError: Naming the first.
     """
     for path in paths:
-        if path.exists() and not _is_ours(path):
+        if path.exists() and MARK.encode() not in path.read_bytes():
             raise ForeignOutputError(
                 path,
                 "was made by something else",
                 command=ReportConfig.COMMAND,
                 hint="choose another name, move it away, or add `--force` in place of `--if-changed`",
             )
-
-
-def _is_ours(path: Path) -> bool:
-    return MARK.encode() in path.read_bytes()
 
 
 def _read(paths: Sequence[Path]) -> dict[str, Report]:
@@ -129,8 +125,8 @@ def _files(
     if config.figures is not None:
         files |= _pictures(config, config.figures, figure_list, output_lock, progress)
     if config.out is not None:
-        html = config.form == PAGE
-        text = page(compared, figure_list) if html else markdown(compared, _places(config, figure_list))
+        is_html = config.form == PAGE
+        text = page(compared, figure_list) if is_html else markdown(compared, _places(config, figure_list))
         files[config.out] = text.encode()
     return files
 
