@@ -84,12 +84,11 @@ class Strict(typer.core.TyperCommand):
             raise
         for option in self.params:
             if (
-                not isinstance(option, typer.core.TyperOption)
-                or option.multiple
-                or option_order.count(option) < 2
+                isinstance(option, typer.core.TyperOption)
+                and not option.multiple
+                and option_order.count(option) > 1
+                and (not option.is_flag or option.secondary_opts)
             ):
-                continue
-            if not option.is_flag or option.secondary_opts:
                 name = "/".join((option.opts[0], *option.secondary_opts))
                 raise UsageError(f"`{name}` is given twice", hint="only one can count: leave the others out")
         for parameter in self.params:

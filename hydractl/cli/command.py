@@ -142,10 +142,8 @@ def _parameter(option: Option) -> inspect.Parameter:
     default = inspect.Parameter.empty if option.default is ... else option.default or None
     if isinstance(option.default, bool | int | float):
         default = option.default
-    kind = kind_of(option)
-    annotation: Any = Annotated[
-        kind | None if default is None else kind, typer_option(option.name, option.setting)
-    ]
+    kind = kind_of(option) | None if default is None else kind_of(option)
+    annotation: Any = Annotated[kind, typer_option(option.name, option.setting)]
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )

@@ -84,8 +84,7 @@ def _tables(name: str, command: typer.core.TyperCommand) -> Iterator[str]:
     visible = [p for p in command.params if isinstance(p, Parameter) and not p.hidden]
     visible.sort(key=lambda p: (isinstance(p, typer.core.TyperOption), p.rich_help_panel is not None))
     for title, group in groupby(visible, key=_title):
-        rows = [f"| {_option_names(p, context)} | {_help_text(p, context)} |" for p in group]
-        yield "\n".join([f"| {title} | |", "|---|---|", *rows, ""])
+        yield "\n".join([f"| {title} | |", "|---|---|", *(_row(p, context) for p in group), ""])
 
 
 def _title(parameter: Parameter) -> str:
@@ -93,17 +92,14 @@ def _title(parameter: Parameter) -> str:
     return parameter.rich_help_panel or ("Options" if is_option else "Arguments")
 
 
-def _option_names(parameter: Parameter, context: typer.Context) -> str:
-    """Return an option's names and what stands for its value; of an argument the latter alone."""
-    record, _ = parameter.get_help_record(context) or ("", "")
+def _row(parameter: Parameter, context: typer.Context) -> str:
+    """Return an option's names with what stands for its value, of an argument the latter alone, and its help."""
+    names, help_text = parameter.get_help_record(context) or ("", "")
     if isinstance(parameter, typer.core.TyperArgument):
-        record = parameter.metavar or str(parameter.name).upper()
-    return f"`{record}`".replace("|", r"\|")
-
-
-def _help_text(parameter: Parameter, context: typer.Context) -> str:
-    _, help_text = parameter.get_help_record(context) or ("", "")
-    return _cell(unescaped(help_text)).replace("|", r"\|")
+        names = parameter.metavar or str(parameter.name).upper()
+    return "| {} | {} |".format(
+        *(text.replace("|", r"\|") for text in (f"`{names}`", _cell(unescaped(help_text))))
+    )
 
 
 def _cell(text: str) -> str:
@@ -124,8 +120,9 @@ def main(arguments: Iterable[str]) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if check and stale:
-        advice = "run `python -m hydractl.cli.completion`"
-        sys.stderr.write(f"out of date: {', '.join(stale)}\n\nhint: {advice}\n")
+        sys.stderr.write(
+            f"out of date: {', '.join(stale)}\n\nhint: run `python -m hydractl.cli.completion`\n"
+        )
         return 5
     return 0
 

@@ -224,14 +224,13 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     terminal = stream.isatty()
-    width = None if terminal else 200
     # Continuous-integration variables make rich write escapes into a pipe; a stream that is no terminal gets none.
     return PipedConsole(
         file=cast("IO[str]", WorkflowLog(stream)) if on_github() else stream,
         force_terminal=terminal,
         # `no_color` alone would keep bold and dim
         color_system="auto" if terminal and "NO_COLOR" not in os.environ else None,
-        width=width,
+        width=None if terminal else 200,
         highlight=False,
     )
 

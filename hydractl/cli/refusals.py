@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def usage_error(error: Exception) -> UsageError | None:
@@ -30,7 +27,13 @@ def usage_error(error: Exception) -> UsageError | None:
     elif type(error).__name__ == "NoSuchOption":
         option = str(getattr(error, "option_name", ""))
         message = f"`{option}`: `{command}` has no such option"
-        hint = did_you_mean(option, () if context is None else _options(context.command.params))
+        known_options = (
+            name
+            for known in (() if context is None else context.command.params)
+            for name in (*known.opts, *known.secondary_opts)
+            if name.startswith("-")
+        )
+        hint = did_you_mean(option, known_options)
     return UsageError(message, hint=hint or help_of(command))
 
 
@@ -44,12 +47,3 @@ def name_of(parameter: Any) -> str:  # noqa: ANN401 - of a private class of type
 def help_of(command: str) -> str:
     """Return a hint at a command's help."""
     return f"see `{command} --help`"
-
-
-def _options(parameters: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(
-        name
-        for parameter in parameters
-        for name in (*parameter.opts, *parameter.secondary_opts)
-        if name.startswith("-")
-    )

@@ -57,7 +57,6 @@ def with_table(text: str) -> str | None:
 
 def main(arguments: Iterable[str]) -> int:
     """Write the table, or with `--check` compare it; return the exit code."""
-    check = "--check" in arguments
     text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
     page_text = with_table(text)
     if page_text is None:
@@ -65,7 +64,7 @@ def main(arguments: Iterable[str]) -> int:
         return 3
     if page_text == text:
         return 0
-    if check:
+    if "--check" in arguments:
         sys.stderr.write(
             f"out of date: {PAGE}'s table of models\n\nhint: run `python -m hydractl.cli.supported`\n"
         )

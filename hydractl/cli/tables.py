@@ -125,11 +125,7 @@ class Grid(Literals):
         return Measurement.get(console, options.update(max_width=100_000), grid).maximum
 
     def _table(self, headings: Sequence[str], part: Sequence[int], *, first: int | None = None) -> Table:
-        grid = Table(
-            box=box.SIMPLE_HEAD,
-            show_edge=False,
-            pad_edge=False,
-        )
+        grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for column in part:
             folded = column == 0 and first is not None
             grid.add_column(
@@ -222,18 +218,15 @@ class RankMap:
         heads = len(self.ranks[0])
         count = max(1, (options.max_width - len("layer")) // width)
         for begin in range(0, heads, count):
-            rank_texts = range(begin, min(begin + count, heads))
             if begin:
                 yield Text("")
-            yield Text("layer" + "".join(f"h{head}".rjust(width) for head in rank_texts), style="bold")
+            names = (f"h{head}".rjust(width) for head in range(begin, min(begin + count, heads)))
+            yield Text("layer" + "".join(names), style="bold")
             for layer, row in enumerate(self.ranks):
                 text = Text(f"{layer:>5}")
-                for head in rank_texts:
-                    text.append(self._cell(row[head]).rjust(width), style=self._style(row[head]))
+                for rank in row[begin : begin + count]:
+                    text.append(("-" if rank is None else str(rank)).rjust(width), style=self._style(rank))
                 yield text
-
-    def _cell(self, rank: int | None) -> str:
-        return "-" if rank is None else str(rank)
 
     def _style(self, rank: int | None) -> str:
         if rank is None or 4 * rank <= self.total:

@@ -21,6 +21,7 @@ from hydractl.reporting.report_values import (
     ReportTable,
     difference_of,
     number_of,
+    number_text,
     quantities,
     signed,
     written,
@@ -86,8 +87,8 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     """
     from hydractl.stages.evaluate.run import run_eval
 
-    prints = config.out or config.save_predictions or config.fail_if or config.threshold_for or config.store
-    if terminal.quiet and not prints:
+    writes = config.out or config.save_predictions or config.fail_if or config.threshold_for or config.store
+    if terminal.quiet and not writes:
         raise UsageError(
             "`-q` prints the paths written, and nothing is written: nothing would be said",
             hint="add `-o report.json` or `--fail-if COND`, or leave `-q` out",
@@ -240,7 +241,11 @@ def _columns(document: Report, scope: str | None, *needs: MetricNeeds) -> list[C
     """
     metrics = [METRICS[name] for need in needs for name in needing(METRICS, need)]
     columns = [by for m in metrics if m.column for by in _by_score(document, m)]
-    return [(scope, m) for m in columns if any(_number_and_interval(row, scope, m) for row in document.rows)]
+    return [
+        (scope, m)
+        for m in columns
+        if any(number_of(row, Quantity(m.name, scope)) is not None for row in document.rows)
+    ]
 
 
 def _by_score(document: Report, metric: Metric) -> list[Metric]:
@@ -256,27 +261,12 @@ def _by_score(document: Report, metric: Metric) -> list[Metric]:
 
 def _means(document: Report, metric: Metric) -> list[Column]:
     """Return a metric's means over near and over far sets, by each of several OOD scores."""
-    means = [*zip(document.ood_scores, _by_score(document, metric), strict=True)]
     return [
         (scope, replace(m, column=f"{scope} {score}"))
         for scope, sets in (("near", document.near), ("far", document.far))
-        for score, m in means
+        for score, m in zip(document.ood_scores, _by_score(document, metric), strict=True)
         if sets
     ]
-
-
-def _number_and_interval(row: Row, scope: str | None, metric: Metric) -> tuple[float | None, ...]:
-    """Return a number and, on an OOD set, its interval; nothing where the row has none."""
-    if scope in GROUPS:
-        return (row.means[scope][metric.name],) if metric.name in row.means.get(scope, {}) else ()
-    metric_value = (row.values if scope is None else row.ood[scope]).get(metric.name)
-    return (
-        ()
-        if metric_value is None
-        else (metric_value.value,)
-        if scope is None
-        else (metric_value.value, metric_value.low, metric_value.high)
-    )
 
 
 def _table(
@@ -292,30 +282,36 @@ def _cells(document: Report, columns: Sequence[Column], heads: Sequence[str]) ->
         [
             f"{row.name} *" if _is_marked(row) else row.name,
             *([str(row.members)] if len(heads) > len(columns) else []),
-            *(_cell(m, *_number_and_interval(row, scope, m)) for scope, m in columns),
+            *(_cell(row, scope, m) for scope, m in columns),
         ]
         for row in document.rows
     ]
 
 
 def _differences(document: Report, columns: Sequence[Column]) -> list[list[str]]:
-    """Return by how much the first row is more than each other one that was measured on the same resamples, as texts."""
+    """Return by how much the first row is more than each other one that was measured on the same resamples, as texts.
+
+    A difference has its sign, and its interval if there is one; where there is no difference, nothing stands.
+    """
     return [
-        [f"first less {row.name}", *(_difference(row, scope, m) for scope, m in columns)]
+        [
+            f"first less {row.name}",
+            *(
+                " ".join(filter(None, signed(difference_of(row, Quantity(m.name, scope)))))
+                for scope, m in columns
+            ),
+        ]
         for row in document.rows[1:]
         if row.difference is not None
     ]
 
 
-def _difference(row: Row, scope: str | None, metric: Metric) -> str:
-    """Return a difference and its interval, each with its sign; nothing where there is none."""
-    return " ".join(filter(None, signed(difference_of(row, Quantity(metric.name, scope)))))
-
-
-def _cell(metric: Metric, *numbers: float | None) -> str:
-    """Return a number, and its interval if it has one, as a person reads them."""
-    value, *interval = [written(metric, x) for x in numbers if x is not None] or [""]
-    return f"{value} [{', '.join(interval)}]" if interval else value
+def _cell(row: Row, scope: str | None, metric: Metric) -> str:
+    """Return a number as a person reads it, on an OOD set with its interval; nothing where the row has none."""
+    number = number_of(row, Quantity(metric.name, scope))
+    if number is None:
+        return ""
+    return written(metric, number.value) if scope in {None, *GROUPS} else number_text(metric, number)
 
 
 def _notes(main: Sequence[Column], others: Sequence[Sequence[Column]]) -> str:
@@ -340,17 +336,11 @@ def _scaling(document: Report) -> str:
     fitted_on = document.data.get(TEMPERATURE) if TEMPERATURE not in document.options else None
     sources = [] if fitted_on is None else [f"fitted on {_samples(fitted_on, ', ')}"]
     sources += ["as given"] if TEMPERATURE in document.options else []
-    stored = {row.stored_temperatures for row in document.rows} - {()}
-    sources += (
-        ["times what a checkpoint stores" if sources else "as the checkpoint stores it"] if stored else []
-    )
+    if any(row.stored_temperatures for row in document.rows):
+        sources.append("times what a checkpoint stores" if sources else "as the checkpoint stores it")
     mixed_rows = [row.name for row in document.rows if len({*row.stored_temperatures}) > 1]
-    mixed_note = (
-        f"; the models of {listed(mixed_rows)} store different ones, which T does not count"
-        if mixed_rows
-        else ""
-    )
-    return f"Logits are divided by T, {', '.join(sources)}{mixed_note}"
+    mixed = f"; the models of {listed(mixed_rows)} store different ones, which T does not count"
+    return f"Logits are divided by T, {', '.join(sources)}{mixed if mixed_rows else ''}"
 
 
 def _best(row: Row, document: Report) -> str:
@@ -383,16 +373,15 @@ def _samples(data: Fingerprint, between: str) -> str:
     return data.reference + ("" if data.count is None else between + counted(data.count, "sample"))
 
 
-def _known_metrics() -> str:
-    """Return the names of all metrics, by what they need."""
-    kinds = {
-        "": (MetricNeeds.LABELS,),
-        "of members ": (MetricNeeds.MEMBERS,),
-        "with OOD data ": (MetricNeeds.OOD,),
-        "the temperature if there is one": (),
-        "costs ": (MetricNeeds.WEIGHTS, MetricNeeds.TIME),
-    }
-    return "; ".join(kind + ", ".join(needing(METRICS, *needs)) for kind, needs in kinds.items())
-
-
-evaluate.__doc__ = str(evaluate.__doc__).replace("{metrics}", _known_metrics())
+KNOWN_METRICS = {
+    "": (MetricNeeds.LABELS,),
+    "of members ": (MetricNeeds.MEMBERS,),
+    "with OOD data ": (MetricNeeds.OOD,),
+    "the temperature if there is one": (),
+    "costs ": (MetricNeeds.WEIGHTS, MetricNeeds.TIME),
+}
+"""What the help calls metrics, by what they need."""
+evaluate.__doc__ = str(evaluate.__doc__).replace(
+    "{metrics}",
+    "; ".join(kind + ", ".join(needing(METRICS, *needs)) for kind, needs in KNOWN_METRICS.items()),
+)

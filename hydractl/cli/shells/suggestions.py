@@ -131,25 +131,16 @@ def _values(
         text: What of it is the value.
         parted: How many of its characters are words of their own for the shell.
     """
-    unfinished = _last_value(parameter, text)
+    metavar = parameter.metavar or ""
+    # of several values that commas part the last, without the name that it may have
+    marks = "" if "::" in metavar else [mark for mark in "=," if mark in metavar]
+    unfinished = text[1 + max(map(text.rfind, marks), default=-1) :]
     before = current[: len(current) - len(unfinished)]
     yield from ((before + word.value)[parted:] for word in parameter.shell_complete(context, unfinished))
-    if (suffixes := _suffixes(parameter)) is not None:
-        path = unfinished.rpartition(":")[2] if parameter.metavar == ROWS else unfinished
-        yield f"{FILES}\t{max(len(current) - len(path) - parted, 0)}\t{'|'.join(suffixes)}"
-
-
-def _last_value(parameter: Parameter, text: str) -> str:
-    """Return the last of several values that commas part, without the name that it may have."""
-    metavar = parameter.metavar or ""
-    marks = "" if "::" in metavar else [mark for mark in "=," if mark in metavar]
-    return text[1 + max(map(text.rfind, marks), default=-1) :]
-
-
-def _suffixes(parameter: Parameter) -> Sequence[str] | None:
-    """Return the suffixes of files that it may name, none for any; None if it names no file."""
     is_path = parameter.type_descriptor.annotation in {Path, list[Path]}
-    return SUFFIXES.get(parameter.metavar or "", () if is_path else None)
+    if (suffixes := SUFFIXES.get(metavar, () if is_path else None)) is not None:
+        path = unfinished.rpartition(":")[2] if metavar == ROWS else unfinished
+        yield f"{FILES}\t{max(len(current) - len(path) - parted, 0)}\t{'|'.join(suffixes)}"
 
 
 def _sentence(text: str | None) -> str:

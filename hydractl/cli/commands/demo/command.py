@@ -185,9 +185,7 @@ def conclude(steps: DemoTask, out: Path) -> None:
 
 def run(main: Callable[[list[str]], int], arguments: list[str], *, loud: bool) -> int:
     """Run one command line and return its exit code; unless `loud`, its result goes to stderr."""
-    if loud:
-        return main(arguments)
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.nullcontext() if loud else contextlib.redirect_stdout(sys.stderr):
         return main(arguments)
 
 

@@ -139,18 +139,17 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
             ("threshold", f"answers where {threshold.score} is below {threshold.below:.6g}: {promise}")
         )
     if report.fitted is not None:
-        fitted_text = (
-            f"fitted on {report.fitted.data.reference}, {size(report.beside_bytes)} beside the weights"
+        scores, data = ", ".join(report.fitted.scores), report.fitted.data.reference
+        rows.append(
+            ("OOD scores", f"{scores}: fitted on {data}, {size(report.beside_bytes)} beside the weights")
         )
-        rows.append(("OOD scores", f"{', '.join(report.fitted.scores)}: {fitted_text}"))
     dtypes = (f"{name} ({counted(a.tensors, 'tensor')})" for name, a in report.dtypes.items())
     rows.append(("dtypes", ", ".join(dtypes)))
     if not report.predictions:
         rows.append(("parameters", f"{count(total.parameters)} ({total.parameters:,})"))
     rows.append(("bytes", f"{size(total.size_bytes)} in {counted(total.tensors, 'tensor')}"))
     if model.heads_total:
-        fitted_text = " + ".join(str(n) for n in model.heads_kept)
-        rows.append(("heads", f"{fitted_text} of {model.heads_total} kept"))
+        rows.append(("heads", f"{' + '.join(map(str, model.heads_kept))} of {model.heads_total} kept"))
     return [*rows, *_fused_facts(report), *report.metadata.items()]
 
 
@@ -199,21 +198,23 @@ def _fused_facts(report: CheckpointReport) -> list[tuple[str, str]]:
     layers = sum(t.layers for t in architecture.towers.values())
     step = report.lineage
     trained = step is not None and step.command == "finetune"
-    results = step.results if step else {}
     return [
         ("trunk", f"{fused.trunk} of {counted(layers, 'block')} run once"),
         *([("averaged", f"what differs before block {fused.merge_trunk}")] if fused.merge_trunk else []),
         ("MLPs", "averaged where they differ" if fused.mlp == "merge" else "kept for each member"),
         ("apart", f"the members take {size(fused.apart_bytes)}"),
-        ("trained as one" if trained else "verification", pairs(results) or "not verified"),
+        (
+            "trained as one" if trained else "verification",
+            pairs(step.results if step else {}) or "not verified",
+        ),
     ]
 
 
 def _parts(parts: Mapping[str, Tally], total: Tally) -> object:
     rows = [(name, *_tally(tally)) for name, tally in [*parts.items()][:PARTS_SHOWN]]
-    hidden_count = len(parts) - len(rows)
-    hidden_row = [(f"{counted(hidden_count, 'part')} more", "", "", "")] if hidden_count else []
-    return table(["part", "tensors", "parameters", "bytes"], [*rows, *hidden_row, ("in all", *_tally(total))])
+    if hidden_count := len(parts) - len(rows):
+        rows.append((f"{counted(hidden_count, 'part')} more", "", "", ""))
+    return table(["part", "tensors", "parameters", "bytes"], [*rows, ("in all", *_tally(total))])
 
 
 def _predictions(predictions: SavedPredictions) -> object:

@@ -57,10 +57,8 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
     line(out, f"{file}: scores by {scores.method}")
     rows = [("objective", scores.objective)] if scores.objective else []
     rows += [("options", pairs(scores.options))] if scores.options else []
-    scalar_results = {
-        name: value for name, value in scores.results.items() if not isinstance(value, tuple | list)
-    }
-    rows += [("results", pairs(scalar_results))] if scalar_results else []
+    scalars = {name: value for name, value in scores.results.items() if not isinstance(value, tuple | list)}
+    rows += [("results", pairs(scalars))] if scalars else []
     if scores.clusters is not None:
         sizes = ", ".join(str(len(cluster)) for cluster in scores.clusters)
         rows += [("clusters", f"{len(scores.clusters)}, of {sizes} heads")]
@@ -135,8 +133,7 @@ def lineage_tree(file: str, step: Step) -> Tree:
     from rich.tree import Tree
 
     def text(node: Node) -> Text:
-        step_text = "(as above)" if node.is_repeated else node.step
-        words = (node.name, short(node.sha256), step_text)
+        words = (node.name, short(node.sha256), "(as above)" if node.is_repeated else node.step)
         return Text(harmless_line("  ".join(filter(None, words))), overflow="fold")
 
     def grow(tree: Tree, node: Node) -> Tree:

@@ -103,8 +103,8 @@ def run(
     stages = chosen(read(file, dict(map(_pair, set_ or ())), tree), only=only or (), begin=from_)
     if dry_run:
         show(stages, tree, json=json, quiet=quiet)
-        return
-    go(file, stages, tree, context.obj, json=json, quiet=quiet)
+    else:
+        go(file, stages, tree, context.obj, json=json, quiet=quiet)
 
 
 def go(
@@ -135,10 +135,9 @@ def go(
     for stage, line in lines_of(stages, tree):
         if not (json or quiet):
             say(f"\n{stage.name}: $ hydractl {shlex.join(line)}", style="bold")
-        flags = ["--json"] * json + ["-q"] * quiet
         captured = io.StringIO()
         with contextlib.redirect_stdout(captured) if json else contextlib.nullcontext():
-            code = main([*line, *flags])
+            code = main([*line, *["--json"] * json, *["-q"] * quiet])
         if json:
             result = jsons.loads(captured.getvalue() or "null")
             results.append({"stage": stage.name, "command": ["hydractl", *line], "result": result})
@@ -187,9 +186,7 @@ def show(stages: Sequence[Stage], tree: TyperGroup, *, json: bool, quiet: bool) 
     """Print what would run: a shell script, or a document."""
     stage_lines = [*lines_of(stages, tree)]
     if json:
-        stage_documents = [
-            {"stage": stage.name, "command": ["hydractl", *line]} for stage, line in stage_lines
-        ]
+        stage_documents = [{"stage": s.name, "command": ["hydractl", *line]} for s, line in stage_lines]
         Terminal(as_json=True).document({"stages": stage_documents})
         return
     with written_out():
