@@ -104,5 +104,4 @@ def first_problem(error: ValidationError) -> str:
     )
     words = {"missing": "is missing", "extra_forbidden": "is not a key of this document"}
     message = words.get(problem["type"], problem["msg"].removeprefix("Value error, "))
-    separator = " " if problem["type"] in words else ": "
-    return f"{where}{separator}{message}"
+    return f"{where}{' ' if problem['type'] in words else ': '}{message}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -159,14 +160,9 @@ class Row(StrictModel):
 
 def _names(row: Row) -> Iterator[str]:
     """Yield the name of every number of a row, some of them again and again."""
-    difference = row.difference
-    compared = (
-        ()
-        if difference is None
-        else (difference.values, *difference.ood.values(), *difference.shift.values())
-    )
-    for values in (row.values, *row.ood.values(), *row.ood_val.values(), *compared):
-        yield from values
+    yield from chain(row.values, *row.ood.values(), *row.ood_val.values())
+    if row.difference is not None:
+        yield from chain(row.difference.values, *row.difference.ood.values(), *row.difference.shift.values())
 
 
 class Check(StrictModel):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -109,10 +110,7 @@ def check_document(document: Any, where: str) -> None:  # noqa: ANN401 - JSON ma
         CheckpointError: Saying why.
     """
     parts = [*_parts(document)]
-    growth = 1.0
-    for part in parts:
-        if part.get("type") == "Replace":
-            growth *= max(1.0, _growth(part))
+    growth = prod(max(1.0, _growth(part)) for part in parts if part.get("type") == "Replace")
     tables = sum(part.get("type") == "Precompiled" for part in parts)
     copies = any(part.get("type") == "TemplateProcessing" and _repeats(part) for part in parts)
     if growth > MOST_GROWTH or tables > 1 or copies:

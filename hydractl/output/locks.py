@@ -98,11 +98,11 @@ class OutputLock:
         self.force = force
         self._descriptor = descriptor
         self._path = path
-        self._left: dict[str, list[int]] = {}
+        self._unfinished: dict[str, list[int]] = {}
         if descriptor is not None:
             recorded = _written(descriptor).get("left")
             unfinished = recorded if isinstance(recorded, dict) else {}
-            self._left = {
+            self._unfinished = {
                 name: identity
                 for name, identity in unfinished.items()
                 if identity == _file_identity(Path(self._within(), name))
@@ -114,23 +114,25 @@ class OutputLock:
         return self.force or path in self
 
     def __contains__(self, path: Path) -> bool:
-        return self._left.get(self._name(path), ()) == _file_identity(path)
+        return self._unfinished.get(self._name(path), ()) == _file_identity(path)
 
     def publishing(self, files: Mapping[Path, Path]) -> None:
         """Write down which files are about to get their names, by these."""
         if self._descriptor is not None and len(files) > 1:
             identities = {self._name(target): _file_identity(scratch) for target, scratch in files.items()}
-            self._left |= {name: identity for name, identity in identities.items() if identity is not None}
+            self._unfinished |= {
+                name: identity for name, identity in identities.items() if identity is not None
+            }
             self._write()
 
     def published(self) -> None:
         """Forget it: all of them are there."""
-        self._left = {}
+        self._unfinished = {}
 
     def release(self) -> None:
         """Let others have it; what is left half published stays written down."""
         if self._descriptor is not None and self._path is not None:
-            if not self._left:
+            if not self._unfinished:
                 self._path.unlink(missing_ok=True)
             os.close(self._descriptor)
 
@@ -143,7 +145,7 @@ class OutputLock:
     def _write(self) -> None:
         if self._descriptor is None:
             return
-        record = {"host": socket.gethostname(), "pid": os.getpid(), "left": self._left}
+        record = {"host": socket.gethostname(), "pid": os.getpid(), "left": self._unfinished}
         os.pwrite(self._descriptor, (json.dumps(record) + "\n").encode(), 0)
 
 
@@ -175,8 +177,7 @@ def claimed(
     if out is not None:
         target = Path(os.path.realpath(out))
         path = target.with_name(f"{_begin(target)}hydractl-lock")
-        descriptor = _acquire(out, path, wait=wait, progress=progress)
-        claim = OutputLock(descriptor, path, force=force)
+        claim = OutputLock(_acquire(out, path, wait=wait, progress=progress), path, force=force)
     try:
         yield claim
     finally:

@@ -224,7 +224,11 @@ class ProcessGroup:
         """
         total: list[torch.Tensor] = []
         for tensors in self.iterate(local_tensors):
-            _add(total, tensors)
+            if not total:
+                total = [tensor.clone() for tensor in tensors]
+                continue
+            for so_far, tensor in zip(total, tensors, strict=True):
+                so_far.add_(tensor)
         return total
 
     def iterate(self, local_tensors: Iterable[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
@@ -237,8 +241,7 @@ class ProcessGroup:
             tensors = next(mine, None)
             any_sent = False
             for rank in range(self.world):
-                sent = self._sent(rank, tensors)
-                if sent is not None:
+                if (sent := self._sent(rank, tensors)) is not None:
                     any_sent = True
                     yield sent
             if not any_sent:
@@ -295,15 +298,6 @@ def _broadcast(group: TorchGroup, tensor: torch.Tensor, sender: int) -> None:
         group.broadcast(tensor, sender).wait()
     except RuntimeError as error:  # gloo has no class of its own for a connection that was closed
         raise Interrupted(PROCESS_ENDED, hint=HINT) from error
-
-
-def _add(total: list[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Add to sums in place; the first summands are copied."""
-    if not total:
-        total.extend(tensor.clone() for tensor in tensors)
-        return
-    for so_far, tensor in zip(total, tensors, strict=True):
-        so_far.add_(tensor)
 
 
 def _named(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
