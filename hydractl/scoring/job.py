@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, TypeVar
 
 from hydractl.errors import DataError
 from hydractl.families.base import Family
@@ -48,45 +48,25 @@ class Samples(NamedTuple):
         return self.inputs, self.labels
 
 
-class Log(Protocol):
-    """Where a greedy method writes down what it has done, so that it can go on after an interruption."""
+@dataclass(kw_only=True)
+class Log:
+    """Where a greedy method writes down what it has done, so that it can go on after an interruption; this one keeps nothing.
 
-    @property
-    def recorded(self) -> tuple[Removal, ...]:
-        """Removals of an earlier, interrupted run."""
-        ...
+    Attributes:
+        baseline: The objective with every head of an earlier, interrupted run, None if there was no such run.
+        recorded: That run's removals.
+        memory: What its search remembered after the last of them.
+    """
 
-    @property
-    def baseline(self) -> float | None:
-        """That run's objective with every head, None if there was no such run."""
-        ...
+    baseline: float | None = None
+    recorded: tuple[Removal, ...] = ()
+    memory: Memory = field(default_factory=lambda: NOTHING_LEARNT)
 
     def begin(self, baseline: float) -> None:
         """Take note of the objective with every head, before the first new removal."""
-        ...
-
-    @property
-    def memory(self) -> Memory:
-        """What that run's search remembered after its last removal."""
-        ...
 
     def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
         """Take note of a removal, and of what the search remembers then, before the next begins."""
-        ...
-
-
-class NullLog:
-    """A `Log` that keeps nothing."""
-
-    recorded: tuple[Removal, ...] = ()
-    baseline: float | None = None
-    memory: Memory = NOTHING_LEARNT
-
-    def begin(self, baseline: float) -> None:
-        """Drop it."""
-
-    def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
-        """Drop it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +122,7 @@ class ScoreJob:
     seed: int = 0
     max_memory: int | None = None
     compiles: str | None = None
-    log: Log = field(default_factory=NullLog)
+    log: Log = field(default_factory=Log)
     team: ProcessGroup = field(default_factory=ProcessGroup)
     training: GateTraining | None = None
 

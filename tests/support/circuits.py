@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hydractl.model_inputs import cut_batch, map_inputs
-from hydractl.scoring.job import NullLog, Samples, ScoreJob
+from hydractl.scoring.job import Log, Samples, ScoreJob
 from support.jobs import CLASSES, DOUBLE, model_for
 
 
@@ -41,7 +41,7 @@ def removed(ranking):
     return [(r.tower, r.layer, r.head) for r in ranking.removals]
 
 
-class Interrupted(NullLog):
+class Interrupted(Log):
     """A log whose owner is interrupted after some removals; `resumed` is the next run's."""
 
     def __init__(self, done=(), baseline=None, memory=None, *, after=10**9):

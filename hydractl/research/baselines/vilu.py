@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -165,13 +164,6 @@ def contrast_of(model: Towers, *, name: str) -> Contrast:
     )
 
 
-class ViluBatches(NamedTuple):
-    """What a network learns from: images with labels, and who sees them pass."""
-
-    feed: ItemFeed
-    progress: Progress
-
-
 class Vilu(WithConfidence):
     """A model beside what says how likely its answers are right.
 
@@ -184,14 +176,17 @@ class Vilu(WithConfidence):
 
     classes: Tensor
 
-    def __init__(self, model: Towers, how: ViluOptions, lessons: ViluBatches, *, name: str) -> None:
+    def __init__(
+        self, model: Towers, how: ViluOptions, feed: ItemFeed, *, name: str, progress: Progress
+    ) -> None:
         """Train it.
 
         Args:
             model: In evaluation mode, where it shall run, with its classes settled.
             how: What to train.
-            lessons: On what.
+            feed: Images with labels.
             name: What errors call the model.
+            progress: Sees them pass.
 
         Raises:
             UnsupportedModelError: If it is not one model that compares images with texts.
@@ -208,12 +203,12 @@ class Vilu(WithConfidence):
                 self.classes.shape[1], scale=float(answer.scale.detach()), thaw=how.thaw
             )
         self.judge.to(model.device)
-        feed, self._right, self._seen = lessons.feed, 0, 0
+        self._right = self._seen = 0
         least = min(feed.batch_size, len(feed.labels))
         per_epoch = len(feed.labels) // least
         total = per_epoch * how.epochs
         every = itertools.chain.from_iterable(self._epochs(how, feed, least))
-        batches = lessons.progress.track(self._counted(every), label=f"{name} is judged", total=total)
+        batches = progress.track(self._counted(every), label=f"{name} is judged", total=total)
         train(self.judge, how, batches, self.classes, per_epoch=per_epoch)
         self.accuracy = self._right / self._seen
         self.training_macs = self._macs(how, feed)
@@ -297,7 +292,7 @@ def build(options: ViluOptions, inputs: BaselineInputs) -> tuple[Towers, dict[st
         seed=options.seed,
     )
     progress.step(f"Learning on {counted(len(items), 'sample')} when {opened.reference} is right")
-    vilu = Vilu(model, options, ViluBatches(feed, progress), name=opened.reference)
+    vilu = Vilu(model, options, feed, name=opened.reference, progress=progress)
     if vilu.accuracy in {0.0, 1.0}:
         always = "right" if vilu.accuracy else "wrong"
         progress.warn(

@@ -2,11 +2,15 @@
 
 Optimal Brain Apoptosis (Sun et al. 2025) finds which single weights a loss can do without, by exact second derivatives: the
 unstructured form of the authors' `FastOBAPruner` of order 2, in one step.
+
+What makes weights is a parametrization of torch. Axes: O outputs, D inputs, P projections in one matrix, R rank.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import cast
 
 import torch
 from torch import nn
@@ -15,9 +19,11 @@ from typing_extensions import override
 
 from hydractl.families.base import Place, TensorRole
 from hydractl.research.methods.options import BatchEnsemble, LoraEnsemble, Oba, SingularValues
-from hydractl.research.methods.parametrizations import LowRank, Masked, Outer, Spectrum
 from hydractl.training.methods.adapter import Adapter
 from hydractl.training.weight_sites import Site, bias_of, make
+
+_LEAST = 1e-6
+"""Added to the largest importance of a layer before it divides, as there."""
 
 
 class LoraAdapter(Adapter):
@@ -129,10 +135,6 @@ class BatchEnsembleAdapter(Adapter):
             make(sites[name], Outer(r, s), trains=True)
 
 
-_LEAST = 1e-6
-"""Added to the largest importance of a layer before it divides, as there."""
-
-
 def importances(
     weights: Mapping[str, torch.Tensor], losses: Iterable[Callable[[], torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
@@ -177,3 +179,89 @@ def masks_of(
     keep_mask[every.topk(int(keep * len(every))).indices] = True
     parts = keep_mask.split([score.numel() for score in scores.values()])
     return {name: part.view(scores[name].shape) for name, part in zip(scores, parts, strict=True)}
+
+
+class LowRank(nn.Module):
+    """W + scale B A, for each of P projections that lie in one matrix by itself (Hu et al. 2022, section 4.1)."""
+
+    def __init__(
+        self, weight: torch.Tensor, *, rank: int, scale: float, projections: int, generator: torch.Generator
+    ) -> None:
+        """Draw A as peft does, uniform within 1 / sqrt(D); B is zero, so that nothing has changed yet.
+
+        Args:
+            weight: W, (O, D).
+            rank: R.
+            scale: Of what is added.
+            projections: P, a divisor of O.
+            generator: What A is drawn with.
+        """
+        super().__init__()
+        outputs, inputs = weight.shape
+        self.scale = scale
+        # their names say, as others do, that weight decay applies
+        uniform = torch.rand(projections, rank, inputs, generator=generator)
+        self.a_weight = nn.Parameter((2 * uniform - 1) / math.sqrt(inputs))
+        self.b_weight = nn.Parameter(torch.zeros(projections, outputs // projections, rank))
+
+    @override
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight (O, D)."""
+        return weight + self.scale * (self.b_weight @ self.a_weight).flatten(0, 1)
+
+
+class Spectrum(nn.Module):
+    """U S V of fixed U and V, with S at least zero."""
+
+    def __init__(self, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> None:
+        """Take up a decomposition.
+
+        Args:
+            u: Of shape (O, R).
+            s: What trains, (R,).
+            v: Of shape (R, D).
+        """
+        super().__init__()
+        self.register_buffer("u", u, persistent=False)
+        self.register_buffer("v", v, persistent=False)
+        self.values = nn.Parameter(s)
+
+    @override
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight (O, D)."""
+        u, v = cast("torch.Tensor", self.u), cast("torch.Tensor", self.v)
+        product: torch.Tensor = (u * self.values.clamp(min=0)) @ v
+        return product.to(weight.dtype)
+
+
+class Masked(nn.Module):
+    """W, of which some weights are zero."""
+
+    def __init__(self, keep_mask: torch.Tensor) -> None:
+        """Take up which weights stay, (O, D)."""
+        super().__init__()
+        self.register_buffer("kept", keep_mask, persistent=False)
+
+    @override
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight (O, D)."""
+        return weight * cast("torch.Tensor", self.kept)
+
+
+class Outer(nn.Module):
+    """W o (s r), of a vector for each side (Wen et al. 2020, equation 1): its layer's W (r o x) o s."""
+
+    def __init__(self, r: torch.Tensor, s: torch.Tensor) -> None:
+        """Take up what a member has for itself.
+
+        Args:
+            r: Of inputs, (D,).
+            s: Of outputs, (O,).
+        """
+        super().__init__()
+        self.r, self.s = nn.Parameter(r), nn.Parameter(s)
+
+    @override
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight (O, D)."""
+        return weight * self.s[:, None] * self.r

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 STEPS = 1000
 FIRST_SPREAD = 1e-4
 """The standard deviation of the first coordinate to begin with, as scikit-learn's own."""
+FLAT = 1e-9
+"""A curve that rises by less has no knee: what a polynomial adds by rounding would decide."""
 
 
 def fitting_perplexity(requested: float, heads: int) -> float:
@@ -79,10 +81,6 @@ def principal_start(gram: torch.Tensor) -> np.ndarray:
     points = points * points.gather(0, largest[None]).sign()  # of two signs the one that makes it positive
     start: np.ndarray = (points / points[:, 0].std(correction=0) * FIRST_SPREAD).float().numpy()
     return start
-
-
-FLAT = 1e-9
-"""A curve that rises by less has no knee: what a polynomial adds by rounding would decide."""
 
 
 class Clustering(NamedTuple):

@@ -24,6 +24,7 @@ from hydractl.scoring.cahp.profile import HeadDistances, compare
 from hydractl.scoring.cahp.settings import CahpSettings
 from hydractl.scoring.gradients.gate_gradients import gate_gradients
 from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.normalize import min_max
 
 FEWEST_HEADS = 3
 SEEDS = 2**32
@@ -65,12 +66,12 @@ def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
     compared = compare(moments, progress, device=job.model.device)
     share = max(1, int(settings.salience_share * moments.batches))
     progress.step(f"Computing the salience on {share} of {counted(moments.batches, 'batch', 'batches')}")
-    salience = _unit_range(gate_gradients(job, batches=share)[tower].abs().mean(dim=0))
+    salience = min_max({tower: gate_gradients(job, batches=share)[tower].abs().mean(dim=0).tolist()})[tower]
     distances, results = _placed(compared, settings, heads, job.seed, progress)
     grouped, cluster_results = _grouped(distances, job, settings, progress)
     return Ranking(
-        scores={tower: salience.tolist()},
-        clusters=_clusters(tower, grouped, salience, distances, settings),
+        scores={tower: salience},
+        clusters=_clusters(tower, grouped, torch.tensor(salience, dtype=torch.float64), distances, settings),
         results={"form": compared.form.value, **results, **cluster_results},
     )
 
@@ -105,12 +106,6 @@ def _warn_of_single_samples(moments: SignatureMoments, progress: Progress) -> No
             f"{single} of {counted(len(moments.counts), 'class', 'classes')} have a single sample, whose variance is taken "
             "as 1e-6: their heads look more apart than they are"
         )
-
-
-def _unit_range(salience: torch.Tensor) -> torch.Tensor:
-    """Return numbers brought to [0, 1] by their least and greatest; zeros where all are equal."""
-    spread = salience.max() - salience.min()
-    return (salience - salience.min()) / spread if spread > 0 else torch.zeros_like(salience)
 
 
 def _placed(

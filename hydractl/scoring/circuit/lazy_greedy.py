@@ -29,6 +29,13 @@ LAST = 0.05
 """What a candidate in a tower's last layer costs, in layers: one of few tokens."""
 CHEAP = 1 / 3
 """Up to this share of the exact search's work the search was cheap: what it has saved is spent on more swaps."""
+GROWTH = 1.5
+"""The squared error grows with this power of the steps since a head was seen."""
+FIRST_GUESS = 1 / 3
+"""The error after one step before any was seen, of how much heads differ."""
+WEIGHT_OF_GUESS, WEIGHT_OF_OTHERS = 4, 6
+"""How many errors the first guess, and those of other layers, count for."""
+_NORMAL = NormalDist()
 
 
 class Lazy(Exact):
@@ -234,15 +241,6 @@ class Lazy(Exact):
 def trials_of(settings: CircuitSettings, budget: int) -> int:
     """Return how many swaps are tried after so many removals, at most."""
     return budget if settings.swaps is None else settings.swaps
-
-
-GROWTH = 1.5
-"""The squared error grows with this power of the steps since a head was seen."""
-FIRST_GUESS = 1 / 3
-"""The error after one step before any was seen, of how much heads differ."""
-WEIGHT_OF_GUESS, WEIGHT_OF_OTHERS = 4, 6
-"""How many errors the first guess, and those of other layers, count for."""
-_NORMAL = NormalDist()
 
 
 @dataclass

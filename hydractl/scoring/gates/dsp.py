@@ -79,10 +79,6 @@ class StraightThrough(Gates):
         return self.w
 
     @override
-    def begin(self, step: int, *, seed: int) -> None:
-        """There is nothing to draw."""
-
-    @override
     def forward(self) -> torch.Tensor:
         """0 or 1."""
         return hard_top_k(self.w, self.keep) + (self.w - self.w.detach())

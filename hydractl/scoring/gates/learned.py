@@ -36,7 +36,6 @@ class Gates(nn.Module, ABC):
     def forward(self) -> torch.Tensor:
         """Return the gates (N,), on which the parameters' gradients hang."""
 
-    @abstractmethod
     def begin(self, step: int, *, seed: int) -> None:
         """Draw the noise of a step, from 0, and set what changes with the steps: a function of seed and step alone."""
 

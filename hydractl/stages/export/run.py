@@ -22,10 +22,13 @@ from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.export import formats
-from hydractl.stages.export.accuracy_drop import OOD, Trial, furthest, measured
 from hydractl.stages.export.compare import (
+    OOD,
     Runner,
+    Trial,
     difference,
+    furthest,
+    measured,
     pictures,
     prepared,
     require_near,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from pydantic import TypeAdapter
+from typing_extensions import override
 
 from hydractl.errors import ManifestError, reason_of
 from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape
@@ -23,7 +24,7 @@ from hydractl.output.atomic_write import append, is_stream, publish_text
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.runtime import digest_text
-from hydractl.scoring.job import NOTHING_LEARNT, Memory
+from hydractl.scoring.job import NOTHING_LEARNT, Log, Memory
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.training import settings_of
 from hydractl.stages.shared.outputs import first_line
@@ -38,24 +39,18 @@ _MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple
 
 
 @dataclass(kw_only=True)
-class ScoreJournal:
+class ScoreJournal(Log):
     """Removals on disk, each there before the next begins.
 
     Attributes:
         path: None where nothing is written: for a stream, and in a process that does not lead.
         fingerprint: Of everything that shapes the output.
         settings: What of that a refusal may name, as `texts_of` has it.
-        baseline: The objective before the first removal.
-        recorded: What an earlier run removed.
-        memory: What its search remembered then.
     """
 
     path: Path | None = None
     fingerprint: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    baseline: float | None = None
-    recorded: tuple[Removal, ...] = ()
-    memory: Memory = field(default_factory=lambda: NOTHING_LEARNT)
     chain: str = ""
     """The last line's digest."""
 
@@ -96,12 +91,14 @@ class ScoreJournal:
         self.chain = _link(self.chain, document)
         return json.dumps({**document, CHAIN: self.chain}) + "\n"
 
+    @override
     def begin(self, baseline: float) -> None:
         """Write the first line of a new journal, or cut an old one back to its whole lines."""
         self.baseline = baseline
         if self.path is not None:
             publish_text(self.path, self.text())
 
+    @override
     def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
         """Add one removal, and what the search remembers after it."""
         if self.path is not None:

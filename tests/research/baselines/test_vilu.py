@@ -20,7 +20,7 @@ from hydractl.metrics.classification import adaptive_ece, ece
 from hydractl.metrics.selective import select
 from hydractl.progress import SILENT
 from hydractl.research.baselines.options import ViluOptions
-from hydractl.research.baselines.vilu import FailurePredictor, Vilu, ViluBatches, contrast_of, loss_of, train
+from hydractl.research.baselines.vilu import FailurePredictor, Vilu, contrast_of, loss_of, train
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -196,7 +196,7 @@ def made(sample, **options):
         items, items.labels, sample.header.preprocess, augment=asked.augments, batch_size=asked.batch, seed=asked.seed
     )  # fmt: skip
     before = torch.random.get_rng_state()
-    found = Vilu(model, asked, ViluBatches(feed, SILENT), name="it")
+    found = Vilu(model, asked, feed, name="it", progress=SILENT)
     assert torch.equal(before, torch.random.get_rng_state())
     return found
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import TensorRole, place_of
+from hydractl.research.methods.adapters import LowRank, Outer, Spectrum
 from hydractl.research.methods.options import BatchEnsemble, LoraEnsemble, Mimo, Oba, SingularValues
-from hydractl.research.methods.parametrizations import LowRank, Outer, Spectrum
 from hydractl.training.methods.adapter import adapter_of, changed
 from hydractl.training.methods.registry import METHODS, method_reference, parse_method
 from hydractl.training.recipes.optimizers import decays
