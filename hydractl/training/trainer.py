@@ -183,32 +183,35 @@ class TrainingRun:
 
     def evaluate(self) -> None:
         """Measure, remember the best, and decide whether to go on; weights before their mean begins are measured only."""
-        recipe, position, average = self.job.recipe, self.position, self.average
-        update: dict[str, object]
+        average = self.average
         self.model.eval()
         with average.in_place() if average is not None and average.tensors else contextlib.nullcontext():
             metrics = self.job.evaluate(self.model)
             if self.engine.shards:
                 part_again(self.model)
+        update = {"evaluated": self.position.step} | self._changes_by(metrics)
+        self.position = self.position.model_copy(update=update)
+
+    def _changes_by(self, metrics: Metrics | None) -> dict[str, object]:
+        """Return what an evaluation changes of the position, and keep the weights if they are the best and those are wanted."""
+        recipe, position, average = self.job.recipe, self.position, self.average
         if metrics is None:
-            update = {"ended": True, "diverged": True, "evaluated": position.step}
-            self.position = position.model_copy(update=update)
-            return
-        update = {"last": metrics, "evaluated": position.step}
+            return {"ended": True, "diverged": True}
+        update: dict[str, object] = {"last": metrics}
         if average is not None and not average.tensors:
-            self.position = position.model_copy(update=update)
-            return
+            return update
         if metrics.beats(position.best):
             update |= {"best": metrics, "best_step": position.step}
             if recipe.keep_best:
                 measured = self.parameters if average is None else average.tensors
                 self.best = {n: t.detach().clone() for n, t in measured.items()}
         if metrics.beats(position.mark, delta=recipe.patience_delta):
-            update |= {"mark": metrics, "stale": 0}
-        else:
-            stale = position.stale + 1
-            update |= {"stale": stale, "ended": recipe.early_stop is not None and stale >= recipe.early_stop}
-        self.position = position.model_copy(update=update)
+            return update | {"mark": metrics, "stale": 0}
+        stale = position.stale + 1
+        return update | {
+            "stale": stale,
+            "ended": recipe.early_stop is not None and stale >= recipe.early_stop,
+        }
 
     def saved(self) -> Snapshot:
         """Return the run as it is now; its tensors go on changing, or lay in parts: then all processes call this."""

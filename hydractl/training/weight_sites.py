@@ -54,9 +54,9 @@ def make(site: Site, how: nn.Module, *, trains: bool = False) -> None:
 @torch.no_grad()
 def realised(sites: Mapping[str, Site]) -> dict[str, torch.Tensor]:
     """Return the weights that are made of others, as they are now, and their layers' biases, by the library's names."""
-    made = {n: site.layer for n, site in sites.items() if parametrize.is_parametrized(site.layer, "weight")}
-    biases = {bias_of(name): layer.bias for name, layer in made.items()}
-    return {name: layer.weight.detach() for name, layer in made.items()} | {
+    layers = {n: site.layer for n, site in sites.items() if parametrize.is_parametrized(site.layer, "weight")}
+    biases = {bias_of(name): layer.bias for name, layer in layers.items()}
+    return {name: layer.weight.detach() for name, layer in layers.items()} | {
         name: bias.detach() for name, bias in biases.items() if bias is not None
     }
 

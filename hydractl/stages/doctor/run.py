@@ -28,13 +28,11 @@ class DoctorReport:
         Raises:
             CheckFailed: Naming it.
         """
-        failed = [
-            failed_finding for failed_finding in self.findings if failed_finding.state is FindingState.FAILED
-        ]
+        failed = [finding for finding in self.findings if finding.state is FindingState.FAILED]
         if failed:
             raise CheckFailed(
-                f"{counted(len(failed), 'check')} failed: {quoted(found.name for found in failed)}",
-                hint="; ".join(found.fix for found in failed if found.fix),
+                f"{counted(len(failed), 'check')} failed: {quoted(finding.name for finding in failed)}",
+                hint="; ".join(finding.fix for finding in failed if finding.fix),
             )
 
 

@@ -71,10 +71,10 @@ class FinetuneConfig(CommandConfig):
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     recipe: Recipe = by_default(
         Recipe(),
-        OptionGroup(lambda given: recipe_of(given.pop("recipe", None), given), (RECIPE, *Option.of(Recipe))),
+        OptionGroup(lambda texts: recipe_of(texts.pop("recipe", None), texts), (RECIPE, *Option.of(Recipe))),
     )
     recipe_name: str | None = by_default(
-        None, OptionGroup(lambda given: given.get("recipe"), extra_names=("recipe",))
+        None, OptionGroup(lambda texts: texts.get("recipe"), extra_names=("recipe",))
     )
     """Which one `recipe` was made of; for messages."""
     method: str | None = setting(

@@ -69,14 +69,14 @@ class Adapter:
         """Return whether a layer is of the kind that it is for: by default any linear one of the blocks."""
         return isinstance(site.layer, nn.Linear) and site.place.layer is not None
 
-    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+    def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
         """Return which tensors are others after training: those of `own`, and the classifier.
 
         Args:
-            own: What is made of others.
+            parametrized_names: What is made of others.
             places: Of all that may train.
         """
-        return {*own, *(name for name, place in places.items() if place.part == "head")}
+        return {*parametrized_names, *(name for name, place in places.items() if place.part == "head")}
 
     def look(self, weights: Mapping[str, torch.Tensor], losses: Iterable[Callable[[], torch.Tensor]]) -> None:
         """Take in what it must know of the data.
@@ -138,10 +138,12 @@ def changed(
     Raises:
         UsageError: If none of them is made by the method.
     """
-    own = adapter.own(sites_of(family, model, state), names)
-    if not own:
+    parametrized_names = adapter.own(sites_of(family, model, state), names)
+    if not parametrized_names:
         raise UsageError(
             "the method finds no layer of its kind among what trains",
             hint="leave out `--train`, `--last-blocks` and `--freeze-blocks`, if they are given; else the model has none",
         )
-    return tuple(sorted(adapter.changes(own, {name: place_of(family, name) for name in names})))
+    return tuple(
+        sorted(adapter.changes(parametrized_names, {name: place_of(family, name) for name in names}))
+    )
