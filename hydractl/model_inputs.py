@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 if TYPE_CHECKING:
     import torch
@@ -97,8 +97,7 @@ def split_inputs(inputs: Inputs, parts: int) -> list[Inputs]:
 
 def split_batch(x: torch.Tensor, parts: int) -> Sequence[torch.Tensor]:
     """Cut the first axis into `parts` equal pieces."""
-    pieces: tuple[torch.Tensor, ...] = x.unflatten(0, (parts, -1)).unbind(0)
-    return pieces
+    return cast("tuple[torch.Tensor, ...]", x.unflatten(0, (parts, -1)).unbind(0))
 
 
 def repeat_batch(x: torch.Tensor, times: int) -> torch.Tensor:

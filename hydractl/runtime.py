@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hydractl.errors import InputError, UsageError, reason_of
 from hydractl.messages import listed
@@ -150,8 +150,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
     if name not in DTYPES:
         raise UsageError(f"unknown dtype `{name}`", hint=f"choose one of {', '.join(DTYPES)}")
-    dtype: torch.dtype = getattr(torch, DTYPES[name])
-    return dtype
+    return cast("torch.dtype", getattr(torch, DTYPES[name]))
 
 
 @contextlib.contextmanager

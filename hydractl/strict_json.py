@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from hydractl.errors import CheckpointError, ManifestError
 from hydractl.messages import did_you_mean_path
@@ -92,8 +92,7 @@ def _shallow(value: object) -> object:
 
 def plain(value: Mapping[str, object]) -> dict[str, Any]:
     """Return an object of its own as JSON has it: keys sorted, lists for tuples."""
-    copied: dict[str, Any] = parse(json.dumps(dict(value), sort_keys=True, ensure_ascii=False))
-    return copied
+    return cast("dict[str, Any]", parse(json.dumps(dict(value), sort_keys=True, ensure_ascii=False)))
 
 
 def compact(value: object, *, sort_keys: bool = False) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hydractl.errors import CheckpointError
 from hydractl.output.atomic_write import Sink
@@ -53,8 +53,7 @@ class TensorSpec:
         """What torch calls the dtype, one that it has."""
         import torch  # noqa: PLC0415 - inspecting a file must not load torch
 
-        dtype: torch.dtype = getattr(torch, TORCH_NAMES[self.dtype])
-        return dtype
+        return cast("torch.dtype", getattr(torch, TORCH_NAMES[self.dtype]))
 
 
 def common_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:

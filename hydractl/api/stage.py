@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from hydractl.hub_client import without_bars
 from hydractl.messages import did_you_mean
@@ -117,8 +117,7 @@ def _heard(progress: Any) -> Progress:  # noqa: ANN401 - what a caller gave
     if progress is None:
         return _Warning()
     if hasattr(progress, "track"):
-        tracker: Progress = progress
-        return tracker
+        return cast("Progress", progress)
     return _Calling(progress)
 
 

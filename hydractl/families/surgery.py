@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -32,8 +32,7 @@ def without_weights() -> AbstractContextManager[None]:
     """
     from accelerate import init_empty_weights
 
-    context: AbstractContextManager[None] = init_empty_weights(include_buffers=False)
-    return context
+    return cast("AbstractContextManager[None]", init_empty_weights(include_buffers=False))
 
 
 def cut_heads(

@@ -219,8 +219,7 @@ class Tower(nn.Module):
         stream: Stream = self.embed(inputs)
         for i, block in enumerate(self.layers()):
             stream = block(stream, self.queries(i))
-        logits: torch.Tensor = self.readout(stream)
-        return logits
+        return cast("torch.Tensor", self.readout(stream))
 
     def resume(self, stream: Stream, layer: int) -> torch.Tensor:
         """Return logits from the stream that enters block `layer`."""
@@ -233,8 +232,7 @@ class Tower(nn.Module):
 
     def finish(self, stream: Stream) -> torch.Tensor:
         """Return logits from the stream that leaves the last block."""
-        logits: torch.Tensor = self.readout(self.forked(stream, len(self.blocks) + 1))
-        return logits
+        return cast("torch.Tensor", self.readout(self.forked(stream, len(self.blocks) + 1)))
 
     def forked(self, stream: Stream, step: int) -> Stream:
         """Return the stream as step `step` takes it: repeated for the members if this is where they part."""

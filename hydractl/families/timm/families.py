@@ -101,47 +101,6 @@ def _family(row: TimmRow) -> Family:
     )
 
 
-EVA = TimmRow(
-    name="timm-eva",
-    covers="`Eva`: EVA, EVA-02, DINOv3, perception encoder, ViTs with rotary embeddings",
-    refuses="sub-LN: one norm over all heads; grouped queries: heads share keys; patches dropped in training",
-    module="eva",
-    classes=("Eva",),
-    blocks=("EvaBlock", "EvaBlockPostNorm"),
-    attentions=("EvaAttention", "AttentionRope"),
-    otherwise="not timm's Eva",
-    refusal=_refusal_of_eva,
-    adopts=True,
-    on_disk=(  # OpenCLIP's, the perception encoder's and Sapiens' own names
-        (r"^visual\.(?:trunk\.)?", ""),
-        (r"^transformer\.resblocks\.", "blocks."),
-        (r"^ln_post\.", "norm."),
-        (r"\.ffn\.", ".mlp."),
-    ),
-)
-BEIT = TimmRow(
-    name="timm-beit",
-    covers="`Beit`: BEiT, BEiT v2",
-    refuses="",
-    module="beit",
-    classes=("Beit",),
-    blocks=("Block",),
-    attentions=("Attention",),
-    otherwise="not timm's Beit",
-    refusal=_odd_width,
-    adopts=True,
-)
-RELPOS = TimmRow(
-    name="timm-relpos",
-    covers="`VisionTransformerRelPos`: ViTs with a table or a network of relative positions, one a layer or one for all",
-    refuses="",
-    module="vision_transformer_relpos",
-    classes=("VisionTransformerRelPos",),
-    blocks=("RelPosBlock", "ResPostRelPosBlock"),
-    attentions=("RelPosAttention",),
-    otherwise="not timm's VisionTransformerRelPos",
-    build_options=SKIP_INIT,
-)
 VIT = TimmRow(
     name="timm-vit",
     covers="`VisionTransformer`, `VisionTransformerDistilled`: ViT, DeiT, DINOv2, SigLIP, CLIP, AIMv2, hybrids",
@@ -153,7 +112,50 @@ VIT = TimmRow(
     otherwise="not a plain vision transformer",
     build_options=SKIP_INIT,
 )
-ROWS = (BEIT, EVA, RELPOS, VIT)
+ROWS = (
+    TimmRow(
+        name="timm-beit",
+        covers="`Beit`: BEiT, BEiT v2",
+        refuses="",
+        module="beit",
+        classes=("Beit",),
+        blocks=("Block",),
+        attentions=("Attention",),
+        otherwise="not timm's Beit",
+        refusal=_odd_width,
+        adopts=True,
+    ),
+    TimmRow(
+        name="timm-eva",
+        covers="`Eva`: EVA, EVA-02, DINOv3, perception encoder, ViTs with rotary embeddings",
+        refuses="sub-LN: one norm over all heads; grouped queries: heads share keys; patches dropped in training",
+        module="eva",
+        classes=("Eva",),
+        blocks=("EvaBlock", "EvaBlockPostNorm"),
+        attentions=("EvaAttention", "AttentionRope"),
+        otherwise="not timm's Eva",
+        refusal=_refusal_of_eva,
+        adopts=True,
+        on_disk=(  # OpenCLIP's, the perception encoder's and Sapiens' own names
+            (r"^visual\.(?:trunk\.)?", ""),
+            (r"^transformer\.resblocks\.", "blocks."),
+            (r"^ln_post\.", "norm."),
+            (r"\.ffn\.", ".mlp."),
+        ),
+    ),
+    TimmRow(
+        name="timm-relpos",
+        covers="`VisionTransformerRelPos`: ViTs with a table or a network of relative positions, one a layer or one for all",
+        refuses="",
+        module="vision_transformer_relpos",
+        classes=("VisionTransformerRelPos",),
+        blocks=("RelPosBlock", "ResPostRelPosBlock"),
+        attentions=("RelPosAttention",),
+        otherwise="not timm's VisionTransformerRelPos",
+        build_options=SKIP_INIT,
+    ),
+    VIT,
+)
 TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT = map(_family, ROWS)
 
 

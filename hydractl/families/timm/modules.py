@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers import RelPosMlp
@@ -97,8 +97,7 @@ class HostedBias(HeadBias):
 
     @override
     def forward(self) -> torch.Tensor:
-        bias: torch.Tensor = self.host.get_bias()
-        return bias
+        return cast("torch.Tensor", self.host.get_bias())
 
     @override
     def select(self, positions: Sequence[int]) -> HostedBias:
@@ -154,8 +153,7 @@ def embed(library: Any, images: torch.Tensor) -> Stream:  # noqa: ANN401 - as ab
 
 def read(library: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as above
     """Return logits (N, C): final norm, pooling and classifier."""
-    logits: torch.Tensor = library.forward_head(library.norm(stream.tokens))
-    return logits
+    return cast("torch.Tensor", library.forward_head(library.norm(stream.tokens)))
 
 
 def blocks(library: Any, head_numbers: HeadNumbers) -> list[TimmBlock]:  # noqa: ANN401 - as above
@@ -221,8 +219,7 @@ def _head_bias(attention: Any, heads: int) -> HeadBias | None:  # noqa: ANN401 -
 
 def angles(library: Any) -> torch.Tensor:  # noqa: ANN401 - timm is untyped
     """Return sines and cosines of an Eva's rotary embedding: (T, 2 K), or (L, H, T, 2 K) where heads have their own."""
-    embedding: torch.Tensor = library.rope.get_embed(shape=library.patch_embed.grid_size)
-    return embedding
+    return cast("torch.Tensor", library.rope.get_embed(shape=library.patch_embed.grid_size))
 
 
 def _for_heads(rope: torch.Tensor, prefix: int) -> torch.Tensor:

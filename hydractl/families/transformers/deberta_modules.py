@@ -78,8 +78,7 @@ class ConvStep(Hosted):
     @override
     def forward(self, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return tokens (N, T, D) of `embedded` and `tokens` (N, T, D) and the padding `mask` (N, 1, 1, T)."""
-        out: torch.Tensor = self.host(x["embedded"], x["tokens"], x["mask"][:, 0, 0].long())
-        return out
+        return cast("torch.Tensor", self.host(x["embedded"], x["tokens"], x["mask"][:, 0, 0].long()))
 
 
 class DebertaBlock(PostNormBlock):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 
@@ -190,8 +190,7 @@ def _image_processor(folder: Path) -> dict[str, Any]:
             f"{folder}: images are read by a {name}, which is not supported",
             hint=f"supported: {', '.join(f'{kind}ImageProcessor' for kind in sorted(PLAIN))}",
         )
-    settings: dict[str, Any] = processor.to_dict()
-    return settings
+    return cast("dict[str, Any]", processor.to_dict())
 
 
 def _sizes(settings: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[int, int], str]:

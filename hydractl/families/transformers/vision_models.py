@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
@@ -39,66 +39,54 @@ class Readout:
         unread: Prefixes, relative to the encoder's model, of tensors that no answer depends on.
     """
 
-    logits: Callable[[Any, Any, torch.Tensor], torch.Tensor]
+    logits: Callable[[Any, Any, torch.Tensor], Any]
     reads: Callable[[Any], slice | None] = lambda _: None
     unread: tuple[str, ...] = ()
 
 
-def _class_token(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
-    logits: torch.Tensor = host.classifier(model.layernorm(x[:, 0]))
-    return logits
+def _class_token(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - transformers is untyped
+    return host.classifier(model.layernorm(x[:, 0]))
 
 
-def _mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
-    logits: torch.Tensor = host.classifier(model.layernorm(x).mean(dim=1))
-    return logits
+def _mean(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
+    return host.classifier(model.layernorm(x).mean(dim=1))
 
 
-def _pooled(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+def _pooled(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
     """Return logits (N, C) of the mean of the patches, normed, or of the normed class token."""
-    logits: torch.Tensor = host.classifier(model.pooler(model.layernorm(x)))
-    return logits
+    return host.classifier(model.pooler(model.layernorm(x)))
 
 
-def _mean_of_patches(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+def _mean_of_patches(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
     """Return SigLIP's logits (N, C), which has patches only, and leaves its own pooling out."""
-    logits: torch.Tensor = host.classifier(model.post_layernorm(x).mean(dim=1))
-    return logits
+    return host.classifier(model.post_layernorm(x).mean(dim=1))
 
 
-def _mean_without_norm(host: Any, _: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+def _mean_without_norm(host: Any, _: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
     """Return CLIP's logits (N, C), which leaves its norm out."""
-    logits: torch.Tensor = host.classifier(x[:, 1:].mean(dim=1))
-    return logits
+    return host.classifier(x[:, 1:].mean(dim=1))
 
 
-def _two_tokens(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+def _two_tokens(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
     """Return the mean (N, C) of the logits of class and distillation token, with a classifier each."""
     by_class, by_teacher = model.layernorm(x[:, :2]).unbind(dim=1)
-    logits: torch.Tensor = (host.cls_classifier(by_class) + host.distillation_classifier(by_teacher)) / 2
-    return logits
+    return (host.cls_classifier(by_class) + host.distillation_classifier(by_teacher)) / 2
 
 
-def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
     """Return logits (N, C) of the class token beside the mean of the patches, normed; registers count for nothing."""
     import torch
 
     normed, prefix = model.layernorm(x), 1 + getattr(host.config, "num_register_tokens", 0)
-    logits: torch.Tensor = host.classifier(torch.cat((normed[:, 0], normed[:, prefix:].mean(dim=1)), dim=1))
-    return logits
+    return host.classifier(torch.cat((normed[:, 0], normed[:, prefix:].mean(dim=1)), dim=1))
 
 
 _CLASS_TOKEN = Readout(logits=_class_token, reads=lambda _: slice(0, 1))
-_MEAN = Readout(logits=_mean)
 _POOLER = Readout(
     logits=_pooled,
     reads=lambda config: None if config.use_mean_pooling else slice(0, 1),
     unread=("embeddings.mask_token",),
 )
-_SIGLIP_MEAN = Readout(logits=_mean_of_patches, unread=("head.",))
-_CLIP_MEAN = Readout(logits=_mean_without_norm, unread=("post_layernorm.",))
-_TWO_TOKENS = Readout(logits=_two_tokens, reads=lambda _: slice(0, 2))
-_DINO = Readout(logits=_class_token_and_mean, unread=("embeddings.mask_token",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +151,13 @@ def _read(
     stream: Stream,
     *,
     model: str,
-    logits: Callable[[Any, Any, torch.Tensor], torch.Tensor],
+    logits: Callable[[Any, Any, torch.Tensor], Any],
 ) -> torch.Tensor:
-    return logits(host, getattr(host, model), stream.tokens)
+    return cast("torch.Tensor", logits(host, getattr(host, model), stream.tokens))
 
 
 def _relative(config: Any) -> bool:  # noqa: ANN401 - as above
-    is_relative: bool = config.use_relative_position_bias or config.use_shared_relative_position_bias
-    return is_relative
+    return cast("bool", config.use_relative_position_bias or config.use_shared_relative_position_bias)
 
 
 _ATTENTION_ON_DISK = (
@@ -232,7 +219,7 @@ _ROWS = (
         encoder=replace(_VIT, model="deit", head=("classifier", "cls_classifier", "distillation_classifier")),
         classes={"deit": "DeiTForImageClassification", _DISTILLED: _DISTILLED},
         readout=_CLASS_TOKEN,
-        otherwise={_DISTILLED: _TWO_TOKENS},
+        otherwise={_DISTILLED: Readout(logits=_two_tokens, reads=lambda _: slice(0, 2))},
         types={_DISTILLED: "deit"},
         on_disk=_BLOCK_ON_DISK,
     ),
@@ -240,7 +227,7 @@ _ROWS = (
         title="ijepa",
         encoder=replace(_VIT, model="ijepa"),
         classes={"ijepa": "IJepaForImageClassification"},
-        readout=_MEAN,
+        readout=Readout(logits=_mean),
         on_disk=_BLOCK_ON_DISK,
     ),
     ImageRow(
@@ -281,7 +268,7 @@ _ROWS = (
             title=title,
             encoder=replace(_DINOV2, model=model),
             classes={model: model_class},
-            readout=_DINO,
+            readout=Readout(logits=_class_token_and_mean, unread=("embeddings.mask_token",)),
             resizes=True,
             refuses=OBLONG,
             on_disk=_ATTENTION_ON_DISK,
@@ -298,8 +285,8 @@ _ROWS = (
         types=_TOWERS,
         others={f"{kind}_vision_model": name for name, kind in _TOWERS.items()},
         bare=((r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.", r"vision_model.\1."),),
-        readout=_CLIP_MEAN,
-        otherwise={"SiglipForImageClassification": _SIGLIP_MEAN},
+        readout=Readout(logits=_mean_without_norm, unread=("post_layernorm.",)),
+        otherwise={"SiglipForImageClassification": Readout(logits=_mean_of_patches, unread=("head.",))},
         within="vision_config",
     ),
 )
