@@ -7,19 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hydractl.families.base import Family
+from hydractl.families.timm import models
 from hydractl.families.timm.folder import RULES, read_config, write_config
-from hydractl.families.timm.models import (
-    LAYOUT,
-    LIBRARY,
-    TOWER,
-    TimmRow,
-    covered,
-    describe,
-    evaluation_config,
-    filtered,
-    initialise,
-    refusal_of_trunk,
-)
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Architecture
 
@@ -58,7 +47,7 @@ def _refusal_of_eva(library: Any) -> str | None:  # noqa: ANN401 - as above
     return None
 
 
-def _family(row: TimmRow) -> Family:
+def _family(row: models.TimmRow) -> Family:
     """Return the family."""
 
     def matches(config: Mapping[str, object]) -> bool:
@@ -72,28 +61,30 @@ def _family(row: TimmRow) -> Family:
         from hydractl.families.surgery import cut_heads, fill
         from hydractl.families.timm.modules import wrap
 
-        library = covered(row, architecture.name, {**architecture.config, **row.build_options})
-        cut_heads(library, {TOWER: LAYOUT}, architecture, mask)
+        library = models.covered(row, architecture.name, {**architecture.config, **row.build_options})
+        cut_heads(library, {models.TOWER: models.LAYOUT}, architecture, mask)
         fill(library, state)
-        return wrap(library, mask[TOWER].keep).eval()
+        return wrap(library, mask[models.TOWER].keep).eval()
 
     return Family(
         name=row.name,
-        library=LIBRARY,
+        library=models.LIBRARY,
         covers=row.covers,
         refuses=row.refuses,
-        towers={TOWER: LAYOUT},
+        towers={models.TOWER: models.LAYOUT},
         matches=matches,
         matches_encoder=matches,
         claims=row.claims,
         read_config=lambda config, folder: read_config(row, config, folder),
         write_config=write_config,
-        describe=lambda name, options: describe(row, name, options),
+        describe=lambda name, options: models.describe(row, name, options),
         build=build,
-        initialise=initialise,
-        evaluation_config=lambda architecture: evaluation_config(row, architecture.name, architecture.config),
+        initialise=models.initialise,
+        evaluation_config=lambda architecture: models.evaluation_config(
+            row, architecture.name, architecture.config
+        ),
         # names that timm's filter does not know are reported as they are
-        adopt=(lambda _, architecture, state: filtered(architecture, state) or dict(state))
+        adopt=(lambda _, architecture, state: models.filtered(architecture, state) or dict(state))
         if row.adopts
         else None,
         rules=RULES,
@@ -101,7 +92,7 @@ def _family(row: TimmRow) -> Family:
     )
 
 
-VIT = TimmRow(
+VIT = models.TimmRow(
     name="timm-vit",
     covers="`VisionTransformer`, `VisionTransformerDistilled`: ViT, DeiT, DINOv2, SigLIP, CLIP, AIMv2, hybrids",
     refuses="talking heads; parallel blocks; differential attention; sub-LN: one norm over all heads",
@@ -113,7 +104,7 @@ VIT = TimmRow(
     build_options=SKIP_INIT,
 )
 ROWS = (
-    TimmRow(
+    models.TimmRow(
         name="timm-beit",
         covers="`Beit`: BEiT, BEiT v2",
         refuses="",
@@ -125,7 +116,7 @@ ROWS = (
         refusal=_odd_width,
         adopts=True,
     ),
-    TimmRow(
+    models.TimmRow(
         name="timm-eva",
         covers="`Eva`: EVA, EVA-02, DINOv3, perception encoder, ViTs with rotary embeddings",
         refuses="sub-LN: one norm over all heads; grouped queries: heads share keys; patches dropped in training",
@@ -143,7 +134,7 @@ ROWS = (
             (r"\.ffn\.", ".mlp."),
         ),
     ),
-    TimmRow(
+    models.TimmRow(
         name="timm-relpos",
         covers="`VisionTransformerRelPos`: ViTs with a table or a network of relative positions, one a layer or one for all",
         refuses="",
@@ -162,4 +153,4 @@ TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT = map(_family, ROWS)
 def refusal_of_tower(library: Any) -> str | None:  # noqa: ANN401 - as above
     """Return why heads cannot be cut out of a model of any class, whatever it answers with, or None if they can."""
     row = next((row for row in ROWS if type(library).__name__ in row.classes), VIT)
-    return refusal_of_trunk(row, library)
+    return models.refusal_of_trunk(row, library)

@@ -23,19 +23,9 @@ from hydractl.families.base import (
 )
 from hydractl.families.config_checks import OptionsError, building, check_patches
 from hydractl.families.model_folder import ModelFolder
+from hydractl.families.transformers import hf_models
 from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.folder_rules import RULES, with_sentence_settings
-from hydractl.families.transformers.hf_models import (
-    NOT_ARCHITECTURE,
-    Adoption,
-    adopted_state,
-    blank,
-    checked,
-    classes_of,
-    configured,
-    evaluation_config,
-    random_state,
-)
 from hydractl.families.transformers.vision import FILES, image_size, says_images, write_image_processor
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
@@ -127,7 +117,7 @@ class FamilyRow:
 
     def text_sizes(self, architecture: Architecture) -> tuple[int, int]:
         """Return how many tokens of a text, and how many different ones, a model takes."""
-        config = configured(self.model_type(architecture.name), architecture.config)
+        config = hf_models.configured(self.model_type(architecture.name), architecture.config)
         text_config = getattr(config, self.nested["text"]) if self.nested else config
         how = cast("Tokenization", self.texts(text_config, None))
         return how.max_length, how.vocab_size
@@ -174,7 +164,7 @@ class FamilyRow:
             return options
         if self.nested:
             return dict.fromkeys(self.nested.values(), options)
-        known_keys = configured(self.model_type(name), {}).to_dict()
+        known_keys = hf_models.configured(self.model_type(name), {}).to_dict()
         return {k: v for k, v in options.items() if k in known_keys}
 
 
@@ -189,7 +179,7 @@ def family_of_row(row: FamilyRow) -> Family:
             if row.towers.keys() == {"text"}
             else DEFAULT_POOLING
         )
-        config = checked(row.model_type(name), _unfolded(row, config_options))
+        config = hf_models.checked(row.model_type(name), _unfolded(row, config_options))
         described = _described(
             row, name, config, tokenizer=None if tokenizer is None else Path(str(tokenizer))
         )
@@ -205,7 +195,9 @@ def family_of_row(row: FamilyRow) -> Family:
         from hydractl.families.surgery import cut_heads, fill
         from hydractl.families.zero_shot import Contrast
 
-        library = blank(row.class_of(architecture.name), architecture, row.spared(architecture.pooling))
+        library = hf_models.blank(
+            row.class_of(architecture.name), architecture, row.spared(architecture.pooling)
+        )
         cut_heads(library, row.towers, architecture, mask)
         fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
         head_numbers = {tower: keep.keep for tower, keep in mask.items()}
@@ -229,20 +221,20 @@ def family_of_row(row: FamilyRow) -> Family:
         write_config=lambda described: _write_config(row, described),
         describe=describe,
         build=build,
-        initialise=lambda architecture, seed: random_state(
+        initialise=lambda architecture, seed: hf_models.random_state(
             row.class_of(architecture.name), architecture, seed, row.spared(architecture.pooling)
         ),
-        evaluation_config=lambda architecture: evaluation_config(
+        evaluation_config=lambda architecture: hf_models.evaluation_config(
             row.class_of(architecture.name), architecture.config
         ),
         texts=row.text_sizes if "text" in row.towers else None,
         rules=RULES,
-        adopt=lambda where, architecture, state: adopted_state(
+        adopt=lambda where, architecture, state: hf_models.adopted_state(
             row.class_of(architecture.name),
             where,
             architecture,
             state,
-            Adoption(
+            hf_models.Adoption(
                 spared=row.spared(architecture.pooling),
                 replaceable=lambda name: is_replaceable(family, name),
                 in_block=lambda name: place_on_disk(family, name).layer is not None,
@@ -260,9 +252,9 @@ def family_of_row(row: FamilyRow) -> Family:
 def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> Described:
     name = row.name_of(config) or row.name_of(config, backbone=True) or str(config["model_type"])
     model_class = row.classes[name]
-    library_config = configured(row.model_type(name), row.architecture_options(config, name))
+    library_config = hf_models.configured(row.model_type(name), row.architecture_options(config, name))
     described = _described(row, name, library_config, folder=folder, tokenizer=folder)
-    trained = classes_of(config, model_class)
+    trained = hf_models.classes_of(config, model_class)
     if model_class in trained:
         return described
     described = replace(
@@ -289,7 +281,11 @@ def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str
     config: dict[str, object] = {
         "architectures": [row.class_of(architecture.name)],
         "model_type": row.model_type(architecture.name),
-        **{k: v for k, v in architecture.config.items() if k not in {*NOT_ARCHITECTURE, "num_labels"}},
+        **{
+            k: v
+            for k, v in architecture.config.items()
+            if k not in {*hf_models.NOT_ARCHITECTURE, "num_labels"}
+        },
         **({} if row.zero_shot else labels_as_config(named(described.labels, architecture.num_classes))),
     }
     images = {FILES[0]: write_image_processor(how)} if isinstance(how, Preprocess) else {}
@@ -324,11 +320,13 @@ def _unfolded(row: FamilyRow, options: Mapping[str, object]) -> dict[str, object
 def _architecture_options(row: FamilyRow, config: Any) -> dict[str, object]:  # noqa: ANN401 - untyped
     """Return what of a configuration makes the architecture."""
     full_config: dict[str, Any] = config.to_dict()
-    options = {k: v for k, v in full_config.items() if k not in {*NOT_ARCHITECTURE, "model_type"}}
+    options = {k: v for k, v in full_config.items() if k not in {*hf_models.NOT_ARCHITECTURE, "model_type"}}
     if row.nested:
         options = {k: v for k, v in options.items() if not k.endswith("_config")}
     for nested in row.nested.values():
-        options[nested] = {k: v for k, v in full_config[nested].items() if k not in NOT_ARCHITECTURE}
+        options[nested] = {
+            k: v for k, v in full_config[nested].items() if k not in hf_models.NOT_ARCHITECTURE
+        }
     return options if row.zero_shot else {**options, "num_labels": config.num_labels}
 
 
