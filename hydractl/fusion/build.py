@@ -77,8 +77,10 @@ def member_headers(header: Header) -> list[Header]:
     """Return what each member of a hydra would say of itself; a base or a member says what it says."""
     if header.plan is None:
         return [header]
-    member_fields = {"kind": Kind.MEMBER, "plan": None}
-    return [header.model_copy(update={**member_fields, "masks": (mask,)}) for mask in header.masks]
+    return [
+        header.model_copy(update={"kind": Kind.MEMBER, "plan": None, "masks": (mask,)})
+        for mask in header.masks
+    ]
 
 
 def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
@@ -110,8 +112,9 @@ def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | 
     if opened.header.kind != Kind.HYDRA:
         model = load_model(opened, dtype=dtype)
     else:
-        state = opened.checkpoint.tensors()
-        model = hydra_from_state(opened.header, state, where=opened.reference, dtype=dtype)
+        model = hydra_from_state(
+            opened.header, opened.checkpoint.tensors(), where=opened.reference, dtype=dtype
+        )
     model.temperature = opened.header.temperature
     return model
 

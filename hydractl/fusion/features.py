@@ -48,7 +48,7 @@ class FeatureExtractor:
         Raises:
             UnsupportedModelError: If its classifier does not end with a linear layer.
         """
-        if _contrast(model):
+        if any(isinstance(answer, Contrast) for answer in model.answers):
             return cls(model, ())
         (layout,) = family.towers.values()
         readouts = tuple(_last_layers(part, layout.head) for part in _parts(model.tower().readout))
@@ -63,8 +63,7 @@ class FeatureExtractor:
         """Return what makes each member's logits of its features, as the model answers: (C, D) and (C,), M of them."""
         heat = self.model.temperature
         if not self.readouts:
-            answers = [answer for answer in self.model.answers if isinstance(answer, Contrast)]
-            return [_cosines(answer, heat) for answer in answers]
+            return [_cosines(answer, heat) for answer in self.model.answers if isinstance(answer, Contrast)]
         classifiers = [
             Classifier(
                 torch.cat([_copied(layer.weight) for layer in layers], 1) / (len(layers) * heat),
@@ -127,10 +126,6 @@ class FeatureExtractor:
 def _parts(readout: nn.Module) -> list[nn.Module]:
     """Return each member's readout, or the one that all share."""
     return [*readout.members] if isinstance(readout, MemberParallel) else [readout]
-
-
-def _contrast(model: Towers) -> bool:
-    return any(isinstance(answer, Contrast) for answer in model.answers)
 
 
 def _last_layers(readout: nn.Module, prefixes: Iterable[str]) -> tuple[nn.Linear, ...]:

@@ -47,21 +47,13 @@ def assemble(towers: Sequence[Tower]) -> Tower:
     that has a part of which this is not so.
     """
     first = towers[0]
-    steps: list[nn.Module] = []
-    fork: int | None = None
-    for i, members in enumerate(zip(*(_steps(t) for t in towers), strict=True)):
-        step = _grouped_step(members)
-        if step is not members[0] and fork is None:
-            fork = i
-        steps.append(step)
+    steps_of_members = [*zip(*([t.embed, *t.layers(), t.readout] for t in towers), strict=True)]
+    steps = [_grouped_step(members) for members in steps_of_members]
+    differ = [step is not members[0] for step, members in zip(steps, steps_of_members, strict=True)]
     blocks = [step for step in steps[1:-1] if isinstance(step, Block)]
     tower = Tower(embed=steps[0], blocks=blocks, readout=steps[-1], reads=first.reads, names=first.names)
-    tower.members, tower.fork = len(towers), fork
+    tower.members, tower.fork = len(towers), differ.index(True) if any(differ) else None
     return tower.eval()
-
-
-def _steps(tower: Tower) -> list[nn.Module]:
-    return [tower.embed, *tower.layers(), tower.readout]
 
 
 def _grouped_step(members: Sequence[nn.Module]) -> nn.Module:
@@ -110,8 +102,7 @@ class Hydra(Towers):
         Args:
             members: Built by one family from one architecture, M >= 1.
         """
-        names = list(members[0].towers)
-        towers = {name: assemble([m.tower(name) for m in members]) for name in names}
+        towers = {name: assemble([m.tower(name) for m in members]) for name in members[0].towers}
         super().__init__(towers, [m.answer for m in members])
         self.members = len(members)
         self.layout: Layout = "auto"

@@ -188,8 +188,8 @@ class Loaded(Towers):
             if plan is None
             else join_members(family_of(self.header.architecture), plan.fates, states)
         )
-        beside = {} if self.scores is None else self.scores.tensors()
-        return {name: tensor.detach().cpu() for name, tensor in state.items()} | beside
+        scores = {} if self.scores is None else self.scores.tensors()
+        return {name: tensor.detach().cpu() for name, tensor in state.items()} | scores
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -253,24 +253,22 @@ def load(
     model.encoder = Encoder.of(model.header)
     model.temperature = model.header.temperature
     if model.header.fitted is not None:
-        names = model.header.fitted.scores
-        model.scores = Scores.stored(opened.checkpoint, model.header, scores=names, name=str(reference))
+        model.scores = Scores.stored(
+            opened.checkpoint, model.header, scores=model.header.fitted.scores, name=str(reference)
+        )
     return model.to(place).eval()
 
 
 def _built(opened: OpenModel, dtype: torch.dtype | None) -> LoadedModel | LoadedHydra:
-    model: LoadedModel | LoadedHydra
     if opened.header.kind == Kind.HYDRA:
         state = opened.checkpoint.tensors()
         members = members_from_state(opened.header, state, where=opened.reference, dtype=dtype)
-        model = LoadedHydra(members)
-        model.parts = tuple(members)
-    else:
-        opened_model = load_model(opened, dtype=dtype)
-        model = LoadedModel(
-            {name: opened_model.tower(name) for name in opened_model.towers}, opened_model.answer
-        )
-        model.parts = (opened_model,)
+        hydra = LoadedHydra(members)
+        hydra.parts = tuple(members)
+        return hydra
+    part = load_model(opened, dtype=dtype)
+    model = LoadedModel({name: part.tower(name) for name in part.towers}, part.answer)
+    model.parts = (part,)
     return model
 
 
@@ -280,8 +278,9 @@ def _naming(header: Header, classes: Classes) -> Header:
     if stored == (classes.names, classes.templates):
         return header
     prompting = header.prompting and header.prompting.model_copy(update={"templates": classes.templates})
-    update = {"labels": classes.names, "prompting": prompting, "threshold": None, "fitted": None}
-    return header.model_copy(update=update)
+    return header.model_copy(
+        update={"labels": classes.names, "prompting": prompting, "threshold": None, "fitted": None}
+    )
 
 
 def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:

@@ -255,9 +255,9 @@ class Fusion:
                 total += addend
             return tensor_bytes((total / len(spans)).to(dtype))
 
-        pieces = zip(*(c.spans[name].parts(PIECE_BYTES) for c in self.checkpoints), strict=True)
+        parts = [c.spans[name].parts(PIECE_BYTES) for c in self.checkpoints]
         with one_thread(), ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            yield from pool.map(mean_of, pieces)
+            yield from pool.map(mean_of, zip(*parts, strict=True))
 
     def _side_by_side(self, name: str) -> bytes:
         """Concatenate along an inner axis: each row of the result is the members' rows, one after another."""

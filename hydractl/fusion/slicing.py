@@ -44,9 +44,8 @@ def pruned_spec(
     full = tower.num_heads * heads.width(tower.head_dim)
     if spec.shape[heads.axis : heads.axis + 1] != (full,):
         raise ValueError(f"tensor {name} has shape {spec.shape}; axis {heads.axis} should be {full}")
-    shape = list(spec.shape)
-    shape[heads.axis] = len(mask[place.tower].keep[place.layer]) * heads.width(tower.head_dim)
-    return TensorSpec(spec.dtype, tuple(shape))
+    pruned_size = len(mask[place.tower].keep[place.layer]) * heads.width(tower.head_dim)
+    return TensorSpec(spec.dtype, (*spec.shape[: heads.axis], pruned_size, *spec.shape[heads.axis + 1 :]))
 
 
 def unpruned_shape(
@@ -71,9 +70,8 @@ def unpruned_shape(
         raise ValueError(
             f"tensor `{name}` has shape {spec.shape}; its mask says that axis {heads.axis} is {pruned_size}"
         )
-    shape = list(spec.shape)
-    shape[heads.axis] = tower.num_heads * heads.width(tower.head_dim)
-    return tuple(shape)
+    full_size = tower.num_heads * heads.width(tower.head_dim)
+    return (*spec.shape[: heads.axis], full_size, *spec.shape[heads.axis + 1 :])
 
 
 def prune_tensor(

@@ -39,8 +39,9 @@ def hollow(specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
 
 def member_logits(opened: OpenModel, inputs: Inputs) -> torch.Tensor:
     """Return the logits (1, B, C) of an open base or member."""
-    hollow_state = hollow(opened.checkpoint.specs)
-    model = build_checked(opened.family, opened.header, hollow_state, where=opened.reference)
+    model = build_checked(
+        opened.family, opened.header, hollow(opened.checkpoint.specs), where=opened.reference
+    )
     return streamed_logits(model, lambda name: [opened.checkpoint.tensor(name)], inputs)
 
 
@@ -51,10 +52,7 @@ def hydra_logits(fusion: Fusion, header: Header, inputs: Inputs, *, where: str) 
     members = members_of(header, [member_state | shared for member_state in states], where=where)
 
     def read(name: str) -> list[torch.Tensor]:
-        return [
-            member_state[name]
-            for member_state in split_members(fusion.family, header, {name: fusion.tensor(name)})
-        ]
+        return [part[name] for part in split_members(fusion.family, header, {name: fusion.tensor(name)})]
 
     return streamed_logits(Hydra(members).eval(), read, inputs, members=members)
 
@@ -112,11 +110,10 @@ class _Filled:
 
     def fill(self, *_: object) -> None:
         """Read the step's tensors, each name once."""
-        tensors_by_name = {name: self.read(name) for name in dict.fromkeys(slot[3] for slot in self.slots)}
         wide = {
             (name, m): t.float() if t.is_floating_point() else t
-            for name, tensors in tensors_by_name.items()
-            for m, t in enumerate(tensors)
+            for name in dict.fromkeys(slot[3] for slot in self.slots)
+            for m, t in enumerate(self.read(name))
         }
         for table, key, _tensor, name, m in self.slots:
             cast("dict[str, torch.Tensor]", table)[key] = wide[name, m]

@@ -42,10 +42,9 @@ class HeadBudget:
             )
         if self.per_layer and self.keep_per_layer is None:
             raise ValueError(f"per_layer goes with keep_per_layer, not with {stated[0]}")
-        if self.keep_per_layer is not None and self.keep_per_layer < 0:
-            raise ValueError(f"keep_per_layer must be at least 0, got {self.keep_per_layer}")
-        if self.remove is not None and self.remove < 0:
-            raise ValueError(f"remove must be at least 0, got {self.remove}")
+        for name in ("keep_per_layer", "remove"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.keep_fraction is not None and not 0 < self.keep_fraction <= 1:
             raise ValueError(f"keep_fraction must lie in (0, 1], got {self.keep_fraction}")
 

@@ -129,11 +129,6 @@ def standing(scores: Tables) -> dict[str, tuple[tuple[float, ...], ...]]:
     }
 
 
-def _bounded(value: float) -> float:
-    """Return a correlation without what rounding carries beyond 1."""
-    return max(-1.0, min(1.0, value))
-
-
 def _correlated(
     first: Tables, second: Tables, test: Callable[[list[float], list[float]], Any]
 ) -> float | None:
@@ -141,7 +136,7 @@ def _correlated(
     first_scores, second_scores = _flat(first, second)
     if len(set(first_scores)) < 2 or len(set(second_scores)) < 2:
         return None
-    return _bounded(float(test(first_scores, second_scores).statistic))
+    return max(-1.0, min(1.0, float(test(first_scores, second_scores).statistic)))  # rounding may go beyond
 
 
 def _flat(first: Tables, second: Tables) -> tuple[list[float], list[float]]:

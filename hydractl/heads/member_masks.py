@@ -151,16 +151,11 @@ def _distinct_draws(
     draws: list[tuple[HeadId, ...]] = []
     for member in range(sampling.members):
         source = random.Random(f"{sampling.seed}-{member}")  # noqa: S311 - reproducible, not secret
-        draw = _draw(candidates, count, source=source)
-        while draw in draws:
-            draw = _draw(candidates, count, source=source)
-        draws.append(draw)
+        while len(draws) == member:
+            draw = tuple(sorted(_shuffled(candidates, source=source)[:count]))
+            if draw not in draws:
+                draws.append(draw)
     return draws
-
-
-def _draw(candidates: Sequence[HeadId], count: int, *, source: random.Random) -> tuple[HeadId, ...]:
-    """Return `count` candidates, sorted, every subset being equally likely."""
-    return tuple(sorted(_shuffled(candidates, source=source)[:count]))
 
 
 def _shuffled(heads: Sequence[HeadId], *, source: random.Random) -> list[HeadId]:

@@ -182,8 +182,8 @@ def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
     """Return the tower and layer of the earliest block where heads differ; infinity where none do."""
     places = [("", inf)]
     for name, tower in first.header.masks[0].items():
-        pairs = zip(tower.keep, member.header.masks[0][name].keep, strict=True)
-        places += [(name, layer) for layer, (ours, theirs) in enumerate(pairs) if ours != theirs]
+        pairs = enumerate(zip(tower.keep, member.header.masks[0][name].keep, strict=True))
+        places += [(name, layer) for layer, (ours, theirs) in pairs if ours != theirs]
     return min(places, key=lambda place: place[1])
 
 

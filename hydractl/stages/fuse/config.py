@@ -11,6 +11,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import (
+    CheckedSettings,
     Constraint,
     Option,
     OptionGroup,
@@ -37,7 +38,7 @@ OWNED, OWN_FEWER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measuring(shared.WithTemperature):
+class Measuring(shared.WithTemperature, CheckedSettings):
     """What the hydra is measured and calibrated on, and how models run there."""
 
     data: DataRef | None = setting(
@@ -65,9 +66,6 @@ class Measuring(shared.WithTemperature):
     device: str = by_default(
         "auto", replace(shared.DEVICE, help="auto (default), cpu, cuda, cuda:N or mps.", panel=MEASURING)
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> Measuring:
@@ -183,9 +181,6 @@ class FuseConfig(CommandConfig):
                 if self.own_from == 0
                 else "add `--merge-trunk L` or `--mlp merge`, or leave it out",
             )
-        self._check_merge_trunk()
-
-    def _check_merge_trunk(self) -> None:
         if (
             isinstance(self.merge_trunk, int)
             and self.own_from is not None

@@ -153,10 +153,9 @@ class MergeEvaluator:
     @property
     def sources(self) -> tuple[InputFile, ...]:
         """The data sets as lineage has them."""
-        datasets = [labelled_set.inputs.dataset for labelled_set in self.sets.values()]
         return tuple(
             InputFile(name=items.name, sha256=items.fingerprint(digests(items, self.team)))
-            for items in datasets
+            for items in (labelled_set.inputs.dataset for labelled_set in self.sets.values())
         )
 
     def log_probs_of_hydra(self, fusion: Fusion, name: str) -> LogProbs:
@@ -165,8 +164,7 @@ class MergeEvaluator:
         header = make_header(self.config, self.members, draft, digest=UNKNOWN_DIGEST)
 
         def load() -> Hydra:
-            state = {tensor_name: fusion.tensor(tensor_name) for tensor_name in fusion.specs}
-            return hydra_from_state(header, state, where=HYDRA)
+            return hydra_from_state(header, {n: fusion.tensor(n) for n in fusion.specs}, where=HYDRA)
 
         return self.log_probs_of(load, name)
 

@@ -133,8 +133,13 @@ def _open_members(
     """Return members that belong together; who writes, and has the lock, checks that their files stay as they are."""
     members = [open_model(model) for model in config.models]
     if output_lock is not None:
-        data = config.measuring.refs.values()
-        check_models([config.out], output_lock, models=members, data=data, files=[config.naming.file])
+        check_models(
+            [config.out],
+            output_lock,
+            models=members,
+            data=config.measuring.refs.values(),
+            files=[config.naming.file],
+        )
     check_members(config, members)
     warn_refusing(members, progress)
     return members
@@ -177,8 +182,12 @@ def _open_evaluator(
 def _compare(config: FuseConfig, members: Sequence[OpenModel], progress: Progress) -> Fusion:
     """Return what becomes of each tensor; refuse weights that are not numbers."""
     progress.step(f"Comparing {counted(len(members), 'member')}")
-    merge_trunk = merge_trunk_of(config, members)
-    fusion = Fusion(members, mlp=config.mlps, merge_trunk=merge_trunk, own_from=config.own_from)
+    fusion = Fusion(
+        members,
+        mlp=config.mlps,
+        merge_trunk=merge_trunk_of(config, members),
+        own_from=config.own_from,
+    )
     check_weights(members[0])
     for member in members[1:]:  # of tensors that are equal in all members one is read
         check_weights(member, [name for name, identical in fusion.same.items() if not identical])

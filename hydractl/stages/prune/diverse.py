@@ -323,9 +323,10 @@ def choose(
     probs, values = run_candidates(model, draws, data, yardstick, progress)
     report = ""
     if team.leads:
-        measure = MEASURES[config.diversity]
         chosen = choose_diverse(
-            values, lambda candidates: measure(stacked(probs, candidates)), members=members
+            values,
+            lambda candidates: MEASURES[config.diversity](stacked(probs, candidates)),
+            members=members,
         )
         report = DiverseReport(
             objective=name,

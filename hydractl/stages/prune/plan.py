@@ -47,10 +47,13 @@ class Plan:
     ) -> Self:
         """Plan a member of a base that would be stored with `specs` as a whole."""
         family, architecture = opened.family, opened.header.architecture
-        member_specs = {
-            name: pruned_spec(family, architecture, mask.towers, name, spec) for name, spec in specs.items()
-        }
-        return cls(opened=opened, mask=mask, path=path, sources=sources, specs=member_specs)
+        return cls(
+            opened=opened,
+            mask=mask,
+            path=path,
+            sources=sources,
+            specs={n: pruned_spec(family, architecture, mask.towers, n, spec) for n, spec in specs.items()},
+        )
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor as it is stored.

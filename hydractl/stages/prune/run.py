@@ -167,8 +167,9 @@ def _verify(opened: OpenModel, plans: Sequence[Plan], progress: Progress) -> Seq
     progress.step(
         f"Checking that {len(plans)} pruned {'member equals' if len(plans) == 1 else 'members equal'} the masked base"
     )
-    hollow_state = hollow(opened.checkpoint.specs)
-    base_model = build_checked(opened.family, opened.header, hollow_state, where=opened.reference)
+    base_model = build_checked(
+        opened.family, opened.header, hollow(opened.checkpoint.specs), where=opened.reference
+    )
     inputs = probe_inputs(opened.header)
     return [_verify_member(base_model, plan, inputs, where=f"member {i}") for i, plan in enumerate(plans)]
 

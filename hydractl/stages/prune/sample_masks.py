@@ -82,8 +82,10 @@ class DrawnMasks:
 def _best(material: Material, progress: Progress) -> DrawnMasks:
     """One mask a scores file: its most important heads."""
     config = material.config
-    files = zip(config.scores, material.scores, material.quotas, strict=True)
-    masks = [_best_of(material, *file, progress) for file in files]
+    masks = [
+        _best_of(material, path, scores, quota, progress)
+        for path, scores, quota in zip(config.scores, material.scores, material.quotas, strict=True)
+    ]
     shared = share_before(masks, config.diverge_from)
     removed = [total_heads(mask) - total_kept(mask) for mask in shared]
     for i, (mask, count) in enumerate(zip(shared, removed, strict=True)):
@@ -131,8 +133,9 @@ def _draws(material: Material, count: int) -> tuple[dict[str, TowerKeep], ...]:
         return sample_masks(order, material.shape, removals=quota.removals, sampling=material.sampling(count))
     except ValueError as error:
         fewer = "--members" if config.diverse is None else "--candidates"
-        hint = f"give a larger `--pool`, fewer `{fewer}` or an earlier `--diverge-from`"
-        raise UsageError(str(error), hint=hint) from error
+        raise UsageError(
+            str(error), hint=f"give a larger `--pool`, fewer `{fewer}` or an earlier `--diverge-from`"
+        ) from error
 
 
 def _clusters(material: Material, _: Progress) -> DrawnMasks:

@@ -179,8 +179,8 @@ def publish_scores(
     with publish_together(claim) as begin:
         digested = Digested(begin(config.trained))
         write_tensors(digested, tensors, header=_header(config, opened, scores))
-        of = Fingerprint(reference=config.trained.name, sha256=digested.digest)
-        scores = scores.model_copy(update={"model": of})
+        trained = Fingerprint(reference=config.trained.name, sha256=digested.digest)
+        scores = scores.model_copy(update={"model": trained})
         begin(config.out).write(scores.to_json().encode())
     return scores
 
