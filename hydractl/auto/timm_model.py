@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.metrics.per_sample import opinions
 from hydractl.model_source import download
+
+if TYPE_CHECKING:
+    from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel
 
 
 class TimmHydra(nn.Module):
@@ -48,4 +50,6 @@ def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: 
         raise TypeError(f"a hydra is not made with `{strange[0]}={kwargs[strange[0]]!r}`")
     if name and cache:
         where = download(name, cache_dir=cache)
+    from hydractl.fusion.loaded_model import load  # noqa: PLC0415 - importing timm must not cost all that this needs
+
     return TimmHydra(load(where), cfg).eval()

@@ -24,7 +24,6 @@ from hydractl.data.datasets import Content, ImageSet, Items, Text, TextSet
 from hydractl.data.open_dataset import open_data, stream_data
 from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
 from hydractl.data.reference import ENDLESS_HINT, DataRef
-from hydractl.data.resizing import resizing
 from hydractl.data.sources.stream import ItemStream
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.data.worker_pool import MANY, WorkerPool
@@ -35,8 +34,6 @@ from hydractl.model_inputs import Inputs
 from hydractl.progress import SILENT, Progress
 
 T = TypeVar("T", bound=Items)
-CROPPING = frozenset({"crop_mode", "crop_offset", "crop_pct"})
-"""The fields of a `Preprocess` that together say which steps an image goes through."""
 Reading: TypeAlias = "Preprocess | Tokenization"
 """How an item becomes a model's input, as its header says."""
 
@@ -44,16 +41,6 @@ Reading: TypeAlias = "Preprocess | Tokenization"
 def content_of(how: Reading) -> Content:
     """Return what a model reads."""
     return Content.TEXTS if isinstance(how, Tokenization) else Content.IMAGES
-
-
-def reading_differences(ours: Reading, theirs: Reading) -> tuple[str, ...]:
-    """Return the fields by which two models make other inputs of an item; those that change no input are left out."""
-    if type(ours) is not type(theirs):
-        return ("images or texts",)
-    fields = tuple(name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name))
-    if isinstance(ours, Preprocess) and isinstance(theirs, Preprocess) and CROPPING.issuperset(fields):
-        return fields if repr(resizing(ours)) != repr(resizing(theirs)) else ()
-    return fields
 
 
 def check_reads(how: Reading, *, model: str) -> None:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from hydractl.data.resizing import Steps, resizing, rounded
 from hydractl.errors import DataError, UsageError
+from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.messages import did_you_mean
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from hydractl.data.corruptions.names import Corruption
-    from hydractl.manifest.header import Preprocess
 
 MODES = MappingProxyType({1: "L", 3: "RGB"})
 AUGMENTATIONS = ("rrc", "flip", "shift", "randaugment")
@@ -40,11 +40,30 @@ _DRAWS = frozenset(
         for name in ("uniform", "normal", "random", "bernoulli", "exponential")
     }
 )
+CROPPING = frozenset({"crop_mode", "crop_offset", "crop_pct"})
+"""The fields of a `Preprocess` that together say which steps an image goes through."""
 SMALLEST_CROP = 0.08
 GAP = 2.0
 """How much larger an image that suffices is than what it becomes: Pillow's own measure, where a filter sees little difference."""
 SHIFT_PROBABILITY = 0.2
 SHIFT_FRACTION = 1 / 8
+
+
+def reading_differences(
+    ours: Preprocess | Tokenization, theirs: Preprocess | Tokenization
+) -> tuple[str, ...]:
+    """Return the fields by which two models make other inputs of an item; those that change no input are left out."""
+    if type(ours) is not type(theirs):
+        return ("images or texts",)
+    fields = tuple(name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name))
+    if (
+        fields
+        and isinstance(ours, Preprocess)
+        and isinstance(theirs, Preprocess)
+        and CROPPING.issuperset(fields)
+    ):
+        return fields if repr(resizing(ours)) != repr(resizing(theirs)) else ()
+    return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

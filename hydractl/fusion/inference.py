@@ -6,14 +6,16 @@ Axes: M members, B batch, N samples, C classes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from hydractl.data.batches import Batch
 from hydractl.errors import InputError
 from hydractl.metrics.per_sample import Responses
 from hydractl.model_inputs import Inputs, batch_of, inputs_like
+
+if TYPE_CHECKING:
+    from hydractl.data.batches import Batch
 
 NOT_FINITE = "try `--dtype fp32`; if that does not help, the weights are broken"
 """The hint where a model computes with numbers that are not finite."""

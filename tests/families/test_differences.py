@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hydractl.data.encode import reading_differences
-from hydractl.data.preprocess import eval_transform
+from hydractl.data.preprocess import eval_transform, reading_differences
 from hydractl.errors import HydraError
 from hydractl.families.base import Described
 from hydractl.families.classifier import resized

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from hydractl.data.encode import reading_differences
-from hydractl.data.preprocess import sample_seed
+from hydractl.data.preprocess import reading_differences, sample_seed
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.registry import architecture_differences

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from hydractl.data.encode import reading_differences
+from hydractl.data.preprocess import reading_differences
 from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, check_tensors
 from hydractl.families.registry import architecture_differences, expected_specs
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Kind
 from hydractl.messages import counted, quoted
-from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.config import FuseConfig, Measuring
 
 
 def check_members(config: FuseConfig, members: Sequence[OpenModel]) -> None:
@@ -45,12 +45,14 @@ def merge_trunk_of(config: FuseConfig, members: Sequence[OpenModel]) -> int:
     )
 
 
-def stored_temperature(members: Sequence[OpenModel]) -> float:
-    """Return the temperature that all members store: a hydra has one.
+def starting_temperature(measuring: Measuring, members: Sequence[OpenModel]) -> float:
+    """Return the temperature that is given, or that all members store, as a hydra has one; 1 where one is to be fitted.
 
     Raises:
         CheckpointError: If they store different ones.
     """
+    if measuring.given_temperature or measuring.heldout:
+        return measuring.given_temperature or 1.0
     first = members[0]
     for member in members:
         if member.header.temperature != first.header.temperature:

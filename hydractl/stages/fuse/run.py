@@ -24,7 +24,7 @@ from hydractl.output.atomic_write import is_stream
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
-from hydractl.stages.fuse.compatibility import check_members, merge_trunk_of, stored_temperature
+from hydractl.stages.fuse.compatibility import check_members, merge_trunk_of, starting_temperature
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.result import UNKNOWN_DIGEST, Measured, Outcome, make_header
 from hydractl.stages.shared.finite import check_weights, warn_refusing
@@ -108,7 +108,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         ThreadPoolExecutor(max_workers=1) as pool,
     ):
         members = _open_members(config, output_lock if team.leads else None, progress)
-        temperature = _starting_temperature(config, members)
+        temperature = starting_temperature(config.measuring, members)
         members = _name_classes(config, members, progress)
         evaluator = _open_evaluator(config, members, temperature, team, progress)
         # The lineage wants the members' digests. A file is written while they are computed, and its header last;
@@ -143,12 +143,6 @@ def _open_members(
     check_members(config, members)
     warn_refusing(members, progress)
     return members
-
-
-def _starting_temperature(config: FuseConfig, members: Sequence[OpenModel]) -> float:
-    """Return the temperature that is given or stored; 1 where one is to be fitted."""
-    measuring = config.measuring
-    return measuring.given_temperature or (1.0 if measuring.heldout else stored_temperature(members))
 
 
 def _name_classes(
