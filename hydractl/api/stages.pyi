@@ -28,7 +28,7 @@ def score(
     max_length: int | None = ...,
     objective: str | None = ...,
     ood: str | None = ...,
-    ood_score: Literal["msp", "entropy", "mi", "msp+mi", "energy", "max-logit"] | None = ...,
+    ood_score: Literal["msp", "entropy", "mi", "msp+mi", "energy", "max-logit", "gen"] | None = ...,
     search: Literal["exact", "lazy"] | None = ...,
     recheck: int | None = ...,
     max_memory: str | int | None = ...,
@@ -421,7 +421,6 @@ def evaluate(
     name: str | None = ...,
     metrics: str | Sequence[str] | None = ...,
     ood_score: str | Sequence[str] | None = ...,
-    knn_k: int | None = ...,
     latency: bool | None = ...,
     bootstrap: int | None = ...,
     fail_if: str | Sequence[str] | None = ...,
@@ -460,11 +459,10 @@ def evaluate(
         corrupt: Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `all`, or of images gaussian-noise, shot-noise, impulse-noise, defocus-blur, glass-blur, motion-blur, zoom-blur, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg; of texts typos, drop, swap, case. `frost=DIR` adds these photographs.
         fit: Labelled training data, which OOD scores of features are fitted on, for each model.
         ood_val: Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs `--val`.
-        val: Held-out ID data, which `--ood-val` is told from.
+        val: Held-out ID data: `--ood-val` is told from them, and `energy+density` is standardized on them.
         name: What the first row is called.
         metrics: Measure these only.
-        ood_score: What tells OOD samples, one or several side by side: msp, entropy, mi, msp+mi, energy, max-logit, mahalanobis, relative-mahalanobis, knn, vim (default msp). Those of features (mahalanobis, relative-mahalanobis, knn, vim) need `--fit`, or checkpoints that hold them.
-        knn_k: Which nearest sample `knn` looks at (default 50).
+        ood_score: What tells OOD samples, one or several side by side: msp, entropy, mi, msp+mi, energy, max-logit, gen, energy+density, relative-mahalanobis, mahalanobis, knn, vim. Those of features (energy+density, relative-mahalanobis, mahalanobis, knn, vim) need `--fit`, or checkpoints that hold them. Options follow the name: `relative-mahalanobis:alpha=0:normalize=false`, `knn:k=5`. Default: msp, and energy+density where all models hold it or `--fit` and `--val` are given.
         latency: Measure time too.
         bootstrap: Resamples for 95 % intervals; 0 makes none.
         fail_if: Exit 5 if this is so of MODEL, for example `ece>0.02`, `acc<95%`, `auroc[near]<0.9`, `acc[fog:3]<80%`.
@@ -532,9 +530,8 @@ def predict(
     *,
     out: str | Path,
     top_k: int | None = ...,
-    ood_score: Literal["msp", "entropy", "mi", "msp+mi", "energy", "max-logit", "mahalanobis", "relative-mahalanobis", "knn", "vim"] | None = ...,
+    ood_score: str | None = ...,
     fit: str | Path | None = ...,
-    knn_k: int | None = ...,
     threshold: str | Path | float | None = ...,
     skip_bad: bool | None = ...,
     null: bool | None = ...,
@@ -559,9 +556,8 @@ def predict(
         data: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME; image files; folders may be nested and need no classes. `-`: standard input, a text or the path of an image a line. A name that holds `::` ends with it: `a::b.png::`.
         out: A file that ends in .jsonl, .csv, .parquet, which decides its form; by default standard output, as JSON lines.
         top_k: Tell the K most probable classes.
-        ood_score: What tells OOD samples: msp, entropy, mi, msp+mi, energy, max-logit (default msp); or mahalanobis, relative-mahalanobis, knn, vim, where MODEL holds it (`eval --fit DATA --store PATH`) or `--fit` is given.
+        ood_score: What tells OOD samples: msp, entropy, mi, msp+mi, energy, max-logit, gen; or energy+density, relative-mahalanobis, mahalanobis, knn, vim, where MODEL holds it (`fuse` or `eval` with `--fit TRAIN --val VAL`) or `--fit` is given. Options follow the name: `knn:k=5`. Default: energy+density where MODEL holds it, else msp.
         fit: Labelled training data, which OOD scores of features are fitted on, for each model.
-        knn_k: Which nearest sample `knn` looks at (default 50).
         threshold: Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses nothing. Default: as the checkpoint says.
         skip_bad: Tell of an image that cannot be read in its line, and go on.
         null: Standard input is texts or paths that end with a NUL byte, as `find -print0` writes them, not with the line.

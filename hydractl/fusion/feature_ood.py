@@ -5,24 +5,69 @@ Axes: M members, B batch, N samples, S scores.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hydractl.checkpoint import BESIDE, Checkpoint
 from hydractl.data.batches import Batch
-from hydractl.errors import CheckpointError
+from hydractl.errors import CheckpointError, InputError, OutputError
 from hydractl.fusion.features import FeatureExtractor
-from hydractl.fusion.inference import collected
 from hydractl.manifest.header import Header
-from hydractl.metrics.feature_scores import FITS, TENSOR_SPECS, FittedScore, Training
-from hydractl.metrics.ood_scores import KNN
+from hydractl.manifest.threshold import Threshold
+from hydractl.metrics.feature_scores import (
+    TENSOR_SPECS,
+    WITH_FEATURES,
+    FittedScore,
+    Moments,
+    Training,
+    energy_density,
+    fit,
+)
+from hydractl.metrics.ood_scores import (
+    ENERGY,
+    ENERGY_DENSITY,
+    MSP,
+    RELATIVE,
+    SCORES,
+    VERSION,
+    is_known,
+    kind_of,
+    means_the_same,
+    options_of,
+)
 from hydractl.metrics.per_sample import Responses, Scored
 from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
+
+HELD_BYTES = 32 << 20
+"""How much of the features of training data stays in memory."""
+FIT_ANEW = "fit anew with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"
+
+
+def default_score(header: Header) -> str:
+    """Return the OOD score of a model unless another is asked for: `energy+density` where its checkpoint holds it, else `msp`."""
+    return ENERGY_DENSITY if header.fitted and ENERGY_DENSITY in header.fitted.scores else MSP
+
+
+def check_threshold(threshold: Threshold, *, where: str) -> None:
+    """Refuse a threshold on a score that meant something else when it was found.
+
+    Raises:
+        InputError: If it is on such a score.
+    """
+    if not means_the_same(threshold.score, threshold.version):
+        raise InputError(
+            f"{where}: its threshold is for `{threshold.score}` as an earlier version of hydractl defined it",
+            hint="find it anew with `hydractl eval ... --threshold-for 'risk<=R' --store PATH`",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,8 +93,14 @@ class Scores:
             name: What errors call it.
 
         Raises:
-            CheckpointError: If a tensor is missing, or not what the score keeps.
+            CheckpointError: If a tensor is missing, or not what the score keeps; or a score meant something else when it was fitted.
         """
+        version = header.fitted.version if header.fitted else VERSION
+        if changed := [score for score in scores if not means_the_same(score, version)]:
+            raise CheckpointError(
+                f"{name}: its OOD score `{changed[0]}` was fitted as an earlier version of hydractl defined it",
+                hint=FIT_ANEW,
+            )
         fitted = {
             score: [_read(checkpoint, score, member, name) for member in range(len(header.masks))]
             for score in scores
@@ -57,9 +108,9 @@ class Scores:
         return cls(fitted=fitted, temperature=header.fitted.temperature if header.fitted else 1.0)
 
     @property
-    def neighbours(self) -> int | None:
-        """Which nearest sample of training data `knn` looks at; None where it is not among them."""
-        return int(self.fitted[KNN][0].tensors["neighbours"]) if KNN in self.fitted else None
+    def size(self) -> int:
+        """How many bytes of tensors they are."""
+        return sum(score.size for member_scores in self.fitted.values() for score in member_scores)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint holds of them, by the names that they have there."""
@@ -85,14 +136,14 @@ class Scores:
         if widths != {with_scores.width}:
             raise CheckpointError(
                 f"{name}: its OOD scores are of {sorted(widths)} features, the model has {with_scores.width}",
-                hint="fit them anew: `hydractl eval ... --fit DATA --store PATH`",
+                hint=FIT_ANEW,
             )
         return with_scores
 
 
 def _wide(fitted: FittedScore) -> Tensor:
     """Return a tensor (..., D) of a score."""
-    axes = TENSOR_SPECS[fitted.score]
+    axes = TENSOR_SPECS[kind_of(fitted.name)]
     return next(tensor for name, tensor in fitted.tensors.items() if axes[name][0].endswith("D"))
 
 
@@ -102,11 +153,11 @@ def _called(score: str, member: int, name: str) -> str:
 
 def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedScore:
     hint = "was it written by another version of hydractl?"
-    if score not in TENSOR_SPECS:
+    if not is_known(score):
         raise CheckpointError(f"{name}: holds an OOD score `{score}`, which is none of features", hint=hint)
     tensors = {
         tensor_name: checkpoint.tensor(_called(score, member, tensor_name))
-        for tensor_name in TENSOR_SPECS[score]
+        for tensor_name in TENSOR_SPECS[kind_of(score)]
     }
     fitted_score = FittedScore(score, tensors)
     try:
@@ -141,40 +192,41 @@ class WithOodScores:
         extractor: FeatureExtractor,
         scores: Sequence[str],
         training: tuple[Iterable[Batch[Inputs]], Tensor],
+        held_out: Iterable[Batch[Inputs]] = (),
         *,
         name: str,
         team: ProcessGroup,
-        neighbours: int,
     ) -> Self:
         """Run the model on training data, once, and fit scores, in every process alike.
 
+        What is kept of the data are sums, of which a process has D^2 + C D numbers a member; for `knn` and `vim` the features, in a
+        file where they are many.
+
         Args:
             extractor: The model.
-            scores: Names from `FITS`.
+            scores: Names from `FITS`, with options, and `energy+density`.
             training: The batches that this process has, and all labels (N,).
+            held_out: Batches of held-out ID data, which `energy+density` needs.
             name: What errors call the model.
-            team: Who has the others.
-            neighbours: See `feature_scores.Training`.
+            team: Who has the other batches.
 
         Raises:
-            DataError: If an item cannot be read, or a score cannot be fitted on so few.
+            DataError: If an item cannot be read, or a score cannot be fitted on such data.
             InputError: As `respond_to_all`.
+            OutputError: If there is no room for features.
         """
         batches, labels = training
-        local_responses = extractor.responses(batches, name=name, data="fit")
-        gathered = team.iterate(
-            (indices, responses.logits().float().amax(-1), features)
-            for indices, responses, features in local_responses
-        )
-        largest, features = collected(gathered, count=len(labels), data="fit")
-        training_of_members = [
-            Training(features=f, largest=z, labels=labels, classifier=c, neighbours=neighbours)
-            for f, z, c in zip(features, largest, extractor.classifiers(), strict=True)
-        ]
-        fitted = {
-            score: [FITS[score](member_training) for member_training in training_of_members]
-            for score in scores
-        }
+        by_density = {score: RELATIVE if score == ENERGY_DENSITY else score for score in scores}
+        observed = _observed(extractor, [*by_density.values()], batches, labels, name=name, team=team)
+        fitted = {score: [fit(kind, member) for member in observed] for score, kind in by_density.items()}
+        if ENERGY_DENSITY in fitted:
+            values = _energies_and_densities(
+                extractor, fitted[ENERGY_DENSITY], held_out, name=name, team=team
+            )
+            fitted[ENERGY_DENSITY] = [
+                energy_density(density, *of_member)
+                for density, of_member in zip(fitted[ENERGY_DENSITY], values, strict=True)
+            ]
         return cls(extractor=extractor, scores=Scores(fitted=fitted, temperature=extractor.model.temperature))
 
     @property
@@ -198,3 +250,83 @@ class WithOodScores:
     def scored(self, responses: Responses, scores: Tensor) -> Scored:
         """Return what is said of N samples beside scores (1, N, S), as `responses` has them."""
         return Scored(responses, dict(zip(self.names, scores.squeeze(0).unbind(1), strict=True)))
+
+
+def _observed(
+    extractor: FeatureExtractor,
+    scores: Sequence[str],
+    batches: Iterable[Batch[Inputs]],
+    labels: Tensor,
+    *,
+    name: str,
+    team: ProcessGroup,
+) -> list[Training]:
+    """Return what each member says of training data, as far as scores need it."""
+    classifiers, count = extractor.classifiers(), len(labels)
+    width, classes = len(classifiers[0].weight.T), int(labels.max()) + 1
+    lengths = {
+        bool(options_of(score)["normalize"]) for score in scores if kind_of(score) not in WITH_FEATURES
+    }
+    moments = [
+        {normalized: Moments(classes, width, normalized=normalized) for normalized in lengths}
+        for _ in classifiers
+    ]
+    keeps_features = any(kind_of(score) in WITH_FEATURES for score in scores)
+    all_features = _room_for(len(classifiers), count if keeps_features else 0, width)
+    largest_logits, arrived = torch.empty(len(classifiers), count), 0
+    for indices, largest, features in team.iterate(
+        (indices, responses.logits().float().amax(-1), features)
+        for indices, responses, features in extractor.responses(batches, name=name, data="fit")
+    ):
+        arrived += len(indices)
+        largest_logits[:, indices] = largest
+        if keeps_features:
+            all_features[:, indices] = features
+        for member_moments, f in zip(moments, features, strict=True):
+            for sums in member_moments.values():
+                sums.add(f, labels[indices])
+    if arrived != count:
+        raise ValueError(f"fit: {arrived} of {count} items came")
+    return [
+        Training(classifier=c, moments=m, features=f, largest=z)
+        for c, m, f, z in zip(classifiers, moments, all_features, largest_logits, strict=True)
+    ]
+
+
+def _room_for(members: int, count: int, width: int) -> Tensor:
+    """Return a tensor (M, N, D), float32, for features: where they are many in a file without a name, which goes with it.
+
+    Raises:
+        OutputError: If there is no room for such a file.
+    """
+    size = 4 * members * count * width
+    if size <= HELD_BYTES:
+        return torch.empty(members, count, width)
+    folder = Path(tempfile.gettempdir())
+    if (free := shutil.disk_usage(folder).free) < size:
+        raise OutputError(
+            f"{folder}: the features of {count} samples take {size / 1e9:.1f} GB until scores are fitted, and {free / 1e9:.1f} GB are free",
+            hint=f"set TMPDIR to a folder on a disk with room, or choose a score that keeps none: `{RELATIVE}`",
+        )
+    with tempfile.TemporaryFile() as file:
+        return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(members, count, width)))
+
+
+def _energies_and_densities(
+    extractor: FeatureExtractor,
+    densities: Sequence[FittedScore],
+    held_out: Iterable[Batch[Inputs]],
+    *,
+    name: str,
+    team: ProcessGroup,
+) -> list[tuple[Tensor, Tensor]]:
+    """Return each member's energies and relative densities of held-out data, in the order of the data."""
+    parts = [
+        torch.stack([
+            torch.stack([SCORES[ENERGY].of(z.unsqueeze(0)), density(f, z)])
+            for density, f, z in zip(densities, features, responses.logits(), strict=True)
+        ])
+        for _, responses, features in extractor.responses(held_out, name=name, data="val")
+    ]  # fmt: skip
+    energies, values = torch.cat(team.in_order(parts), -1).unbind(1)
+    return [*zip(energies, values, strict=True)]

@@ -18,7 +18,7 @@ from hydractl.families.load import OpenModel, load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model, Towers
 from hydractl.fusion.build import members_from_state
-from hydractl.fusion.feature_ood import Scores
+from hydractl.fusion.feature_ood import Scores, check_threshold
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.inference import collected, respond_to_all
@@ -252,6 +252,8 @@ def load(
     model.reference = str(reference)
     model.encoder = Encoder.of(model.header)
     model.temperature = model.header.temperature
+    if model.header.threshold is not None:
+        check_threshold(model.header.threshold, where=str(reference))
     if model.header.fitted is not None:
         model.scores = Scores.stored(
             opened.checkpoint, model.header, scores=model.header.fitted.scores, name=str(reference)

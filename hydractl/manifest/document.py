@@ -17,7 +17,7 @@ from hydractl.runtime import digest_text
 from hydractl.strict_json import NotJSONError, canonical, parse, read_text
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:@+-]{0,63}$")]
+Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:@=+-]{0,95}$")]
 """A name that is a program's: of a command, an option, a result, a package. A card shows it as it is."""
 Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!-]{0,63}$")]
 OptionValue = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]

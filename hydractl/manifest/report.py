@@ -52,7 +52,7 @@ class Derived(StrictModel):
 
 
 class StoredScores(StrictModel):
-    """What the OOD scores of features were fitted on that a checkpoint holds; `knn_k` is the neighbour that `knn` looks at."""
+    """What the OOD scores of features were fitted on that a checkpoint holds. Earlier reports have `knn_k`, the neighbour that `knn` looked at."""
 
     data: Fingerprint
     knn_k: int | None = Field(default=None, exclude_if=lambda value: value is None)

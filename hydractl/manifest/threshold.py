@@ -25,6 +25,7 @@ class Threshold(StrictModel):
         count: How many samples it was found on.
         accepted: How many of them it accepts.
         errors: How many of these the model answers wrongly.
+        version: Of what scores that are fitted mean, `ood_scores.VERSION`.
     """
 
     score: str
@@ -34,6 +35,7 @@ class Threshold(StrictModel):
     count: int = Field(ge=1)
     accepted: int = Field(ge=1)
     errors: int = Field(ge=0)
+    version: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
 
     @property
     def coverage(self) -> float:
@@ -54,11 +56,13 @@ class FittedScores(StrictModel):
         scores: Their names.
         data: What they were fitted on.
         temperature: What the model's logits were divided by then.
+        version: Of what they mean, `ood_scores.VERSION`.
     """
 
     scores: tuple[str, ...] = Field(min_length=1)
     data: Fingerprint
     temperature: float = Field(default=1.0, gt=0)
+    version: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
     def _check_names_once(self) -> Self:

@@ -5,7 +5,7 @@ Features are what a member's classifier reads. Each score is fitted for one memb
 own, and neither their widths nor how many samples there are to fit on limits how many members there may be. OpenOOD and
 torch-uncertainty fit such scores for single models only.
 
-Axes: N training samples, B others, D features, C classes.
+Axes: N training samples, B others, D features, C classes, G of them with samples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError
-from hydractl.metrics.ood_scores import KNN, MAHALANOBIS, VIM
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, KNN, MAHALANOBIS, RELATIVE, VIM, kind_of, options_of
 
 FittedTensors: TypeAlias = Mapping[str, Tensor]
 AT_ONCE = 8192
@@ -30,6 +30,8 @@ ROUNDED = 8 * torch.finfo(torch.float32).eps
 """A deviation that may be rounding, as a share of the features' length."""
 RESIDUE = 1e-6
 """Residuals of training data, as a share of the features' lengths, that are but rounding: too few samples span all there is."""
+WITH_FEATURES = (KNN, VIM)
+"""Scores that look at all features again once they were seen; `Moments` suffice for the others."""
 
 
 class Classifier(NamedTuple):
@@ -39,28 +41,50 @@ class Classifier(NamedTuple):
     bias: Tensor
 
 
+class Moments:
+    """Sums over features of training data, in float64, added in the order in which batches come.
+
+    Attributes:
+        normalized: Whether features are made of length one first.
+        counts: The samples of each class, (C,).
+        sums: Of their features, (C, D).
+        products: The sum of f f^T over all samples, (D, D).
+    """
+
+    def __init__(self, classes: int, width: int, *, normalized: bool) -> None:
+        self.normalized = normalized
+        self.counts = torch.zeros(classes, dtype=torch.int64)
+        self.sums = torch.zeros(classes, width, dtype=torch.float64)
+        self.products = torch.zeros(width, width, dtype=torch.float64)
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Add samples: features (B, D), labels (B,)."""
+        x = F.normalize(features.double(), dim=1) if self.normalized else features.double()
+        self.counts += labels.bincount(minlength=len(self.counts))
+        self.sums.index_add_(0, labels, x)
+        self.products.addmm_(x.T, x)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Training:
     """What a member says of training data.
 
     Attributes:
-        features: Shape (N, D).
-        largest: The largest logit of each, (N,).
-        labels: Shape (N,), int64, from 0; a class without samples has no mean.
         classifier: The member's own.
-        neighbours: Which of the nearest samples tells the distance, at least 1; of fewer samples the farthest.
+        moments: Of its features, by whether these are of length one: what the scores need.
+        features: Shape (N, D), for scores in `WITH_FEATURES`; it may lie in a file.
+        largest: The largest logit of each sample, (N,).
     """
 
+    classifier: Classifier
+    moments: Mapping[bool, Moments]
     features: Tensor
     largest: Tensor
-    labels: Tensor
-    classifier: Classifier
-    neighbours: int
 
-    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield features in float64 with their labels, some samples at a time."""
-        for features, labels in zip(self.features.split(AT_ONCE), self.labels.split(AT_ONCE), strict=True):
-            yield features.double(), labels
+    def parts(self) -> Iterator[Tensor]:
+        """Yield the features in float64, some samples at a time."""
+        for features in self.features.split(AT_ONCE):
+            yield features.double()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,16 +92,26 @@ class FittedScore:
     """A score as it was fitted for one member, and all that it keeps of training data.
 
     Attributes:
-        score: Its name.
+        name: With its options.
         tensors: Tensors by name, on the CPU, of the shapes and dtypes that `TENSOR_SPECS` says.
     """
 
-    score: str
+    name: str
     tensors: FittedTensors
 
     def __call__(self, features: Tensor, logits: Tensor) -> Tensor:
         """Return the scores (B,), float64, of features (B, D) and logits (B, C)."""
-        return _APPLIED[self.score](self.tensors, features, logits)
+        return _APPLIED[kind_of(self.name)](self, features, logits)
+
+    @property
+    def multiplications(self) -> int:
+        """How many one sample takes: as many as the matrices that features are multiplied with have numbers."""
+        return sum(tensor.numel() for tensor in self.tensors.values() if tensor.ndim > 1)
+
+    @property
+    def size(self) -> int:
+        """How many bytes it keeps."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def check(self) -> None:
         """Refuse tensors that are not what the score keeps.
@@ -85,7 +119,7 @@ class FittedScore:
         Raises:
             ValueError: Naming one of them.
         """
-        specs, sizes = TENSOR_SPECS[self.score], dict[str, int]()
+        specs, sizes = TENSOR_SPECS[kind_of(self.name)], dict[str, int]()
         if self.tensors.keys() != specs.keys():
             raise ValueError(f"it keeps {', '.join(specs)}, not {', '.join(sorted(self.tensors))}")
         for name, (axes, dtype) in specs.items():
@@ -97,52 +131,115 @@ class FittedScore:
                 )
             if not bool(tensor.isfinite().all()):
                 raise ValueError(f"`{name}` is not finite")
-        if self.score == KNN and not 1 <= int(self.tensors["neighbours"]) <= sizes["N"]:
-            raise ValueError("`neighbours` must count from 1 to the samples of `bank`")
+        if kind_of(self.name) == KNN and self.tensors["neighbours"] != min(
+            int(options_of(self.name)["k"] or 1), sizes["N"]
+        ):
+            raise ValueError("`neighbours` must be `k`, or the samples of `bank` where these are fewer")
+        if (
+            kind_of(self.name) == ENERGY_DENSITY
+            and not min(self.tensors["energy_deviation"], self.tensors["density_deviation"]) > 0
+        ):
+            raise ValueError("its standard deviations must be above 0")
 
 
-def mahalanobis(data: Training) -> FittedScore:
-    """Return the squared distance min_c (f - m_c)^T S^-1 (f - m_c), at least 0 (Lee et al. 2018, eqs. 1 and 2, negated).
+def distance(data: Training, *, name: str, alpha: float | None = None, normalize: bool = True) -> FittedScore:
+    """Return `mahalanobis` (Lee et al. 2018, eqs. 1 and 2, negated) or `relative-mahalanobis` (Ren et al. 2021, negated).
 
-    m_c are the classes' means and S = 1/N sum_i (f_i - m_{y_i})(f_i - m_{y_i})^T is the covariance that they share. Of the last
-    features alone, inputs left as they are, as OpenOOD has it. The pseudoinverse stands for the inverse: a direction in which
-    training data varies no more than float32 rounds does not count. A norm before the classifier leaves one of these.
+    The first is min_c (u - m_c)^T S_w^-1 (u - m_c), at least 0; the second that less (u - m)^T S_t^-1 (u - m).
+    u = f / ||f|| is a feature vector of length one (Müller and Hein 2025), or f as it is where `normalize` is false; m_c are the
+    classes' means and m that of all; S_w = 1/N sum_i (u_i - m_{y_i})(u_i - m_{y_i})^T is the covariance that classes share and S_t
+    that of all. Both are shrunk by the same alpha, as fewer samples than features leave them singular: S <- (1 - alpha) S +
+    alpha tr(S)/D I with alpha = sqrt(D / (D + N - G)), which falls with the samples. `alpha=0` and `normalize=false` make it
+    OpenOOD's; then the pseudoinverse stands for the inverse: a direction in which training data vary no more than float32 rounds
+    does not count. A norm before the classifier leaves one of these.
+
+    It is folded into one matrix A (D, K), points n_c (G, K) and weights w (K,): with y = (u - m)^T A it is
+    min_c ||y - n_c||^2 - sum_k w_k y_k^2. A whitens S_w and makes S_t diagonal, K = D. Where one of them is singular A is the
+    whitening of each, side by side: n is 0 and w is 2 in the second one's columns, which the first term has once.
 
     Raises:
-        DataError: If training data does not vary within classes.
+        DataError: If training data do not vary within classes.
     """
-    means, places = _means(data.labels, data)
-    white = _whitening(data, means[places[data.labels]])
-    middle = means.mean(0)  # what is far from 0 in directions of little variance would be rounded there
-    near = (means - middle) @ white
-    return FittedScore(MAHALANOBIS[0], {"middle": middle, "white": white, "near": near})
+    moments = data.moments[normalize]
+    counts = moments.counts[moments.counts > 0].double().unsqueeze(1)
+    total_count, width = int(counts.sum()), len(moments.products)
+    means = moments.sums[moments.counts > 0] / counts
+    mean = (counts * means).sum(0) / total_count
+    shares, off = counts / total_count, means - mean
+    second = moments.products / total_count
+    size = float(second.trace())
+    total = second - torch.outer(mean, mean)
+    within = total - (shares * off).T @ off
+    if alpha is None:
+        alpha = (width / (width + total_count - len(counts))) ** 0.5
+    white = whitening(within, size)
+    if not white.numel():
+        raise DataError(
+            "the features of the data to fit on do not vary within classes",
+            hint="name more data with `--fit`: several samples a class",
+        )
+    if alpha > 0:
+        within, total = (_shrunk(covariance, alpha) for covariance in (within, total))
+        white = whitening(within, 0)
+    if kind_of(name) == MAHALANOBIS:
+        return _stored(name, mean, white, off @ white, None)
+    if white.shape[1] == width and whitening(total, size if alpha == 0 else 0).shape[1] == width:
+        variances, turn = torch.linalg.eigh(white.T @ total @ white)
+        white = white @ turn
+        return _stored(name, mean, white, off @ white, 1 / variances)
+    white_of_all = whitening(total, size)
+    points = torch.cat([off @ white, off.new_zeros(len(off), white_of_all.shape[1])], 1)
+    weights = torch.cat([off.new_zeros(white.shape[1]), off.new_full((white_of_all.shape[1],), 2)])
+    return _stored(name, mean, torch.cat([white, white_of_all], 1), points, weights)
 
 
-def relative_mahalanobis(data: Training) -> FittedScore:
-    """Return `mahalanobis` less (f - m)^T S_0^-1 (f - m), of the mean and covariance of all data (Ren et al. 2021, negated).
+def _stored(name: str, mean: Tensor, white: Tensor, points: Tensor, weights: Tensor | None) -> FittedScore:
+    tensors = {"mean": mean, "white": white, "points": points}
+    tensors |= {} if weights is None else {"weights": weights}
+    return FittedScore(name, {key: tensor.float().contiguous() for key, tensor in tensors.items()})
+
+
+def _shrunk(covariance: Tensor, alpha: float) -> Tensor:
+    shrunk = (1 - alpha) * covariance
+    shrunk.diagonal().add_(alpha * covariance.diagonal().mean())
+    return shrunk
+
+
+def energy_density(density: FittedScore, energies: Tensor, densities: Tensor) -> FittedScore:
+    """Return energy plus relative density, each less its mean and divided by its standard deviation on held-out ID data.
+
+    Args:
+        density: `relative-mahalanobis`, fitted.
+        energies: The member's `energy` of held-out samples, (N',).
+        densities: `density` of them, (N',).
 
     Raises:
-        DataError: As `mahalanobis`.
+        DataError: If one of the two is the same for all.
     """
-    by_class = mahalanobis(data)
-    mean, _ = _means(torch.zeros_like(data.labels), data)
-    whitening_of_all = _whitening(data, mean.expand(len(data.labels), -1))
-    return FittedScore(
-        MAHALANOBIS[1], {**by_class.tensors, "mean": mean.squeeze(0), "whole": whitening_of_all}
-    )
+    standards = {
+        f"{name}_{moment}": number
+        for name, values in (("energy", energies), ("density", densities))
+        for moment, number in (("mean", values.mean()), ("deviation", values.std(correction=0)))
+    }
+    if not min(standards["energy_deviation"], standards["density_deviation"]) > 0:
+        raise DataError(
+            f"`{ENERGY_DENSITY}`: the held-out data say the same of all samples",
+            hint="name more data with `--val`",
+        )
+    return FittedScore(ENERGY_DENSITY, {**density.tensors, **standards})
 
 
-def knn(data: Training) -> FittedScore:
+def knn(data: Training, *, name: str = KNN, k: int = 1) -> FittedScore:
     """Return the Euclidean distance to the k-th nearest training sample, features of length one, in [0, 2] (Sun et al. 2022, section 3).
 
     k counts from 1; if all of N < k samples are nearer, it is the distance to the farthest. A feature vector of zeros stays one.
-    OpenOOD has the square, which ranks alike.
+    OpenOOD has the square, which ranks alike, and k = 50, which is too many where a class has fewer samples.
     """
     bank = F.normalize(data.features, dim=1)
-    return FittedScore(KNN, {"bank": bank, "neighbours": torch.tensor(min(data.neighbours, len(bank)))})
+    return FittedScore(name, {"bank": bank, "neighbours": torch.tensor(min(k, len(bank)))})
 
 
-def vim(data: Training) -> FittedScore:
+def vim(data: Training, *, name: str = VIM) -> FittedScore:
     """Return the virtual logit less the logsumexp of the logits, a monotone map of the virtual class's probability (Wang et al. 2022).
 
     With x = f - o, where o = -W^+ b is the point whose logits are nearest to zero, the principal space is spanned by the
@@ -156,21 +253,21 @@ def vim(data: Training) -> FittedScore:
     origin: Tensor = -torch.linalg.pinv(weight) @ bias
     width, rank = len(origin), principal(len(origin))
     scatter, lengths = origin.new_zeros(width, width), 0.0
-    for features, _ in data.parts():
+    for features in data.parts():
         x = features - origin
         scatter += x.T @ x
         lengths += float(x.norm(dim=1).sum())
     outside: Tensor = torch.linalg.eigh(scatter).eigenvectors[:, : width - rank]  # eigenvalues ascend
 
     tensors = {"origin": origin, "outside": outside.contiguous()}
-    residuals = sum(float(_residual(tensors, features).sum()) for features, _ in data.parts())
+    residuals = sum(float(_residual(tensors, features).sum()) for features in data.parts())
     if residuals <= RESIDUE * lengths:
         raise DataError(
-            f"`{VIM}`: the features of {len(data.labels)} samples span no more than the {rank} dimensions of its principal space",
+            f"`{VIM}`: the features of {len(data.features)} samples span no more than the {rank} dimensions of its principal space",
             hint=f"name more data with `--fit`: more than {rank} samples, and several a class",
         )
     scale = float(data.largest.double().sum()) / residuals
-    return FittedScore(VIM, {**tensors, "scale": torch.tensor(scale, dtype=torch.float64)})
+    return FittedScore(name, {**tensors, "scale": torch.tensor(scale, dtype=torch.float64)})
 
 
 def principal(width: int) -> int:
@@ -181,24 +278,37 @@ def principal(width: int) -> int:
     return next((dims for least, dims in (WIDE, MIDDLE) if width >= least), width // 2)
 
 
-FITS: Mapping[str, Callable[[Training], FittedScore]] = MappingProxyType(
-    {
-        **dict(zip(MAHALANOBIS, (mahalanobis, relative_mahalanobis), strict=True)),
-        KNN: knn,
-        VIM: vim,
-    }
+FITS: Mapping[str, Callable[..., FittedScore]] = MappingProxyType(
+    {RELATIVE: distance, MAHALANOBIS: distance, KNN: knn, VIM: vim}
 )
-"""How each of `ood_scores.FITTED` is fitted."""
+"""How each of `ood_scores.FITTED` is fitted by training data alone."""
 
-_BY_CLASS = {
-    "middle": ("D", torch.float64),
-    "white": ("DR", torch.float64),
-    "near": ("GR", torch.float64),
+
+def fit(score: str, data: Training) -> FittedScore:
+    """Fit one of `FITS` with its options.
+
+    Raises:
+        DataError: If it cannot be fitted on such data.
+    """
+    return FITS[kind_of(score)](data, name=score, **options_of(score))
+
+
+_DISTANCES = {
+    "mean": ("D", torch.float32),
+    "white": ("DK", torch.float32),
+    "points": ("GK", torch.float32),
 }
+_RELATIVE = {**_DISTANCES, "weights": ("K", torch.float32)}
 TENSOR_SPECS: Mapping[str, Mapping[str, tuple[str, torch.dtype]]] = MappingProxyType(
     {
-        MAHALANOBIS[0]: _BY_CLASS,
-        MAHALANOBIS[1]: {**_BY_CLASS, "mean": ("D", torch.float64), "whole": ("DS", torch.float64)},
+        ENERGY_DENSITY: _RELATIVE
+        | {
+            f"{name}_{moment}": ("", torch.float64)
+            for name in ("energy", "density")
+            for moment in ("mean", "deviation")
+        },
+        RELATIVE: _RELATIVE,
+        MAHALANOBIS: _DISTANCES,
         KNN: {"bank": ("ND", torch.float32), "neighbours": ("", torch.int64)},
         VIM: {
             "origin": ("D", torch.float64),
@@ -209,24 +319,33 @@ TENSOR_SPECS: Mapping[str, Mapping[str, tuple[str, torch.dtype]]] = MappingProxy
 )
 """What each keeps of training data, for one member: axes, a letter each, and dtype.
 
-N samples, D features, G classes with samples; R and S are directions in which features vary, O those outside of ViM's
+N samples, D features, G classes with samples; K are directions in which features vary, O those outside of ViM's
 principal space.
 """
 
 
-def _nearest_class(tensors: FittedTensors, features: Tensor, _: Tensor) -> Tensor:
-    return _squares((features.double() - tensors["middle"]) @ tensors["white"], tensors["near"]).amin(1)
+def _distance(score: FittedScore, features: Tensor, _: Tensor) -> Tensor:
+    f, tensors = features.double(), score.tensors
+    if options_of(score.name).get("normalize", True):
+        f = F.normalize(f, dim=1)
+    y = (f - tensors["mean"]) @ tensors["white"].double()
+    nearest = _squares(y, tensors["points"].double()).amin(1)
+    return nearest - y.square() @ tensors["weights"].double() if "weights" in tensors else nearest
 
 
-def _relative(tensors: FittedTensors, features: Tensor, logits: Tensor) -> Tensor:
-    off = (features.double() - tensors["mean"]) @ tensors["whole"]
-    return _nearest_class(tensors, features, logits) - off.square().sum(1)
+def _energy_density(score: FittedScore, features: Tensor, logits: Tensor) -> Tensor:
+    values = {"energy": -logits.double().logsumexp(1), "density": _distance(score, features, logits)}
+    standard = [
+        (value - score.tensors[f"{name}_mean"]) / score.tensors[f"{name}_deviation"]
+        for name, value in values.items()
+    ]
+    return standard[0] + standard[1]
 
 
-def _neighbour(tensors: FittedTensors, features: Tensor, _: Tensor) -> Tensor:
-    k, unit = int(tensors["neighbours"]), F.normalize(features.double(), dim=1)
+def _neighbour(score: FittedScore, features: Tensor, _: Tensor) -> Tensor:
+    k, unit = int(score.tensors["neighbours"]), F.normalize(features.double(), dim=1)
     nearest = unit.new_empty(len(unit), 0)
-    for part in tensors["bank"].split(AT_ONCE):
+    for part in score.tensors["bank"].split(AT_ONCE):
         distances = torch.cat([nearest, _squares(unit, part.double())], 1)
         nearest = distances.topk(min(k, distances.shape[1]), dim=1, largest=False).values
     return nearest.amax(1).sqrt()
@@ -236,40 +355,19 @@ def _residual(tensors: FittedTensors, features: Tensor) -> Tensor:
     return ((features.double() - tensors["origin"]) @ tensors["outside"]).square().sum(1).sqrt()
 
 
-def _virtual(tensors: FittedTensors, features: Tensor, logits: Tensor) -> Tensor:
-    return tensors["scale"] * _residual(tensors, features) - logits.double().logsumexp(1)
+def _virtual(score: FittedScore, features: Tensor, logits: Tensor) -> Tensor:
+    return score.tensors["scale"] * _residual(score.tensors, features) - logits.double().logsumexp(1)
 
 
-_APPLIED: Mapping[str, Callable[[FittedTensors, Tensor, Tensor], Tensor]] = MappingProxyType(
-    {**dict(zip(MAHALANOBIS, (_nearest_class, _relative), strict=True)), KNN: _neighbour, VIM: _virtual}
+_APPLIED: Mapping[str, Callable[[FittedScore, Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        ENERGY_DENSITY: _energy_density,
+        RELATIVE: _distance,
+        MAHALANOBIS: _distance,
+        KNN: _neighbour,
+        VIM: _virtual,
+    }
 )
-
-
-def _means(groups: Tensor, data: Training) -> tuple[Tensor, Tensor]:
-    """Return the mean features (G, D) of the groups that have samples, and each group's place among them."""
-    counts = groups.bincount()
-    has_samples = counts > 0
-    sums = torch.zeros(len(counts), data.features.shape[1], dtype=torch.float64)
-    for (features, _), part_groups in zip(data.parts(), groups.split(AT_ONCE), strict=True):
-        sums.index_add_(0, part_groups, features)
-    return sums[has_samples] / counts[has_samples].unsqueeze(1), has_samples.cumsum(0) - 1
-
-
-def _whitening(data: Training, centres: Tensor) -> Tensor:
-    """Return A (D, R) with A A^T the (pseudo)inverse of the covariance of features less their centres (N, D)."""
-    width = data.features.shape[1]
-    covariance = torch.zeros(width, width, dtype=torch.float64)
-    for (features, _), part_centres in zip(data.parts(), centres.split(AT_ONCE), strict=True):
-        off = features - part_centres
-        covariance += off.T @ off / len(data.labels)
-    size = sum(float(features.square().sum()) for features, _ in data.parts()) / len(data.labels)
-    white = whitening(covariance, size)
-    if not white.numel():
-        raise DataError(
-            "the features of the data to fit on do not vary within classes",
-            hint="name more data with `--fit`: several samples a class",
-        )
-    return white
 
 
 def whitening(covariance: Tensor, size: float) -> Tensor:

@@ -1,21 +1,26 @@
 """How strange is a sample? OOD scores of one model or of an ensemble: the higher, the more OOD.
 
 Most map members' logits, or their log-probabilities, (M, ..., C) to (...); M = 1 is a single model. Others look at features, and
-are fitted on training data first: `fitted`. Importing this module loads no torch.
+are fitted on training data first: `feature_scores`. A score with options is called `NAME:OPTION=VALUE:...`. Importing this module
+loads no torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from hydractl.errors import UsageError
+from hydractl.messages import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MSP = "msp"
+MSP, ENERGY = "msp", "energy"
+GEN_POWER, GEN_CLASSES = 0.1, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,16 @@ def msp_and_information(log_probs: Tensor) -> Tensor:
     return msp(log_probs) + mutual_information(log_probs)
 
 
+def generalized_entropy(log_probs: Tensor) -> Tensor:
+    """Return GEN, sum_c p_c^g (1 - p_c)^g over the M largest of the mean probabilities, g = 0.1, M = min(C, 100) (Liu et al. 2023, eq. 3).
+
+    OpenOOD has it negated.
+    """
+    largest = _mean(log_probs).topk(min(log_probs.shape[-1], GEN_CLASSES), dim=-1).values
+    # ln(1 - p) of a p that rounds to 1 would be -inf, and its power 0
+    return (GEN_POWER * (largest + (-largest.expm1()).log())).exp().sum(-1)
+
+
 def _mean(log_probs: Tensor) -> Tensor:
     from hydractl.metrics.per_sample import ensemble_log_probs  # noqa: PLC0415 - the table loads without torch
 
@@ -127,7 +142,7 @@ _TABLE = (
         of_single_model="`msp`",
     ),
     Score(
-        name="energy",
+        name=ENERGY,
         definition="Mean over members of the energy, the negated logsumexp of a member's logits (Liu et al. 2020).",
         compute=energy,
         raw=True,
@@ -138,48 +153,192 @@ _TABLE = (
         compute=max_logit,
         raw=True,
     ),
+    Score(
+        name="gen",
+        definition="Generalized entropy of the 100 largest of the members' mean probabilities, gamma 0.1 (Liu et al. 2023).",
+        compute=generalized_entropy,
+        low=0.0,
+    ),
 )
 
 SCORES: Mapping[str, Score] = MappingProxyType({score.name: score for score in _TABLE})
 """Every score by name; of one model they are OpenOOD's but for the sign."""
 
-MAHALANOBIS = ("mahalanobis", "relative-mahalanobis")
-KNN, VIM = "knn", "vim"
+MAHALANOBIS, RELATIVE, KNN, VIM = "mahalanobis", "relative-mahalanobis", "knn", "vim"
+ENERGY_DENSITY = "energy+density"
+"""The default where a model stores it."""
+
 FITTED: Mapping[str, str] = MappingProxyType(
     {
-        MAHALANOBIS[
-            0
-        ]: "Mean over members of the squared Mahalanobis distance of a member's features to the nearest class mean of "
-        "the data `fit`, by the covariance that the classes share (Lee et al. 2018).",
-        MAHALANOBIS[
-            1
-        ]: "`mahalanobis` less the squared Mahalanobis distance to the mean of all of `fit`, by the covariance "
-        "of all of it (Ren et al. 2021).",
-        KNN: "Mean over members of the distance of a member's features, of length one, to the `knn_k`-th nearest of the data `fit` "
+        ENERGY_DENSITY: "Mean over members of the member's `energy` plus its `relative-mahalanobis`, each less its mean and divided by "
+        "its standard deviation on held-out ID data.",
+        RELATIVE: "Mean over members of the squared Mahalanobis distance of a member's features, of length one, to the nearest class "
+        "mean of the data `fit`, less that to the mean of all of them; both covariances are shrunk alike (Ren et al. 2021; Müller and "
+        "Hein 2025).",
+        MAHALANOBIS: "Mean over members of the squared Mahalanobis distance of a member's features, of length one, to the nearest class "
+        "mean of the data `fit`, by the covariance that the classes share, shrunk (Lee et al. 2018; Müller and Hein 2025).",
+        KNN: "Mean over members of the distance of a member's features, of length one, to the k-th nearest of the data `fit`, k = 1 "
         "(Sun et al. 2022).",
         VIM: "Mean over members of ViM: the length of what a member's features have outside the principal space of the data `fit`, "
         "scaled to a logit, less the logsumexp of the logits (Wang et al. 2022).",
     }
 )
-"""What scores that look at features mean, by name; see `fitted`."""
+"""What scores that look at features mean, by name."""
 
 EVERY = (*SCORES, *FITTED)
-"""The names of all scores."""
+"""The names of all scores, without options."""
 
 OF_ONE = tuple(name for name, score in SCORES.items() if not score.of_single_model)
 """The names of those that are about a single model."""
 
+VERSION = 2
+"""Of the definitions of scores that are fitted, which files keep beside what they store of them."""
+_CHANGED = MappingProxyType({MAHALANOBIS: 2, RELATIVE: 2, KNN: 2})
+"""Since which version a score means what it means now; others since the first."""
+
+
+def _shrinkage(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+class Option(NamedTuple):
+    """What may be chosen of a score.
+
+    Attributes:
+        values: Which values it takes, for a message.
+        read: Reads one; a text that is none is a ValueError or a KeyError.
+        default: What it is where it is not said.
+    """
+
+    values: str
+    read: Callable[[str], float | bool]
+    default: float | bool | None = None
+
+
+_OF_DISTANCES: Mapping[str, Option] = MappingProxyType(
+    {
+        "alpha": Option("a number in [0, 1]", _shrinkage),
+        "normalize": Option("`true` or `false`", {"true": True, "false": False}.__getitem__, default=True),
+    }
+)
+OPTIONS: Mapping[str, Mapping[str, Option]] = MappingProxyType(
+    {
+        MAHALANOBIS: _OF_DISTANCES,
+        RELATIVE: _OF_DISTANCES,
+        KNN: {"k": Option("a whole number from 1 on", _count, default=1)},
+    }
+)
+"""The options of scores that have any. `alpha`, the shrinkage, is told from the data where it is not said."""
+
+
+def parse_score(text: str) -> str:
+    """Return the name of a score with its options in order, those left out that say the default.
+
+    Raises:
+        UsageError: If there is no such score, or no such option of it.
+    """
+    name, *chosen = text.split(":")
+    if name not in EVERY:
+        raise UsageError(
+            f"`--ood-score {text}`: there is no OOD score `{name}`",
+            hint=did_you_mean(name, EVERY) or f"choose from {', '.join(EVERY)}",
+        )
+    values: dict[str, float | bool] = {}
+    for pair in chosen:
+        option, _, value = pair.partition("=")
+        known = OPTIONS.get(name, {})
+        if option not in known:
+            raise UsageError(
+                f"`--ood-score {text}`: the OOD score `{name}` has no option `{option}`",
+                hint=f"it has {', '.join(f'`{o}`' for o in known)}" if known else f"write `{name}`",
+            )
+        if option in values:
+            raise UsageError(f"`--ood-score {text}`: names `{option}` twice")
+        try:
+            values[option] = known[option].read(value)
+        except (ValueError, KeyError):
+            raise UsageError(
+                f"`--ood-score {text}`: `{option}` must be {known[option].values}, not `{value}`"
+            ) from None
+    return ":".join(
+        [
+            name,
+            *(
+                f"{o}={str(v).lower() if isinstance(v, bool) else f'{v:g}'}"
+                for o, v in sorted(values.items())
+                if v != OPTIONS[name][o].default
+            ),
+        ]
+    )
+
+
+def kind_of(score: str) -> str:
+    """Return the name of a score without its options."""
+    return score.partition(":")[0]
+
+
+def options_of(score: str) -> dict[str, float | bool | None]:
+    """Return the value of every option of a score, as `parse_score` returns it; None is what the data tell."""
+    kind, *chosen = score.split(":")
+    options = OPTIONS.get(kind, {})
+    values = {name: option.default for name, option in options.items()}
+    return values | {
+        name: options[name].read(value) for name, _, value in (pair.partition("=") for pair in chosen)
+    }
+
+
+def check_scores(scores: Iterable[str]) -> None:
+    """Refuse names that `parse_score` does not return: of no score, or with an option that need not be said.
+
+    Raises:
+        UsageError: Naming one.
+    """
+    for score in scores:
+        if (name := parse_score(score)) != score:
+            raise UsageError(f"`--ood-score {score}`: is called `{name}`", hint=f"write `{name}`")
+
+
+def is_known(score: str) -> bool:
+    """Return whether a text is the name of a score, as `parse_score` returns it."""
+    try:
+        return parse_score(score) == score
+    except UsageError:
+        return False
+
+
+def is_fitted(score: str) -> bool:
+    """Return whether a score looks at features, and so is fitted."""
+    return kind_of(score) in FITTED
+
+
+def means_the_same(score: str, version: int) -> bool:
+    """Return whether a score that a file of such a `VERSION` stores is what it is now."""
+    return version >= _CHANGED.get(kind_of(score), 1)
+
 
 def definition_of(score: str) -> str:
     """Return what a score means."""
-    return FITTED[score] if score in FITTED else SCORES[score].definition
+    kind = kind_of(score)
+    options = score.removeprefix(kind).lstrip(":").replace(":", ", ")
+    definition = FITTED[kind] if kind in FITTED else SCORES[score].definition
+    return f"{definition} Here {options}." if options else definition
 
 
 def limits(score: str) -> tuple[float, float]:
     """Return the least and the greatest value that a score may have."""
     if score in SCORES:
         return SCORES[score].low, SCORES[score].high
-    return {MAHALANOBIS[0]: (0.0, math.inf), KNN: (0.0, 2.0)}.get(score, (-math.inf, math.inf))
+    return {MAHALANOBIS: (0.0, math.inf), KNN: (0.0, 2.0)}.get(kind_of(score), (-math.inf, math.inf))
 
 
 def number_name(metric: str, score: str, scores: Sequence[str]) -> str:

@@ -45,5 +45,5 @@ def test_fitting_holds_no_logits_of_the_whole_data():
     labels = torch.arange(SAMPLES) % 5
     batches = torch.arange(SAMPLES).split(BATCH)
     with Peak() as peak:
-        WithOodScores.fit(Watching(), [*FITS], (batches, labels), name="m", team=ProcessGroup(), neighbours=3)
+        WithOodScores.fit(Watching(), [*FITS], (batches, labels), name="m", team=ProcessGroup())
     assert peak.highest < LOGITS / 4

@@ -84,7 +84,7 @@ def test_predictions_follow_from_the_members_logits(folder, name):
     information = (entropy(mean) - entropy(each).mean(0)).clamp(min=0).float()
     torch.testing.assert_close(found.mutual_information, information, rtol=0, atol=1e-6)
     assert members == 1 or information.max() > 1e-3
-    assert list(found.scores) == ["msp", "entropy", "mi", "msp+mi", "energy", "max-logit"]
+    assert list(found.scores) == ["msp", "entropy", "mi", "msp+mi", "energy", "max-logit", "gen"]
     energy = model.member_logits(model.encode(images(folder))).double().logsumexp(-1).mean(0)
     torch.testing.assert_close(found.scores["energy"], -energy.float().detach())
 

@@ -192,7 +192,7 @@ def test_a_temperature_alone_can_be_stored(models):
 @pytest.mark.usefixtures("stored")
 def test_what_else_is_stored_leaves_a_threshold_that_still_holds(models):
     """Of a score of features too, while these are not fitted anew; what it was found with may not be another."""
-    features = {"fit": DataRef.parse("digits::split=train,classes=0-6,limit=90"), "knn_k": 5}
+    features = {"fit": DataRef.parse("digits::split=train,classes=0-6,limit=90")}
     told = {"near": (NamedData.parse("sevens=digits::classes=7,limit=20"),), "metrics": ("accuracy", "auroc")}
 
     def store(model, name, **given):

@@ -18,7 +18,7 @@ from hydractl.messages import counted, listed
 from hydractl.metrics.classification import CALIBRATED
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_ranking import TPR
-from hydractl.metrics.ood_scores import MSP, SCORES
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.baselines.registry import BASELINES
@@ -34,7 +34,7 @@ FLATTERED = {
     TEMPERATURE: "calibration will look better than it is",
     FIT: "scores of features will look better than they are",
     THRESHOLD: "its answers will be wrong less often than they are elsewhere",
-    VAL: "the best score is chosen by what it is tested on",
+    VAL: "scores are chosen, or standardized, by what they are tested on",
 }
 """What becomes of numbers on data that an option reads too."""
 SLACK = 1e-9  # 0.95 is a little more or less than it
@@ -51,6 +51,16 @@ def of_data(
         contents: The digests of its items, as `DIGEST`.
     """
     yield from _shared(config, contents)
+    if config.standardized_on is not None and (twice := int(np.isin(contents[VAL], contents[FIT]).sum())):
+        yield (
+            f"{twice} of {len(contents[VAL])} samples of `--val` are in `--fit`: `{ENERGY_DENSITY}` weighs the density as if all inputs "
+            "were as near as training data"
+        )
+    if len(config.ood_val) == 1:
+        yield (
+            f"the score is chosen on `{config.ood_val[0].name}` alone: one that is best for near OOD data may be worse for far, and the "
+            "reverse; name both kinds with `--ood-val`"
+        )
     if config.heldout is not None and (count := len(contents[TEMPERATURE])) < FEW:
         yield f"`--temperature` is fitted on {counted(count, 'sample')}, which tell it roughly: at least {FEW} are better"
     for name in _tested(config) if "fpr95" in config.chosen else ():

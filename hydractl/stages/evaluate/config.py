@@ -10,11 +10,20 @@ from typing import ClassVar
 from typing_extensions import override
 
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS, Corruptions
-from hydractl.data.reference import DataRef
+from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.errors import UsageError
 from hydractl.manifest.shift_groups import scopes
 from hydractl.metrics.metric_spec import MetricNeeds
-from hydractl.metrics.ood_scores import EVERY, FITTED, KNN, MSP
+from hydractl.metrics.ood_scores import (
+    ENERGY_DENSITY,
+    EVERY,
+    FITTED,
+    MSP,
+    RELATIVE,
+    check_scores,
+    is_fitted,
+    parse_score,
+)
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, choose_metrics, needing
 from hydractl.output.paths import PREDICTIONS, REPORT, WEIGHTS, output
 from hydractl.processes.distributed import refuse_shared_input
@@ -29,6 +38,7 @@ from hydractl.stages.evaluate.refs import (
     NamedData,
     NamedModels,
     check_distinct,
+    check_names,
     check_rivals,
     check_whole,
     model_name,
@@ -97,11 +107,10 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             shared.FIT,
             panel=DATA,
             only_with=Constraint(
-                "scores",
-                tuple(FITTED),
+                "fitted",
                 option="ood_score",
                 why="no OOD score of features is measured",
-                hint=f"leave it out, or add `{KNN}` to `--ood-score`",
+                hint=f"leave it out, or add `{RELATIVE}` to `--ood-score`",
             ),
         ),
     )
@@ -116,8 +125,10 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     val: DataRef | None = setting(
         None,
-        "Held-out ID data, which `--ood-val` is told from.",
-        only_with="ood_val",
+        f"Held-out ID data: `--ood-val` is told from them, and `{ENERGY_DENSITY}` is standardized on them.",
+        only_with=Constraint(
+            "reads_val", option="ood_val", why="nor is `--fit`", hint="leave it out, or add `--fit TRAIN`"
+        ),
         parse=STREAM,
         metavar=shared.DATA_METAVAR,
         panel=DATA,
@@ -136,23 +147,13 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     ood_score: tuple[str, ...] | None = setting(
         None,
-        f"What tells OOD samples, one or several side by side: {', '.join(EVERY)} (default {MSP}). Those of features "
-        f"({', '.join(FITTED)}) need `--fit`, or checkpoints that hold them.",
-        parse=lambda text: tuple(text.split(",")),
-        choices=EVERY,
+        f"What tells OOD samples, one or several side by side: {', '.join(EVERY)}. Those of features ({', '.join(FITTED)}) need "
+        f"`--fit`, or checkpoints that hold them. Options follow the name: `{RELATIVE}:alpha=0:normalize=false`, `knn:k=5`. Default: "
+        f"{MSP}, and {ENERGY_DENSITY} where all models hold it or `--fit` and `--val` are given.",
+        parse=lambda text: tuple(map(parse_score, text.split(","))),
+        suggestions=EVERY,
         metavar="SCORE,...",
         panel=TABLE,
-    )
-    knn_k: int | None = by_default(
-        None,
-        replace(
-            shared.KNN_K,
-            panel=TABLE,
-            only_with=(
-                Constraint("ood_score", (KNN,)),
-                Constraint("fit", why="what a checkpoint holds has its own"),
-            ),
-        ),
     )
     latency: bool = flag(
         Setting("Measure time too.", option_names=("--latency/--no-latency",), panel=TABLE), on=True
@@ -232,16 +233,16 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         check_whole(self.data, corrupted=bool(self.corrupt))
         check_distinct([row.name for row in self.rows], kind="rows", option="--compare")
         check_distinct([d.name for d in self.ood + self.ood_val], kind="OOD data sets", option="--near")
-        models = [m for row in self.rows for m in row.models]
-        refuse_shared_input(*models)
+        refuse_shared_input(*(model for row in self.rows for model in row.models))
         written = [path for path in (self.out, self.save_predictions, self.store) if path is not None]
         if len({*written}) < len(written):
             names = "`-o`" if self.store is None else "`-o`, `--store`"
             raise UsageError(f"{names} and `--save-predictions` name the same file")
         self._check_threshold()
-        self._check_ood_names()
+        refs = {TEMPERATURE: self.heldout, FIT: self.fit, VAL: self.val}
+        check_names(self.ood + self.ood_val, [name for name, ref in refs.items() if ref])
         chosen = self.chosen  # refuses what cannot be measured
-        self._check_scores(chosen)
+        self._check_scores()
         self.analysing.check_given(ood=self.ood, corrupted=self.corrupt)
         if self.corrupt and not needing(chosen, MetricNeeds.LABELS):
             raise UsageError(
@@ -250,14 +251,16 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             )
         if self.ood and not needing(chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS):
             raise UsageError("there are OOD data sets, but no chosen metric looks at them")
-        self.check_conditions(
+        corrupted = (
             (name, str(severity))
             for corruptions in self.corrupt
             for name in (ALL_CORRUPTIONS if corruptions.name == ALL else (corruptions.name,))
             for severity in corruptions.severities
         )
+        # whether models hold the default score is not known yet
+        self.check_conditions(corrupted, self.ood_score or (MSP, ENERGY_DENSITY))
 
-    def check_conditions(self, corrupted: Iterable[tuple[str, str]]) -> None:
+    def check_conditions(self, corrupted: Iterable[tuple[str, str]], scores: Sequence[str]) -> None:
         """Refuse conditions on what will not be measured, the ID set being corrupted in these ways at these severities.
 
         Raises:
@@ -265,34 +268,27 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         """
         under = tuple(scopes(corrupted))
         for condition in self.fail_if:
-            condition.check_measured(self.chosen, self.scopes, self.scores, under=under)
-
-    def _check_ood_names(self) -> None:
-        """Refuse an OOD set of the name that another set has in the report."""
-        others = {TEMPERATURE: self.heldout, FIT: self.fit, VAL: self.val}
-        for name in (name for name, ref in others.items() if ref is not None):
-            if name in [d.name for d in self.ood + self.ood_val]:
-                raise UsageError(
-                    f"an OOD data set cannot be called `{name}` beside `--{name}`",
-                    hint="call it something else: `--near NAME=DATA`",
-                )
+            condition.check_measured(self.chosen, self.scopes, scores, under=under)
 
     def _check_threshold(self) -> None:
-        has_fitted = not (self.threshold_for is None and self.temperature is None and self.fit is None)
-        if self.store is not None and not has_fitted:
+        if self.store and self.threshold_for is self.temperature is self.fit is None:
             raise UsageError(
                 "`--store`: there is nothing to store",
-                hint=f"add `{OPTION} 'risk<=0.01'`, `--temperature DATA`, or `--ood-score {KNN} --fit DATA`",
+                hint=f"add `{OPTION} 'risk<=0.01'`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
             )
 
-    def _check_scores(self, chosen: Sequence[str]) -> None:
-        stored = self.store is not None and self.fit is not None
-        used = self.threshold_for is not None or stored or bool(needing(chosen, MetricNeeds.OOD))
-        if self.ood_score is not None and not used:
+    def _check_scores(self) -> None:
+        check_scores(self.scores)
+        if self.fit is not None and ENERGY_DENSITY in self.scores and self.val is None:
             raise UsageError(
-                "`--ood-score` has no effect: no metric of OOD data is measured",
-                hint="leave it out, or add `--near NAME=DATA`" if not self.ood else "see `--metrics`",
+                f"`--fit`: `{ENERGY_DENSITY}` is standardized on held-out ID data",
+                hint=f"add `--val VAL`, or choose a score that needs none: `--ood-score {RELATIVE}`",
             )
+        if self.standardized_on and self.standardized_on.endless:
+            raise UsageError(f"`--val`: `{ENERGY_DENSITY}` reads a stream twice", hint=ENDLESS_HINT)
+        if self.ood_score and not self.uses_scores:
+            hint = "see `--metrics`" if self.ood else "leave it out, or add `--near NAME=DATA`"
+            raise UsageError("`--ood-score` has no effect: no metric of OOD data is measured", hint=hint)
         if len({*self.scores}) < len(self.scores):
             raise UsageError(f"`--ood-score {','.join(self.scores)}` names a score twice")
         if self.ood_val and len(self.scores) == 1:
@@ -303,23 +299,33 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The OOD scores; the numbers of the first have the metrics' own names."""
-        return (MSP,) if self.ood_score is None else self.ood_score
+        """The OOD scores; the first one's numbers have the metrics' own names."""
+        return self.ood_score or ((MSP,) if self.fit is None else (MSP, ENERGY_DENSITY))
+
+    @property
+    def uses_scores(self) -> bool:
+        """Whether anything is done with OOD scores."""
+        return bool(self.threshold_for or (self.store and self.fit) or needing(self.chosen, MetricNeeds.OOD))
+
+    @property
+    def standardized_on(self) -> DataRef | None:
+        """The held-out data that `energy+density` is standardized on; None where it is not fitted."""
+        return self.val if self.fit is not None and ENERGY_DENSITY in self.scores else None
+
+    @property
+    def reads_val(self) -> bool:
+        """Whether anything is done with `val`."""
+        return bool(self.ood_val) or self.standardized_on is not None
 
     @property
     def fitted(self) -> tuple[str, ...]:
         """Those of features."""
-        return tuple(score for score in self.scores if score in FITTED)
-
-    @property
-    def neighbours(self) -> int:
-        """Which nearest sample `knn` looks at."""
-        return shared.NEIGHBOURS if self.knn_k is None else self.knn_k
+        return tuple(score for score in self.scores if is_fitted(score))
 
     @property
     def chance(self) -> float:
         """The chance that a threshold does not keep its risk."""
-        return DELTA if self.delta is None else self.delta
+        return self.delta or DELTA
 
     @property
     def rows(self) -> tuple[NamedModels, ...]:

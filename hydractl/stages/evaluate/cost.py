@@ -51,21 +51,34 @@ class RowModels:
         ]
 
 
-def count_sizes(row: RowModels, metrics: Sequence[str], opened: Sequence[OpenModel] = ()) -> dict[str, Value]:
-    """Return parameters, and multiply-accumulates for one sample, of which sums are over the models of a row; and of training."""
+def count_sizes(
+    row: RowModels,
+    metrics: Sequence[str],
+    opened: Sequence[OpenModel] = (),
+    score_sizes: tuple[int, int] = (0, 0),
+) -> dict[str, Value]:
+    """Return parameters, and multiply-accumulates for one sample, of which sums are over the models of a row; and of training.
+
+    Args:
+        row: The models.
+        metrics: What of it is wanted.
+        opened: What the models are made of.
+        score_sizes: How many numbers their OOD scores of features keep, and multiply-accumulates of these.
+    """
+    numbers_kept, score_macs = score_sizes
     sizes = _training(opened, row) if TRAINING in metrics else {}
     if "parameters" in metrics:
-        sizes["parameters"] = Value(value=float(sum(count_parameters(m) for m in row.models)))
+        sizes["parameters"] = Value(value=float(numbers_kept + sum(count_parameters(m) for m in row.models)))
     pairs = [*zip(row.models, row.preprocess, strict=True)]
     if "macs" in metrics:
-        sizes["macs"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
+        sizes["macs"] = Value(value=float(score_macs + sum(_macs(m, p) for m, p in pairs)))
     if "macs_textbook" in metrics:
         with ExitStack() as stack:
             for i, model in enumerate(row.models):
                 stack.enter_context(
                     _textbook(model, separately=not any(map(_is_one_network, opened[i : i + 1])))
                 )
-            sizes["macs_textbook"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
+            sizes["macs_textbook"] = Value(value=float(score_macs + sum(_macs(m, p) for m, p in pairs)))
     return sizes
 
 

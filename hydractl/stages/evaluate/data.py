@@ -67,6 +67,7 @@ class EvalData:
         inputs: The ID set and the OOD sets, and those of validation.
         heldout: The split that temperatures are fitted on, and its labels (N,), the models' classes; None if there is none.
         fit: Training data that scores of features are fitted on, likewise.
+        held_out: ID data that `energy+density` is standardized on where it is fitted.
         classes: What zero-shot models tell apart.
         fitted_on: What rows are made with, by its reference.
         made_with: What tells the items of that, as `DIGEST`.
@@ -80,6 +81,7 @@ class EvalData:
     inputs: dict[str, PreparedData | StreamedData]
     heldout: tuple[PreparedData, Tensor] | None
     fit: tuple[PreparedData, Tensor] | None
+    held_out: PreparedData | None
     classes: Classes | None
     fitted_on: dict[str, RivalData]
     made_with: dict[str, np.ndarray]
@@ -133,10 +135,11 @@ class EvalData:
             inputs={
                 name: streams[name] if name in streams else prepared[name]
                 for name in sets
-                if name not in labelled
+                if name not in labelled and (name != VAL or config.ood_val)
             },
             heldout=heldout,
             fit=fit,
+            held_out=None if config.standardized_on is None else prepared[VAL],
             classes=classes,
             fitted_on={
                 ref: RivalData(items, made_with[ref].fingerprint, labels.get(called.get(ref, "")))

@@ -14,7 +14,7 @@ from hydractl.errors import UsageError
 from hydractl.manifest.shift_groups import SHIFT
 from hydractl.messages import did_you_mean
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
-from hydractl.metrics.ood_scores import EVERY, MSP, number_name
+from hydractl.metrics.ood_scores import EVERY, MSP, kind_of, number_name
 from hydractl.metrics.registry import METRICS, metric_named
 from hydractl.parsing import number
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 GRAMMAR = re.compile(
-    r"\s*(?P<metric>\w+)(?:@(?P<score>[\w+-]+))?\s*(?:\[\s*(?P<scope>[^\[\]]*?)\s*\])?\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>\S+)\s*"
+    r"\s*(?P<metric>\w+)(?:@(?P<score>[\w+-]+(?::\w+=[\w.]+)*))?\s*(?:\[\s*(?P<scope>[^\[\]]*?)\s*\])?\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>\S+)\s*"
 )
 EXAMPLES = (
     "for example `--fail-if 'ece>0.02'` or `--fail-if 'auroc[near]<0.9'` or `--fail-if 'acc[fog:3]<80%'`"
@@ -198,7 +198,7 @@ class Condition:
                 hint=f"leave `@{score}` out",
             )
         if score not in scores:
-            close = did_you_mean(score, EVERY) if score not in EVERY else None
+            close = None if kind_of(score) in EVERY else did_you_mean(score, EVERY)
             raise UsageError(
                 f"`--fail-if {self}`: the OOD score `{score}` is not measured",
                 hint=close or f"add `--ood-score {','.join((*scores, score))}`",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
-from hydractl.fusion.feature_ood import Scores, WithOodScores
+from hydractl.fusion.feature_ood import Scores, WithOodScores, default_score
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.manifest.report import StoredScores, Value
 from hydractl.metrics.compute import means, measure
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import VAL
 from hydractl.metrics.resampling import Resampling
@@ -22,7 +24,7 @@ from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.selective_threshold import stores_other_classes
 from hydractl.stages.shared.fit_ood_scores import FitOn, fitted_beside
 from hydractl.stages.shared.predictions import Predictor
-from hydractl.stages.shared.zero_shot_classes import Classes
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Classes
 
 BY = "auroc"
 """What scores are compared by on validation data."""
@@ -60,7 +62,7 @@ def _with_ood_scores(
     progress: Progress,
 ) -> WithOodScores:
     if data.fit is not None:
-        training = FitOn(*data.fit, config.neighbours)
+        training = FitOn(*data.fit, data.held_out)
         return fitted_beside(model, file, config.fitted, training, team, progress)
     name = file.reference
     scores = Scores.stored(file.checkpoint, file.header, scores=config.fitted, name=name)
@@ -74,10 +76,33 @@ def stored_scores(
     if config.fit is not None or not config.fitted:
         return ()
     return tuple(
-        StoredScores(data=file.header.fitted.data, knn_k=model.scores.neighbours)
+        StoredScores(data=file.header.fitted.data)
         for file, model in zip(opened, models, strict=True)
         if isinstance(model, WithOodScores) and file.header.fitted is not None
     )
+
+
+def score_sizes(models: Sequence[Predictor | WithOodScores]) -> tuple[int, int]:
+    """Return how many numbers the OOD scores of a row's models keep, and their multiply-accumulates for one sample."""
+    fitted = [
+        score
+        for model in models
+        if isinstance(model, WithOodScores)
+        for member_scores in model.scores.fitted.values()
+        for score in member_scores
+    ]
+    numbers = sum(tensor.numel() for score in fitted for tensor in score.tensors.values())
+    return numbers, sum(score.multiplications for score in fitted)
+
+
+def with_default_score(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> EvalConfig:
+    """Return the configuration with `energy+density` beside `msp` where no scores are asked for and all models hold it."""
+    is_settled = config.ood_score is not None or config.fit is not None or config.naming != NOTHING_NAMED
+    rivals = any(rival is not None for row in config.rows for _, rival in row.each())
+    all_hold = all(default_score(model.header) == ENERGY_DENSITY for model in chain.from_iterable(opened))
+    if is_settled or rivals or not all_hold or not config.uses_scores:
+        return config
+    return replace(config, ood_score=(MSP, ENERGY_DENSITY))
 
 
 def check_fitted_scores(

@@ -29,7 +29,12 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst
-from hydractl.stages.evaluate.measure_ood import best_on_validation, stored_scores, with_ood_scores
+from hydractl.stages.evaluate.measure_ood import (
+    best_on_validation,
+    score_sizes,
+    stored_scores,
+    with_ood_scores,
+)
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.selective_threshold import threshold_of
 from hydractl.stages.shared.predictions import (
@@ -48,7 +53,8 @@ class Evaluation:
     """What all rows are measured with.
 
     Attributes:
-        config: Of the run.
+        config: Of the run, with the OOD scores that are measured.
+        threshold_score: The one that thresholds are on.
         opened: The models of every row.
         data: The data sets.
         corruptions: Of the ID set.
@@ -60,6 +66,7 @@ class Evaluation:
     """
 
     config: EvalConfig
+    threshold_score: str
     opened: Sequence[Sequence[OpenModel]]
     data: EvalData
     corruptions: Sequence[Corruption]
@@ -123,7 +130,8 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     if not run.leads:
         return
     numbers = replace(_numbers(run, predictions), shift=shift)
-    values = scaling.values(_temperatures(models)) | count_sizes(loaded, config.chosen, models)
+    sizes = count_sizes(loaded, config.chosen, models, score_sizes(scored_models))
+    values = scaling.values(_temperatures(models)) | sizes
     row = _row(run, named.name, models, predictions, numbers).model_copy(
         update={
             "values": numbers.values | values,
@@ -247,7 +255,7 @@ def _row(
         members=predictions[ID_NAME].shape[0],
         values=numbers.values,
         ood=ood,
-        threshold=threshold_of(config, predictions[ID_NAME], run.data.summary.labels),
+        threshold=threshold_of(config, run.threshold_score, predictions[ID_NAME], run.data.summary.labels),
         means=means(ood, config.groups),
         mean_intervals=numbers.mean_intervals,
         ood_val=by_score,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -193,6 +193,19 @@ def check_distinct(names: Sequence[str], *, kind: str, option: str) -> None:
                 f"{names.count(name)} {kind} are called `{name}`",
                 hint=f"name them apart: `{option} NAME=...`",
             )
+
+
+def check_names(sets: Iterable[NamedData], other_names: Collection[str]) -> None:
+    """Refuse an OOD set of the name that another set has in the report.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    for name in (ood_set.name for ood_set in sets if ood_set.name in other_names):
+        raise UsageError(
+            f"an OOD data set cannot be called `{name}` beside `--{name}`",
+            hint="call it something else: `--near NAME=DATA`",
+        )
 
 
 def check_whole(data: DataRef, *, corrupted: bool) -> None:

@@ -14,7 +14,7 @@ from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.ood_scores import KNN, MSP, SCORES, definition_of
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_of
 from hydractl.metrics.registry import METRICS
 from hydractl.output.atomic_write import is_stream
 from hydractl.output.locks import OutputLock
@@ -28,7 +28,7 @@ from hydractl.stages.evaluate.cost import check_training_told
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_scores
 from hydractl.stages.evaluate.fail_if import risk_text
-from hydractl.stages.evaluate.measure_ood import check_fitted_scores
+from hydractl.stages.evaluate.measure_ood import check_fitted_scores, with_default_score
 from hydractl.stages.evaluate.measure_row import Evaluation, RowCollector, measure_rows
 from hydractl.stages.evaluate.open_models import check_alike, check_outputs, check_photographs, open_rows
 from hydractl.stages.evaluate.predictions_file import write_predictions
@@ -62,7 +62,7 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
         if not team.leads:
             document = Report.from_json(team.broadcast(""), where="the report of rank 0")
             return EvalReport(document=document, paths=_paths(config, document), config=config)
-        document = _document(run, table)
+        document = _document(run, table, digest=config_digest(config))
         _write(run, table, document, lock)
         team.broadcast(document.to_json())  # when it is there: the others end with it
         return EvalReport(document=document, paths=_paths(config, document), config=config)
@@ -77,6 +77,11 @@ def _prepare(
         check_outputs(config, opened, lock)
     check_alike(config, opened)
     check_rows(config, opened)
+    is_default, config = config.ood_score is None, with_default_score(config, opened)
+    if config.scores == (MSP,) and is_default and config.ood:
+        progress.step(
+            f"OOD samples are told by `{MSP}` alone: `--fit TRAIN --val VAL` adds `{ENERGY_DENSITY}`"
+        )
     check_fitted_scores(config, opened)
     check_training_told(config, opened)
     for caveat in of_temperatures(config, opened):
@@ -86,7 +91,9 @@ def _prepare(
     texts = content_of(first.header.preprocess) is Content.TEXTS
     corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
     check_photographs(corruptions, first.header.preprocess)
-    config.check_conditions((corruption.name, str(corruption.severity)) for corruption in corruptions)
+    config.check_conditions(
+        ((corruption.name, str(corruption.severity)) for corruption in corruptions), config.scores
+    )
     data = EvalData.open(config, opened, team, progress)
     if not data.streamed:
         data.validate()
@@ -106,6 +113,7 @@ def _prepare(
     )
     return Evaluation(
         config=config,
+        threshold_score=config.scores[-1 if is_default else 0],
         opened=opened,
         data=data,
         corruptions=corruptions,
@@ -131,7 +139,7 @@ def _paths(config: EvalConfig, document: Report) -> tuple[Path, ...]:
     return tuple(path for path in paths if path is not None)
 
 
-def _document(run: Evaluation, table: RowCollector) -> Report:
+def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
     config, summary = run.config, run.data.summary
     libraries = {model.family.library for models in run.opened for model in models}
     measured = {*config.chosen, *(name for row in table.rows for name in row.values)}
@@ -153,7 +161,7 @@ def _document(run: Evaluation, table: RowCollector) -> Report:
         warnings=tuple(caveats),
         checks=tuple(condition.check(table.rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
-        asked=config_digest(config),
+        asked=digest,
     )
 
 
@@ -176,7 +184,6 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
         "corrupt": tuple(map(str, config.corrupt)) or None,
         "frost": next((c.photographs.sha256 for c in config.corrupt if c.photographs), None),
         "analyse": config.analysing.analyse or None,
-        "knn_k": config.neighbours if KNN in config.scores and config.fit is not None else None,
     }
     return {name: option for name, option in options.items() if option is not None or name == "dtype"}
 

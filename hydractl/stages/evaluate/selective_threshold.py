@@ -19,9 +19,9 @@ from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.threshold import FittedScores, Threshold
-from hydractl.metrics.ood_scores import FITTED, KNN
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once
-from hydractl.metrics.registry import FIT, TEMPERATURE
+from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.metrics.selective import fewest, select
 from hydractl.metrics.temperature import rounded
 from hydractl.output.atomic_write import Sink
@@ -53,11 +53,12 @@ def check_count(config: EvalConfig, count: int) -> None:
         )
 
 
-def threshold_of(config: EvalConfig, predictions: StoredPredictions, labels: Tensor) -> Threshold | None:
-    """Return the threshold of a row, None if no threshold keeps the risk, or none is asked for."""
+def threshold_of(
+    config: EvalConfig, score: str, predictions: StoredPredictions, labels: Tensor
+) -> Threshold | None:
+    """Return the threshold of a row on an OOD score, None if no threshold keeps the risk, or none is asked for."""
     if config.threshold_for is None:
         return None
-    score = config.scores[0]
     names = tuple(map(str, range(predictions.shape[2])))
     feature_scores = predictions.scores if isinstance(predictions, Scored) else {}
     classes = torch.empty(len(labels), dtype=torch.int64)
@@ -74,7 +75,12 @@ def threshold_of(config: EvalConfig, predictions: StoredPredictions, labels: Ten
     if selected is None:
         return None
     return Threshold(
-        score=score, risk=config.threshold_for, delta=config.chance, count=len(labels), **selected._asdict()
+        score=score,
+        risk=config.threshold_for,
+        delta=config.chance,
+        count=len(labels),
+        version=VERSION if is_fitted(score) else 1,
+        **selected._asdict(),
     )
 
 
@@ -132,7 +138,9 @@ class ModelCopy:
             else:
                 progress.warn(f"{opened.reference}: its threshold is not kept: {why}, which `{OPTION}` finds")
         if scores is not None:
-            fitted = FittedScores(scores=tuple(scores.fitted), data=data[FIT], temperature=scores.temperature)
+            fitted = FittedScores(
+                scores=tuple(scores.fitted), data=data[FIT], temperature=scores.temperature, version=VERSION
+            )
             update["fitted"] = fitted
         return cls(checkpoint=opened.checkpoint, header=header.model_copy(update=update), scores=scores)
 
@@ -169,7 +177,9 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
             threshold = False
             yield from ((THRESHOLD, sha256) for sha256 in data[:1])
         if header.temperature != 1:
-            yield from ((TEMPERATURE, sha256) for sha256 in data[1 : len(data) - ("fitted" in step.options)])
+            fitted = step.options.get("fitted")
+            fitting = bool(fitted) + (isinstance(fitted, list | tuple) and ENERGY_DENSITY in fitted)
+            yield from ((TEMPERATURE, sha256) for sha256 in data[1 : len(data) - fitting])
 
 
 def _why_threshold_lapses(
@@ -178,7 +188,7 @@ def _why_threshold_lapses(
     """Return what of that which a model's threshold was found with is another in the copy, None if nothing is."""
     if temperature != header.temperature:
         return "another temperature needs its own"
-    if scores is not None and header.threshold is not None and header.threshold.score in FITTED:
+    if scores is not None and header.threshold is not None and is_fitted(header.threshold.score):
         return "scores that are fitted anew need their own"
     return None if config.max_length is None else "another `--max-length` needs its own"
 
@@ -189,7 +199,12 @@ def _header_changes(
     """Return what of the header is another in the copy; the step names ID data first, as `sources_of_stored` reads it."""
     scaled = row.values.get(TEMPERATURE)
     temperature = opened.header.temperature if scaled is None else rounded(scaled.value)
-    roles = (ID_NAME, *(TEMPERATURE,) * (config.heldout is not None), *(FIT,) * (config.fit is not None))
+    roles = (
+        ID_NAME,
+        *(TEMPERATURE,) * (config.heldout is not None),
+        *(FIT,) * (config.fit is not None),
+        *(VAL,) * (config.standardized_on is not None),
+    )
     has_threshold = config.threshold_for is not None
     step = make_step(
         config,
@@ -198,9 +213,8 @@ def _header_changes(
             "temperature": config.given_temperature,
             "threshold_for": risk_text(config.threshold_for),
             "delta": config.chance if has_threshold else None,
-            "ood_score": config.scores[0] if has_threshold else None,
+            "ood_score": None if row.threshold is None else row.threshold.score,
             "fitted": config.fitted if config.fit is not None else None,
-            "knn_k": config.neighbours if KNN in config.scores and config.fit is not None else None,
             "max_length": config.max_length,
         },
         inputs=[

@@ -109,6 +109,7 @@ class CheckpointReport:
         threshold: Which inputs it answers, if it says so.
         fitted: The OOD scores of features that it holds, if there are any.
         beside_bytes: What these keep, beside the weights.
+        beside_macs: Their multiply-accumulates for one sample.
         total: All tensors.
         dtypes: By safetensors dtype.
         parts: By what tensors belong to.
@@ -127,6 +128,7 @@ class CheckpointReport:
     threshold: Threshold | None
     fitted: FittedScores | None
     beside_bytes: int
+    beside_macs: int
     total: Tally
     dtypes: dict[str, Tally]
     parts: dict[str, Tally]
@@ -243,6 +245,7 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
         threshold=header.threshold if header else None,
         fitted=header.fitted if header else None,
         beside_bytes=sum(spec.size_bytes for spec in checkpoint.beside.values()),
+        beside_macs=sum(prod(spec.shape) for spec in checkpoint.beside.values() if len(spec.shape) > 1),
         total=_tally(lines),
         dtypes=_by(lines, lambda line: line.dtype),
         parts=_by(sorted(lines, key=_place), lambda line: line.part),

@@ -12,7 +12,17 @@ from typing_extensions import override
 
 from hydractl.data.reference import BUILT_IN, IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
-from hydractl.metrics.ood_scores import EVERY, FITTED, KNN, MSP, SCORES, limits
+from hydractl.metrics.ood_scores import (
+    ENERGY_DENSITY,
+    EVERY,
+    FITTED,
+    MSP,
+    RELATIVE,
+    SCORES,
+    check_scores,
+    limits,
+    parse_score,
+)
 from hydractl.output.atomic_write import STDOUT, is_stream
 from hydractl.output.paths import OutputKind
 from hydractl.parsing import number
@@ -88,28 +98,30 @@ class PredictConfig(CommandConfig):
     """Of a model with fewer classes all."""
     ood_score: str | None = setting(
         None,
-        f"What tells OOD samples: {', '.join(SCORES)} (default {MSP}); or {', '.join(FITTED)}, where MODEL holds it "
-        "(`eval --fit DATA --store PATH`) or `--fit` is given.",
+        f"What tells OOD samples: {', '.join(SCORES)}; or {', '.join(FITTED)}, where MODEL holds it (`fuse` or `eval` with `--fit TRAIN "
+        f"--val VAL`) or `--fit` is given. Options follow the name: `knn:k=5`. Default: {ENERGY_DENSITY} where MODEL holds it, else {MSP}.",
         metavar="SCORE",
-        choices=EVERY,
+        parse=parse_score,
+        suggestions=EVERY,
     )
     fit: DataRef | None = by_default(
         None,
         replace(
             shared.FIT,
-            excludes=Constraint(
-                "ood_score",
-                tuple(SCORES),
-                why="that is no OOD score of features",
-                hint=f"leave one of them out, or choose from {', '.join(FITTED)}",
+            excludes=(
+                Constraint(
+                    "ood_score",
+                    tuple(SCORES),
+                    why="that is no OOD score of features",
+                    hint=f"leave one of them out, or choose from {', '.join(FITTED)}",
+                ),
+                Constraint(
+                    "ood_score",
+                    (ENERGY_DENSITY,),
+                    why="that one needs held-out data too",
+                    hint=f"choose `{RELATIVE}`, or store it first: `hydractl eval ... --fit TRAIN --val VAL --store PATH`",
+                ),
             ),
-        ),
-    )
-    knn_k: int | None = by_default(
-        None,
-        replace(
-            shared.KNN_K,
-            only_with=("fit", Constraint("ood_score", (None, KNN), hint=f"leave it out, or take `{KNN}`")),
         ),
     )
     threshold: float | Path | None = setting(
@@ -142,6 +154,7 @@ class PredictConfig(CommandConfig):
 
     def __post_init__(self) -> None:
         check(self)
+        check_scores(() if self.ood_score is None else (self.ood_score,))
         if isinstance(self.threshold, float) and self.ood_score is not None:
             check_bound(self.ood_score, self.threshold)
         if not self.data:
@@ -154,11 +167,6 @@ class PredictConfig(CommandConfig):
             if given != LINES and image_path(given) is None:
                 parsed(given)
         refuse_shared_input(self.model)
-
-    @property
-    def neighbours(self) -> int:
-        """Which nearest sample `knn` looks at."""
-        return shared.NEIGHBOURS if self.knn_k is None else self.knn_k
 
     def _check_lines(self) -> None:
         """Refuse what cannot stand beside lines on standard input."""

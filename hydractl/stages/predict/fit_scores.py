@@ -20,7 +20,7 @@ from hydractl.families.tower import Towers
 from hydractl.fusion.feature_ood import Scores, WithOodScores
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.manifest.report import Report
-from hydractl.metrics.ood_scores import FITTED, KNN
+from hydractl.metrics.ood_scores import is_fitted
 from hydractl.metrics.registry import FIT
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
@@ -39,13 +39,11 @@ class FitData:
         items: Those.
         labels: Shape (N,), the model's classes.
         sha256: What tells them from others.
-        neighbours: Which nearest sample `knn` looks at; None for another score.
     """
 
     items: Items
     labels: Tensor
     sha256: str
-    neighbours: int | None
 
     def check(self, report: Report, *, where: str) -> None:
         """Refuse a report whose scores were fitted otherwise: its threshold is not for these.
@@ -63,12 +61,6 @@ class FitData:
                 f"{where}: its threshold is for a score that was fitted on `{report.data[FIT].reference}`, and `--fit "
                 f"{self.items.name}` holds other samples",
                 hint="name the same data with `--fit`",
-            )
-        neighbours = report.options.get("knn_k")
-        if self.neighbours is not None and neighbours != self.neighbours:
-            raise InputError(
-                f"{where}: its threshold is for the neighbour {neighbours}, not {self.neighbours}",
-                hint=f"add `--knn-k {neighbours}`",
             )
 
 
@@ -107,7 +99,7 @@ class FeatureScore:
         source: Scores | FitData
         if config.fit is not None:
             source = _open_fit(config, config.fit, rows, team, progress)
-        elif rows.score in FITTED:
+        elif is_fitted(rows.score):
             source = Scores.stored(
                 opened.checkpoint, opened.header, scores=[rows.score], name=opened.reference
             )
@@ -118,7 +110,7 @@ class FeatureScore:
     def options(self) -> dict[str, object]:
         """Return everything that shapes a line besides what the model is."""
         fit = self.source
-        return {"fit": fit.sha256, "knn_k": fit.neighbours} if isinstance(fit, FitData) else {}
+        return {"fit": fit.sha256} if isinstance(fit, FitData) else {}
 
     def of(self, model: Towers, team: ProcessGroup, progress: Progress) -> WithOodScores:
         """Return a model beside the score, which is fitted now if it is not stored.
@@ -137,7 +129,7 @@ class FeatureScore:
             name=FIT,
             deal=BatchShare(team.rank, team.world),
         )
-        training = FitOn(inputs, source.labels, config.neighbours)
+        training = FitOn(inputs, source.labels)
         return fitted_beside(model, opened, [self.name], training, team, progress)
 
 
@@ -159,7 +151,6 @@ def _open_fit(
         items=items,
         labels=torch.tensor([matched[label] for label in labels]),
         sha256=items.fingerprint(digests(items, team)),
-        neighbours=config.neighbours if rows.score == KNN else None,
     )
     if rows.report is not None:
         fit.check(rows.report, where=str(config.threshold))

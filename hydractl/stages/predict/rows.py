@@ -10,11 +10,12 @@ from pathlib import Path
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
+from hydractl.fusion.feature_ood import check_threshold, default_score
 from hydractl.fusion.predictions import Bound, Predictions
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.threshold import Threshold
-from hydractl.metrics.ood_scores import FITTED, KNN, MSP
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.metrics.registry import TEMPERATURE
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
@@ -132,21 +133,25 @@ def _input_name(source: str | None, key: str | int) -> Line:
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
     """Refuse a score of features that was never fitted, or twice."""
     is_stored = score in (header.fitted.scores if header.fitted else ())
-    if score not in FITTED and config.fit is not None:
+    if not is_fitted(score) and config.fit is not None:
         raise UsageError(
             f"`--fit` has no effect: `{score}` is no OOD score of features",
-            hint=f"leave it out, or add `--ood-score {KNN}`",
+            hint=f"leave it out, or add `--ood-score {RELATIVE}`",
         )
     if is_stored and config.fit is not None:
         raise UsageError(
             f"`--fit`: {name} holds `{score}` as it was fitted",
             hint="leave it out; `hydractl eval ... --fit DATA --store PATH` stores it anew",
         )
-    if score in FITTED and not is_stored and config.fit is None:
+    if is_fitted(score) and not is_stored and config.fit is None:
         raise UsageError(
             f"{name}: `{score}` looks at features, and was never fitted for this model",
-            hint=f"store it: `hydractl eval {shlex.quote(name)} --data TEST --ood-score {score} --fit TRAIN --store PATH`; or add "
-            "`--fit TRAIN`",
+            hint=f"store it: `hydractl eval {shlex.quote(name)} --data TEST --ood-score {score} --fit TRAIN"
+            + (
+                " --val VAL --store PATH`"
+                if score == ENERGY_DENSITY
+                else " --store PATH`; or add `--fit TRAIN`"
+            ),
         )
 
 
@@ -154,19 +159,20 @@ def _bound(
     config: PredictConfig, opened: OpenModel, header: Header, report: Report | None
 ) -> tuple[str, float | None]:
     """Return the OOD score that is told, and the threshold on it."""
-    bound = config.threshold
+    bound, default = config.threshold, default_score(header)
     if isinstance(bound, float):
-        score = config.ood_score or (header.threshold.score if header.threshold else MSP)
+        score = config.ood_score or (header.threshold.score if header.threshold else default)
         check_bound(score, bound)
         return score, None if bound == NO_THRESHOLD else bound
     threshold = header.threshold if report is None else _reported(report, str(bound), opened)
     if threshold is None:
-        return config.ood_score or MSP, None
+        return config.ood_score or default, None
     if config.ood_score not in {None, threshold.score}:
         raise UsageError(
             f"`--ood-score {config.ood_score}`: the threshold is for `{threshold.score}`",
             hint="leave it out, or add `--threshold X`, or `--threshold none`",
         )
+    check_threshold(threshold, where=opened.reference if report is None else str(bound))
     return threshold.score, threshold.below
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.fusion.features import FeatureExtractor
-from hydractl.metrics.ood_scores import MAHALANOBIS
+from hydractl.metrics.ood_scores import options_of
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.shared.predictions import Predictor, PreparedData
@@ -22,12 +22,12 @@ class FitOn(NamedTuple):
     Attributes:
         inputs: Of which this process has its batches.
         labels: Shape (N,), the model's classes.
-        neighbours: Which nearest sample `knn` looks at.
+        held_out: Held-out ID data, likewise; None where no score needs them.
     """
 
     inputs: PreparedData
     labels: Tensor
-    neighbours: int
+    held_out: PreparedData | None = None
 
 
 def fitted_beside(
@@ -53,17 +53,29 @@ def fitted_beside(
         DataError: If a score cannot be fitted on such data.
     """
     name = opened.reference
+    how = opened.header.preprocess
     with_scores = WithOodScores.fit(
         FeatureExtractor.of(model, opened.family, name=name),
         scores,
-        (on.inputs.tracked(opened.header.preprocess, name, progress), on.labels),
+        (on.inputs.tracked(how, name, progress), on.labels),
+        () if on.held_out is None else on.held_out.tracked(how, name, progress),
         name=name,
         team=team,
-        neighbours=on.neighbours,
     )
-    if {*MAHALANOBIS} & {*scores} and len(on.labels) - len(on.labels.unique()) < with_scores.width:
-        progress.warn(
-            f"{name}: {len(on.labels)} samples to fit on leave the covariance of {with_scores.width} features singular: what "
-            "they do not vary in does not count"
-        )
+    for warning in _doubts(scores, on.labels, with_scores.width):
+        progress.warn(f"{name}: {warning}")
     return with_scores
+
+
+def _doubts(scores: Sequence[str], labels: Tensor, width: int) -> Iterator[str]:
+    """Yield what training data are too few for."""
+    fewest = int(labels.unique(return_counts=True)[1].min())
+    for score in scores:
+        options = options_of(score)
+        if options.get("alpha") == 0 and len(labels) - len(labels.unique()) < width:
+            yield (
+                f"{len(labels)} samples to fit `{score}` on leave the covariance of {width} features singular: what they do not "
+                "vary in does not count"
+            )
+        if (options.get("k") or 0) > fewest:
+            yield f"`{score}` looks farther than the {fewest} samples of a class: it ranks by what other classes are like"

@@ -11,7 +11,6 @@ from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import HeadBudget
-from hydractl.metrics.ood_scores import KNN
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.output.paths import DOCUMENT, WEIGHTS, output
 from hydractl.parsing import number, words
@@ -153,13 +152,6 @@ FIT = Setting(
     metavar=DATA_METAVAR,
     shows_default=False,
     role=Role.DATA,
-)
-NEIGHBOURS = 50
-"""OpenOOD's."""
-KNN_K = Setting(
-    f"Which nearest sample `{KNN}` looks at (default {NEIGHBOURS}).",
-    low=1,
-    metavar="K",
 )
 MAX_LENGTH = Setting("Tokens of a text at most; default: as many as the model reads.", low=1, metavar="N")
 

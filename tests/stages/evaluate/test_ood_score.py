@@ -212,9 +212,9 @@ def test_a_single_model_is_warned_of(here, capsys):
     [
         (
             {"ood_score": ("odin",)},
-            "`--ood-score odin`: unknown choose from msp, entropy, mi, msp+mi, energy, max-logit, mahalanobis",
+            "`--ood-score odin`: there is no OOD score `odin` choose from msp, entropy, mi, msp+mi, energy, max-logit, gen, energy+density",
         ),
-        ({"ood_score": ("msp", "")}, "`--ood-score `: unknown"),
+        ({"ood_score": ("msp", "")}, "`--ood-score `: there is no OOD score ``"),
         ({"ood_score": ("mi", "msp", "mi")}, "`--ood-score mi,msp,mi` names a score twice"),
         ({"ood_score": ("mi",), "near": (), "far": ()}, "`--ood-score` has no effect: no metric of OOD data"),
         ({"ood_score": ("mi",), "metrics": ("nll", "disagreement")}, "`--ood-score` has no effect"),

@@ -12,8 +12,8 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.load import open_model
 from hydractl.families.tower import Tower
 from hydractl.manifest.report import Report
-from hydractl.metrics.ood_scores import FITTED
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
@@ -30,7 +30,9 @@ FIT, DATA = "digits::split=train,classes=0-6,limit=90", "digits::split=val,class
 OTHER = "digits::split=train,classes=0-6,limit=80"
 NEAR = "digits::classes=7-8,limit=30"
 K = 5
-FITTING = {"fit": DataRef.parse(FIT), "knn_k": K}
+VAL = "digits::split=val,classes=0-6,limit=20"
+FITTING = {"fit": DataRef.parse(FIT), "val": DataRef.parse(VAL)}
+FITTED = ("energy+density", "relative-mahalanobis", "mahalanobis", f"knn:k={K}", "vim")
 
 
 def config(model, *compare, **changes):
@@ -83,14 +85,58 @@ def test_a_report_says_that_they_are_stored_and_what_they_were_fitted_on(both, h
 
     assert [len(row.stored_scores) for row in held.rows] == [1, 2]
     for own in (own for row in held.rows for own in row.stored_scores):
-        assert (own.data, own.knn_k) == (fitted.data["fit"], K)
+        assert own.data == fitted.data["fit"]
     assert "fit" not in held.data
-    assert "knn_k" not in held.options
     assert all(row.stored_scores == () for row in fitted.rows)
     assert Report.read(here / "held.json") == held
     assert main(["inspect", str(here / "held.json")]) == 0
     told = f"as the checkpoint stores them, fitted on {fitted.data['fit'].reference}, 90 samples"
     assert told in capsys.readouterr().out
+
+
+DEFAULT = ("msp", "energy+density")
+
+
+def test_the_default_is_measured_where_all_rows_hold_it(here, tmp_path):
+    """`auroc` stays that of `msp`; a threshold is on the default."""
+    held = run_eval(config(here / "m0-stored.st", ood_score=None, threshold_for=0.95, delta=0.2)).document
+    named = run_eval(config(here / "m0-stored.st", ood_score=DEFAULT)).document
+    lacking = run_eval(
+        config(here / "m0-stored.st", f"x={here}/m0.st", ood_score=None), heard := Heard()
+    ).document
+
+    assert held.ood_scores == DEFAULT
+    assert held.rows[0].ood == named.rows[0].ood
+    assert held.rows[0].threshold.score == "energy+density"
+    assert lacking.ood_scores == ("msp",)
+    assert lacking.rows[0].ood["others"]["auroc"] == held.rows[0].ood["others"]["auroc"]
+    assert any("`--fit TRAIN --val VAL` adds `energy+density`" in step for step in heard.steps)
+
+
+def test_the_default_is_fitted_where_data_are_given(here, tmp_path):
+    """Fitted, stored and measured again: the same numbers; and conditions may be on it."""
+    condition = Condition.parse("auroc@energy+density[others]<0")
+    given = {"ood_score": None, "fail_if": (condition,)}
+    fitted = run_eval(
+        config(here / "m0.st", f"x={here}/hydra.st", store=tmp_path / "s.st", **given, **FITTING)
+    ).document
+    held = run_eval(config(tmp_path / "s.st", **given)).document
+
+    assert fitted.ood_scores == held.ood_scores == DEFAULT
+    assert fitted.rows[0].ood == held.rows[0].ood
+    assert held.checks[0].found == held.rows[0].ood["others"]["auroc@energy+density"].value
+    with pytest.raises(UsageError, match=r"the OOD score `energy\+density` is not measured"):
+        run_eval(config(here / "m0.st", **given))
+
+
+def test_what_scores_keep_and_compute_is_part_of_a_row(here):
+    """32 features, 7 classes: one matrix, a point a class, a mean and weights; and four numbers to standardize."""
+    sizes = {"metrics": ("auroc", "parameters", "macs")}
+    plain = run_eval(config(here / "m0-stored.st", ood_score=("msp",), **sizes)).document.rows[0].values
+    held = run_eval(config(here / "m0-stored.st", ood_score=DEFAULT, **sizes)).document.rows[0].values
+
+    assert held["macs"].value - plain["macs"].value == 32 * 32 + 7 * 32
+    assert held["parameters"].value - plain["parameters"].value == 32 * 32 + 7 * 32 + 32 + 32 + 4
 
 
 def test_nothing_but_what_is_tested_goes_through_the_model(here, monkeypatch):
@@ -103,7 +149,9 @@ def test_nothing_but_what_is_tested_goes_through_the_model(here, monkeypatch):
 
 
 def test_data_that_are_given_win(here, both):
-    other = run_eval(config(here / "hydra-stored.st", fit=DataRef.parse(OTHER), knn_k=K)).document
+    other = run_eval(
+        config(here / "hydra-stored.st", fit=DataRef.parse(OTHER), val=DataRef.parse(VAL))
+    ).document
 
     assert other.data["fit"].count == 80
     assert other.rows[0].stored_scores == ()
@@ -114,7 +162,7 @@ def test_data_that_are_given_win(here, both):
 def test_a_threshold_is_stored_beside_the_scores_that_are_there(here, tmp_path):
     kept = tmp_path / "kept.st"
     row = run_eval(
-        config(here / "m0-stored.st", ood_score=("knn",), threshold_for=0.95, delta=0.2, store=kept)
+        config(here / "m0-stored.st", ood_score=(f"knn:k={K}",), threshold_for=0.95, delta=0.2, store=kept)
     ).document.rows[0]
     before, after = Checkpoint.open(here / "m0-stored.st"), Checkpoint.open(kept)
 
@@ -122,7 +170,7 @@ def test_a_threshold_is_stored_beside_the_scores_that_are_there(here, tmp_path):
     assert {name.split("/")[1] for name in after.beside} == {*FITTED}
     assert all(torch.equal(before.tensor(name), after.tensor(name)) for name in before.beside)
     step = after.header.made_by
-    assert ("fitted" in step.options, "knn_k" in step.options) == (False, False)
+    assert "fitted" not in step.options
     told = tmp_path / "told.jsonl"
     run_predict(PredictConfig(model=str(kept), data=(DATA,), out=told, device="cpu"))
     assert told.read_text().count('"accepted":true') == row.threshold.accepted
@@ -130,7 +178,7 @@ def test_a_threshold_is_stored_beside_the_scores_that_are_there(here, tmp_path):
 
 def test_a_report_with_a_threshold_on_a_held_score_is_of_that_model(here, tmp_path):
     out = tmp_path / "r.json"
-    given = {"ood_score": ("knn",), "threshold_for": 0.95, "delta": 0.2, "out": out}
+    given = {"ood_score": (f"knn:k={K}",), "threshold_for": 0.95, "delta": 0.2, "out": out}
     row = run_eval(config(here / "m0-stored.st", **given)).document.rows[0]
     told = tmp_path / "told.jsonl"
 
@@ -153,9 +201,9 @@ def test_a_report_with_a_threshold_on_a_held_score_is_of_that_model(here, tmp_pa
 def test_a_model_without_a_score_is_named_before_anything_is_read(here, models, lacking, score):
     if lacking == "some.st":
         some = {"ood_score": ("knn", "mahalanobis"), "store": here / "some.st", "force": True}
-        run_eval(config(here / "m0.st", **some, **FITTING))
+        run_eval(config(here / "m0.st", **some, fit=DataRef.parse(FIT)))
     first, *others = (model.replace("{}", str(here)) for model in models)
-    scores = ("mahalanobis", "knn", "vim")
+    scores = ("mahalanobis", "knn" if lacking == "some.st" else f"knn:k={K}", "vim")
 
     with pytest.raises(UsageError, match=f"{lacking}: `{score}` looks at features") as caught:
         run_eval(config(here / first, *others, ood_score=scores), ear := Heard())
@@ -169,7 +217,7 @@ def test_scores_are_for_the_classes_that_are_stored(tmp_path):
     opened = with_classes(open_model(str(tmp_path / "clip.st")), Classes(names=tuple("0123456")))
     Sample(opened.header, opened.checkpoint.tensors()).save(tmp_path / "named.st")
     given = {"ood_score": ("knn",)}
-    run_eval(config(tmp_path / "named.st", store=tmp_path / "kept.st", **given, **FITTING))
+    run_eval(config(tmp_path / "named.st", store=tmp_path / "kept.st", **given, fit=DataRef.parse(FIT)))
 
     kept = {"threshold_for": 0.99, "delta": 0.5, "out": tmp_path / "r.json"}
     assert run_eval(config(tmp_path / "kept.st", **kept, **given)).document.rows[0].stored_scores
@@ -199,7 +247,7 @@ def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(here, t
     model, out = tmp_path / "m.st", tmp_path / "r.json"
     model.write_bytes((here / "m0-stored.st").read_bytes())
     line = (
-        "eval", str(model), "--data", DATA, "--near", f"others={NEAR}", "--ood-score", "knn", "--no-latency",
+        "eval", str(model), "--data", DATA, "--near", f"others={NEAR}", "--ood-score", f"knn:k={K}", "--no-latency",
         "--device", "cpu", "-o", str(out), "--if-changed",
     )  # fmt: skip
 
@@ -211,7 +259,9 @@ def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(here, t
     assert "up to date" in said()
     assert "it was made with other options" in said("--fit", FIT)
     assert "it was made with other options" in said()
-    run_eval(config(here / "m0.st", store=model, force=True, fit=DataRef.parse(OTHER)))
+    run_eval(
+        config(here / "m0.st", store=model, force=True, fit=DataRef.parse(OTHER), val=DataRef.parse(VAL))
+    )
     assert "`m.st` is not what it was made of" in said()
     assert Report.read(out).rows[0].stored_scores[0].data.count == 80
 
@@ -219,8 +269,7 @@ def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(here, t
 @pytest.mark.parametrize(
     ("changes", "message", "hint"),
     [
-        ({"knn_k": 3}, "`--knn-k` has no effect without `--fit`", "--fit DATA"),
-        ({"store": "again.st"}, "`--store`: there is nothing to store", "--fit DATA"),
+        ({"store": "again.st"}, "`--store`: there is nothing to store", "--fit TRAIN"),
     ],
 )
 def test_what_has_no_effect_without_data_is_refused(tmp_path, changes, message, hint):

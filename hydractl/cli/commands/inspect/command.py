@@ -140,9 +140,8 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
         )
     if report.fitted is not None:
         scores, data = ", ".join(report.fitted.scores), report.fitted.data.reference
-        rows.append(
-            ("OOD scores", f"{scores}: fitted on {data}, {size(report.beside_bytes)} beside the weights")
-        )
+        cost = f"{size(report.beside_bytes)} beside the weights, {report.beside_macs / 1e6:.2g} M multiply-accumulates a sample"
+        rows.append(("OOD scores", f"{scores}: fitted on {data}, {cost}"))
     dtypes = (f"{name} ({counted(a.tensors, 'tensor')})" for name, a in report.dtypes.items())
     rows.append(("dtypes", ", ".join(dtypes)))
     if not report.predictions:
