@@ -20,7 +20,7 @@ from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Model
-from hydractl.heads.diverse import choose_diverse
+from hydractl.heads.member_masks import choose_diverse
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadScores, Mask
 from hydractl.manifest.header import InputFile
@@ -168,8 +168,10 @@ def _run_one(
         probs.append(logits.double().softmax(-1))
         inside.append(yardstick.outcomes(logits, labels))
     if yardstick.objective.needs_ood:
-        answers = data.team.iterate(_answers(model, data.ood, fixed_outputs))
-        outside = [yardstick.outcomes(logits, None) for logits, *_ in answers]
+        outside = [
+            yardstick.outcomes(logits, None)
+            for logits, *_ in data.team.iterate(_answers(model, data.ood, fixed_outputs))
+        ]
     value = values_of(yardstick.objective, Outcomes(_joined(inside), _joined(outside)))
     return torch.cat(probs), float(value[0])
 
@@ -353,8 +355,10 @@ def _sets(
 ) -> tuple[SetDiversity, SetDiversity, SetDiversity]:
     """Return how diverse the chosen set is, and those that `sample` would have drawn."""
     members = len(chosen)
-    groups = [range(at, at + members) for at in range(0, len(values) - members + 1, members)]
-    measured_sets = [_measured("sample", probs, values, group) for group in groups]
+    measured_sets = [
+        _measured("sample", probs, values, range(start, start + members))
+        for start in range(0, len(values) - members + 1, members)
+    ]
     mean = SetDiversity(
         name=f"mean of {counted(len(measured_sets), 'sample')}",
         objective=statistics.fmean(s.objective for s in measured_sets),

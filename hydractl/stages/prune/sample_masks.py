@@ -54,8 +54,12 @@ class Material:
 
     def sampling(self, members: int) -> Sampling:
         """Return how several masks are drawn."""
-        config = self.config
-        return Sampling(pool=config.pool, members=members, seed=config.seed, diverge_from=config.diverge_from)
+        return Sampling(
+            pool=self.config.pool,
+            members=members,
+            seed=self.config.seed,
+            diverge_from=self.config.diverge_from,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

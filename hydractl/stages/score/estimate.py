@@ -62,7 +62,9 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
         role: _spread(data, batches.get(role, 0))
         for role, data in (("id", job.id_data), ("ood", job.ood_data))
     }
-    measured = sum(_size(samples) for found in few.values() for samples in found)
+    measured = sum(
+        batch_of(samples.inputs) for batches_of_role in few.values() for samples in batches_of_role
+    )
     progress.step(f"Measuring on {measured} of {sum(counts.values())} samples")
     job_of_few = replace(job, id_data=few["id"], ood_data=few["ood"])
     with torch.inference_mode():
@@ -73,9 +75,8 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
         seconds = _timed(Circuit(job_of_few), sum(counts.values()) / measured)
     candidates, total = _summed(job, seconds, heads=total_heads(scored))
     dealt = sum(batches.values())
-    batch_bytes = (
-        sum(_bytes(samples) for found in few.values() for samples in found) * sum(counts.values()) // measured
-    )
+    measured_bytes = sum(_bytes(samples) for batches_of_role in few.values() for samples in batches_of_role)
+    batch_bytes = measured_bytes * sum(counts.values()) // measured
     weights = sum(p.nbytes for p in job.model.parameters())
     return Estimate(
         removals=removals,
@@ -166,10 +167,6 @@ def _highest(device: torch.device, work: Callable[[], object]) -> int:
     work()
     highest: int = torch.cuda.max_memory_allocated(device)
     return highest - before
-
-
-def _size(samples: Samples) -> int:
-    return batch_of(samples.inputs)
 
 
 def _bytes(samples: Samples) -> int:

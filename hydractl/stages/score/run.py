@@ -163,24 +163,24 @@ def open_inputs(config: ScoreConfig, opened: OpenModel, progress: Progress) -> S
 
 def _options(config: ScoreConfig, inputs: ScoreInputs, *, keep: int, removals: int) -> dict[str, OptionValue]:
     """Return the options that shape the scores, and no others."""
-    means = config.settings.budget_means
-    options: dict[str, OptionValue] = config.settings.options()
-    if means == BudgetMeaning.REMOVALS:
-        options["removals"] = removals
-    if means == BudgetMeaning.KEEP:
-        options["keep"] = keep
-    if means == BudgetMeaning.KEPT or (means == BudgetMeaning.CHOICE and config.budget is not None):
-        options["kept"] = total_heads(scored_towers(config, inputs.opened.header.architecture)) - removals
-    if config.entry.seeded or config.sample_limit is not None:
-        options["seed"] = config.seed
-    if config.entry.needs_data:
-        options |= {"batch_size": config.batch_size, "limit": config.sample_limit, "dtype": config.dtype}
-        options |= {"max_length": config.max_length}
-    if config.towers:
-        options["towers"] = config.towers
-    if inputs.classes is not None:
-        options |= {"classes": inputs.classes.names, "templates": inputs.classes.templates}
-    return {k: v for k, v in options.items() if v is not None}
+    means, reads, classes = config.settings.budget_means, config.entry.needs_data, inputs.classes
+    counts_kept = means == BudgetMeaning.KEPT or (means == BudgetMeaning.CHOICE and config.budget is not None)
+    heads = total_heads(scored_towers(config, inputs.opened.header.architecture))
+    options: dict[str, OptionValue] = {
+        **config.settings.options(),
+        "removals": removals if means == BudgetMeaning.REMOVALS else None,
+        "keep": keep if means == BudgetMeaning.KEEP else None,
+        "kept": heads - removals if counts_kept else None,
+        "seed": config.seed if config.entry.seeded or config.sample_limit is not None else None,
+        "batch_size": config.batch_size if reads else None,
+        "limit": config.sample_limit if reads else None,
+        "dtype": config.dtype if reads else None,
+        "max_length": config.max_length if reads else None,
+        "towers": config.towers or None,
+        "classes": None if classes is None else classes.names,
+        "templates": None if classes is None else classes.templates,
+    }
+    return {name: option for name, option in options.items() if option is not None}
 
 
 def _describe(
