@@ -12,19 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
+from hydractl.families import registry
 from hydractl.families.base import Described, Family, is_replaceable, place_of, without_wrapper
 from hydractl.families.config_checks import check_filled
 from hydractl.families.conversion import naming_import, trained_head_hint
 from hydractl.families.model_folder import answer_problem, check_weights
-from hydractl.families.registry import (
-    FAMILIES,
-    as_typed,
-    base_header,
-    describe_folder,
-    described_as,
-    expected_specs,
-    family_of,
-)
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization, steps_to
 from hydractl.messages import counted
@@ -132,9 +124,9 @@ def open_model(
     described = _describe(located, arch, checkpoint.specs, backbone=backbone)
     if described.lacks and not backbone:
         raise UnsupportedModelError(f"{reference}: {described.lacks}", hint=classifier_hint(reference))
-    family = FAMILIES[described.architecture.family]
-    header = base_header(described)
-    expected, stored = expected_specs(family, header), checkpoint.specs
+    family = registry.FAMILIES[described.architecture.family]
+    header = registry.base_header(described)
+    expected, stored = registry.expected_specs(family, header), checkpoint.specs
     if checkpoint.specs.keys() != expected.keys() and (
         names := without_wrapper(family, checkpoint.specs, expected)
     ):
@@ -176,7 +168,10 @@ def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbo
             trained is one, whatever the configuration says of the model that it was made of.
     """
     opened = OpenModel(
-        reference=reference, checkpoint=checkpoint, header=header, family=family_of(header.architecture)
+        reference=reference,
+        checkpoint=checkpoint,
+        header=header,
+        family=registry.family_of(header.architecture),
     )
     trained = any(step.command == "finetune" for step in steps_to(header.made_by))
     problem = None if trained else answer_problem(header.architecture.config, header.num_classes)
@@ -184,7 +179,9 @@ def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbo
         return opened
     if not backbone:
         raise UnsupportedModelError(f"{reference}: {problem}", hint=classifier_hint(reference))
-    remaining, _ = _without_classifier(opened.family, checkpoint, expected_specs(opened.family, header))
+    remaining, _ = _without_classifier(
+        opened.family, checkpoint, registry.expected_specs(opened.family, header)
+    )
     return replace(opened, checkpoint=remaining, lacks=problem)
 
 
@@ -230,7 +227,7 @@ def build_checked(
     dtype: torch.dtype | None = None,
 ) -> Model:
     """Build a model of `header`'s first mask from a state dict, after checking every name and shape; see `in_one_dtype`."""
-    check_tensors(where, {k: spec_of(v) for k, v in state.items()}, expected_specs(family, header))
+    check_tensors(where, {k: spec_of(v) for k, v in state.items()}, registry.expected_specs(family, header))
     _check_inputs(family, header, where)
     return family.build(header.architecture, header.masks[0], in_one_dtype(family, state, dtype))
 
@@ -290,7 +287,7 @@ def _accepts_images(architecture: str, size: tuple[int, int, int]) -> bool:
     import torch
 
     parsed = Architecture.model_validate_json(architecture)
-    model = family_of(parsed).build(parsed, full_mask(parsed.towers), None).to("meta")
+    model = registry.family_of(parsed).build(parsed, full_mask(parsed.towers), None).to("meta")
     images = torch.zeros(1, *size, dtype=model.dtype, device="meta")
     try:
         with torch.inference_mode():
@@ -343,14 +340,14 @@ def _describe(
 ) -> Described:
     if arch is not None:
         check_weights(located.reference, specs)
-        described = described_as(*parse_arch(arch))
+        described = registry.described_as(*parse_arch(arch))
         return replace(described, lacks=answer_problem({}, described.architecture.num_classes) or "")
     if located.config is None:
         raise CheckpointError(
             f"{located.reference}: does not say which architecture it is",
             hint="add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`",
         )
-    return describe_folder(located.path, located.config, specs, backbone=backbone)
+    return registry.describe_folder(located.path, located.config, specs, backbone=backbone)
 
 
 def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: Header) -> Checkpoint:
@@ -359,12 +356,12 @@ def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: He
 
 
 def _fresh(located: Located, seed: int) -> OpenModel:
-    described = described_as(located.arch or "", located.options)
+    described = registry.described_as(located.arch or "", located.options)
     if problem := answer_problem({}, described.architecture.num_classes):
         raise UnsupportedModelError(f"{located.reference}: {problem}")
-    family = FAMILIES[described.architecture.family]
-    header = base_header(described)
-    with as_typed(located.options):
+    family = registry.FAMILIES[described.architecture.family]
+    header = registry.base_header(described)
+    with registry.as_typed(located.options):
         state = family.initialise(described.architecture, seed)
         check_filled(described.architecture.name, state)
     return OpenModel(

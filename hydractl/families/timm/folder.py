@@ -12,14 +12,7 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described
 from hydractl.families.config_checks import check_values
 from hydractl.families.model_folder import COMMON_RULES, ModelFolder, Rule, answer_problem
-from hydractl.families.timm.models import (
-    TimmRow,
-    architecture_of,
-    check_covered,
-    create,
-    preprocess_of,
-    untagged,
-)
+from hydractl.families.timm import models
 from hydractl.manifest.header import Preprocess
 from hydractl.strict_json import compact
 
@@ -29,7 +22,7 @@ TO_THE_MODEL = ("input_size", "num_classes")
 """The fields of `pretrained_cfg` that timm gives to a constructor."""
 
 
-def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Described:
+def read_config(row: models.TimmRow, config: Mapping[str, object], folder: Path) -> Described:
     """Read a timm `config.json` as `timm.create_model("local-dir:FOLDER")` and `resolve_data_config` do.
 
     Raises:
@@ -41,9 +34,9 @@ def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Des
     if lacks:  # one class and the usual pooling stand in for those of a classifier to come
         options = {k: v for k, v in options.items() if (k, v) != ("global_pool", "")} | {"num_classes": 1}
         pretrained = {k: v for k, v in pretrained.items() if k != "label_names"}
-    name = untagged(str(config["architecture"]))  # a tag names settings, which the folder itself has
+    name = models.untagged(str(config["architecture"]))  # a tag names settings, which the folder itself has
     library = _created(name, options, pretrained)
-    check_covered(row, name, library)
+    models.check_covered(row, name, library)
     options |= {
         "num_classes": library.num_classes,
         "in_chans": library.in_chans,
@@ -56,7 +49,7 @@ def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Des
     except ValueError:  # which the rules refuse, unless the classifier is replaced
         labels = ()
     return Described(
-        architecture=architecture_of(row, name, options, library),
+        architecture=models.architecture_of(row, name, options, library),
         preprocess=preprocess,
         labels=labels,
         lacks=lacks,
@@ -135,7 +128,7 @@ def _created(name: str, options: Mapping[str, object], pretrained: Mapping[str, 
     config = {"architecture": name, "model_args": {**options}, "pretrained_cfg": {**pretrained}}
     with tempfile.TemporaryDirectory() as place:  # timm reads such a file from a folder alone
         (Path(place) / "config.json").write_text(compact(config), encoding="utf-8")
-        return create(name, options, source=f"local-dir:{place}")
+        return models.create(name, options, source=f"local-dir:{place}")
 
 
 def _num_classes(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> object:
@@ -199,7 +192,7 @@ def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noq
                 hint="correct `input_size`, or `img_size` in `model_args`",
             )
         size = built
-    return preprocess_of(data, size)
+    return models.preprocess_of(data, size)
 
 
 def _accepts_images(library: Any, size: Sequence[int]) -> bool:  # noqa: ANN401 - as above
