@@ -12,22 +12,15 @@ def after(name: str) -> None:
 
         register_model(hydractl)
         return
-    _transformers(name.rpartition(".")[2])
+    from hydractl.auto.config import HydraConfig  # noqa: PLC0415 - as above
 
-
-def _transformers(module: str) -> None:
-    from hydractl.hub.layout import TYPE  # noqa: PLC0415 - as above
-
-    if module == "configuration_auto":
+    if name.endswith(".configuration_auto"):
         from transformers.models.auto.configuration_auto import AutoConfig  # noqa: PLC0415 - as above
 
-        from hydractl.auto.config import HydraConfig  # noqa: PLC0415 - as above
-
-        AutoConfig.register(TYPE, HydraConfig, exist_ok=True)
-    elif module == "image_processing_auto":
+        AutoConfig.register(HydraConfig.model_type, HydraConfig, exist_ok=True)
+    elif name.endswith(".image_processing_auto"):
         from transformers.models.auto.image_processing_auto import AutoImageProcessor  # noqa: PLC0415 - as above
 
-        from hydractl.auto.config import HydraConfig  # noqa: PLC0415 - as above
         from hydractl.auto.image_processor import HydraImageProcessor  # noqa: PLC0415 - as above
 
         processor_classes: dict[str, type] = dict.fromkeys(("pil", "torchvision"), HydraImageProcessor)
@@ -36,7 +29,6 @@ def _transformers(module: str) -> None:
         from transformers.models.auto import modeling_auto  # noqa: PLC0415 - as above
 
         from hydractl.auto import models  # noqa: PLC0415 - as above
-        from hydractl.auto.config import HydraConfig  # noqa: PLC0415 - as above
 
         modeling_auto.AutoModelForImageClassification.register(
             HydraConfig, models.HydraForImageClassification, exist_ok=True
