@@ -20,8 +20,7 @@ from hydractl.checkpoint import BESIDE, Checkpoint
 from hydractl.data.batches import Batch
 from hydractl.errors import CheckpointError, InputError, OutputError
 from hydractl.fusion.features import FeatureExtractor
-from hydractl.manifest.header import Header
-from hydractl.manifest.threshold import Threshold
+from hydractl.manifest.header import Header, Threshold
 from hydractl.metrics.feature_scores import (
     TENSOR_SPECS,
     WITH_FEATURES,

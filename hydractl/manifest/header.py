@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from hydractl.manifest.document import Digest, Document, Key, OptionValue, StrictModel, Version
+from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, StrictModel, Version
 from hydractl.manifest.head_mask import WIDEST, Mask, TowerHeads, TowerKeep
-from hydractl.manifest.threshold import FittedScores, Threshold
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.strict_json import compact
 
@@ -219,6 +218,70 @@ class FusePlan(StrictModel):
     mlp: Literal["merge", "keep"]
     merge_trunk: int = Field(default=0, ge=0, exclude_if=lambda value: value == 0)
     own_from: int | None = Field(default=None, ge=0, exclude_if=lambda value: value is None)
+
+
+OpenShare = Annotated[float, Field(gt=0, lt=1)]
+"""A share that is neither nothing nor all."""
+
+
+class Threshold(StrictModel):
+    """Inputs are accepted whose OOD score is below a bound, and what is known of the answers to them.
+
+    With probability 1 - `delta` over the draw of the samples that it was found on, at most `risk` of the answers to accepted
+    inputs, drawn as these samples were, are wrong.
+
+    Attributes:
+        score: The name of the OOD score.
+        below: The bound.
+        risk: As above.
+        delta: As above.
+        count: How many samples it was found on.
+        accepted: How many of them it accepts.
+        errors: How many of these the model answers wrongly.
+        version: Of what scores that are fitted mean, `ood_scores.VERSION`.
+    """
+
+    score: str
+    below: float
+    risk: OpenShare
+    delta: OpenShare
+    count: int = Field(ge=1)
+    accepted: int = Field(ge=1)
+    errors: int = Field(ge=0)
+    version: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
+
+    @property
+    def coverage(self) -> float:
+        """The share of the samples that it accepts."""
+        return self.accepted / self.count
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.errors <= self.accepted <= self.count:
+            raise ValueError("errors, accepted, count: each is at most the next")
+        return self
+
+
+class FittedScores(StrictModel):
+    """OOD scores of features that a checkpoint holds as they were fitted, in tensors beside the weights.
+
+    Attributes:
+        scores: Their names.
+        data: What they were fitted on.
+        temperature: What the model's logits were divided by then.
+        version: Of what they mean, `ood_scores.VERSION`.
+    """
+
+    scores: tuple[str, ...] = Field(min_length=1)
+    data: Fingerprint
+    temperature: float = Field(default=1.0, gt=0)
+    version: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _check_names_once(self) -> Self:
+        if len({*self.scores}) < len(self.scores):
+            raise ValueError("scores: names one twice")
+        return self
 
 
 class Header(Document):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hydractl.manifest.curves import MOST_POINTS, Bins, Curves, Line
+from hydractl.manifest.report import MOST_POINTS, Bins, Curves, Line
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.classification import BINS
 from hydractl.metrics.compute import answered, scored

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import sqrt
 
-from hydractl.manifest.curves import Bins, Curves, Line, Origin
+from hydractl.manifest.report import Bins, Curves, Line, Origin
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import count, counted
 from hydractl.metrics.metric_spec import MetricNeeds

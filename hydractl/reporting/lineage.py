@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hydractl.manifest.curves import Origin
-    from hydractl.manifest.header import Header, InputFile, Step
+    from hydractl.manifest.header import Header, Step
+    from hydractl.manifest.report import Origin
 
 DIGEST_SHOWN = 12
 
@@ -36,22 +36,19 @@ def lineage(name: str, step: Step | None) -> Node:
     """Return the tree of a file; what several stages read is described where it comes first."""
     seen_digests: set[str] = set()
 
-    def grow(source: InputFile) -> Node:
-        is_repeated, step = source.sha256 in seen_digests, source.made_by
-        seen_digests.add(source.sha256)
+    def grow(name: str, sha256: str, step: Step | None) -> Node:
+        is_repeated = step is not None and sha256 in seen_digests
+        seen_digests.add(sha256)
+        inputs = () if step is None or is_repeated else step.inputs
         return Node(
-            name=source.name,
-            sha256=source.sha256,
+            name=name,
+            sha256=sha256,
             step="" if step is None else command_line(step),
-            is_repeated=is_repeated and step is not None,
-            made_of=() if step is None or is_repeated else tuple(map(grow, step.inputs)),
+            is_repeated=is_repeated,
+            made_of=tuple(grow(source.name, source.sha256, source.made_by) for source in inputs),
         )
 
-    return Node(
-        name=name,
-        step="" if step is None else command_line(step),
-        made_of=tuple(map(grow, step.inputs if step else ())),
-    )
+    return grow(name, "", step)
 
 
 def member_names(model: Header | Origin) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_curve
 
-from hydractl.manifest.curves import MOST_POINTS
+from hydractl.manifest.report import MOST_POINTS
 from hydractl.metrics.classification import ece
 from hydractl.metrics.curves import curves_of, histogram, reliability, risk_coverage, roc
 from hydractl.metrics.ood_ranking import auroc

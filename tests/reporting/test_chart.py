@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from hydractl.manifest.curves import Bins
 from hydractl.manifest.head_mask import TowerKeep
+from hydractl.manifest.report import Bins
 from hydractl.reporting.chart import (
     BOTTOM,
     HEIGHT,

@@ -11,8 +11,7 @@ from statistics import fmean, stdev
 import pytest
 
 from hydractl.errors import InputError
-from hydractl.manifest.curves import Bins
-from hydractl.manifest.report import Report, Value
+from hydractl.manifest.report import Bins, Report, Value
 from hydractl.reporting.chart import series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures

@@ -5,11 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from hydractl.manifest.curves import Bins, Curves, Line, Origin
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import InputFile, Step
-from hydractl.manifest.report import Report, Row, Shift, Value
+from hydractl.manifest.report import Bins, Curves, Line, Origin, Report, Row, Shift, Value
 from hydractl.metrics.registry import METRICS
 from support.builders import sha
 

@@ -12,9 +12,8 @@ from hydractl.data.encode import with_corruption
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Scores, WithOodScores
-from hydractl.manifest.curves import Origin
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.report import Row
+from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.compute import RowNumbers, ShiftNumbers, means, measure
 from hydractl.metrics.curves import curves_of

@@ -15,10 +15,9 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.predictions import Predictions
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.header import Header, InputFile
+from hydractl.manifest.header import FittedScores, Header, InputFile, Threshold
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.manifest.threshold import FittedScores, Threshold
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL

@@ -12,9 +12,8 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import check_threshold, default_score
 from hydractl.fusion.predictions import Bound, Predictions
-from hydractl.manifest.header import Header, Tokenization
+from hydractl.manifest.header import Header, Threshold, Tokenization
 from hydractl.manifest.report import Report
-from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.metrics.registry import TEMPERATURE
 from hydractl.progress import Progress
