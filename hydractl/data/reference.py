@@ -211,7 +211,7 @@ class DataRef:
         named_refs: tuple[tuple[str | None, Self], ...]
         if source.startswith(PREFIX):
             named_refs = tuple(
-                (preset.name, cls._of(preset.source, preset.options)) for preset in find(source, options)
+                (name, cls._of(place, place_options)) for name, place, place_options in find(source, options)
             )
         else:
             named_refs = ((None, cls._of(source, options)),)

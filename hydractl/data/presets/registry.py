@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from hydractl.data.presets.images import IMAGES
@@ -20,23 +19,8 @@ FETCH = "https://github.com/Jingkang50/OpenOOD/blob/main/scripts/download/downlo
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in (*IMAGES, *TEXTS)})
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedPreset:
-    """One data set of those that a reference names.
-
-    Attributes:
-        name: What tables call it.
-        source: Where it lies.
-        options: What a reference says after `::`.
-    """
-
-    name: str
-    source: str
-    options: Mapping[str, str]
-
-
-def find(source: str, user_options: Mapping[str, str]) -> tuple[ResolvedPreset, ...]:
-    """Return the data sets that a reference names.
+def find(source: str, user_options: Mapping[str, str]) -> tuple[tuple[str, str, dict[str, str]], ...]:
+    """Return the data sets that a reference names: of each what tables call it, where it lies, and its options there.
 
     Args:
         source: `preset:NAME`, or `preset:NAME/SETS` for sets that are out-of-distribution to it: a role, or one's name.
@@ -52,15 +36,14 @@ def find(source: str, user_options: Mapping[str, str]) -> tuple[ResolvedPreset, 
     if folder is not None and preset.benchmark is None:
         raise UsageError(f"`{source}::{OPENOOD}={folder}`: OpenOOD has no lists for it", hint="leave it out")
     if not slash:
-        return (ResolvedPreset(name, *_source_of_split(preset, chosen.pop(SPLIT, TEST), folder, chosen)),)
+        return ((name, *_source_of_split(preset, chosen.pop(SPLIT, TEST), folder, chosen)),)
     if SPLIT in chosen:
         raise UsageError(
             f"`{source}::{SPLIT}={chosen[SPLIT]}`: what is out-of-distribution has one part",
             hint="leave it out, or name the set by itself",
         )
     return tuple(
-        ResolvedPreset(ood_set.name, *_outside(preset, ood_set, folder, chosen))
-        for ood_set in _named(preset, sets)
+        (ood_set.name, *_outside(preset, ood_set, folder, chosen)) for ood_set in _named(preset, sets)
     )
 
 

@@ -19,9 +19,9 @@ from typing_extensions import override
 from hydractl.data.datasets import Content
 from hydractl.data.decoding import read_bytes
 from hydractl.data.reference import LIST_SUFFIX, DataRef
-from hydractl.data.sources.tables import ArrowTable, DataTable, ImageFiles, Read, folder_of
+from hydractl.data.sources.tables import ArrowTable, DataTable, ImageFiles, Read, folder_of, readable
 from hydractl.data.sources.text import read_text
-from hydractl.errors import DataError, reason_of
+from hydractl.errors import DataError
 from hydractl.strict_json import NotJSONError, parse
 
 Rows = list[dict[str, object]]
@@ -246,16 +246,13 @@ class ParquetTable(ArrowTable):
                 return False
             return True
 
-        try:
+        with readable(path, "Parquet"):
             table = pq.read_table(path)
             unknown = {column.name: str(column.type) for column in table.schema if not is_known(column)}
-            readable = table.select([name for name in table.column_names if name not in unknown])
+            known_columns = table.select([name for name in table.column_names if name not in unknown])
             # the library's own reader would leave a copy in its cache
-            dataset = datasets.Dataset(datasets.table.InMemoryTable(readable))
-        # the latter are what the library's notes in a file's metadata end in that are none
-        except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
-            raise DataError(f"{path}: cannot be read as Parquet: {reason_of(error)}") from error
-        if unknown and not readable.column_names:
+            dataset = datasets.Dataset(datasets.table.InMemoryTable(known_columns))
+        if unknown and not known_columns.column_names:
             types = ", ".join(f"`{name}` ({kind})" for name, kind in unknown.items())
             raise DataError(f"{path}: holds no column of a type that can be read, but {types}")
         return cls(dataset, ref, where=str(path), unknown=unknown)

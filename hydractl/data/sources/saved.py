@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydractl.data.reference import IMAGE_SUFFIXES, DataRef
 from hydractl.data.sources.folder import is_hidden
-from hydractl.data.sources.tables import ArrowTable, choose, quiet
-from hydractl.errors import DataError, reason_of
+from hydractl.data.sources.tables import ArrowTable, choose, quiet, readable
+from hydractl.errors import DataError
 from hydractl.progress import Progress
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -39,7 +37,7 @@ def open_saved(ref: DataRef, progress: Progress) -> ArrowTable:
 
     root = next(filter(_is_saved, _roots(ref)))
     progress.step(f"Reading {ref.source}")
-    with _readable(root, "what `save_to_disk` of datasets writes"), quiet():
+    with readable(root, "what `save_to_disk` of datasets writes"), quiet():
         dataset: Any = datasets.load_from_disk(root)
         if isinstance(dataset, datasets.DatasetDict):
             dataset = dataset[choose(ref, "split", ref.split, [*dataset])]
@@ -71,7 +69,7 @@ def open_listed(ref: DataRef, progress: Progress) -> ArrowTable:
         raise DataError(f"{root}: `{ref.split}` has no metadata file", hint="leave `split=` out")
     progress.step(f"Reading {root}")
     with (
-        _readable(root, "images with a metadata file", hint=_METADATA_HINT),
+        readable(root, "images with a metadata file", hint=_METADATA_HINT),
         quiet(),
         TemporaryDirectory() as cache,
     ):
@@ -109,14 +107,3 @@ def _splits(root: Path) -> list[str]:
     """Return the sub-folders, if each of them holds a metadata file."""
     folders = [path for path in root.glob("*/") if not is_hidden(path.name)]
     return sorted(path.name for path in folders) if all(map(_metadata, folders)) else []
-
-
-@contextmanager
-def _readable(root: Path, format_name: str, *, hint: str | None = None) -> Iterator[None]:
-    import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
-
-    try:
-        yield
-    # the latter are what malformed files of the library's own end in
-    except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DataError(f"{root}: cannot be read as {format_name}: {reason_of(error)}", hint=hint) from error

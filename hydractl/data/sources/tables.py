@@ -336,6 +336,22 @@ def _translated(ref: DataRef) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def readable(path: Path, format_name: str, *, hint: str | None = None) -> Iterator[None]:
+    """Refuse what the libraries cannot read as a format.
+
+    Raises:
+        DataError: Saying why.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
+
+    try:
+        yield
+    # the latter are what malformed files of the library's own, and its notes in the metadata of others, end in
+    except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DataError(f"{path}: cannot be read as {format_name}: {reason_of(error)}", hint=hint) from error
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Let the library draw no bars and ask the Hub alone, no counter of downloads elsewhere and no `datasets-server.HOST`.
 

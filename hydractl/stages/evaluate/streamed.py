@@ -19,8 +19,14 @@ from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading
 from hydractl.data.reference import ENDLESS_HINT
 from hydractl.data.sources.column_roles import LabelReader
-from hydractl.data.sources.multi_pass import StreamDigest, StreamDigestBuilder, digests_of, marks_of
-from hydractl.data.sources.stream import BATCHES, ItemStream
+from hydractl.data.sources.stream import (
+    BATCHES,
+    ItemStream,
+    StreamDigest,
+    StreamDigestBuilder,
+    digests_of,
+    marks_of,
+)
 from hydractl.errors import DataError
 from hydractl.manifest.document import Fingerprint
 from hydractl.model_inputs import Inputs

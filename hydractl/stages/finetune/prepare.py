@@ -19,7 +19,7 @@ from hydractl.data.encode import (
 from hydractl.data.labels import first_names, required_labels, training_labels
 from hydractl.data.matching import filled_names, match_classes
 from hydractl.data.names import folded
-from hydractl.data.sources.multi_pass import Shuffled
+from hydractl.data.sources.stream import Shuffled
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import Family
 from hydractl.families.load import OpenModel, check_tensors, open_model

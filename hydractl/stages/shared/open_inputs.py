@@ -15,7 +15,7 @@ from hydractl.data.encode import check_reads, limited, open_items
 from hydractl.data.labels import required_labels
 from hydractl.data.matching import match_classes
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.multi_pass import DIGEST
+from hydractl.data.sources.stream import DIGEST
 from hydractl.families.load import OpenModel, open_model
 from hydractl.messages import quoted
 from hydractl.model_inputs import Inputs, inputs_like

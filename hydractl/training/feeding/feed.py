@@ -16,7 +16,7 @@ from typing_extensions import override
 from hydractl.data.batches import epoch_order
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading
-from hydractl.data.sources.multi_pass import Shuffled
+from hydractl.data.sources.stream import Shuffled
 from hydractl.manifest.header import Tokenization
 from hydractl.model_inputs import Inputs
 from hydractl.training.accelerator import Share

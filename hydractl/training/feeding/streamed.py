@@ -16,7 +16,7 @@ from typing_extensions import override
 from hydractl.data.datasets import ImageSet, ImageStore, Items, Text, TextSet
 from hydractl.data.encode import Reading, check_augment, of_kind
 from hydractl.data.preprocess import sample_seed
-from hydractl.data.sources.multi_pass import Shuffled
+from hydractl.data.sources.stream import Shuffled
 from hydractl.data.tokenize import tokenize
 from hydractl.manifest.header import Tokenization
 from hydractl.model_inputs import Inputs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.multi_pass import DIGEST
+from hydractl.data.sources.stream import DIGEST
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores, TowerScores

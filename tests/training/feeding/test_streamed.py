@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hydractl.data.encode import open_items, open_stream
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.multi_pass import ROWS, Shuffled
+from hydractl.data.sources.stream import ROWS, Shuffled
 from hydractl.errors import DataError
 from hydractl.families.load import open_model
 from hydractl.model_inputs import map_inputs
