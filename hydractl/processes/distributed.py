@@ -129,16 +129,8 @@ def answering_device(name: str) -> torch.device:
     return pick_device(name) if world_size() == 1 else own_device(name)
 
 
-class Meeting(NamedTuple):
-    """Where processes meet: a table of texts that all share, this one's number, and how many there are."""
-
-    store: Store
-    rank: int
-    world: int
-
-
-def meeting(purpose: str) -> Meeting:
-    """Return where the processes of this run leave each other notes.
+def meeting(purpose: str) -> tuple[Store, int, int]:
+    """Return where the processes of this run leave each other notes, this one's number, and how many there are.
 
     Raises:
         RuntimeError: If the launcher cannot be reached.
@@ -149,7 +141,7 @@ def meeting(purpose: str) -> Meeting:
     notes, rank_here, world = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE_S)))
     # a process may meet the others several times under one launcher, and must not find what was left the last time
     times = notes.add(f"hydractl/{purpose}/{rank_here}", 1)
-    return Meeting(PrefixStore(f"hydractl/{purpose}/{times}", notes), rank_here, world)
+    return PrefixStore(f"hydractl/{purpose}/{times}", notes), rank_here, world
 
 
 def follow_leader(purpose: str) -> None:

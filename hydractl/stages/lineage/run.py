@@ -106,23 +106,20 @@ def _open(reference: str) -> Checkpoint:
 
 
 def _verified(file: str, recorded: tuple[InputFile, ...]) -> Verified:
-    document = file.lower().endswith(JSON)
-    checkpoint = None if document else _open(file)
+    checkpoint = None if file.lower().endswith(JSON) else _open(file)
     try:
         digest = checkpoint.digest if checkpoint else digest_file(Path(file))
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
     name = Path(file).name
-    source_of_digest = next((source for source in recorded if source.sha256 == digest), None)
-    if source_of_digest is not None:
-        header = checkpoint.header if checkpoint else None
-        forged = header is not None and header.made_by != source_of_digest.made_by
-        problem = (
-            f"tells of itself what the lineage does not tell of `{source_of_digest.name}`" if forged else ""
-        )
-        return Verified(file=file, sha256=digest, read_as=source_of_digest.name, problem=problem)
-    called = next((source for source in recorded if source.name == name), None)
-    if called is not None:
-        problem = f"is not the `{name}` that was read, {called.sha256}"
-        return Verified(file=file, sha256=digest, read_as=name, problem=problem)
+    for source in recorded:
+        if source.sha256 == digest:
+            header = checkpoint.header if checkpoint else None
+            forged = header is not None and header.made_by != source.made_by
+            problem = f"tells of itself what the lineage does not tell of `{source.name}`" if forged else ""
+            return Verified(file=file, sha256=digest, read_as=source.name, problem=problem)
+    for source in recorded:
+        if source.name == name:
+            problem = f"is not the `{name}` that was read, {source.sha256}"
+            return Verified(file=file, sha256=digest, read_as=name, problem=problem)
     return Verified(file=file, sha256=digest, problem="no stage read a file of this name or content")

@@ -104,14 +104,13 @@ def check_ours(paths: Iterable[Path]) -> None:
 
 
 def _read(paths: Sequence[Path]) -> dict[str, Report]:
-    paths_by_digest: dict[str, str] = {}
+    paths_by_digest: dict[str, Path] = {}
     reports: list[Report] = []
     for path in paths:
-        report = Report.read(path)
-        first_path = paths_by_digest.setdefault(report.digest(), str(path))
-        if len(paths_by_digest) == len(reports):
+        reports.append(Report.read(path))
+        first_path = paths_by_digest.setdefault(reports[-1].digest(), path)
+        if len(paths_by_digest) < len(reports):
             raise InputError(f"{path}: is the same report as {first_path}", hint="name each report once")
-        reports.append(report)
     names = distinct_names(["stdin" if path == STDIN else str(path) for path in paths])
     return dict(zip(names, reports, strict=True))
 
@@ -123,7 +122,7 @@ def _files(
     figure_list = tuple(figures(compared))
     files: dict[Path, bytes] = {}
     if config.figures is not None:
-        files |= _pictures(config, config.figures, figure_list, output_lock, progress)
+        files = _pictures(config, config.figures, figure_list, output_lock, progress)
     if config.out is not None:
         is_html = config.form == PAGE
         text = page(compared, figure_list) if is_html else markdown(compared, _places(config, figure_list))

@@ -22,8 +22,8 @@ def findings(report: Report, *, against: Sequence[str], hydras: Sequence[str]) -
         hydras: Names of the hydras' rows.
     """
     values_by_metric = {
-        ACCURACY: {row.name: _share(row.values["accuracy"].value) for row in report.rows},
-        AUROC: {row.name: _share(row.means["all"]["auroc"]) for row in report.rows},
+        ACCURACY: {row.name: round(row.values["accuracy"].value, 3) for row in report.rows},
+        AUROC: {row.name: round(row.means["all"]["auroc"], 3) for row in report.rows},
     }
     best = "; ".join(f"best {metric}: {_best(values)}" for metric, values in values_by_metric.items())
     compared = [
@@ -33,10 +33,6 @@ def findings(report: Report, *, against: Sequence[str], hydras: Sequence[str]) -
         for name in hydras
     ]
     return (f"{best[0].upper()}{best[1:]}.", *compared, _interval(report))
-
-
-def _share(value: float) -> float:
-    return round(value, 3)
 
 
 def _best(values: Mapping[str, float]) -> str:
@@ -64,9 +60,6 @@ def _interval(report: Report) -> str:
     values = [row.values["accuracy"] for row in report.rows]
     halves = [(v.high - v.low) / 2 for v in values if v.low is not None and v.high is not None]
     sentence = f"The test set has n = {values[0].count} samples"
-    if not halves:
-        return f"{sentence}."
-    return (
-        f"{sentence}; the 95 % interval of an accuracy is ± {max(halves):.3f} at its widest, "
-        "so smaller differences may be chance."
-    )
+    if halves:
+        sentence += f"; the 95 % interval of an accuracy is ± {max(halves):.3f} at its widest, so smaller differences may be chance"
+    return f"{sentence}."

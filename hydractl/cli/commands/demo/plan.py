@@ -146,10 +146,8 @@ class Experiment:
         )  # fmt: skip
 
     def _prune(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
-        base, circuit = (
-            str(out / "base.st"),
-            ("--scores", str(out / "circuit.json"), "--remove", str(self.removed)),
-        )
+        base = str(out / "base.st")
+        circuit = ("--scores", str(out / "circuit.json"), "--remove", str(self.removed))
         return (
             ("prune", base, *(f"--scores={out / name}.json" for name in TAYLOR), "--keep", str(self.kept_per_layer), "--per-layer",
              "-o", str(out / "taylor-{i}.st")),
@@ -166,16 +164,15 @@ class Experiment:
         )  # fmt: skip
 
     def _fuse(self, out: Path) -> tuple[tuple[str, ...], ...]:
-        merged = (
-            "fuse",
-            *_checkpoints(out, BRANCHES),
-            "--merge-trunk",
-            str(self.trunk),
-            "-o",
-            str(out / "hydra.st"),
-        )
         return (
-            merged,
+            (
+                "fuse",
+                *_checkpoints(out, BRANCHES),
+                "--merge-trunk",
+                str(self.trunk),
+                "-o",
+                str(out / "hydra.st"),
+            ),
             *(
                 ("fuse", *_checkpoints(out, names, tuned=True), "-o", str(out / f"hydra-{kind}.st"))
                 for kind, names in (("taylor", TAYLOR), ("circuit", CIRCUIT))

@@ -225,17 +225,14 @@ class _Reader:
             self._outputs[name] = []
             lines = []
             for params in self._repeated(table, where):
-                line = self._line(command, values, params, where)
-                self._letters += sum(map(len, line))
+                lines.append(tuple(self._line(command, values, params, where)))
+                self._letters += sum(map(len, lines[-1]))
                 _check_letters(self._letters, where, MOST_LETTERS_OF_LINES)
-                self._outputs[name] += self._parsed(command, line, where)
-                lines.append(tuple(line))
+                self._outputs[name] += self._parsed(command, lines[-1], where)
             yield Stage(name=name, lines=tuple(lines))
 
     def _command(self, name: object, where: str) -> TyperCommand:
-        command_names = [
-            name_of_command for name_of_command in self._tree.commands if name_of_command != "run"
-        ]
+        command_names = [known_name for known_name in self._tree.commands if known_name != "run"]
         if name not in command_names:
             problem = "has no `command`" if name is None else f"`{name}` is no command"
             raise InputError(
@@ -344,10 +341,9 @@ def _typed_option(option: Any, key: str, value: object, option_texts: Sequence[s
         return [names[0]] if names else []
     if isinstance(value, bool):
         raise InputError(f"{where}: is no flag, and needs a value")
-    texts = option_texts if option.multiple else [",".join(option_texts)]
     name = option.opts[0]
     return [
         part
-        for text in texts
+        for text in (option_texts if option.multiple else [",".join(option_texts)])
         for part in ([f"{name}={text}"] if text.startswith("-") and name.startswith("--") else [name, text])
     ]
