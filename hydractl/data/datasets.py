@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, NamedTuple, Self, TypeAlias
@@ -24,6 +24,11 @@ LABELS_HINT = (
 )
 Text: TypeAlias = "str | tuple[str, str]"
 """One text, or two that belong together, as a premise and a hypothesis do."""
+
+
+def change_text(text: Text, change: Callable[[str], str]) -> Text:
+    """Return a text changed, or both of two that belong together, the first one first."""
+    return change(text) if isinstance(text, str) else (change(text[0]), change(text[1]))
 
 
 class Content(StrEnum):

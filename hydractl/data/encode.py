@@ -20,7 +20,7 @@ from hydractl.data.batches import (
 )
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.corruptions.texts import corrupted_text
-from hydractl.data.datasets import Content, ImageSet, Items, Text, TextSet
+from hydractl.data.datasets import Content, ImageSet, Items, Text, TextSet, change_text
 from hydractl.data.open_dataset import open_data, stream_data
 from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
 from hydractl.data.reference import ENDLESS_HINT, DataRef
@@ -283,10 +283,7 @@ def with_corruption(items: Items, corruption: Corruption) -> Items:
 
 def _corrupted(text: Text, corruption: Corruption, place: int) -> Text:
     random = np.random.default_rng(sample_seed(*corruption.seeded(place)))
-    if isinstance(text, str):
-        return corrupted_text(text, corruption, random)
-    first, second = (corrupted_text(part, corruption, random) for part in text)
-    return first, second
+    return change_text(text, lambda part: corrupted_text(part, corruption, random))
 
 
 def check_augment(how: Reading, augment: tuple[str, ...]) -> None:

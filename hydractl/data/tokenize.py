@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import Batch
+from hydractl.data.datasets import Text, change_text
 from hydractl.errors import (
     CheckpointError,
     DataError,
@@ -45,7 +46,6 @@ from hydractl.strict_json import parse
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from hydractl.data.datasets import Text
     from hydractl.manifest.header import Tokenization
 
 CHUNK = 1024
@@ -127,11 +127,12 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
             f"{special} {'is a special one' if special == 1 else 'are special ones'}",
             hint=f"add `--max-length {2 * special + 1}` or more",
         )
+    shorten = partial(_shortened, tokenizer=tokenizer, how=how)
     ids, segments, lengths = [], [], []
     for begin in range(0, len(texts), CHUNK):
         with _translated("fails on the texts"):
             encodings = tokenizer.encode_batch_fast(
-                [_shortened(text, tokenizer, how) for text in texts[begin : begin + CHUNK]]
+                [change_text(text, shorten) for text in texts[begin : begin + CHUNK]]
             )
         lengths += [len(encoding.ids) for encoding in encodings]
         ids.append(torch.tensor([*chain.from_iterable(e.ids for e in encodings)], dtype=torch.int32))
@@ -143,15 +144,11 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
     return tokens
 
 
-def _shortened(text: Text, tokenizer: Tokenizer | PythonTokenizer, how: Tokenization) -> Text:
-    """Return a text, both of a pair, without what lies far beyond `max_length`: the whole would be tokenised before it is cut."""
-    if isinstance(text, str):
-        return _shortened_part(text, tokenizer, how)
-    return _shortened_part(text[0], tokenizer, how), _shortened_part(text[1], tokenizer, how)
+def _shortened(text: str, tokenizer: Tokenizer | PythonTokenizer, how: Tokenization) -> str:
+    """Return a text without what lies far beyond `max_length`: the whole would be tokenised before it is cut.
 
-
-def _shortened_part(text: str, tokenizer: Tokenizer | PythonTokenizer, how: Tokenization) -> str:
-    """Return twice as much of a text as makes `max_length` tokens, so that the tokens at the cut are not among them."""
+    Twice as much stays as makes `max_length` tokens, so that the tokens at the cut are not among them.
+    """
     length = max(SHORT, CHARACTERS * how.max_length)
     while 2 * length < len(text):
         part = text[-length:] if how.truncation_side == "left" else text[:length]
