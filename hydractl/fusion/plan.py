@@ -165,7 +165,8 @@ class Fusion:
         self.merge_trunk = merge_trunk
         self.fates = {name: self._fate(name) for name in self.same}
         self.specs = {
-            name: fused_spec(self.family, name, fate, self._specs(name)) for name, fate in self.fates.items()
+            name: fused_spec(self.family, name, fate, [c.specs[name] for c in self.checkpoints])
+            for name, fate in self.fates.items()
         }
 
     @property
@@ -201,9 +202,6 @@ class Fusion:
         """Return a fused tensor in memory, from the same bytes that are written."""
         return tensor_of(self.specs[name], self.chunks(name))
 
-    def _specs(self, name: str) -> list[TensorSpec]:
-        return [c.specs[name] for c in self.checkpoints]
-
     def _fate(self, name: str) -> Fate:
         if self._owned(name):
             return Fate.GROUPED
@@ -211,7 +209,7 @@ class Fusion:
             return Fate.SHARED
         if not self._averaged(name):
             return Fate.GROUPED
-        if not (spec := self._specs(name)[0]).is_floating:
+        if not (spec := self.checkpoints[0].specs[name]).is_floating:
             raise CheckpointError(
                 f"tensor `{name}` differs between the members and is {spec.dtype}, of which there is no mean",
                 hint="were the members made of one model? `--merge-trunk 0 --mlp keep` averages nothing",
@@ -232,8 +230,7 @@ class Fusion:
 
     def _identical(self, name: str) -> bool:
         """Compare bytes in lockstep and stop at the first difference."""
-        specs = self._specs(name)
-        if any(s != specs[0] for s in specs):
+        if any(c.specs[name] != self.checkpoints[0].specs[name] for c in self.checkpoints):
             return False
         streams = zip(
             *(map(bytes, c.spans[name].pieces()) for c in self.checkpoints), strict=True

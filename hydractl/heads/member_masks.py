@@ -112,8 +112,9 @@ def random_masks(shape: Shape, *, removals: int, sampling: Sampling) -> tuple[di
         ValueError: If there are fewer heads than `removals`, or fewer distinct masks than members.
     """
     source = random.Random(f"random-{sampling.seed}")  # noqa: S311 - reproducible, not secret
-    order = _shuffled(sorted(all_heads(shape)), source=source)
-    return sample_masks(order, shape, removals=removals, sampling=sampling)
+    return sample_masks(
+        _shuffled(sorted(all_heads(shape)), source=source), shape, removals=removals, sampling=sampling
+    )
 
 
 def random_masks_per_layer(

@@ -99,8 +99,10 @@ def _best(material: Material, progress: Progress) -> DrawnMasks:
             progress.warn(
                 f"member {i} loses {counted(count, 'head')}: before layer {config.diverge_from} it keeps what member 0 keeps"
             )
-    removal_counts = [{"removed": count} for count in removed] if config.diverge_from else ()
-    return DrawnMasks(masks=shared, member_options=removal_counts)
+    return DrawnMasks(
+        masks=shared,
+        member_options=[{"removed": count} for count in removed] if config.diverge_from else (),
+    )
 
 
 def _best_of(

@@ -158,8 +158,7 @@ def _summed(job: ScoreJob, seconds: Timed, *, heads: int) -> tuple[int, float]:
 def _highest(device: torch.device, work: Callable[[], object]) -> int:
     """Return the most bytes that are in use at once for a piece of work."""
     if device.type != "cuda":
-        peak = Peak()
-        with peak:
+        with Peak() as peak:
             work()
         return peak.highest
     torch.cuda.reset_peak_memory_stats(device)

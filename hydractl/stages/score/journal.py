@@ -79,10 +79,8 @@ class ScoreJournal(Log):
             "fingerprint": self.fingerprint,
             "baseline": self.baseline,
         } | ({"settings": dict(self.settings)} if self.settings else {})
-        last = len(self.recorded) - 1
-        removals = [
-            _document(r, self.memory if i == last else NOTHING_LEARNT) for i, r in enumerate(self.recorded)
-        ]
+        removals = [_document(removal, NOTHING_LEARNT) for removal in self.recorded[:-1]]
+        removals += [_document(removal, self.memory) for removal in self.recorded[-1:]]
         self.chain = ""
         return "".join(map(self._line, (first, *removals)))
 
