@@ -158,7 +158,8 @@ def _summed(job: ScoreJob, seconds: Timed, *, heads: int) -> tuple[int, float]:
 def _highest(device: torch.device, work: Callable[[], object]) -> int:
     """Return the most bytes that are in use at once for a piece of work."""
     if device.type != "cuda":
-        with Peak() as peak:
+        peak = Peak()
+        with peak:
             work()
         return peak.highest
     torch.cuda.reset_peak_memory_stats(device)
