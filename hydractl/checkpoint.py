@@ -281,8 +281,9 @@ def write_checkpoint(
 
 def _head(names: Sequence[str], specs: Mapping[str, TensorSpec], header: Header | None) -> bytes:
     """Return a file's first bytes: the length of the header, and the header."""
-    metadata = {"format": "pt"} | ({METADATA_KEY: header.to_metadata()} if header else {})
-    table: dict[str, object] = {"__metadata__": metadata}
+    table: dict[str, object] = {
+        "__metadata__": {"format": "pt"} | ({METADATA_KEY: header.to_metadata()} if header else {})
+    }
     offset = 0
     for name in names:
         end = offset + specs[name].size_bytes

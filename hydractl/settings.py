@@ -255,8 +255,11 @@ def _as_typed(config: object, name: str, *values: object) -> str:
     if any(value is False for value in values):
         return setting.option_names[0].split("/")[-1]
     option = setting.option(name.rpartition(".")[-1])
-    shown_values = [value for value in values if value is not True and value is not None]
-    texts = [",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in shown_values]
+    texts = [
+        ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        for value in values
+        if value is not True and value is not None
+    ]
     return (" " if option.startswith("-") else "=").join((option, *texts))
 
 
@@ -317,9 +320,8 @@ def flag(setting: Setting, *, on: bool = False) -> Any:  # noqa: ANN401 - as abo
 
 def declared(config: type[Any]) -> Mapping[str, Setting]:
     """Return the declarations of a dataclass's fields by their names, in order."""
-    declarations = {f.name: f.metadata.get(KEY) for f in fields(config)}
     return MappingProxyType(
-        {name: setting for name, setting in declarations.items() if isinstance(setting, Setting)}
+        {f.name: f.metadata[KEY] for f in fields(config) if isinstance(f.metadata.get(KEY), Setting)}
     )
 
 

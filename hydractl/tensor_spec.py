@@ -60,8 +60,7 @@ def common_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:
     """Return the smallest dtype that holds every floating-point tensor; float32 for 8 bits, in which nothing is computed."""
     import torch  # noqa: PLC0415 - as above
 
-    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
-    dtypes = [tensor.dtype if tensor.itemsize > 1 else torch.float32 for tensor in floating]
+    dtypes = [t.dtype if t.itemsize > 1 else torch.float32 for t in tensors if t.is_floating_point()]
     return reduce(torch.promote_types, dtypes or [torch.float32])
 
 

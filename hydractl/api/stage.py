@@ -42,8 +42,11 @@ class StageFunction(NamedTuple):
     @property
     def options(self) -> tuple[Option, ...]:
         """The options, those without a name first; a call has a report to return, so nothing is left as it is."""
-        command_options = (o for o in options_of(self.config) if o.name != "if_changed")
-        call_options = [o._replace(default=...) if o.name in self.needs else o for o in command_options]
+        call_options = [
+            o._replace(default=...) if o.name in self.needs else o
+            for o in options_of(self.config)
+            if o.name != "if_changed"
+        ]
         return tuple(sorted(call_options, key=lambda o: not o.setting.positional))
 
     @property
@@ -165,8 +168,12 @@ _PROGRESS = inspect.Parameter(
 
 def keyword_of(option: Option) -> str:
     """Return the name of an option's argument: the option's own, `min_lr_rate` for `--min-lr-rate`."""
-    words = [word for form in option.setting.option_names for word in form.split("/")]
-    named = [word[2:].replace("-", "_") for word in words if word.startswith("--")]
+    named = [
+        word[2:].replace("-", "_")
+        for form in option.setting.option_names
+        for word in form.split("/")
+        if word.startswith("--")
+    ]
     return option.name if option.name in named or not named else named[0]
 
 

@@ -274,8 +274,9 @@ class HydraForSequenceClassification(HydraModel):  # type: ignore[no-untyped-cal
     ) -> Any:  # noqa: ANN401 - an output or a tuple
         """Return the ensemble's log-probabilities and what members say, for tokens (B, T)."""
         by_name = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        inputs = {name: value for name, value in by_name.items() if value is not None}
-        return self._answer(inputs, labels, return_dict)
+        return self._answer(
+            {name: value for name, value in by_name.items() if value is not None}, labels, return_dict
+        )
 
 
 def _places(model: HydraModel) -> dict[str, tuple[int, str]]:

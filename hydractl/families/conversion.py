@@ -50,11 +50,12 @@ def trained_head_hint(
     heads = [n for n in expected if n.endswith(".weight") and place_of(family, n).part == "head"]
     if len(heads) != 1 or heads[0] in map(partial(name_in_memory, family), specs):
         return None
-    same_shape = [n for n in specs if n.endswith(".weight") and specs[n].shape == expected[heads[0]].shape]
     stems = [
         n.removesuffix(".weight")
-        for n in same_shape
-        if n not in expected and place_of(family, n).layer is None
+        for n in specs.keys() - expected.keys()
+        if n.endswith(".weight")
+        and specs[n].shape == expected[heads[0]].shape
+        and place_of(family, n).layer is None
     ]
     if len(stems) != 1:
         return None

@@ -214,8 +214,9 @@ def load_model(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model:
     """
     if opened.header.kind == Kind.HYDRA:
         raise CheckpointError(f"{opened.reference}: is a hydra; a base or a member is wanted here")
-    state = opened.checkpoint.tensors()
-    return build_checked(opened.family, opened.header, state, where=opened.reference, dtype=dtype)
+    return build_checked(
+        opened.family, opened.header, opened.checkpoint.tensors(), where=opened.reference, dtype=dtype
+    )
 
 
 def build_checked(

@@ -73,9 +73,10 @@ def architecture_differences(ours: Architecture, theirs: Architecture) -> tuple[
     Returns:
         Options with their values, or `of another shape`; empty where there is no difference.
     """
-    parts = ("library", "family", "towers", "num_classes", "pooling")
     differing_parts = tuple(
-        f"{part}={getattr(ours, part)}" for part in parts if getattr(ours, part) != getattr(theirs, part)
+        f"{part}={getattr(ours, part)}"
+        for part in ("library", "family", "towers", "num_classes", "pooling")
+        if getattr(ours, part) != getattr(theirs, part)
     )
     if ours == theirs or differing_parts:
         return differing_parts

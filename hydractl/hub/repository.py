@@ -182,8 +182,11 @@ def _commit(
 def _files(api: HfApi, name: str, revision: str) -> dict[str, RepoFile]:
     from huggingface_hub import RepoFile  # noqa: PLC0415 - as above
 
-    tree = api.list_repo_tree(name, recursive=True, revision=revision)
-    return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+    return {
+        entry.path: entry
+        for entry in api.list_repo_tree(name, recursive=True, revision=revision)
+        if isinstance(entry, RepoFile)
+    }
 
 
 def settled(

@@ -66,9 +66,10 @@ def wrap(library: Any, towers: Mapping[str, Paired], head_numbers: Mapping[str, 
     """Return the model whose parts are the library model's own modules; `head_numbers` are each tower's and layer's heads."""
     towers_by_name = {}
     for name, paired in towers.items():
-        images = partial(embed_images, encoder=paired.encoder)
         ends = Ends(
-            embed=images if name == "vision" else partial(_embed_texts, paired=paired),
+            embed=partial(embed_images, encoder=paired.encoder)
+            if name == "vision"
+            else partial(_embed_texts, paired=paired),
             read=partial(_read, paired=paired),
             reads=READS.get(paired.pick),
         )

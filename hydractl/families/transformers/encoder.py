@@ -83,8 +83,11 @@ class EncoderNames:
     @property
     def before(self) -> tuple[str, ...]:
         """Prefixes of the embedding's tensors."""
-        names = (*self.embed, self.rotary, self.shared_bias, *self.beside, *self.unread)
-        return tuple(f"{self.model}.{name}." for name in names if name)
+        return tuple(
+            f"{self.model}.{name}."
+            for name in (*self.embed, self.rotary, self.shared_bias, *self.beside, *self.unread)
+            if name
+        )
 
     @property
     def after(self) -> tuple[str, ...]:

@@ -101,11 +101,10 @@ def _pooling_modes(folder: ModelFolder) -> list[str]:
     pooling_config = folder.read(f"{next(modules, '1_Pooling')}/config.json")
     if mode := pooling_config.get("pooling_mode"):
         return [str(mode)] if isinstance(mode, str) else [str(name) for name in mode]
-    chosen = [
-        key for key, value in pooling_config.items() if key.startswith("pooling_mode_") and value is True
-    ]
     return [
-        key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in chosen
+        key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
+        for key, value in pooling_config.items()
+        if key.startswith("pooling_mode_") and value is True
     ]
 
 
