@@ -362,6 +362,8 @@ def fuse(
     own_from: int | None = ...,
     data: str | Path | None = ...,
     temperature: str | Path | float | None = ...,
+    fit: str | Path | None = ...,
+    val: str | Path | None = ...,
     max_length: int | None = ...,
     batch_size: int | None = ...,
     num_workers: str | int | None = ...,
@@ -387,6 +389,8 @@ def fuse(
         own_from: Let members own everything from block L on, and readout and head, even while it is equal: to train the hydra.
         data: Labelled data to measure on what merging did: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         temperature: Store a temperature: the number that, dividing all logits, lowers the NLL most on this labelled held-out data. Or the number.
+        fit: Store the OOD score `energy+density`, fitted on this labelled training data. `predict` then uses it.
+        val: Held-out ID data, not part of `--fit`, that the score is standardized on.
         max_length: Tokens of a text at most; default: as many as the model reads.
         batch_size: Samples in one forward pass (default 64).
         num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.

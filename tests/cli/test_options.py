@@ -138,6 +138,8 @@ COMPANIONS = {
     "lineage": {"verify": ("b.st",)},
     "fuse": {
         "max_loss": ("--merge-trunk", "auto", "--data", "digits"),
+        "fit": ("--val", "digits"),
+        "val": ("--fit", "digits"),
         **dict.fromkeys(("max_length", "batch_size", "num_workers", "device"), ("--data", "digits")),
     },
     "inspect": {

@@ -46,10 +46,19 @@ COMMANDS = {
             "--no-latency",
         ),
         *("--compare", "Both={images},{images}", "--temperature", "digits::split=val,classes=0-6,limit=31"),
-        *("--ood-score", "energy,mi,knn,vim", "--bootstrap", "5", "--threshold-for", "risk<=0.99"),
+        *(
+            "--ood-score",
+            "energy,mi,knn,vim,energy+density,mahalanobis:alpha=0",
+            "--bootstrap",
+            "5",
+            "--threshold-for",
+            "risk<=0.99",
+        ),
         *(
             "--fit",
             "digits::split=train,classes=0-6,limit=50",
+            "--val",
+            "digits::split=val,classes=0-6,limit=31",
             "--corrupt",
             "gaussian-noise:3",
             "--analyse",
@@ -71,6 +80,12 @@ COMMANDS = {
             "digits::split=val,classes=0-6,limit=31",
         ),
         *("--merge-trunk", "auto", "--max-loss", "9", "--force-merge", "-o", "{out}.st"),
+        *(
+            "--fit",
+            "digits::split=train,classes=0-6,limit=50",
+            "--val",
+            "digits::split=val,classes=0-6,limit=31",
+        ),
     ),
     "prune-diverse": (
         *("prune", "{images}", *OF_DIGITS, "--strategy", "diverse", "--ood", OOD, "--scores", "{scores}"),

@@ -25,12 +25,13 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
     Tensors that are equal in all members are stored and computed once. MLPs that differ are averaged; everything
     else that differs is kept for each member. With --merge-trunk L all that differs before block L is averaged instead,
     and members keep their last blocks whole: for members that were tuned from one set of weights. Under `torchrun` processes
-    share the batches of `--data` and `--temperature`.
+    share the batches of `--data`, `--temperature`, `--fit` and `--val`.
 
     Examples:
       hydractl fuse a.st b.st c.st -o hydra.st
       hydractl fuse a.st b.st c.st --merge-trunk 8 -o hydra.st
       hydractl fuse a.st b.st c.st --merge-trunk auto --max-loss 0.01 --data val/ --temperature val/ -o hydra.st
+      hydractl fuse a.st b.st c.st --fit train/ --val val/ --temperature val/ -o hydra.st
       hydractl fuse seed0.st seed1.st seed2.st --mlp keep -o ensemble.st
       hydractl fuse base.st base.st base.st --own-from 4 -o hydra.st
       hydractl fuse clip0.st clip1.st clip2.st --classes cat,dog --template "A photo of a {label}." -o hydra.st
@@ -58,6 +59,11 @@ def render(report: FuseReport, out: Console) -> None:
     line(out, f"Trunk: {report.trunk} of {counted(report.layers, 'block')} run once{merged}")
     if report.temperature != 1:
         line(out, f"Temperature: {report.temperature:g}")
+    if report.ood_scores:
+        line(
+            out,
+            f"OOD score: {', '.join(report.ood_scores)}, {size(report.ood_scores_bytes)} beside the weights",
+        )
     if report.measured is not None:
         measured(report.measured, out)
     if report.gap is not None:

@@ -18,12 +18,13 @@ from hydractl.messages import counted, listed
 from hydractl.metrics.classification import CALIBRATED
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_ranking import TPR
-from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES
+from hydractl.metrics.ood_scores import MSP, SCORES
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.selective_threshold import THRESHOLD, sources_of_stored
+from hydractl.stages.shared.fit_ood_scores import held_in_both
 from hydractl.stages.shared.open_inputs import held_twice
 
 FEW = 100
@@ -51,11 +52,8 @@ def of_data(
         contents: The digests of its items, as `DIGEST`.
     """
     yield from _shared(config, contents)
-    if config.standardized_on is not None and (twice := int(np.isin(contents[VAL], contents[FIT]).sum())):
-        yield (
-            f"{twice} of {len(contents[VAL])} samples of `--val` are in `--fit`: `{ENERGY_DENSITY}` weighs the density as if all inputs "
-            "were as near as training data"
-        )
+    if config.standardized_on is not None and (doubt := held_in_both(contents[VAL], contents[FIT])):
+        yield doubt
     if len(config.ood_val) == 1:
         yield (
             f"the score is chosen on `{config.ood_val[0].name}` alone: one that is best for near OOD data may be worse for far, and the "

@@ -61,12 +61,13 @@ def _with_ood_scores(
     team: ProcessGroup,
     progress: Progress,
 ) -> WithOodScores:
-    if data.fit is not None:
-        training = FitOn(*data.fit, data.held_out)
-        return fitted_beside(model, file, config.fitted, training, team, progress)
     name = file.reference
+    extractor = FeatureExtractor.of(model, file.family, name=name)
+    if data.fit is not None:
+        training = FitOn(*data.fit, file.header.preprocess, data.held_out)
+        return fitted_beside(extractor, config.fitted, training, team, progress, name=name)
     scores = Scores.stored(file.checkpoint, file.header, scores=config.fitted, name=name)
-    return scores.of(FeatureExtractor.of(model, file.family, name=name), name=name)
+    return scores.of(extractor, name=name)
 
 
 def stored_scores(

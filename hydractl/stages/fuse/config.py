@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.metrics.ood_scores import ENERGY_DENSITY
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import (
     CheckedSettings,
@@ -58,6 +59,24 @@ class Measuring(shared.WithTemperature, CheckedSettings):
             panel=MEASURING,
         ),
     )
+    fit: DataRef | None = by_default(
+        None,
+        replace(
+            shared.FIT,
+            help=f"Store the OOD score `{ENERGY_DENSITY}`, fitted on this labelled training data. `predict` then uses it.",
+            panel=MEASURING,
+            needs=Constraint("val", why=f"`{ENERGY_DENSITY}` is standardized on held-out ID data"),
+        ),
+    )
+    val: DataRef | None = setting(
+        None,
+        "Held-out ID data, not part of `--fit`, that the score is standardized on.",
+        parse=DataRef.parse,
+        metavar=shared.DATA_METAVAR,
+        panel=MEASURING,
+        role=Role.DATA,
+        only_with="fit",
+    )
     max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, panel=MEASURING))
     batch_size: int = by_default(
         64, replace(shared.BATCH_SIZE, help="Samples in one forward pass (default 64).", panel=MEASURING)
@@ -83,15 +102,20 @@ class Measuring(shared.WithTemperature, CheckedSettings):
         if how and not measuring.refs:
             raise UsageError(
                 f"{' and '.join(how)}: no effect, as no model runs on data",
-                hint="add `--data DATA` or `--temperature DATA`, or leave it out",
+                hint="add `--data DATA`, `--temperature DATA` or `--fit TRAIN --val VAL`, or leave it out",
             )
         return measuring
 
     @property
-    def refs(self) -> dict[str, DataRef]:
-        """The data by the option that names them."""
+    def labelled(self) -> dict[str, DataRef]:
+        """The data that hydras are measured and calibrated on, by the option that names them."""
         named = {"--data": self.data, "--temperature": self.heldout}
         return {option: ref for option, ref in named.items() if ref is not None}
+
+    @property
+    def refs(self) -> tuple[DataRef, ...]:
+        """All data that models run on."""
+        return (*self.labelled.values(), *(ref for ref in (self.fit, self.val) if ref is not None))
 
 
 NOT_MEASURED = Measuring()

@@ -82,7 +82,7 @@ class MergeEvaluator:
             )
         self.how = limited(first.header.preprocess, self.measuring.max_length, model=first.reference)
         self.sets: dict[DataRef, LabelledSet] = {}
-        for option, ref in self.measuring.refs.items():
+        for option, ref in self.measuring.labelled.items():
             if ref not in self.sets:
                 self.sets[ref] = self._opened(ref, option)
 
@@ -93,7 +93,7 @@ class MergeEvaluator:
             inputs=PreparedData(
                 items,
                 batch_size=self.measuring.batch_size,
-                limit_bytes=CACHE_BYTES // len(self.measuring.refs),
+                limit_bytes=CACHE_BYTES // len(self.measuring.labelled),
                 deal=BatchShare(self.team.rank, self.team.world),
             ),
             labels=labels,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from hydractl.families.load import OpenModel
+from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.header import Header, InputFile, Kind
+from hydractl.manifest.header import FittedScores, Header, InputFile, Kind
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.shared.output_record import make_step
 
@@ -74,12 +77,18 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What is written: fused tensors and a temperature; what was measured of them, and the data that this took."""
+    """What is written: fused tensors, a temperature and OOD scores; what was measured of them, and the data that this took."""
 
     fusion: Fusion
     temperature: float
     measured: Measured | None = None
+    scores: Scores | None = None
+    fitted: FittedScores | None = None
     sources: tuple[InputFile, ...] = ()
+
+    def beside(self) -> dict[str, Tensor]:
+        """Return the tensors that are stored beside the weights."""
+        return {} if self.scores is None else self.scores.tensors()
 
 
 def make_header(
@@ -96,6 +105,7 @@ def make_header(
             "own_from": config.own_from,
             "max_loss": config.max_loss,
             "temperature": config.measuring.given_temperature,
+            "fitted": None if outcome.fitted is None else outcome.fitted.scores,
             "max_length": config.measuring.max_length,
             "force_merge": config.force_merge or None,
             "classes": config.naming.names or None,
@@ -113,6 +123,7 @@ def make_header(
             "masks": tuple(m.header.masks[0] for m in members),
             "plan": fusion.plan,
             "temperature": outcome.temperature,
+            "fitted": outcome.fitted,
             "made_by": step,
         }
     )

@@ -30,8 +30,10 @@ from hydractl.stages.fuse.result import UNKNOWN_DIGEST, Measured, Outcome, make_
 from hydractl.stages.shared.finite import check_weights, warn_refusing
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.zero_shot_classes import with_classes
+from hydractl.tensor_spec import spec_of, tensor_bytes
 
 if TYPE_CHECKING:
+    from hydractl.stages.fuse.fit_scores import ScoreFitter
     from hydractl.stages.fuse.merge_quality import MergeEvaluator
 
 MAX_SHOWN = 3
@@ -67,6 +69,8 @@ class FuseReport:
         members_bytes: What the members take apart.
         gap: How far the hydra is from them on a random batch; None unless that was verified.
         measured: What merging did on labelled data; None without any.
+        ood_scores: The names of the OOD scores that it stores.
+        ood_scores_bytes: What they take beside the weights.
     """
 
     path: Path
@@ -80,6 +84,8 @@ class FuseReport:
     members_bytes: int
     gap: Gap | None
     measured: Measured | None
+    ood_scores: tuple[str, ...]
+    ood_scores_bytes: int
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -111,11 +117,13 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         temperature = starting_temperature(config.measuring, members)
         members = _name_classes(config, members, progress)
         evaluator = _open_evaluator(config, members, temperature, team, progress)
+        fitter = _open_fitter(config, members, team, progress)
         # The lineage wants the members' digests. A file is written while they are computed, and its header last;
         # a pipe has to wait for them.
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
         fusion = _compare(config, members, progress)
         outcome = evaluator.choose(fusion) if evaluator else Outcome(fusion=fusion, temperature=temperature)
+        outcome = fitter.add(outcome) if fitter else outcome
         _warn_of_no_effect(config, outcome.fusion, progress)
         if config.verify or is_stream(config.out):
             hashing.result()
@@ -137,7 +145,7 @@ def _open_members(
             [config.out],
             output_lock,
             models=members,
-            data=config.measuring.refs.values(),
+            data=config.measuring.refs,
             files=[config.naming.file],
         )
     check_members(config, members)
@@ -166,11 +174,23 @@ def _open_evaluator(
     progress: Progress,
 ) -> MergeEvaluator | None:
     """Return what measures hydras, if there are data to do it on."""
-    if not config.measuring.refs:
+    if not config.measuring.labelled:
         return None
     from hydractl.stages.fuse.merge_quality import MergeEvaluator  # noqa: PLC0415 - runs models on data: not needed to fuse
 
     return MergeEvaluator(config, members, temperature, team, progress)
+
+
+def _open_fitter(
+    config: FuseConfig, members: Sequence[OpenModel], team: ProcessGroup, progress: Progress
+) -> ScoreFitter | None:
+    """Return what fits the hydra's OOD score, if there are data to do it on."""
+    fit, val = config.measuring.fit, config.measuring.val
+    if fit is None or val is None:
+        return None
+    from hydractl.stages.fuse.fit_scores import ScoreFitter  # noqa: PLC0415 - as above
+
+    return ScoreFitter.open(config, members, (fit, val), team, progress)
 
 
 def _compare(config: FuseConfig, members: Sequence[OpenModel], progress: Progress) -> Fusion:
@@ -264,9 +284,13 @@ def _write(
 
     with publish_models(output_lock) as begin:
         header = make_header(config, members, outcome, digest=digest)
-        specs, chunks = outcome.fusion.specs, outcome.fusion.chunks
+        beside = outcome.beside()
         write_checkpoint(
-            begin(config.out, header), specs, chunks, header=header, final=final if digest else None
+            begin(config.out, header),
+            outcome.fusion.specs | {name: spec_of(tensor) for name, tensor in beside.items()},
+            lambda name: [tensor_bytes(beside[name])] if name in beside else outcome.fusion.chunks(name),
+            header=header,
+            final=final if digest else None,
         )
 
 
@@ -309,4 +333,6 @@ def _report(
         members_bytes=sum(m.checkpoint.size_bytes for m in members),
         gap=gap,
         measured=outcome.measured,
+        ood_scores=() if outcome.fitted is None else outcome.fitted.scores,
+        ood_scores_bytes=0 if outcome.scores is None else outcome.scores.size,
     )

@@ -119,8 +119,8 @@ class FeatureScore:
             DataError: If the score cannot be fitted on such data.
         """
         source, opened, config = self.source, self.opened, self.config
+        extractor = FeatureExtractor.of(model, opened.family, name=opened.reference)
         if isinstance(source, Scores):
-            extractor = FeatureExtractor.of(model, opened.family, name=opened.reference)
             return source.of(extractor, name=opened.reference)
         inputs = PreparedData(
             source.items,
@@ -129,8 +129,8 @@ class FeatureScore:
             name=FIT,
             deal=BatchShare(team.rank, team.world),
         )
-        training = FitOn(inputs, source.labels)
-        return fitted_beside(model, opened, [self.name], training, team, progress)
+        training = FitOn(inputs, source.labels, opened.header.preprocess)
+        return fitted_beside(extractor, [self.name], training, team, progress, name=opened.reference)
 
 
 def _open_fit(

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from hydractl.families.load import OpenModel
+from hydractl.data.encode import Reading
 from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.fusion.features import FeatureExtractor
-from hydractl.metrics.ood_scores import options_of
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, options_of
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.stages.shared.predictions import Predictor, PreparedData
+from hydractl.stages.shared.predictions import PreparedData
 
 
 class FitOn(NamedTuple):
@@ -22,43 +23,54 @@ class FitOn(NamedTuple):
     Attributes:
         inputs: Of which this process has its batches.
         labels: Shape (N,), the model's classes.
+        how: How the model reads them.
         held_out: Held-out ID data, likewise; None where no score needs them.
     """
 
     inputs: PreparedData
     labels: Tensor
+    how: Reading
     held_out: PreparedData | None = None
 
 
+def held_in_both(held_out: np.ndarray, training: np.ndarray) -> str | None:
+    """Return what is doubtful of `--val` that holds samples of `--fit`, given what tells their items, as `DIGEST`; None if nothing."""
+    twice = int(np.isin(held_out, training).sum())
+    return (
+        f"{twice} of {len(held_out)} samples of `--val` are in `--fit`: `{ENERGY_DENSITY}` weighs the density as if all inputs were as "
+        "near as training data"
+        if twice
+        else None
+    )
+
+
 def fitted_beside(
-    model: Predictor,
-    opened: OpenModel,
+    extractor: FeatureExtractor,
     scores: Sequence[str],
     on: FitOn,
     team: ProcessGroup,
     progress: Progress,
+    *,
+    name: str,
 ) -> WithOodScores:
     """Return a model beside OOD scores that are fitted for it; the data goes through it once.
 
     Args:
-        model: In evaluation mode.
-        opened: What it was made of.
+        extractor: Of the model.
         scores: Names from `metrics.feature_scores.FITS`.
         on: The data.
         team: Who has the other batches.
         progress: Sees the batches pass.
+        name: What messages call the model.
 
     Raises:
-        UnsupportedModelError: If the model has no features.
         DataError: If a score cannot be fitted on such data.
     """
-    name = opened.reference
-    how = opened.header.preprocess
     with_scores = WithOodScores.fit(
-        FeatureExtractor.of(model, opened.family, name=name),
+        extractor,
         scores,
-        (on.inputs.tracked(how, name, progress), on.labels),
-        () if on.held_out is None else on.held_out.tracked(how, name, progress),
+        (on.inputs.tracked(on.how, name, progress), on.labels),
+        () if on.held_out is None else on.held_out.tracked(on.how, name, progress),
         name=name,
         team=team,
     )
