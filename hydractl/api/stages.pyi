@@ -388,7 +388,7 @@ def fuse(
         force_merge: Average members whose lineage does not tell that one base is theirs.
         own_from: Let members own everything from block L on, and readout and head, even while it is equal: to train the hydra.
         data: Labelled data to measure on what merging did: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
-        temperature: Store a temperature: the number that, dividing all logits, lowers the NLL most on this labelled held-out data. Or the number.
+        temperature: Store a temperature, by which all logits are divided: fitted on this labelled held-out data, or this number.
         fit: Store the OOD score `energy+density`, fitted on this labelled training data. `predict` then uses it.
         val: Held-out ID data, not part of `--fit`, that the score is standardized on.
         max_length: Tokens of a text at most; default: as many as the model reads.
@@ -459,7 +459,7 @@ def evaluate(
         near: OOD data close to it.
         far: OOD data far from it; also photos, noise, manual, letters.
         compare: One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, `laplace:MODEL::val=DATA,data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around checkpoints.
-        temperature: Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. Or the number. On top of what a checkpoint stores.
+        temperature: Labelled held-out data to fit a temperature on, by which each row's logits are divided; or the temperature. On top of what a checkpoint stores.
         corrupt: Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `all`, or of images gaussian-noise, shot-noise, impulse-noise, defocus-blur, glass-blur, motion-blur, zoom-blur, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg; of texts typos, drop, swap, case. `frost=DIR` adds these photographs.
         fit: Labelled training data, which OOD scores of features are fitted on, for each model.
         ood_val: Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs `--val`.

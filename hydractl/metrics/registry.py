@@ -20,8 +20,8 @@ _OTHERS = (
         name=TEMPERATURE,
         column="T",
         definition="What the logits of every member are divided by before its softmax, for all numbers of the "
-        "row: given, or the minimum of the NLL on the data set `temperature` (Guo et al. 2017), times what the checkpoint "
-        "stores.",
+        "row: given, or fitted on the N samples of the data set `temperature` (Guo et al. 2017), where it minimises "
+        "N NLL(T) + (ln T)^2 / (2 * 0.5^2), times what the checkpoint stores.",
         needs=MetricNeeds.TEMPERATURE,
     ),
     Metric(

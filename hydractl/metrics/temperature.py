@@ -1,13 +1,15 @@
-"""Temperature scaling: one number that divides all logits, so that held-out labels become likeliest.
+"""Temperature scaling: one number T that divides all logits, fitted on held-out labels, with a prior around 1.
 
 Guo et al. (2017), section 4.2. A single model answers softmax(z / T). The members of an ensemble share one T: each one's
 logits are divided by it before the softmaxes are averaged, as torch-uncertainty does, and T is fitted on the NLL of
 that average. Log-probabilities stand for logits, because log_softmax(log_softmax(z) / T) = log_softmax(z / T).
 
-Where every held-out label is what some member says, the NLL stays finite as T goes to 0, for a single model it even falls to 0,
-and a T that calls every answer certain would win. Then a label counts with probability (N + 1) / (N + 2), as in Platt (1999),
-section 2.2, which is what N right answers of N make likely, and the other classes share the rest: the cross-entropy with that
-has a minimum.
+Few samples say little of T by themselves: where every label is the likeliest class, the NLL of a single model falls to 0 as T
+goes to 0. So T has a prior: ln T is normal with mean 0 and deviation 0.5. What is minimised is the negative log posterior,
+
+    N NLL(T) + (ln T)^2 / (2 * 0.5^2)
+
+The prior weighs as much for many samples as for few, so its share falls with N: of a thousand samples hardly anything is left.
 
 Axes: M members, N samples, C classes.
 """
@@ -17,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -27,6 +28,8 @@ from hydractl.metrics.checks import check_labels
 from hydractl.metrics.per_sample import Responses, StoredPredictions, at_labels
 
 LOWEST, HIGHEST = 0.05, 20.0
+DEVIATION = 0.5
+"""Of the prior on ln T."""
 LOG_TOLERANCE = 1e-6
 DIGITS = 6
 """Significant ones of a temperature that is stored: as many as its search tells."""
@@ -36,7 +39,8 @@ NUMBERS_AT_ONCE = 2**19  # in float64
 DIMS = 3
 
 
-class FittedTemperature(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FittedTemperature:
     """A temperature, and whether it is a bound of the search: the best one may lie beyond."""
 
     temperature: float
@@ -106,39 +110,48 @@ class Scaled:
             yield Scaled(member_predictions, self.temperature)
 
 
-def scaled_nll(
-    predictions: StoredPredictions | Tensor, labels: Tensor, temperature: float, *, doubt: float = 0.0
-) -> float:
+def scaled_nll(predictions: StoredPredictions | Tensor, labels: Tensor, temperature: float) -> float:
     """Return the mean of -log mean_m softmax(z_m / T)[label] in nats, in float64.
 
     Args:
         predictions: Finite natural logarithms, or logits, (M, N, C).
         labels: Shape (N,), integer, in 0..C-1.
         temperature: T > 0.
-        doubt: The weight that the other classes share: a cross-entropy with labels that are as uncertain. Needs C > 1.
     """
-    members, count, classes = predictions.shape
+    members, count, _ = predictions.shape
     total = 0.0
     for part, part_labels in _parts(predictions, labels):
         logits = part.double() / temperature
         right = (at_labels(logits, part_labels.long()) - logits.logsumexp(2)).logsumexp(0)
         total -= float(right.sum())
-        if doubt:
-            everything = logits.log_softmax(2).logsumexp(0).sum(1)
-            total += doubt * float((right - (everything - right) / (classes - 1)).sum())
     return total / count + math.log(members)
 
 
-def fit_temperature(predictions: StoredPredictions | Tensor, labels: Tensor) -> FittedTemperature:
-    """Return the temperature in [0.05, 20] whose NLL is the lowest, or where each label is said, as above.
+def common_temperature(temperatures: Sequence[float]) -> float:
+    """Return what all temperatures are; 1 where they differ."""
+    return temperatures[0] if len({*temperatures}) == 1 else 1.0
 
-    The NLL of a single model has one minimum, that of an ensemble may have several: the best of 17 values, evenly spaced in
-    log T, is refined by Brent's bounded search between its neighbours, until log T is known to 1e-6. What is minimised is
-    never above that of T = 1, which also is the answer where T makes no difference.
+
+def fit_temperature(
+    predictions: StoredPredictions | Tensor,
+    labels: Tensor,
+    *,
+    stored: float = 1.0,
+    deviation: float = DEVIATION,
+) -> FittedTemperature:
+    """Return the temperature in [0.05, 20] that is likeliest after these samples: N NLL(T) + (ln T)^2 / (2 deviation^2) is least.
+
+    There may be several minima: the best of 17 values, evenly spaced in log T, is refined by Brent's bounded search between its
+    neighbours, until log T is known to 1e-6. What is minimised is never above that of T = 1, so the NLL is not either. T is 1
+    where it makes no difference.
+
+    Where logits were divided by a stored temperature, the prior is on the product, which then is what T is for the raw logits.
 
     Args:
         predictions: Finite natural logarithms, or logits, (M, N, C); gone through again and again.
         labels: Shape (N,), integer, in 0..C-1.
+        stored: What the logits were divided by before.
+        deviation: Of ln T before any sample; infinite for the NLL alone.
 
     Raises:
         ValueError: If a shape is wrong or empty, a value is not finite or a label is out of range.
@@ -146,12 +159,15 @@ def fit_temperature(predictions: StoredPredictions | Tensor, labels: Tensor) -> 
     if len(predictions.shape) != DIMS or not math.prod(predictions.shape):
         raise ValueError(f"predictions must have {DIMS} non-empty axes, got shape {tuple(predictions.shape)}")
     check_labels(labels, samples=predictions.shape[1], classes=predictions.shape[2])
-    doubt = 1 / (len(labels) + 2) if _each_is_said(predictions, labels) else 0.0
+    if not all(bool(part.isfinite().all()) for part, _ in _parts(predictions, labels)):
+        raise ValueError("predictions must be finite")
 
     def cost(log_t: float) -> float:
-        return scaled_nll(predictions, labels, math.exp(log_t), doubt=doubt)
+        nll = scaled_nll(predictions, labels, math.exp(log_t))
+        return len(labels) * nll + ((log_t - center) / deviation) ** 2 / 2
 
     low, high = math.log(LOWEST), math.log(HIGHEST)
+    center = -math.log(stored)
     width = (high - low) / (STARTS - 1)
     costs = {log_t: cost(log_t) for log_t in (low + width * i for i in range(STARTS))}
     start = min(costs, key=costs.__getitem__)
@@ -159,26 +175,17 @@ def fit_temperature(predictions: StoredPredictions | Tensor, labels: Tensor) -> 
     refined = float(
         minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": LOG_TOLERANCE}).x
     )
-    costs = {0.0: cost(0.0), start: costs[start], refined: cost(refined)}  # the first of equals is taken
+    neutral = min(max(center, low), high)
+    costs = {
+        neutral: cost(neutral),
+        start: costs[start],
+        refined: cost(refined),
+    }  # the first of equals is taken
     best = min(costs, key=costs.__getitem__)
     for bound in (LOWEST, HIGHEST):
         if abs(best - math.log(bound)) < 2 * LOG_TOLERANCE:
             return FittedTemperature(bound, at_bound=True)
     return FittedTemperature(math.exp(best), at_bound=False)
-
-
-def _each_is_said(predictions: StoredPredictions | Tensor, labels: Tensor) -> bool:
-    """Return whether every label is the likeliest class of some member, and there are others that it might have been.
-
-    Raises:
-        ValueError: If a value is not finite.
-    """
-    all_said = predictions.shape[2] > 1
-    for part, part_labels in _parts(predictions, labels):
-        if not bool(part.isfinite().all()):
-            raise ValueError("predictions must be finite")
-        all_said = all_said and bool((part.argmax(2) == part_labels).any(0).all())
-    return all_said
 
 
 def _parts(predictions: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

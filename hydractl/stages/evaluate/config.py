@@ -85,8 +85,8 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         None,
         replace(
             shared.TEMPERATURE,
-            help="Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. "
-            "Or the number. On top of what a checkpoint stores.",
+            help="Labelled held-out data to fit a temperature on, by which each row's logits are divided; or the "
+            "temperature. On top of what a checkpoint stores.",
             panel=DATA,
             shows_default=False,
         ),

@@ -123,7 +123,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     config, data = run.config, run.data
     loaded, files, derived = derive(named, _load(run, models), models, data, run.progress)
     scored_models = with_ood_scores(loaded, files, data, config, run.keeping.team, run.progress)
-    scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files))
+    scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files), models)
     shift = _measure_corrupted(run, _row_models(loaded.models, loaded, files), scaling)
     analyses = run.analyst.of(named, loaded, models, predictions, scaling)
     if not run.leads:
@@ -172,11 +172,11 @@ def _row_models(
 
 
 def _predict(
-    run: Evaluation, name: str, row: Sequence[NamedPredictor]
+    run: Evaluation, name: str, row: Sequence[NamedPredictor], models: Sequence[OpenModel]
 ) -> tuple[Scaling, dict[str, StoredPredictions]]:
     """Return the temperature of a row and its predictions on every data set, scaled; in processes that do not lead none."""
     data = run.data
-    scaling = _scaling(run, name, row)
+    scaling = _scaling(run, name, row, _temperatures(models))
     predictions = {
         dataset: predict_together(row, inputs, run.keeping, progress=run.progress)
         for dataset, inputs in data.inputs.items()
@@ -187,13 +187,13 @@ def _predict(
     }
 
 
-def _scaling(run: Evaluation, name: str, row: Sequence[NamedPredictor]) -> Scaling:
+def _scaling(run: Evaluation, name: str, row: Sequence[NamedPredictor], stored: Sequence[float]) -> Scaling:
     """Return the temperature of a row: fitted on the held-out split, or the number of the configuration."""
     if run.data.heldout is not None:
         inputs, labels = run.data.heldout
         predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
         if predictions is not None:
-            return Scaling.fit(predictions, labels, row=name, progress=run.progress)
+            return Scaling.fit(predictions, labels, row=name, progress=run.progress, stored=stored)
     return Scaling(temperature=run.config.given_temperature)
 
 

@@ -54,8 +54,7 @@ class Measuring(shared.WithTemperature, CheckedSettings):
         None,
         replace(
             shared.TEMPERATURE,
-            help="Store a temperature: the number that, dividing all logits, lowers the NLL most on this labelled held-out data. "
-            "Or the number.",
+            help="Store a temperature, by which all logits are divided: fitted on this labelled held-out data, or this number.",
             panel=MEASURING,
         ),
     )

@@ -27,7 +27,7 @@ from hydractl.messages import counted
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, together
 from hydractl.metrics.registry import TEMPERATURE
-from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperature
+from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, common_temperature, fit_temperature
 from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT, Progress
@@ -260,24 +260,33 @@ class Scaling:
     fitted_on: int | None = None
 
     @classmethod
-    def fit(cls, predictions: StoredPredictions, labels: Tensor, *, row: str, progress: Progress) -> Self:
-        """Return the scaling with the lowest NLL on a held-out split, and warn if a bound of the search is it.
+    def fit(
+        cls,
+        predictions: StoredPredictions,
+        labels: Tensor,
+        *,
+        row: str,
+        progress: Progress,
+        stored: Sequence[float] = (),
+    ) -> Self:
+        """Return the scaling that is likeliest after a held-out split, and warn if a bound of the search is it.
 
         Args:
             predictions: There, by every member.
             labels: Shape (N,), in 0..C-1.
             row: What messages call the model.
             progress: Hears the result.
+            stored: The temperatures of the row's checkpoints, as in `values`.
         """
-        temperature, at_bound = fit_temperature(predictions, labels)
-        count = len(labels)
-        progress.step(f"{row}: temperature {temperature:.4f}, fitted on {counted(count, 'sample')}")
-        if at_bound:
+        fitted = fit_temperature(predictions, labels, stored=common_temperature(stored))
+        temperature = fitted.temperature
+        progress.step(f"{row}: temperature {temperature:.4f}, fitted on {counted(len(labels), 'sample')}")
+        if fitted.at_bound:
             progress.warn(
                 f"{row}: the temperature ended at {temperature:g}, a bound of the search ({LOWEST:g} to {HIGHEST:g}): "
-                f"{counted(count, 'held-out sample')} cannot tell it, or the model is not fit for the labels"
+                "the labels may not be those of the model, or the scale of its logits is unusual"
             )
-        return cls(temperature=temperature, fitted_on=count)
+        return cls(temperature=temperature, fitted_on=len(labels))
 
     def __call__(self, predictions: StoredPredictions) -> StoredPredictions:
         """Return what every member says once its logits are scaled, float32."""
@@ -293,7 +302,7 @@ class Scaling:
         Args:
             stored: The temperatures of the row's checkpoints; where they differ, only what they share is said.
         """
-        shared_temperature = stored[0] if len({*stored}) == 1 else 1.0
+        shared_temperature = common_temperature(stored)
         if self.temperature is None and shared_temperature == 1:
             return {}
         return {

@@ -154,7 +154,7 @@ def test_the_report_tells_the_split_and_the_definition(models, fitted):
     assert scaled.data.keys() - {"temperature"} == plain.data.keys()
 
 
-def test_logits_times_three_end_where_the_others_do(models):
+def test_logits_times_three_end_near_the_others_as_far_as_the_prior_lets_them(models):
     ear = Heard()
     loud, quiet = (
         run_eval(config(models / f"{name}.st", temperature=HELDOUT, near=NEAR), ear).document.rows[0]
@@ -162,8 +162,8 @@ def test_logits_times_three_end_where_the_others_do(models):
     )
     temperatures = [row.values.pop("temperature").value for row in (loud, quiet)]
 
-    assert temperatures[0] == pytest.approx(3 * temperatures[1], rel=1e-3)
-    assert numbers(loud.values) == pytest.approx(numbers(quiet.values), abs=1e-4)
+    assert temperatures[1] < 1 < temperatures[0] < 3 * temperatures[1]
+    assert numbers(loud.values)["nll"] == pytest.approx(numbers(quiet.values)["nll"], abs=0.02)
     assert not any("bound" in w for w in ear.warnings)
 
 
@@ -230,7 +230,7 @@ def test_a_bound_is_warned_of_and_the_result_is_said(models, tmp_path):
     sample = base()
     state = sample.state | {
         "head.weight": torch.zeros_like(sample.state["head.weight"]),
-        "head.bias": torch.tensor([0, 9.0, 0, 0, 0, 0, 0]),
+        "head.bias": torch.tensor([0, 90.0, 0, 0, 0, 0, 0]),
     }
     path = type(sample)(sample.header, state).save(tmp_path / "stubborn.st")
     ear = Heard()
@@ -241,7 +241,11 @@ def test_a_bound_is_warned_of_and_the_result_is_said(models, tmp_path):
 
     assert row.values["temperature"].value == 20
     assert "stubborn: temperature 20.0000, fitted on 9 samples" in ear.steps
-    assert any("stubborn: the temperature ended at 20, a bound" in w for w in ear.warnings)
+    assert any(
+        "stubborn: the temperature ended at 20, a bound of the search (0.05 to 20): the labels may not be those"
+        in w
+        for w in ear.warnings
+    )
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------
