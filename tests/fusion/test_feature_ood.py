@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import pytest
 import torch
 
+from hydractl.errors import OutputError
+from hydractl.fusion import feature_ood
 from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.metrics.feature_scores import FITS, Classifier
 from hydractl.metrics.per_sample import Responses
@@ -47,3 +51,29 @@ def test_fitting_holds_no_logits_of_the_whole_data():
     with Peak() as peak:
         WithOodScores.fit(Watching(), [*FITS], (batches, labels), name="m", team=ProcessGroup())
     assert peak.highest < LOGITS / 4
+
+
+def fitted(scores):
+    labels = torch.arange(SAMPLES) % 5
+    batches = torch.arange(SAMPLES).split(BATCH)
+    with_scores = WithOodScores.fit(Watching(), scores, (batches, labels), name="m", team=ProcessGroup())
+    return with_scores.scores.tensors()
+
+
+def test_features_that_lie_in_a_file_give_the_same_scores(monkeypatch):
+    in_memory = fitted([*FITS])
+    monkeypatch.setattr(feature_ood, "HELD_BYTES", 0)
+    in_file = fitted([*FITS])
+
+    assert in_memory.keys() == in_file.keys()
+    assert all(torch.equal(tensor, in_file[name]) for name, tensor in in_memory.items())
+
+
+def test_a_file_without_room_is_refused_before_the_data_are_read(monkeypatch):
+    monkeypatch.setattr(feature_ood, "HELD_BYTES", 0)
+    monkeypatch.setattr(feature_ood.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+
+    with pytest.raises(OutputError, match="the features of 1024 samples take") as caught:
+        fitted(["vim"])
+    assert "TMPDIR" in caught.value.hint
+    assert fitted(["relative-mahalanobis"])
