@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from hydractl.data.batches import epoch_order
 from hydractl.data.datasets import Content, ImageSet, Items
 from hydractl.data.labels import apply_class_options, normal_names
 from hydractl.data.reference import BUILT_IN_TEXTS, OF_IMAGES, SHARD_SUFFIX, DataRef, SourceKind
@@ -45,7 +46,7 @@ def open_data(
 ) -> Items:
     """Return the images or texts that a data reference selects.
 
-    The split comes first, then `classes`, `map` and `classes-by`, then `limit`, which spreads its items evenly over what is
+    The split comes first, then `classes`, `map` and `classes-by`, then `part`, then `limit`, which spreads its items evenly over what is
     left, so that data sorted by class keep all their classes.
 
     Args:
@@ -67,6 +68,9 @@ def open_data(
     _check_columns(ref, content)
     items = _opened(ref, content, progress, reads_labels=labelled or ref.reads_classes)
     items = apply_class_options(items, ref, progress)
+    if ref.part_of is not None:
+        number, parts = ref.part_of
+        items = items.subset(sorted(epoch_order(len(items), seed=0, epoch=0)[number - 1 :: parts].tolist()))
     if ref.limit is not None and ref.limit < len(items):
         items = items.subset(builtin.spread(len(items), ref.limit))
     if len(items) == 0:

@@ -33,6 +33,7 @@ SOURCES_HINT = (
 
 _HUB = re.compile(r"hf:(?P<repo>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@(?P<revision>[^@\s]+))?")
 _NATURAL = re.compile(r"[0-9]{1,18}")
+_PART = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
 
 
 class SourceKind(Enum):
@@ -56,7 +57,7 @@ BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.INTENTS, SourceKind.MANUAL, Sou
 BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS))
 """What the built-in sources are called."""
 _COLUMNS = frozenset({"image", "label", "text"})
-_SELECTION = frozenset({"classes", "classes-by", "limit", MAP})
+_SELECTION = frozenset({"classes", "classes-by", "limit", "part", MAP})
 OF_IMAGES = frozenset({"decode", "exif"})
 """Keys that say how images are decoded."""
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
@@ -92,6 +93,7 @@ class DataRef:
         classes_by: Take the classes in order for the model's, whatever their names: by `position`, as the data count them;
             by `number`, the last one in each name; or by the `alphabet`, as torchvision's ImageFolder does.
         map: Old and new names of classes; `classes` chooses by the old ones.
+        part: `K/N`, the K-th of N equal parts of what is left, drawn at random and always alike.
         limit: At most so many items, spread evenly over what is left.
         image: Column with the images.
         label: Column with the labels.
@@ -116,6 +118,7 @@ class DataRef:
     classes: tuple[str, ...] | None = None
     classes_by: str | None = None
     map: tuple[tuple[str, str], ...] | None = None
+    part: str | None = None
     limit: int | None = None
     image: str | None = None
     label: str | None = None
@@ -155,13 +158,18 @@ class DataRef:
                 f"`{self}`: `buffer` is for streams whose rows do not lie in memory",
                 hint="leave it out" if self.streaming else "add `streaming=true`, or leave it out",
             )
-        if self.endless and self.reads_classes:
-            self.check_ends()  # which classes there are is known at its end
+        if self.endless and (self.reads_classes or self.part):
+            self.check_ends()  # which classes, or how many items, there are is known at its end
 
     @property
     def reads_classes(self) -> bool:
         """Whether it chooses, renames or orders classes."""
         return not (self.classes is None and self.classes_by is None and self.map is None)
+
+    @property
+    def part_of(self) -> tuple[int, int] | None:
+        """K and N of `part`."""
+        return None if self.part is None else _part(self.part)
 
     @property
     def endless(self) -> bool:
@@ -338,6 +346,15 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
     return source, options
 
 
+def _part(text: str) -> tuple[int, int]:
+    match = _PART.fullmatch(text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(
+            f"`part={text}`: expected K/N, the K-th of N parts", hint="for example `val/::part=1/2`"
+        )
+    return int(match[1]), int(match[2])
+
+
 def _value(key: str, text: str) -> Any:  # noqa: ANN401 - of the field's type
     if key == "classes":
         return tuple(text.split("+"))
@@ -359,6 +376,8 @@ def _check_value(key: str, value: Any) -> None:  # noqa: ANN401 - of a program, 
     if key == MAP:
         check_pairs(value)
         return
+    if key == "part":
+        _part(value)
     items = value if isinstance(value, tuple) else (value,)
     if not items or not all(items):
         raise UsageError(f"the key `{key}` has an empty value", hint=f"write {key}=VALUE or leave it out")

@@ -64,3 +64,24 @@ def test_nothing_left(tmp_path, picture):
 
     with pytest.raises(DataError, match=r"t\.parquet::classes=never: no image is left"):
         open_data(f"{tmp_path / 't.parquet'}::classes=never")
+
+
+def test_parts_are_drawn_at_random_apart_and_all_there_is():
+    """Of sorted data each part has items from the first to the last; before `limit`, and always alike."""
+    whole = open_data("digits::split=val,classes=0-6")
+    parts = [open_data(f"digits::split=val,classes=0-6,part={k}/3") for k in (1, 2, 3)]
+    numbers = [{id_of(part, i) for i in range(len(part))} for part in parts]
+
+    assert sum(map(len, numbers)) == len(whole) == len(set.union(*numbers))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert [*parts[0].places] == sorted(parts[0].places) != [*whole.places][:: len(parts)]
+    assert [*open_data("digits::split=val,classes=0-6,part=1/3").places] == [*parts[0].places]
+    assert {
+        id_of(few, i)
+        for few in [open_data("digits::split=val,classes=0-6,part=1/3,limit=5")]
+        for i in range(5)
+    } <= numbers[0]
+
+
+def id_of(items, i):
+    return items.places[i]

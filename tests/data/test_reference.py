@@ -27,6 +27,7 @@ VALUES = {
     ),
     "decode": st.just("fast"),
     "exif": st.just("ignore"),
+    "part": st.tuples(st.integers(1, 9), st.integers(9, 20)).map(lambda pair: f"{pair[0]}/{pair[1]}"),
     "streaming": st.just("true"),
 }
 SOURCES = {kind: st.just(kind.value.strip("`")) for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS)} | {
@@ -41,8 +42,8 @@ def refs(draw):
     kind = draw(st.sampled_from(SourceKind))
     keys = draw(st.sets(st.sampled_from(sorted(KEYS[kind]))))
     if "buffer" in keys:
-        keys = (keys | {"streaming"}) - {"limit", *CLASS_KEYS}
-    if "streaming" in keys and keys & CLASS_KEYS:
+        keys = (keys | {"streaming"}) - {"limit", "part", *CLASS_KEYS}
+    if "streaming" in keys and keys & {"part", *CLASS_KEYS}:
         keys.add("limit")
     values = {key.replace("-", "_"): draw(VALUES.get(key, WORDS)) for key in keys}
     return DataRef(source=draw(SOURCES[kind]), **values)
@@ -128,6 +129,10 @@ def test_every_part_is_read():
         ("digits::classes=1+1", "`classes=1+1` names a class twice", None),
         ("digits::limit=0", "`limit=0`: must be at least 1", None),
         ("digits::limit=-3", "`limit=-3`: expected a whole number", None),
+        ("digits::part=3/2", "`part=3/2`: expected K/N", "part=1/2"),
+        ("digits::part=0/2", "`part=0/2`: expected K/N", "part=1/2"),
+        ("digits::part=half", "`part=half`: expected K/N", "part=1/2"),
+        ("hf:org/name::streaming=true,part=1/2", "a stream does not say how long it is", "limit=N"),
         ("digits::limit=many", "`limit=many`: expected a whole number", None),
         ("digits::limit=1.5", "`limit=1.5`: expected a whole number", None),
         ("noise::seed=x", "`seed=x`: expected a whole number", None),
@@ -139,17 +144,17 @@ def test_every_part_is_read():
         ),
         (
             "digits::seed=1",
-            "has no use for the key `seed`; `digits` reads classes, classes-by, limit, map, split",
+            "has no use for the key `seed`; `digits` reads classes, classes-by, limit, map, part, split",
             None,
         ),
         (
             "a.csv::split=test",
-            "`a.csv` has no use for the key `split`; a file reads classes, classes-by, decode, exif, image, label, limit, map, root, text",
+            "`a.csv` has no use for the key `split`; a file reads classes, classes-by, decode, exif, image, label, limit, map, part, root, text",
             None,
         ),
         (
             "a/b::seed=1",
-            "`a/b` has no use for the key `seed`; a folder reads classes, classes-by, decode, exif, image, label, limit, map, split, text",
+            "`a/b` has no use for the key `seed`; a folder reads classes, classes-by, decode, exif, image, label, limit, map, part, split, text",
             None,
         ),
         ("digits::map=", "expected OLD:NEW", "in double quotes"),
