@@ -110,8 +110,10 @@ def domains_of(queries: Iterable[Query]) -> dict[str, list[str]]:
     return {domain: sorted(found[domain]) for domain in sorted(found)}
 
 
-def draw(queries: Sequence[Query], seed: int) -> dict[str, dict[str, list[str]]]:
-    """Return the texts of each part by intent."""
+def draw(
+    queries: Sequence[Query], seed: int, parts: Mapping[str, Part] = PARTS
+) -> dict[str, dict[str, list[str]]]:
+    """Return the texts of each part by intent; a part of fewer texts an intent has the first of those of a larger one."""
     texts: dict[tuple[str, str], list[str]] = {}
     for query in queries:
         texts.setdefault((query.split, query.label), []).append(query.text)
@@ -121,13 +123,20 @@ def draw(queries: Sequence[Query], seed: int) -> dict[str, dict[str, list[str]]]
             intent: ordered(texts[part.split, intent], f"{seed}/{name}")[: part.each]
             for intent in chosen[name]
         }
-        for name, part in PARTS.items()
+        for name, part in parts.items()
     }
 
 
 def shipped(queries: Sequence[Query], seed: int = 0) -> dict[str, object]:
     """Return what the package holds: the attribution, the names that the rule looks at, and the texts."""
     return {**ATTRIBUTION, "seed": seed, "domains": domains_of(queries), "parts": draw(queries, seed)}
+
+
+def write(path: Path, intents: Mapping[str, Sequence[str]]) -> int:
+    """Write a part, an object a line, and return how many texts it has."""
+    lines = [json.dumps({"text": t, "label": intent}) for intent, texts in intents.items() for t in texts]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return len(lines)
 
 
 def main() -> None:
@@ -149,9 +158,8 @@ def main() -> None:
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, intents in draw(queries, arguments.seed).items():
-        lines = [json.dumps({"text": t, "label": intent}) for intent, texts in intents.items() for t in texts]
-        (arguments.out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        print(f"{arguments.out / name}.jsonl: {len(lines)} texts of {len(intents)} intents")
+        count = write(arguments.out / f"{name}.jsonl", intents)
+        print(f"{arguments.out / name}.jsonl: {count} texts of {len(intents)} intents")
 
 
 if __name__ == "__main__":

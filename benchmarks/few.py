@@ -1,0 +1,391 @@
+"""How do OOD scores of features fare beside MSP where a class has 5, 10, 20 or 100 training samples?
+
+The bar: no score of features is more than 4 points of AUROC below MSP of the same model, near or far, in the mean of five draws;
+that `eval` refuses a score, and says why, counts as met. Each draw has other classes and other samples. Models are made by
+`finetune`, numbers by one `eval` with `--fit` and `--val`. `--fit` is the few training samples; `--val` are as many a class that no
+training has seen, at most 20. What lies in `--work` is not made again. Printed are all tasks of which there are results.
+
+    python benchmarks/few.py --task clinc150 --file CLINC150.jsonl --backbone MINILM/ --work few/ [--seed 31] [--draws 5]
+    python benchmarks/few.py --task digits --work few/ [--samples 5 10 20 100]
+
+`clinc150`: `clinc150.py` draws 20 intents. Near are 20 other intents of the same domains; far are the intents of the other domains,
+and queries out of scope. Encoders:
+
+- `frozen`: MiniLM as it is; a classifier alone is fitted (`finetune --train head`);
+- `tuned`: the whole model, from there on;
+- `tuned-at-once`, if asked for: the whole model, with a classifier drawn anew.
+
+`digits`: seven of scikit-learn's ten digits are drawn, and of these some images; near are the other three, far photographs and noise.
+Encoders are the demo's ViT, 64 wide:
+
+- `tuned`: the whole model is trained on the few images, from random weights;
+- `frozen`: trained on the training images of all ten digits, as encoders usually have seen more than what they are used for; then a
+  classifier alone is fitted on the few images;
+- `frozen-known`: the same, trained on the images of the seven alone;
+- `frozen-random`, if asked for: the same, of random weights, which tells little of the digits and MSP nothing of the unknown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import torch
+from clinc150 import PARTS, Part, Query, draw, ordered, read, write
+from promise import run
+from pydantic import BaseModel
+
+import hydractl
+from hydractl.cli.commands.demo.digits import DIGITS
+from hydractl.data.datasets import ImageSet
+from hydractl.data.encode import of_kind
+from hydractl.data.open_dataset import open_data
+from hydractl.errors import DataError
+from hydractl.manifest.report import Row
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, KNN, MAHALANOBIS, MSP, RELATIVE, VIM, number_name
+
+RESULTS = Path(__file__).parent / "results"
+SCORES = (ENERGY_DENSITY, RELATIVE, MAHALANOBIS, KNN, VIM)
+AS_PUBLISHED = "alpha=0:normalize=false"
+EARLIER = (f"{RELATIVE}:{AS_PUBLISHED}", f"{MAHALANOBIS}:{AS_PUBLISHED}", f"{KNN}:k=50")
+"""What these names meant before the scores were shrunk and normalized."""
+KINDS = ("near", "far")
+BAR = 4.0
+HELD_OUT = 20
+KNOWN = 7
+NEVER = ("--eval-every", "100000")
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """DATA references of one draw with one size of the training sample; `seed` is that of the draw."""
+
+    train: str
+    val: str
+    test: str
+    near: Mapping[str, str]
+    far: Mapping[str, str]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Clinc150:
+    """Intents, and a sentence encoder."""
+
+    file: Path
+    backbone: Path
+    encoders: ClassVar = ("tuned", "frozen", "tuned-at-once")
+    usual: ClassVar = encoders[:2]
+    tested: ClassVar = {"test": 20, "near": 20, "far": 5, "oos": 300}
+    training: ClassVar = ("--pooling", "mean", "--batch-size", "32", "--precision", "bf16", *NEVER)
+    whole: ClassVar = ("--train", "norm,attention,mlp,readout,head", "--lr", "1e-4")
+
+    @cached_property
+    def queries(self) -> list[Query]:
+        """All texts of the file."""
+        return read(self.file)
+
+    def splits(self, folder: Path, seed: int, samples: int) -> Splits:
+        """Draw intents and texts, and write them."""
+        sizes = {"train": samples, "val": min(samples, HELD_OUT), **self.tested}
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = {name: Part(PARTS[name].split, size) for name, size in sizes.items()}
+        paths = {name: str(folder / f"{name}.jsonl") for name in parts}
+        for name, intents in draw(self.queries, seed, parts).items():
+            write(Path(paths[name]), intents)
+        return Splits(
+            train=paths["train"],
+            val=paths["val"],
+            test=paths["test"],
+            near={"left-out": paths["near"]},
+            far={"domains": paths["far"], "oos": paths["oos"]},
+            seed=seed,
+        )
+
+    def train(self, encoder: str, splits: Splits, folder: Path) -> Path:
+        """Return a model: ten epochs, at least 60 and at most 320 steps."""
+        count = Path(splits.train).read_text(encoding="utf-8").count("\n")
+        steps = ("--steps", str(min(max(60, 10 * count // 32), 320)))
+        if encoder == "tuned-at-once":
+            return finetune(
+                self.backbone, splits, folder / f"{encoder}.st", *self.training, *self.whole, *steps
+            )
+        head = ("--train", "head", "--lr", "1e-2")
+        frozen = finetune(self.backbone, splits, folder / "frozen.st", *self.training, *head, *steps)
+        if encoder == "frozen":
+            return frozen
+        return finetune(frozen, splits, folder / "tuned.st", *self.training, *self.whole, *steps)
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Digits, and the demo's ViT."""
+
+    work: Path
+    encoders: ClassVar = ("tuned", "frozen", "frozen-known", "frozen-random")
+    usual: ClassVar = encoders[:3]
+
+    def splits(self, folder: Path, seed: int, samples: int) -> Splits:
+        """Draw digits and images, and write the images to fit on and to hold out."""
+        order = ordered("0123456789", str(seed))
+        known, others = sorted(order[:KNOWN]), sorted(order[KNOWN:])
+        for split, count in (("train", samples), ("val", min(samples, HELD_OUT))):
+            write_images(folder / split, split, known, count, seed)
+        return Splits(
+            train=str(folder / "train"),
+            val=str(folder / "val"),
+            test=f"digits::classes={'+'.join(known)},split=test",
+            near={
+                f"{digit}-{split}": f"digits::classes={digit},split={split}"
+                for digit in others
+                for split in ("val", "test")
+            },
+            far={"photos": "photos::limit=300", "noise": f"noise::limit=300,seed={seed}"},
+            seed=seed,
+        )
+
+    def train(self, encoder: str, splits: Splits, folder: Path) -> Path:
+        """Return a model: 900 steps of the whole, 200 of a classifier alone."""
+        path = folder / f"{encoder}.st"
+        if encoder == "tuned":
+            return finetune(DIGITS.architecture, splits, path, *DIGITS.training, "--steps", "900", *NEVER)
+        head = ("--train", "head", "--lr", "1e-2", "--batch-size", "64", "--steps", "200", *NEVER)
+        return finetune(self._start(encoder, splits), splits, path, *head)
+
+    def _start(self, encoder: str, splits: Splits) -> str | Path:
+        """Return what a classifier is fitted on; all draws share the encoder of all ten digits."""
+        if encoder == "frozen-random":
+            return DIGITS.architecture
+        chosen, count, name = "classes=0-9", 10, "all"
+        if encoder == "frozen-known":
+            chosen, count, name = splits.test.split("::")[1].split(",")[0], KNOWN, str(splits.seed)
+        path = self.work / f"encoder-{name}.st"
+        if not path.exists():
+            model = DIGITS.architecture.replace(f"num_classes={KNOWN}", f"num_classes={count}")
+            data = ("--data", f"digits::{chosen},split=train", "--val", f"digits::{chosen},split=val")
+            epochs = ("--epochs", str(DIGITS.epochs[0]), *NEVER)
+            run(("finetune", model, *data, *DIGITS.training, *epochs, "-o", str(path)))
+        return path
+
+
+Task: TypeAlias = Clinc150 | Digits
+
+
+def write_images(folder: Path, split: str, digits: Iterable[str], count: int, seed: int) -> None:
+    """Write so many images of each digit, a folder a digit; fewer are the first of more."""
+    images = of_kind(open_data(f"digits::split={split}"), ImageSet)
+    for digit in digits:
+        indices = (i for i, label in enumerate(images.labels or ()) if images.class_names[label] == digit)
+        places = {str(images.places[i]): i for i in indices}
+        (folder / digit).mkdir(parents=True, exist_ok=True)
+        for place in ordered(places, f"{seed}/{split}")[:count]:
+            images.image(places[place]).save(folder / digit / f"{place}.png")
+
+
+def finetune(model: str | Path, splits: Splits, path: Path, *options: str) -> Path:
+    """Return the path of a model, which is trained if it is not there."""
+    if not path.exists():
+        data = ("--data", splits.train, "--val", splits.val)
+        run(("finetune", str(model), *data, *options, "--seed", str(splits.seed), "-o", str(path)))
+    return path
+
+
+class Measured(BaseModel):
+    """Of one model.
+
+    Attributes:
+        auroc: By OOD set, and by `near` and `far`, which are means over sets; then by score.
+        refused: Why, by score.
+    """
+
+    accuracy: float
+    auroc: dict[str, dict[str, float]]
+    refused: dict[str, str] = {}
+
+
+def measure(model: Path, splits: Splits) -> Measured:
+    """Evaluate a model by all scores that are not refused."""
+    scores, refused = [MSP, *SCORES, *EARLIER], dict[str, str]()
+    row = None
+    while row is None:
+        try:
+            row = evaluate(model, splits, scores)
+        except DataError as error:
+            score = next((s for s in scores if f"`{s}`" in str(error)), None)
+            if score is None:
+                raise
+            scores.remove(score)
+            refused[score] = str(error)
+    names = {score: number_name("auroc", score, scores) for score in scores}
+    auroc = {
+        name: {score: numbers[metric].value for score, metric in names.items()}
+        for name, numbers in row.ood.items()
+    }
+    auroc |= {kind: {score: row.means[kind][metric] for score, metric in names.items()} for kind in KINDS}
+    return Measured(accuracy=row.values["accuracy"].value, auroc=auroc, refused=refused)
+
+
+def evaluate(model: Path, splits: Splits, scores: Sequence[str]) -> Row:
+    """Return what `eval` reports by these scores."""
+    near, far = ([f"{name}={data}" for name, data in sets.items()] for sets in (splits.near, splits.far))
+    return hydractl.evaluate(
+        model, data=splits.test, near=near, far=far, fit=splits.train, val=splits.val, ood_score=scores,
+        metrics=["accuracy", "auroc"], bootstrap=0, latency=False,
+    ).document.rows[0]  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """What all draws say of one task, encoder and size."""
+
+    task: str
+    encoder: str
+    samples: int
+    draws: Sequence[Measured]
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"{self.task} {self.encoder} {self.samples}"
+
+    def differences(self, score: str, kind: str) -> list[float]:
+        """Return the points that a score has more than MSP, for each draw that does not refuse it."""
+        aurocs = [drawn.auroc[kind] for drawn in self.draws if score not in drawn.refused]
+        return [100 * (auroc[score] - auroc[MSP]) for auroc in aurocs]
+
+    def to_text(self, score: str, kind: str) -> str:
+        """Return the mean difference and its standard error."""
+        points = self.differences(score, kind)
+        if not points:
+            return "refused"
+        return f"{statistics.fmean(points):+.1f}" + (f" ± {standard_error(points):.1f}" if points[1:] else "")
+
+
+def standard_error(numbers: Sequence[float]) -> float:
+    """Return that of a mean."""
+    return statistics.stdev(numbers) / math.sqrt(len(numbers))
+
+
+def table(cells: Sequence[Cell], scores: Sequence[str]) -> str:
+    """Return MSP and what scores have more, in points, as a table of Markdown; why some are refused stands below."""
+    heads = ["task", "encoder", "a class", "accuracy", *(f"`{MSP}` {kind}" for kind in KINDS)]
+    heads += [f"`{score}` {kind}" for score in scores for kind in KINDS]
+    lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * (len(heads) - 2)}"]
+    for cell in cells:
+        base = [100 * statistics.fmean(drawn.auroc[kind][MSP] for drawn in cell.draws) for kind in KINDS]
+        accuracy = 100 * statistics.fmean(drawn.accuracy for drawn in cell.draws)
+        numbers = [f"{number:.1f}" for number in (accuracy, *base)]
+        numbers += [cell.to_text(score, kind) for score in scores for kind in KINDS]
+        lines.append(f"| {cell.task} | {cell.encoder} | {cell.samples} | {' | '.join(numbers)} |")
+    reasons = {
+        f"- {cell.title}: {reason}": None
+        for cell in cells
+        for drawn in cell.draws
+        for score, reason in drawn.refused.items()
+        if score in scores
+    }
+    return "\n".join([*lines, *(["", "Refused:", "", *reasons] if reasons else [])]) + "\n"
+
+
+def verdicts(cells: Sequence[Cell], scores: Sequence[str]) -> str:
+    """Return for each score where it is worst beside MSP, and whether it meets the bar."""
+    lines = []
+    for score in scores:
+        worst, where = min(
+            (statistics.fmean(points), f"{cell.title}, {kind}")
+            for cell in cells
+            for kind in KINDS
+            if (points := cell.differences(score, kind))
+        )
+        verdict = "holds" if worst >= -BAR else "MISSES"
+        lines.append(f"- `{score}`: {verdict} {BAR:g} points; worst {worst:+.1f} ({where})")
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """Return both tables of all tasks of which there are results."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("few-*.json"))]
+    cells = [
+        Cell(file["task"], row["encoder"], row["samples"], [Measured(**drawn) for drawn in row["draws"]])
+        for file in files
+        for row in file["rows"]
+    ]
+    counts = "; ".join(f"{file['task']}, draws {', '.join(map(str, file['seeds']))}" for file in files)
+    parts = [f"AUROC in %, and points above MSP ± the standard error, means over draws: {counts}.\n"]
+    for scores in (SCORES, EARLIER):
+        parts += ["Earlier definitions:\n"] if scores == EARLIER else []
+        parts += [table(cells, scores), verdicts(cells, scores)]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Make and measure what is missing, keep the numbers, and print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", choices=("clinc150", "digits"), required=True)
+    parser.add_argument("--file", type=Path, help="the whole CLINC150")
+    parser.add_argument("--backbone", type=Path, help="folder of a sentence encoder")
+    parser.add_argument("--work", type=Path, required=True, help="where models and numbers lie")
+    parser.add_argument("--seed", type=int, default=31, help="of the first draw; others count on")
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--samples", type=int, nargs="+", default=[5, 10, 20, 100], help="of a class")
+    parser.add_argument("--encoders", nargs="+", help="these, not those that are measured unasked")
+    options = parser.parse_args()
+    task: Task = Digits(options.work)
+    if options.task == "clinc150":
+        if not (options.file and options.backbone):
+            parser.error("clinc150 needs --file and --backbone")
+        task = Clinc150(options.file, options.backbone)
+    torch.set_num_threads(1)
+    encoders = options.encoders or task.usual
+    if unknown := {*encoders} - {*task.encoders}:
+        parser.error(f"{options.task} has no encoder {min(unknown)}; it has {', '.join(task.encoders)}")
+    seeds = range(options.seed, options.seed + options.draws)
+    drawn = {
+        (encoder, samples, seed): numbers(
+            task, encoder, options.work / f"{options.task}-{seed}" / str(samples), seed, samples
+        )
+        for seed in seeds
+        for samples in options.samples
+        for encoder in encoders
+    }
+    rows = [
+        {
+            "encoder": encoder,
+            "samples": samples,
+            "draws": [drawn[encoder, samples, seed].model_dump() for seed in seeds],
+        }
+        for encoder in encoders
+        for samples in options.samples
+    ]
+    RESULTS.mkdir(exist_ok=True)
+    kept = {"task": options.task, "seeds": [*seeds], "rows": rows}
+    (RESULTS / f"few-{options.task}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    text = page()
+    print(text)
+    (RESULTS / "few.md").write_text(text, encoding="utf-8")
+
+
+def numbers(task: Task, encoder: str, folder: Path, seed: int, samples: int) -> Measured:
+    """Return what was measured of one model, which is made if it is not there."""
+    path = folder / f"{encoder}.json"
+    if not path.exists():
+        splits = task.splits(folder, seed, samples)
+        text = measure(task.train(encoder, splits, folder), splits).model_dump_json(indent=1)
+        part = path.with_suffix(".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+        print(f"{path}: measured", file=sys.stderr, flush=True)
+    return Measured.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
