@@ -87,6 +87,11 @@ class MemberParallel(nn.Module):
                 stacked_copy = self.at_once()
             self._stack = (None if stacked_copy is None else stacked_copy.eval(),)
 
+    def restack(self) -> None:
+        """Copy the members as they are now, if they are stacked."""
+        if self._stack:
+            self.stack(on=True)
+
     def fold_into(self, reader: MemberParallel) -> bool:
         """Have what is stacked and alone reads these norms multiply with their weights, if it reads them by linear layers alone.
 
@@ -201,6 +206,30 @@ class StackedLinear(nn.Module):
         return _products(x, *self._operands)
 
 
+class FeatureLinear(nn.Linear):
+    """The last layer of a classifier that gives the features which it reads beside its logits: (..., D) becomes (..., C + P D).
+
+    What a library does after it is linear, a mean over tokens or over P classifiers: it makes logits of the former and features of
+    the latter. So no library's head needs code of its own, and features come out of a graph as logits do: stacked, compiled,
+    exported. Each of P classifiers puts its features in a place of its own, P times over: their mean has all of them side by side.
+    """
+
+    place: int
+    places: int
+
+    @classmethod
+    def take_over(cls, layer: nn.Linear, place: int, places: int) -> None:
+        """Make a layer of torch's, the `place`-th of P, one that gives features; it stays the same object with the same tensors."""
+        layer.__class__ = cls
+        vars(layer).update(place=place, places=places)
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [torch.zeros_like(x)] * self.places
+        parts[self.place] = x if self.places == 1 else x * self.places
+        return torch.cat((product(x, self.weight, self.bias), *parts), -1)
+
+
 class StackedNorm(nn.Module):
     """Norms of M members: the library's own without weights, and then each member's.
 
@@ -307,6 +336,10 @@ def _leaf(members: Sequence[nn.Module]) -> nn.Module | None:
     first = members[0]
     names = [name for name, tensor in first._parameters.items() if tensor is not None]
     tensors = {name: torch.stack([getattr(m, name) for m in members]) for name in names}
+    if isinstance(first, FeatureLinear):
+        layer = shallow_copy(first)
+        layer._parameters.update({name: fixed(tensor) for name, tensor in tensors.items()})
+        return layer
     if type(first) is nn.Linear and "weight" in tensors:  # whoever has one of its own kind reads its weights
         return StackedLinear(tensors["weight"], tensors.get("bias"))
     if hasattr(first, "normalized_shape") and "weight" in tensors:

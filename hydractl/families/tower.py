@@ -257,10 +257,12 @@ class Tower(nn.Module):
 class OutputHead(nn.Module):
     """How towers' outputs become logits. This one: there is one tower, and its readout gives them.
 
-    State-dict names are the library's. `fixed` names the towers that are always asked the same.
+    State-dict names are the library's. `fixed` names the towers that are always asked the same; `features` is how many numbers the
+    readout gives after its logits, of `FeatureLinear`.
     """
 
     fixed: frozenset[str] = frozenset()
+    features: int = 0
 
     def route(self, inputs: Inputs, towers: Sequence[str]) -> dict[str, Inputs]:
         """Return what each tower is asked; a tower that is not needed is left out."""
@@ -272,7 +274,7 @@ class OutputHead(nn.Module):
     def forward(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return logits (k, B, C) of towers' outputs (k or 1, N, F), for k variants of one of the towers."""
         (logits,) = outputs.values()
-        return logits
+        return logits[..., : -self.features] if self.features else logits
 
 
 class Towers(nn.Module):
@@ -325,10 +327,15 @@ class Towers(nn.Module):
 
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return each member's logits (M, B, C) for inputs (B, ...), which are cast to the dtype of the weights."""
-        tower_inputs = self.routed(inputs)
-        logits = self.answered(
-            {name: self.run_tower(name, inputs_of_tower) for name, inputs_of_tower in tower_inputs.items()}
-        )
+        return self.scaled_logits(self.run_towers(inputs))
+
+    def run_towers(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """Return the outputs (G, B, F) of the towers that answer about inputs (B, ...)."""
+        return {name: self.run_tower(name, asked) for name, asked in self.routed(inputs).items()}
+
+    def scaled_logits(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return `answered` divided by the temperature."""
+        logits = self.answered(outputs)
         return logits if self.temperature == 1 else logits / self.temperature
 
     def routed(self, inputs: Inputs) -> dict[str, Inputs]:

@@ -1,4 +1,4 @@
-"""Features: what precedes the classifier of each member of a model, seen in passing as it answers.
+"""Features: what precedes the classifier of each member of a model, given beside its logits.
 
 Axes: M members, B batch, D features, C classes.
 """
@@ -6,7 +6,6 @@ Axes: M members, B batch, D features, C classes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,18 +14,18 @@ from torch import Tensor, nn
 from hydractl.data.batches import Batch
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Family
-from hydractl.families.batched_members import MemberParallel
-from hydractl.families.tower import Stream, Towers
+from hydractl.families.batched_members import FeatureLinear, MemberParallel
+from hydractl.families.tower import Towers
 from hydractl.families.zero_shot import Contrast
 from hydractl.fusion.inference import respond
 from hydractl.metrics.feature_scores import Classifier
 from hydractl.metrics.per_sample import Responses
-from hydractl.model_inputs import Inputs, batch_of
+from hydractl.model_inputs import Inputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureExtractor:
-    """A model whose features are seen.
+    """A model whose readout gives features beside its logits.
 
     Of a model with a classifier they are the inputs of its last linear layer, of one with several classifiers (a class and a
     distillation token) of each, side by side; of a zero-shot model they are the image's embedding, of length one.
@@ -38,7 +37,7 @@ class FeatureExtractor:
 
     @classmethod
     def of(cls, model: Towers, family: Family, *, name: str) -> FeatureExtractor:
-        """Find what to look at.
+        """Let a model's readout give its features from here on; its logits stay what they are.
 
         Args:
             model: In evaluation mode.
@@ -51,13 +50,34 @@ class FeatureExtractor:
         if any(isinstance(answer, Contrast) for answer in model.answers):
             return cls(model, ())
         (layout,) = family.towers.values()
-        readouts = tuple(_last_layers(part, layout.head) for part in _parts(model.tower().readout))
+        readout = model.tower().readout
+        parts = readout.members if isinstance(readout, MemberParallel) else [readout]
+        readouts = tuple(_last_layers(part, layout.head) for part in parts)
         if not all(readouts):
             raise UnsupportedModelError(
                 f"{name}: its classifier has no linear layer, so it has no features to look at",
                 hint="choose OOD scores of logits: `--ood-score msp,energy`",
             )
-        return cls(model, readouts)
+        for layers in readouts:
+            for place, layer in enumerate(layers):
+                FeatureLinear.take_over(layer, place, len(layers))
+        extractor = cls(model, readouts)
+        for answer in model.answers:
+            vars(answer).update(features=extractor.width)
+        if isinstance(readout, MemberParallel):
+            readout.restack()
+        return extractor
+
+    def logits_and_features(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return each member's logits (M, B, C), as the model answers, and its features (M, B, D), for inputs (B, ...): of one pass."""
+        outputs = self.model.run_towers(inputs)
+        features = next(iter(outputs.values()))[..., -self.width :] if self.readouts else outputs["vision"]
+        return self.model.scaled_logits(outputs), features.expand(len(self.model.answers), -1, -1)
+
+    @property
+    def width(self) -> int:
+        """D of a model with a classifier."""
+        return sum(layer.in_features for layer in self.readouts[0])
 
     def classifiers(self) -> list[Classifier]:
         """Return what makes each member's logits of its features, as the model answers: (C, D) and (C,), M of them."""
@@ -80,52 +100,25 @@ class FeatureExtractor:
 
         Arguments and errors are those of `inference.responses`.
         """
-        with self._watching() as features_by_layer:
-            for batch in batches:
-                features_by_layer.clear()
-                member_responses = respond(self.model, batch.inputs, name=name, data=data)
-                size, members = batch_of(batch.inputs), member_responses.shape[0]
-                parts = [
-                    torch.cat(layer_features).float().cpu().unflatten(0, (-1, size))
-                    for layer_features in features_by_layer.values()
-                ]
-                features = torch.cat(parts, -1)
-                yield batch.indices, member_responses, features.expand(members, -1, -1)
-
-    @contextmanager
-    def _watching(self) -> Iterator[dict[int, list[Tensor]]]:
-        """Give the features (N, D) of all that run, by the place of the layer in its readout."""
-        features_by_layer: dict[int, list[Tensor]] = {}
-        streams: list[Stream] = []
-
-        def enter(stream: Stream) -> None:
-            streams[:] = [stream]
-
-        def see(place: int, x: Tensor) -> None:
-            # some classify each token and take the mean of the logits: that of the features gives the same
-            features_by_layer.setdefault(place, []).append(x if x.ndim == 2 else streams[0].mean(x))
-
-        tower = self.model.tower("vision" if not self.readouts else None)
-        readout = tower.readout
-        hooks = [part.register_forward_pre_hook(lambda _, args: enter(args[0])) for part in _parts(readout)]
-        hooks += [
-            layer.register_forward_pre_hook(lambda _, args, place=place: see(place, args[0]))
-            for layers in self.readouts
-            for place, layer in enumerate(layers)
-        ]
-        if not self.readouts:
-            hooks = [tower.register_forward_hook(lambda _, __, out: see(0, out))]
-        try:
-            with readout.in_turn() if isinstance(readout, MemberParallel) else nullcontext():
-                yield features_by_layer
-        finally:
-            for hook in hooks:
-                hook.remove()
+        model = _FeatureKeeper(self)
+        for batch in batches:
+            member_responses = respond(model, batch.inputs, name=name, data=data)
+            yield batch.indices, member_responses, model.features.float().cpu()
 
 
-def _parts(readout: nn.Module) -> list[nn.Module]:
-    """Return each member's readout, or the one that all share."""
-    return [*readout.members] if isinstance(readout, MemberParallel) else [readout]
+class _FeatureKeeper:
+    """A model that keeps the features (M, B, D) of its last batch."""
+
+    features: Tensor
+
+    def __init__(self, extractor: FeatureExtractor) -> None:
+        self.extractor = extractor
+        self.device, self.dtype = extractor.model.device, extractor.model.dtype
+
+    def member_logits(self, inputs: Inputs) -> Tensor:
+        """Return each member's logits (M, B, C)."""
+        logits, self.features = self.extractor.logits_and_features(inputs)
+        return logits
 
 
 def _last_layers(readout: nn.Module, prefixes: Iterable[str]) -> tuple[nn.Linear, ...]:
@@ -133,7 +126,7 @@ def _last_layers(readout: nn.Module, prefixes: Iterable[str]) -> tuple[nn.Linear
     layers = {
         name.removeprefix("host.") + ".": part
         for name, part in readout.named_modules()
-        if isinstance(part, nn.Linear)
+        if type(part) in {nn.Linear, FeatureLinear}
     }
     under = [[part for name, part in layers.items() if name.startswith(prefix)] for prefix in prefixes]
     return tuple(linear_layers[-1] for linear_layers in under if linear_layers)

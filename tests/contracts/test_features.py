@@ -1,4 +1,4 @@
-"""Every family, every variant: the features that are seen in passing and the classifier give the logits."""
+"""Every family, every variant: the features that a readout gives beside its logits make these with the classifier."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hydractl.data.batches import Batch
+from hydractl.families.batched_members import FeatureLinear
 from hydractl.families.registry import FAMILIES
 from hydractl.families.zero_shot import Contrast, unit
 from hydractl.fusion.features import FeatureExtractor
@@ -66,15 +67,62 @@ def test_every_member_has_features_of_its_own(name):
 
 
 @pytest.mark.parametrize("layout", ["in turn", "stacked"])
-def test_the_layout_does_not_matter(layout):
-    sample = base()
-    hydra = Hydra([sample.tuned(i).model() for i in range(3)])
+@pytest.mark.parametrize("name", HYDRAS)
+def test_the_layout_does_not_matter(layout, name):
+    """No hook catches anything, and no part runs in turn for it."""
+    sample = base(variant(name))
+    hydra = settled(Hydra([sample.tuned(i).model() for i in range(3)]))
     hydra.lay_out(layout)
+    *_, plain = seen(hydra, sample)
 
-    check(hydra, sample, members=3)
+    features = check(hydra, sample, members=3)
+    hydra.lay_out(layout)  # after which each readout is stacked as it is now
 
-    assert (hydra.tower().readout._stack == ()) == (layout == "in turn")
-    assert not [part for part in hydra.modules() if part._forward_pre_hooks]
+    torch.testing.assert_close(check(hydra, sample, members=3), features)
+    torch.testing.assert_close(plain, features)
+    assert (hydra.tower([*hydra.towers][-1]).readout._stack == ()) == (layout == "in turn")
+    assert not [part for part in hydra.modules() if part._forward_pre_hooks or part._forward_hooks]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["timm-vit-distilled", "transformers-clip-plain"])
+def test_features_come_out_of_one_graph(name):
+    sample = base(variant(name))
+    hydra = settled(Hydra([sample.tuned(i).model() for i in range(2)]))
+    hydra.lay_out("stacked")
+    extractor, said, features = seen(hydra, sample)
+    inputs = sample.inputs(batch=3)
+    torch.compiler.reset()
+
+    run = torch.compile(extractor.logits_and_features, backend="eager", fullgraph=True)
+    logits, compiled = run(inputs["pixel_values"] if len(hydra.towers) > 1 else inputs)
+
+    torch.testing.assert_close(compiled, features)
+    torch.testing.assert_close(logits.double(), said.logits(), atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", HYDRAS)
+def test_a_readout_that_gives_features_has_the_logits_of_before(name):
+    sample = base(variant(name))
+    hydra = settled(Hydra([sample.tuned(i).model() for i in range(2)]))
+    inputs = sample.inputs(batch=3)
+    before, names = hydra(inputs), [*hydra.state_dict()]
+
+    _, _, features = seen(hydra, sample)
+
+    after = hydra(inputs)
+    torch.testing.assert_close(after, before, atol=1e-6, rtol=0)
+    assert [*hydra.state_dict()] == names
+    layers = [part for part in hydra.modules() if isinstance(part, FeatureLinear)]
+    read = []
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    hydra(inputs)
+    assert bool(layers) == (len(hydra.towers) == 1)
+    if layers and read[0].ndim == 2:  # one classifies each token
+        members = [torch.cat(part, -1) for part in zip(*[iter(read)] * (len(layers) // 2), strict=True)]
+        assert torch.equal(torch.stack(members), features)
 
 
 def test_a_readout_that_is_shared_runs_once():
