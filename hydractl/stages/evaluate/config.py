@@ -24,7 +24,7 @@ from hydractl.metrics.ood_scores import (
     is_fitted,
     parse_score,
 )
-from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, choose_metrics, needing
+from hydractl.metrics.registry import METRICS, choose_metrics, needing
 from hydractl.output.paths import PREDICTIONS, REPORT, WEIGHTS, output
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
@@ -38,7 +38,6 @@ from hydractl.stages.evaluate.refs import (
     NamedData,
     NamedModels,
     check_distinct,
-    check_names,
     check_rivals,
     check_whole,
     model_name,
@@ -239,8 +238,6 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             names = "`-o`" if self.store is None else "`-o`, `--store`"
             raise UsageError(f"{names} and `--save-predictions` name the same file")
         self._check_threshold()
-        refs = {TEMPERATURE: self.heldout, FIT: self.fit, VAL: self.val}
-        check_names(self.ood + self.ood_val, [name for name, ref in refs.items() if ref])
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores()
         self.analysing.check_given(ood=self.ood, corrupted=self.corrupt)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ from hydractl.data.names import continues, split_keys
 from hydractl.data.reference import ENDLESS_HINT, DataRef, SourceKind
 from hydractl.errors import UsageError
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.messages import quoted
+from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import named, split_options, unclosed
 from hydractl.settings import Role, Setting
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
@@ -22,7 +24,7 @@ from hydractl.stages.shared.command_config import NamedInputs
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
 OPTION = re.compile(r"[\w-]+=")
-RESERVED = (ID_NAME, "near", "far", "all")
+RESERVED = (ID_NAME, "near", "far", "all", TEMPERATURE, FIT, VAL)
 WEIGHTS_SUFFIXES = {".st", ".safetensors"}
 
 
@@ -38,7 +40,7 @@ class NamedData(NamedInputs):
         if self.name.casefold() in RESERVED:
             raise UsageError(
                 f"an OOD data set cannot be called `{self.name}`",
-                hint=f"{', '.join(f'`{name}`' for name in RESERVED)} mean something in a report",
+                hint=f"`NAME=DATA` calls it something else; {quoted(RESERVED)} mean something in a report",
             )
 
     @classmethod
@@ -193,19 +195,6 @@ def check_distinct(names: Sequence[str], *, kind: str, option: str) -> None:
                 f"{names.count(name)} {kind} are called `{name}`",
                 hint=f"name them apart: `{option} NAME=...`",
             )
-
-
-def check_names(sets: Iterable[NamedData], other_names: Collection[str]) -> None:
-    """Refuse an OOD set of the name that another set has in the report.
-
-    Raises:
-        UsageError: If there is one.
-    """
-    for name in (ood_set.name for ood_set in sets if ood_set.name in other_names):
-        raise UsageError(
-            f"an OOD data set cannot be called `{name}` beside `--{name}`",
-            hint="call it something else: `--near NAME=DATA`",
-        )
 
 
 def check_whole(data: DataRef, *, corrupted: bool) -> None:

@@ -207,7 +207,6 @@ REFUSED = {
         {"ood_score": ("knn",), "ood_val": (NamedData.parse(OOD_VAL),), "val": DataRef.parse(VAL)},
         "but one OOD score", "name several",
     ),
-    "a name that is taken": ({"near": (NamedData.parse(f"fit={NEAR}"),)}, "cannot be called `fit`", "--near"),
     "two sets of one name": (
         {"ood_val": (NamedData.parse(f"others={OOD_VAL}"),), "val": DataRef.parse(VAL)}, "called `others`", "apart",
     ),

@@ -91,7 +91,7 @@ def test_malformed_rows_are_refused(text):
         NamedModels.parse(text)
 
 
-@pytest.mark.parametrize("name", ["id", "near", "far", "all", "Near", "FAR"])
+@pytest.mark.parametrize("name", ["id", "near", "far", "all", "temperature", "fit", "val", "Near", "FAR"])
 def test_names_that_mean_something_are_refused(name):
     with pytest.raises(UsageError, match=f"cannot be called `{name}`"):
         NamedData.parse(f"{name}=noise")

@@ -378,15 +378,6 @@ def test_numbers_that_are_no_temperature(number):
         config("x.st", temperature=number)
 
 
-def test_names_that_the_report_needs():
-    ood = (NamedData.parse("temperature=noise"),)
-
-    config("x.st", near=ood)
-    config("x.st", near=ood, temperature=2.0)
-    with pytest.raises(UsageError, match="cannot be called `temperature`"):
-        config("x.st", near=ood, temperature=HELDOUT)
-
-
 def test_it_is_measured_only_where_it_is():
     with pytest.raises(UsageError, match="`temperature` cannot be measured without `--temperature`"):
         config("x.st", metrics=("temperature",))
