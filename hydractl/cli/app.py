@@ -41,6 +41,7 @@ COMMANDS = {
     "fuse": "hydractl.cli.commands.fuse:fuse",
     "eval": "hydractl.cli.commands.eval:evaluate",
     **{name: path for plugin in plugins() for name, path in plugin.commands.items()},
+    "make": "hydractl.cli.commands.make.command:make",
     "report": "hydractl.cli.commands.report:report",
     "predict": "hydractl.cli.commands.predict:predict",
     "export": "hydractl.cli.commands.export:export",

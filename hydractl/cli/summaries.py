@@ -7,6 +7,7 @@ SUMMARIES = {
     "fuse": "Fuse members into one model that runs them all in a single forward pass.",
     "eval": "Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side.",
     "bench": "Make every rival of a trained model, measure all in one table, and make a page of it.",
+    "make": "Make a hydra of trained checkpoints, compare it with them, and make a page of the verdict.",
     "report": "Make a page of what `eval` measured: is the first model better than the others, by how much, and where is it not?",
     "predict": "Tell of every input what a model says, and how sure it is: a line an input, in their order.",
     "export": "Write a model as one file that runs without hydractl: ONNX, or a program of torch.export.",

@@ -46,8 +46,8 @@ def open_data(
 ) -> Items:
     """Return the images or texts that a data reference selects.
 
-    The split comes first, then `classes`, `map` and `classes-by`, then `part`, then `limit`, which spreads its items evenly over what is
-    left, so that data sorted by class keep all their classes.
+    The split comes first, then `classes`, `map` and `classes-by`, then `limit`, which spreads its items evenly over what is
+    left, so that data sorted by class keep all their classes; then `part`.
 
     Args:
         ref: A parsed reference, or the text of one.
@@ -68,11 +68,11 @@ def open_data(
     _check_columns(ref, content)
     items = _opened(ref, content, progress, reads_labels=labelled or ref.reads_classes)
     items = apply_class_options(items, ref, progress)
+    if ref.limit is not None and ref.limit < len(items):
+        items = items.subset(builtin.spread(len(items), ref.limit))
     if ref.part_of is not None:
         number, parts = ref.part_of
         items = items.subset(sorted(epoch_order(len(items), seed=0, epoch=0)[number - 1 :: parts].tolist()))
-    if ref.limit is not None and ref.limit < len(items):
-        items = items.subset(builtin.spread(len(items), ref.limit))
     if len(items) == 0:
         raise DataError(f"{ref}: no {content.singular} is left")
     if isinstance(items, ImageSet) and not skip_bad:

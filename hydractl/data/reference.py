@@ -93,8 +93,8 @@ class DataRef:
         classes_by: Take the classes in order for the model's, whatever their names: by `position`, as the data count them;
             by `number`, the last one in each name; or by the `alphabet`, as torchvision's ImageFolder does.
         map: Old and new names of classes; `classes` chooses by the old ones.
-        part: `K/N`, the K-th of N equal parts of what is left, drawn at random and always alike.
         limit: At most so many items, spread evenly over what is left.
+        part: `K/N`, the K-th of N equal parts of what is left then, drawn at random and always alike.
         image: Column with the images.
         label: Column with the labels.
         text: Column with the texts, or `FIRST+SECOND` where an item is a pair of them.

@@ -78,7 +78,7 @@ def test_every_link_leads_somewhere(page):
 
 def test_every_page_is_listed_by_what_it_is_for():
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"\]\(([\w.]+)\)", index))
+    listed = set(re.findall(r"\]\(([\w.-]+)\)", index))
 
     pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]} - {"README.md"}
     assert listed == pages

@@ -14,6 +14,7 @@ import torch
 from hydractl.cli import command
 from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
+from hydractl.cli.commands.make.config import MakeConfig
 from hydractl.parsing import configured
 from hydractl.research.bench.config import BenchConfig
 from hydractl.scoring.methods import METHODS, SETTINGS
@@ -41,6 +42,7 @@ CONFIGS = {
     "prune": PruneConfig,
     "finetune": FinetuneConfig,
     "fuse": FuseConfig,
+    "make": MakeConfig,
     "eval": EvalConfig,
     "predict": PredictConfig,
     "inspect": InspectConfig,
@@ -93,6 +95,7 @@ TEXTS = {
     "method": "lora-ensemble",
     "data": "digits::limit=3",
     "val": "digits::limit=3",
+    "test": "digits::limit=3",
     "fit": "digits::limit=3",
     "ood_val": "birds=noise",
     "corrupt": "fog:3",

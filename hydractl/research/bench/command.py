@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
-from hydractl.cli.commands.run.command import go, show
-from hydractl.cli.commands.run.pipeline import parsed
+from hydractl.cli.commands.run.plan import read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, table, written_out
-from hydractl.errors import OutputError, OutputExists
 from hydractl.messages import lasting
-from hydractl.output.atomic_write import publish_text
 from hydractl.progress import Progress
 from hydractl.research.bench.config import BenchConfig
-from hydractl.research.bench.plan import CostModel, WorkEstimate, in_order, stages, written
+from hydractl.research.bench.plan import CostModel, WorkEstimate, in_order, stages
 from hydractl.research.bench.rows import PLANS
 
 if TYPE_CHECKING:
@@ -37,26 +33,16 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
       hydractl bench base.st --data train/ --val val/ --test test/ --rivals mc,laplace -o bench/ --dry-run
       hydractl bench clip.st --data train/ --val val/ --test test/ --classes birds.txt --pairs pairs.jsonl::text=caption -o bench/
     """
-    from hydractl.cli.app import command_tree, main
     from hydractl.research.bench.measure import base_of, measure
 
-    progress, plan, tree = terminal.progress(), config.out / PLAN, command_tree()
+    progress, plan = terminal.progress(), config.out / PLAN
     base = base_of(config)
     work, names = _planned(config, base, progress)
-    text = written(tuple(stages(config, names, work)))
-    lines = parsed(plan, text, {}, tree)
-    _check(plan, text, force=config.force or config.dry_run)
+    text = written(stages(config, names, work), command="bench")
+    pipeline = read_back(plan, text, force=config.force or config.dry_run)
     if not (terminal.as_json or terminal.quiet):
         _say(config, names, work, measure(config, base, progress))
-    if config.dry_run:
-        show(lines, tree, json=terminal.as_json, quiet=terminal.quiet)
-        return
-    try:
-        config.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{config.out}: cannot be made: {error.strerror}") from error
-    publish_text(plan, text)
-    go(plan, lines, tree, main, json=terminal.as_json, quiet=terminal.quiet)
+    run_plan(plan, text, pipeline, terminal, dry_run=config.dry_run)
 
 
 def _planned(
@@ -70,14 +56,6 @@ def _planned(
     work = work_of(config, base, sets)
     terms = config.terms(blocks=work.blocks, heads=work.heads)
     return work, in_order(fitting(config, base, terms, sets, progress), work, members=config.members)
-
-
-def _check(plan: Path, text: str, *, force: bool) -> None:
-    if plan.exists() and not force and plan.read_text(encoding="utf-8") != text:
-        raise OutputExists(
-            f"{plan}: is another plan, of other options or another release",
-            hint=f"`hydractl run {plan}` goes on with that one; `--force` replaces it, and makes again what changes",
-        )
 
 
 def _say(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: CostModel) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydractl.cli.commands.run.plan import StageOptions
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.errors import HydraError, UsageError
@@ -17,7 +18,7 @@ from hydractl.research.baselines.bayesvlm import check_pairs, text_settings
 from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.research.bench.config import BenchConfig
 from hydractl.research.bench.measure import Sets
-from hydractl.research.bench.rows import PLANS, Rival, SharedSettings, StageOptions
+from hydractl.research.bench.rows import PLANS, Rival, SharedSettings
 from hydractl.stages.evaluate.baseline_rows import check_made_of
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
 from hydractl.stages.evaluate.refs import NamedModels

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hydractl.cli.commands.run.plan import StageOptions
 from hydractl.research.bench.config import BenchConfig
-from hydractl.research.bench.rows import PLANS, TEST, Rival, StageOptions
+from hydractl.research.bench.rows import PLANS, TEST, Rival
 from hydractl.stages.evaluate.refs import model_name
 
 TABLE = "table"
@@ -81,18 +81,3 @@ def stages(config: BenchConfig, names: Sequence[str], work: WorkEstimate) -> Ite
         "out": terms.path("report.json"),
     }
     yield {"name": "page", "command": "report", "files": [f"@{TABLE}"], "out": terms.path("report.html")}
-
-
-def written(plan: Sequence[StageOptions]) -> str:
-    """Return a pipeline file."""
-    return "\n".join(_lines(plan)) + "\n"
-
-
-def _lines(plan: Sequence[StageOptions]) -> Iterator[str]:
-    yield "# Written by `hydractl bench`; `hydractl run` on this file goes on where it stopped."
-    for stage in plan:
-        yield from ("", "[[stage]]")
-        # a string of JSON is one of TOML
-        yield from (
-            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in stage.items() if value != []
-        )

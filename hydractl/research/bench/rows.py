@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
 
+from hydractl.cli.commands.run.plan import StageOptions
 from hydractl.research.methods.options import Mimo
 
 SHARED_DEFAULT = "as for every rival"
 TEST, TRAIN, VAL, PAIRS = "test", "train", "val", "pairs"
 PASSES = 10
 """Of Monte Carlo dropout."""
-StageOptions: TypeAlias = "dict[str, str | int | bool | list[str]]"
-"""A stage of a pipeline: its name, its command, and the command's options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

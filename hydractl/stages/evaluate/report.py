@@ -27,9 +27,10 @@ class EvalReport:
         """
         config, row, checks = self.config, self.document.rows[0], self.document.checks
         if config.threshold_for is not None and row.threshold is None:
+            score = self.document.ood_scores[0 if config.ood_score else -1]
             not_stored = "; nothing was stored" if config.store else ""
             raise CheckFailed(
-                f"`{OPTION} {risk_text(config.threshold_for)}`: no threshold on `{config.scores[0]}` keeps it for "
+                f"`{OPTION} {risk_text(config.threshold_for)}`: no threshold on `{score}` keeps it for "
                 f"`{row.name}`{not_stored}",
                 hint="give more samples, allow more risk, or try another `--ood-score`",
             )

@@ -63,7 +63,7 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
             document = Report.from_json(team.broadcast(""), where="the report of rank 0")
             return EvalReport(document=document, paths=_paths(config, document), config=config)
         document = _document(run, table, digest=config_digest(config))
-        _write(run, table, document, lock)
+        _write(config, run, table, document, lock)
         team.broadcast(document.to_json())  # when it is there: the others end with it
         return EvalReport(document=document, paths=_paths(config, document), config=config)
 
@@ -193,9 +193,11 @@ def _score_definitions(scores: Sequence[str]) -> dict[str, str]:
     return {} if scores == (MSP,) else {f"@{name}": definition_of(name) for name in scores}
 
 
-def _write(run: Evaluation, table: RowCollector, document: Report, lock: OutputLock) -> None:
-    """Write all files or none."""
-    config, summary = run.config, run.data.summary
+def _write(
+    config: EvalConfig, run: Evaluation, table: RowCollector, document: Report, lock: OutputLock
+) -> None:
+    """Write all files or none; each says the options of `config`, as they were given."""
+    summary = run.data.summary
     copy = None
     if config.store in _paths(config, document):
         copy = ModelCopy.of(
@@ -209,7 +211,7 @@ def _write(run: Evaluation, table: RowCollector, document: Report, lock: OutputL
                 begin(config.save_predictions, None),
                 table.predictions,
                 {ID_NAME: summary.labels},
-                with_logits=any(score in SCORES and SCORES[score].raw for score in config.scores),
+                with_logits=any(score in SCORES and SCORES[score].raw for score in run.config.scores),
             )
         if config.out is not None:
             begin(config.out, None).write(document.to_json().encode())

@@ -7,7 +7,7 @@ import io
 import json as jsons
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from hydractl.cli.command import JSON, QUIET, typer_option
 from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
-from hydractl.errors import UsageError
+from hydractl.errors import CheckFailed, UsageError
 from hydractl.messages import did_you_mean
 
 
@@ -115,6 +115,8 @@ def go(
     *,
     json: bool,
     quiet: bool,
+    brief: bool = False,
+    may_fail: Collection[str] = (),
 ) -> None:
     """Run every command line as far as it is not up to date, and with `json` say what each one said.
 
@@ -125,6 +127,8 @@ def go(
         main: Runs a command line and returns its exit code.
         json: Print one document, in which a stage that failed is the last.
         quiet: Print only paths.
+        brief: Print what runs, and none of what stages print on standard output.
+        may_fail: Names of stages whose check may fail (exit code 5) without ending the run.
 
     Raises:
         Exit: With the exit code of a stage that failed.
@@ -136,12 +140,12 @@ def go(
         if not (json or quiet):
             say(f"\n{stage.name}: $ hydractl {shlex.join(line)}", style="bold")
         captured = io.StringIO()
-        with contextlib.redirect_stdout(captured) if json else contextlib.nullcontext():
+        with contextlib.redirect_stdout(captured) if json or brief else contextlib.nullcontext():
             code = main([*line, *["--json"] * json, *["-q"] * quiet])
         if json:
             result = jsons.loads(captured.getvalue() or "null")
             results.append({"stage": stage.name, "command": ["hydractl", *line], "result": result})
-        if code:
+        if code and not (code == CheckFailed.exit_code and stage.name in may_fail):
             say(
                 f"{file}: stage `{stage.name}` ended with exit code {code}; the same command goes on from there"
             )

@@ -1,0 +1,1 @@
+"""`hydractl make`: from checkpoints to a hydra, its table and a verdict."""

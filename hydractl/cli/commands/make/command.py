@@ -1,0 +1,60 @@
+"""`hydractl make`: one command from checkpoints to a verdict."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from hydractl.cli.command import command
+from hydractl.cli.commands.make.config import HYDRA, MODEL, PAGE, PLAN, REPORT, THRESHOLD, MakeConfig
+from hydractl.cli.commands.run.plan import read_back, run_plan, written
+from hydractl.cli.output import Terminal, console, line, written_out
+
+
+@command(MakeConfig)
+def make(config: MakeConfig, terminal: Terminal) -> None:
+    """Make a hydra of trained checkpoints, compare it with them, and make a page of the verdict.
+
+    Imports what a training script saved. Fuses the models with the longest trunk that validation data allow. Fits the
+    temperature and the OOD score. Measures the hydra beside the ensemble and each model, all treated alike. Finds the
+    threshold below which it may answer. What was interrupted goes on with the same command, or with `hydractl run
+    DIR/make.toml`.
+
+    Examples:
+      hydractl make a.st b.st c.st --train train/ --val val/ --test test/ -o out/
+      hydractl make a.pth b.pth c.pth --val val/ --test test/ --near birds=birds/ --far noise -o out/
+      hydractl make a.st b.st c.st --val val.jsonl --test test.jsonl --risk 0.1 -o out/ --dry-run
+    """
+    plan = config.out / PLAN
+    text = written(config.stages(), command="make")
+    stages = read_back(plan, text, force=config.force or config.dry_run)
+    run_plan(plan, text, stages, terminal, dry_run=config.dry_run, brief=True, may_fail=(THRESHOLD,))
+    if not (config.dry_run or terminal.as_json or terminal.quiet):
+        with written_out():
+            for sentence in _outcome(config):
+                line(console(), sentence)
+
+
+def _outcome(config: MakeConfig) -> Iterator[str]:
+    """Yield the verdict, what the hydra costs and may answer, and what to type next."""
+    from hydractl.families.load import open_model
+    from hydractl.reporting.sections import verdict
+    from hydractl.stages.report.config import ReportConfig
+    from hydractl.stages.report.run import run_report
+
+    yield from ("", *verdict(run_report(ReportConfig(files=(config.out / REPORT,))).compared), "")
+    header = open_model(str(config.out / HYDRA)).header
+    if header.plan is not None and not header.plan.trunk:
+        yield (
+            f"The models share no block, so the hydra computes as much as {len(config.models)} models. Models that are tuned from one "
+            "start share a trunk: docs/checkpoints.md"
+        )
+    has_threshold = (config.out / MODEL).exists()
+    if not has_threshold:
+        yield (
+            f"No threshold keeps the risk of {config.risk:g} on half of `--val`: name more data, or allow more: "
+            f"`--risk {min(2 * config.risk, 0.5):g}`"
+        )
+    model = shlex.quote(str(config.out / (MODEL if has_threshold else HYDRA)))
+    yield f"The page: {config.out / PAGE}"
+    yield f"Next: hydractl predict {model} INPUTS -o predictions.csv"

@@ -1,0 +1,186 @@
+"""What `make` is told, and the stages that it stands for. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from hydractl.cli.commands.run.plan import StageOptions
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
+from hydractl.output.atomic_write import Folder
+from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
+from hydractl.stages.evaluate.fail_if import risk_text
+from hydractl.stages.evaluate.refs import OOD_SETS, NamedData, check_distinct
+from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.command_config import CommandConfig
+
+PLAN, HYDRA, MODEL, REPORT, PAGE = "make.toml", "hydra.st", "model.st", "report.json", "report.html"
+"""Files in the output's folder: the pipeline, the hydra, its copy with a threshold, the table and its page."""
+THRESHOLD = "threshold"
+"""The last stage, which may find that no threshold keeps the risk."""
+ENSEMBLE = "ensemble"
+"""What the row of the models beside each other is called."""
+FROM_SCRIPTS = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".pkl")
+"""How checkpoints end that `import` reads first."""
+
+
+def _data(help_text: str) -> Setting:
+    return Setting(
+        help_text, parse=DataRef.parse, metavar=shared.DATA_METAVAR, shows_default=False, role=Role.DATA
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeConfig(CommandConfig):
+    """From which checkpoints, on which data, and where to."""
+
+    COMMAND: ClassVar[str] = "make"
+
+    models: tuple[str, ...] = required(
+        Setting(
+            "Two or more checkpoints of one architecture, trained on the same classes: hydractl's, folders, Hub ids, or what a "
+            "training script saved.",
+            positional=True,
+            metavar="MODEL...",
+            shows_default=False,
+        )
+    )
+    val: DataRef = required(
+        _data(
+            "Labelled held-out data. One half chooses the trunk and fits the temperature and the OOD score, the other half finds the "
+            "threshold."
+        )
+    )
+    test: DataRef = required(_data("Labelled test data, which the table is of."))
+    train: DataRef | None = by_default(
+        None, _data("Labelled training data, which the OOD score is fitted on. Without it: scores of logits.")
+    )
+    near: tuple[NamedData, ...] = by_default((), OOD_SETS)
+    far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="OOD data far from it."))
+    risk: float = setting(
+        0.05,
+        "Find a threshold such that at most this share of the accepted answers is wrong.",
+        above=0.0,
+        below=1.0,
+        metavar="R",
+    )
+    max_loss: float = setting(
+        0.01,
+        "How many nats of NLL a shared trunk may cost on `--val`.",
+        low=0.0,
+        shows_range=False,
+        metavar="NATS",
+    )
+    arch: str | None = by_default(
+        None,
+        replace(
+            shared.ARCH, help="The architecture of checkpoints that do not say it, as `import` takes it."
+        ),
+    )
+    out: Path = required(
+        replace(
+            shared.OUT,
+            help=f"Folder of everything: `{HYDRA}`, `{MODEL}`, `{REPORT}`, `{PAGE}` and the pipeline `{PLAN}`.",
+            parse=Folder,
+            metavar="DIR",
+        )
+    )
+    device: str = by_default("auto", shared.DEVICE)
+    dry_run: bool = flag(Setting("Print the commands that would run, and run none."))
+    force: bool = flag(
+        replace(shared.FORCE, help="Replace a pipeline that is there, where this one is another.")
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.val.part is not None:
+            raise UsageError(
+                f"`--val {self.val}`: is a part already",
+                hint="name the whole set: `make` takes two halves of it",
+            )
+        check_distinct([*self.names, Path(HYDRA).stem, ENSEMBLE], kind="models", option="MODEL")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the models are called in the table: the last part of what was typed, without its ending."""
+        return tuple(Path(model.rstrip("/")).name.partition(".")[0] for model in self.models)
+
+    def stages(self) -> Iterator[StageOptions]:
+        """Yield what makes the hydra, its table, its page and its threshold.
+
+        Raises:
+            UsageError: If there is but one model.
+        """
+        if len(self.models) < 2:
+            raise UsageError(
+                "a hydra is made of two models at least",
+                hint="of one model `hydractl prune` or `hydractl finetune` make members first: docs/one-model.md",
+            )
+        fitting, testing = (str(replace(self.val, part=f"{half}/2")) for half in (1, 2))
+        models = []
+        for name, model in zip(self.names, self.models, strict=True):
+            models.append(model)
+            if model.lower().endswith(FROM_SCRIPTS):
+                yield {
+                    "name": f"import-{name}",
+                    "command": "import",
+                    "sources": [model],
+                    **self._options(arch=self.arch),
+                    "out": self._path(f"{name}.st"),
+                }
+                models[-1] = self._path(f"{name}.st")
+        on = self._options(device=None if self.device == "auto" else self.device)
+        scored = {} if self.train is None else {"fit": str(self.train), "val": fitting}
+        yield {
+            "name": "fuse",
+            "command": "fuse",
+            "models": models,
+            "merge-trunk": "auto",
+            "max-loss": self.max_loss,
+            "force-merge": True,
+            "data": fitting,
+            "temperature": fitting,
+            **scored,
+            **on,
+            "out": self._path(HYDRA),
+        }
+        yield {
+            "name": "table",
+            "command": "eval",
+            "model": "@fuse",
+            "data": str(self.test),
+            "near": [f"{ood_set.name}={ood_set.ref}" for ood_set in self.near],
+            "far": [f"{ood_set.name}={ood_set.ref}" for ood_set in self.far],
+            "compare": [
+                f"{ENSEMBLE}={','.join(models)}",
+                *(f"{n}={m}" for n, m in zip(self.names, models, strict=True)),
+            ],
+            "temperature": fitting,
+            **(scored if self.near or self.far else {}),
+            "curves": True,
+            **on,
+            "out": self._path(REPORT),
+        }
+        yield {"name": "page", "command": "report", "files": ["@table"], "out": self._path(PAGE)}
+        yield {
+            "name": THRESHOLD,
+            "command": "eval",
+            "model": "@fuse",
+            "data": testing,
+            "threshold-for": str(risk_text(self.risk)),
+            "latency": False,
+            "bootstrap": 0,
+            **on,
+            "store": self._path(MODEL),
+            "out": self._path("threshold.json"),
+        }
+
+    def _path(self, name: str) -> str:
+        return str(self.out / name)
+
+    @staticmethod
+    def _options(**options: str | None) -> StageOptions:
+        return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,88 @@
+"""Pipelines that a command writes, keeps and runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from hydractl.cli.commands.run.command import go, show
+from hydractl.cli.commands.run.pipeline import Stage, parsed
+from hydractl.cli.output import Terminal
+from hydractl.errors import OutputError, OutputExists
+from hydractl.output.atomic_write import publish_text
+
+StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"
+"""A stage as a pipeline file has it: its name, its command and that command's options."""
+
+
+def written(stages: Iterable[StageOptions], *, command: str) -> str:
+    """Return the text of a pipeline file that a command of hydractl makes."""
+    return "\n".join(_lines(stages, command)) + "\n"
+
+
+def _lines(stages: Iterable[StageOptions], command: str) -> Iterator[str]:
+    yield f"# Written by `hydractl {command}`; `hydractl run` on this file goes on where it stopped."
+    for stage in stages:
+        yield from ("", "[[stage]]")
+        # a string of JSON is one of TOML
+        yield from (
+            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in stage.items() if value != []
+        )
+
+
+def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:
+    """Return the stages of a pipeline that is to stand in a file, after a look at what stands there.
+
+    Raises:
+        OutputExists: If the file holds another pipeline, unless `force`.
+        InputError: If a command refuses its options.
+    """
+    from hydractl.cli.app import command_tree
+
+    stages = parsed(plan, text, {}, command_tree())
+    if plan.exists() and not force and plan.read_text(encoding="utf-8") != text:
+        raise OutputExists(
+            f"{plan}: is another plan, of other options or another release",
+            hint=f"`hydractl run {plan}` goes on with that one; `--force` replaces it, and makes again what changes",
+        )
+    return stages
+
+
+def run_plan(
+    plan: Path,
+    text: str,
+    stages: tuple[Stage, ...],
+    terminal: Terminal,
+    *,
+    dry_run: bool,
+    brief: bool = False,
+    may_fail: Collection[str] = (),
+) -> None:
+    """Write a pipeline and run it; with `dry_run` print what would run. `brief` and `may_fail` are those of `go`.
+
+    Raises:
+        OutputError: If the file's folder cannot be made.
+        Exit: With the exit code of a stage that failed.
+    """
+    from hydractl.cli.app import command_tree, main
+
+    if dry_run:
+        show(stages, command_tree(), json=terminal.as_json, quiet=terminal.quiet)
+        return
+    try:
+        plan.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{plan.parent}: cannot be made: {error.strerror}") from error
+    publish_text(plan, text)
+    go(
+        plan,
+        stages,
+        command_tree(),
+        main,
+        json=terminal.as_json,
+        quiet=terminal.quiet,
+        brief=brief,
+        may_fail=may_fail,
+    )

@@ -1,0 +1,152 @@
+"""`hydractl make`: from checkpoints to a hydra, its table, its threshold and a page, by a pipeline that can be run again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+
+import pytest
+import torch
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.data.open_dataset import open_data
+from hydractl.manifest.report import Report
+from support.builders import base
+from support.informed import informed
+
+DIGITS = "digits::classes=0-6"
+DATA = (
+    "--train", f"{DIGITS},split=train,limit=90", "--val", f"{DIGITS},split=val,limit=80", "--test", f"{DIGITS},split=test,limit=40",
+)  # fmt: skip
+ARCH = "vit_tiny_patch16_224::" + ",".join(f"{k}={v}" for k, v in base().header.architecture.config.items())
+OOD = ("--near", "others=digits::classes=7-9,limit=20", "--far", "noise::limit=20,size=8")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder with three models of one start that know digits, one of them as a script saves it, and what was made of them."""
+    from hydractl.cli.app import main
+
+    folder = tmp_path_factory.mktemp("make")
+    for i in range(3):
+        informed(base().tuned(i), 12).save(folder / f"m{i}.st")
+    torch.save({"state_dict": base().tuned(7).library().state_dict()}, folder / "saved.pth")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["make", "m0.st", "m1.st", "m2.st", *DATA, *OOD, "--risk", "0.9", "-o", "out/"]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(whole, monkeypatch):
+    monkeypatch.chdir(whole)
+    return whole
+
+
+def test_it_makes_a_hydra_a_table_a_threshold_and_a_page(folder):
+    header = Checkpoint.open(folder / "out/hydra.st").header
+    report = Report.read(folder / "out/report.json")
+
+    assert (len(header.masks), header.fitted.scores) == (3, ("energy+density",))
+    assert [row.name for row in report.rows] == ["hydra", "ensemble", "m0", "m1", "m2"]
+    assert report.ood_scores == ("msp", "energy+density")
+    assert {*report.rows[0].ood} == {"others", "noise"}
+    assert all(row.curves for row in report.rows)
+    assert Checkpoint.open(folder / "out/model.st").header.threshold.risk == 0.9
+    assert "ensemble" in (folder / "out/report.html").read_text(encoding="utf-8")
+
+
+def test_halves_of_validation_data_fit_and_test_the_threshold(folder):
+    stages = {
+        stage["name"]: stage for stage in tomllib.loads((folder / "out/make.toml").read_text())["stage"]
+    }
+    first, second = (open_data(f"{DIGITS},split=val,limit=80,part={k}/2") for k in (1, 2))
+
+    assert (
+        stages["fuse"]["data"]
+        == stages["fuse"]["temperature"]
+        == stages["fuse"]["val"]
+        == stages["table"]["temperature"]
+    )
+    assert "part=1/2" in stages["fuse"]["val"]
+    assert "part=2/2" in stages["threshold"]["data"]
+    assert not {*first.places} & {*second.places}
+    assert Checkpoint.open(folder / "out/model.st").header.threshold.count == 40
+
+
+def test_the_same_command_makes_nothing_twice_and_run_does_the_same(folder, call):
+    before = {path: path.stat().st_mtime_ns for path in (folder / "out").iterdir() if path.suffix != ".toml"}
+
+    again = call("make", "m0.st", "m1.st", "m2.st", *DATA, *OOD, "--risk", "0.9", "-o", "out/")
+    run = call("run", "out/make.toml")
+
+    assert (again.code, run.code) == (0, 0)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert "hydra " in again.out
+    assert "hydractl predict out/model.st INPUTS" in again.out
+
+
+def test_a_dry_run_prints_the_commands(folder, call):
+    seen = call("make", "m0.st", "m1.st", *DATA, "-o", "other/", "--dry-run")
+
+    assert seen.code == 0
+    assert [line.split()[1] for line in seen.out.splitlines() if line.startswith("hydractl")] == [
+        "fuse",
+        "eval",
+        "report",
+        "eval",
+    ]
+    assert not (folder / "other").exists()
+
+
+def test_what_a_script_saved_is_imported_first(folder, call):
+    words = ("m0.st", "saved.pth", *DATA, "--arch", ARCH, "-o", "other/")
+    plan = json.loads(call("make", *words, "--dry-run", "--json").out)["stages"]
+    seen = call("make", *words)
+
+    assert [stage["stage"] for stage in plan] == ["import-saved", "fuse", "table", "page", "threshold"]
+    assert plan[1]["command"][2:4] == ["m0.st", "other/saved.st"]
+    assert seen.code == 0
+    assert [row.name for row in Report.read(folder / "other/report.json").rows] == [
+        "hydra",
+        "ensemble",
+        "m0",
+        "saved",
+    ]
+    shutil.rmtree(folder / "other")
+
+
+def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call):
+    seen = call("make", "m0.st", "m1.st", *DATA, "--risk", "0.001", "-o", "strict/")
+
+    assert seen.code == 0
+    assert "No threshold keeps the risk of 0.001" in seen.out
+    assert "hydractl predict strict/hydra.st INPUTS" in seen.out
+    assert not (folder / "strict/model.st").exists()
+    shutil.rmtree(folder / "strict")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("m0.st",), "two models at least"),
+        (("m0.st", "a/m0.st"), "called `m0`"),
+        (("m0.st", "m1.st", "--val", f"{DIGITS},part=1/3"), "is a part already"),
+    ],
+)
+def test_what_cannot_be_is_refused(folder, call, words, message):
+    data = DATA if "--val" not in words else (*DATA[:2], *DATA[4:])
+    seen = call("make", *words, *data, "-o", "other/")
+
+    assert seen.code == 2
+    assert message in seen.err
+    assert not (folder / "other").exists()
+
+
+def test_another_pipeline_is_not_written_over_one_that_is_there(folder, call):
+    before = (folder / "out/make.toml").read_text()
+    seen = call("make", "m0.st", "m1.st", *DATA, "-o", "out/")
+
+    assert seen.code == 6
+    assert (folder / "out/make.toml").read_text() == before
