@@ -55,8 +55,11 @@ def render(report: FuseReport, out: Console) -> None:
         out,
         f"{counted(report.members, 'member')} {'takes' if report.members == 1 else 'take'} {size(report.members_bytes)} apart, {size(total)} fused",
     )
-    merged = f", what differs before block {report.merge_trunk} averaged" if report.merge_trunk else ""
-    line(out, f"Trunk: {report.trunk} of {counted(report.layers, 'block')} run once{merged}")
+    line(
+        out,
+        f"Trunk: {report.trunk} of {counted(report.layers, 'block')} run once"
+        + (f", what differs before block {report.merge_trunk} averaged" if report.merge_trunk else ""),
+    )
     if report.temperature != 1:
         line(out, f"Temperature: {report.temperature:g}")
     if report.ood_scores:
@@ -76,19 +79,21 @@ def render(report: FuseReport, out: Console) -> None:
 
 def measured(quality: Measured, out: Console) -> None:
     """Show hydras beside their members' ensemble; the last is the one that was written."""
-    rows = [(ENSEMBLE, *_quality(quality.members), "", "")]
-    rows += [
-        (
-            f"{counted(trial.merge_trunk, 'block')} merged" if trial.merge_trunk else "no trunk merged",
-            *_quality(trial.hydra),
-            f"{trial.loss:+.4f}",
-            f"{trial.agreement:.3f}",
-        )
-        for trial in quality.tried
+    rows = [
+        (ENSEMBLE, *_quality(quality.members), "", ""),
+        *(
+            (
+                f"{counted(trial.merge_trunk, 'block')} merged" if trial.merge_trunk else "no trunk merged",
+                *_quality(trial.hydra),
+                f"{trial.loss:+.4f}",
+                f"{trial.agreement:.3f}",
+            )
+            for trial in quality.tried
+        ),
     ]
     out.print(
         table(
-            ["model", "T", "Acc", "NLL", "Loss", "Agree"],
+            ["model", "T", "Acc", "NLL", "MI", "Loss", "Agree"],
             rows,
             title=f"{quality.data}: {counted(quality.samples, 'sample')}",
         )
@@ -97,7 +102,18 @@ def measured(quality: Measured, out: Console) -> None:
         out,
         f"Loss is NLL less that of {ENSEMBLE}, Agree the share of equal predictions. Acc and Agree are shares of 1",
     )
+    before, after = quality.members.mutual_information, quality.tried[-1].hydra.mutual_information
+    if before > 0 and quality.tried[-1].merge_trunk:
+        line(
+            out,
+            f"Members disagree by {after:.4f} nats (mutual information, MI): {after / before:.0%} of the {before:.4f} of {ENSEMBLE}",
+        )
 
 
-def _quality(quality: Quality) -> tuple[str, str, str]:
-    return f"{quality.temperature:.3f}", f"{quality.accuracy:.3f}", f"{quality.nll:.4f}"
+def _quality(quality: Quality) -> tuple[str, ...]:
+    return (
+        f"{quality.temperature:.3f}",
+        f"{quality.accuracy:.3f}",
+        f"{quality.nll:.4f}",
+        f"{quality.mutual_information:.4f}",
+    )

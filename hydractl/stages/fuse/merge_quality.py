@@ -22,6 +22,7 @@ from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.header import Fate, InputFile
 from hydractl.messages import counted
+from hydractl.metrics.diversity import mutual_information
 from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
 from hydractl.metrics.temperature import rounded, scale_log_probs
 from hydractl.processes.distributed import ProcessGroup, answering_device
@@ -199,11 +200,13 @@ class MergeEvaluator:
         if ref is None:
             raise ValueError("there is no data set to measure on")
         temperature = self.temperature(log_probs_by_set, name)
-        log_probs = ensemble_log_probs(scale_log_probs(log_probs_by_set[ref], temperature).double())
+        member_log_probs = scale_log_probs(log_probs_by_set[ref], temperature).double()
+        log_probs = ensemble_log_probs(member_log_probs)
         per_sample = answers(log_probs.exp(), self.sets[ref].labels, log_probs=log_probs)
         quality = Quality(
             accuracy=float(per_sample["hits"].double().mean()),
             nll=float(per_sample["nll"].mean()),
             temperature=temperature,
+            mutual_information=mutual_information(member_log_probs.exp()),
         )
         return quality, log_probs.argmax(1)

@@ -21,11 +21,19 @@ UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """How good the mean of members' probabilities is, each one's logits divided by `temperature`; the NLL in nats."""
+    """How good the mean of members' probabilities is, each one's logits divided by `temperature`.
+
+    Attributes:
+        accuracy: In [0, 1].
+        nll: In nats.
+        temperature: As above.
+        mutual_information: How much the members disagree, in nats: the mean over samples.
+    """
 
     accuracy: float
     nll: float
     temperature: float
+    mutual_information: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +77,10 @@ class Measured:
             "validation_count": self.samples,
             "validation_accuracy": last.hydra.accuracy,
             "validation_nll": last.hydra.nll,
+            "mutual_information": last.hydra.mutual_information,
             "members_accuracy": self.members.accuracy,
             "members_nll": self.members.nll,
+            "members_mutual_information": self.members.mutual_information,
             "agreement": last.agreement,
         }
 

@@ -62,7 +62,12 @@ def losses(members, tmp_path_factory):
 
 def evaluated(model, members, **changes):
     apart = NamedModels(name="apart", models=tuple(map(str, members)))
-    given = {"latency": False, "bootstrap": 0, "device": "cpu", "metrics": ("accuracy", "nll")}
+    given = {
+        "latency": False,
+        "bootstrap": 0,
+        "device": "cpu",
+        "metrics": ("accuracy", "nll", "mutual_information"),
+    }
     config = EvalConfig(model=str(model), data=VAL, compare=(apart,), **(given | changes))
     return [{name: v.value for name, v in row.values.items()} for row in run_eval(config).document.rows]
 
@@ -80,6 +85,7 @@ def test_what_is_measured_is_what_eval_says_of_hydra_and_members(members, tmp_pa
     for row, quality in zip(rows, (last.hydra, found.members), strict=True):
         assert quality.accuracy == pytest.approx(row["accuracy"])
         assert quality.nll == pytest.approx(row["nll"], rel=1e-4)
+        assert quality.mutual_information == pytest.approx(row["mutual_information"], rel=1e-3, abs=1e-6)
         assert quality.temperature == pytest.approx(row.get("temperature", 1.0), rel=1e-5)
     assert last.loss == pytest.approx(rows[0]["nll"] - rows[1]["nll"], abs=1e-4)
     assert (found.samples, last.merge_trunk, report.temperature) == (50, 2, last.hydra.temperature)
@@ -205,12 +211,17 @@ def test_table_and_json(members, tmp_path, capsys):
     (tried,) = found["measured"]["tried"]
     assert re.search(
         rf"3 blocks merged +{tried['hydra']['temperature']:.3f} +{tried['hydra']['accuracy']:.3f} "
-        rf"+{tried['hydra']['nll']:.4f} +{re.escape(format(tried['loss'], '+.4f'))} +{tried['agreement']:.3f}",
+        rf"+{tried['hydra']['nll']:.4f} +{tried['hydra']['mutual_information']:.4f} +{re.escape(format(tried['loss'], '+.4f'))} +{tried['agreement']:.3f}",
         shown,
     )
     assert f"{found['measured']['members']['nll']:.4f}" in shown
     assert "Trunk: 3 of 3 blocks run once, what differs before block 3 averaged" in shown
     assert f"Temperature: {found['temperature']:g}" in shown
+    before = found["measured"]["members"]["mutual_information"]
+    share = tried["hydra"]["mutual_information"] / before
+    assert f"(mutual information, MI): {share:.0%} of the {before:.4f} of the members' ensemble" in " ".join(
+        shown.split()
+    )
     assert "Largest difference from the members, before the temperature: logits" in shown
     assert main(["inspect", str(tmp_path / "a.st")]) == 0
     shown = capsys.readouterr().out

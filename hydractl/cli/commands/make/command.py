@@ -43,18 +43,20 @@ def _outcome(config: MakeConfig) -> Iterator[str]:
     from hydractl.stages.report.run import run_report
 
     yield from ("", *verdict(run_report(ReportConfig(files=(config.out / REPORT,))).compared), "")
-    header = open_model(str(config.out / HYDRA)).header
-    if header.plan is not None and not header.plan.trunk:
+    plan = open_model(str(config.out / HYDRA)).header.plan
+    if plan is not None and not plan.trunk:
         yield (
             f"The models share no block, so the hydra computes as much as {len(config.models)} models. Models that are tuned from one "
             "start share a trunk: docs/checkpoints.md"
         )
-    has_threshold = (config.out / MODEL).exists()
-    if not has_threshold:
+    model = config.out / MODEL
+    if not model.exists():
+        model = config.out / HYDRA
         yield (
             f"No threshold keeps the risk of {config.risk:g} on half of `--val`: name more data, or allow more: "
             f"`--risk {min(2 * config.risk, 0.5):g}`"
         )
-    model = shlex.quote(str(config.out / (MODEL if has_threshold else HYDRA)))
-    yield f"The page: {config.out / PAGE}"
-    yield f"Next: hydractl predict {model} INPUTS -o predictions.csv"
+    yield from (
+        f"The page: {config.out / PAGE}",
+        f"Next: hydractl predict {shlex.quote(str(model))} INPUTS -o predictions.csv",
+    )
