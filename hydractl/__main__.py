@@ -67,10 +67,7 @@ def _run() -> int:
     os.close(spare)
     sys.stdout = _writer(sys.stdout, io.FileIO(1, "w", closefd=False))
     sys.stderr = _writer(sys.stderr, _Unheard(2, "w", closefd=False))
-    terminal = sys.stdout.isatty() and sys.stderr.isatty()
-    if not terminal or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
-        # typer decides on boxes and escapes when it is imported, and CI variables would force them into pipes
-        os.environ["TYPER_USE_RICH"] = "0"
+    os.environ["TYPER_USE_RICH"] = "0"  # typer would load rich for nothing
     from hydractl.cli.app import main as run  # noqa: PLC0415 - keeps `import hydractl.__main__` free
 
     return run()

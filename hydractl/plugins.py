@@ -17,7 +17,7 @@ class Plugin:
     """What a package adds to the core's tables. A path is `module:name`; it is imported when its table is.
 
     Attributes:
-        commands: Paths of commands' functions by the commands' names.
+        commands: Paths of commands' functions by the commands' names; help lists them beside `eval`.
         baselines: Path of the `BaselineOptions` classes that `eval --compare KIND:` knows.
         methods: Path of the `TrainingMethod` classes that `finetune --method` knows.
         analyses: Path of the `Analysis` rows that `eval --analyse` knows.

@@ -27,7 +27,6 @@ def score(
     limit: int | None = ...,
     max_length: int | None = ...,
     objective: str | None = ...,
-    ood: str | None = ...,
     ood_score: Literal["msp", "entropy", "mi", "msp+mi", "energy", "max-logit", "gen"] | None = ...,
     search: Literal["exact", "lazy"] | None = ...,
     recheck: int | None = ...,
@@ -56,6 +55,7 @@ def score(
     perplexity: float | None = ...,
     signature_size: int | None = ...,
     salience_share: float | None = ...,
+    ood: str | None = ...,
     keep: int | None = ...,
     remove: int | None = ...,
     keep_fraction: float | None = ...,
@@ -79,58 +79,58 @@ def score(
     Arguments are those of `hydractl score`, and read as it reads them; None is an option that is not given.
 
     Args:
-        model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        out: Output file; `-` is standard output.
-        method: How heads are scored. circuit: greedy removal by an objective on validation data (Algorithm 1); taylor: |weight × gradient| of q, k and v (appendix D.1.1); michel: mean |∂loss/∂gate| of gates on heads' outputs (Michel et al. 2019); gnorm: greedy removal by the norms of q, k and v gradients (Greedy-Gnorm); hies: importance as michel has it, and entropy of attention (HIES); headmap: layer by layer the heads whose masking raises the loss most (HeadMap); cahp: heads grouped by how they tell classes apart, one of each group; finds their number (CAHP); l0: learned gates that a penalty closes (Voita et al. 2019); dsp: learned gates of which K stay open (Li et al. 2021); magnitude: mean |weight|: a control; random: uniform random scores: a control.
-        data: Labelled data, validation for circuits, calibration or training data else: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
-        limit: Use N samples of it, drawn with the seed (hies: 32 by default).
-        max_length: Tokens of a text at most; default: as many as the model reads.
-        objective: What the kept heads should be good at: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `0.5*acc+0.5*auroc` or `acc-0.1*nll`. More is better: nll, ece and fpr95 are subtracted, whichever sign is written.
-        ood: Out-of-distribution validation data, for ood, avg and fpr95.
-        ood_score: What tells OOD samples: the maximum softmax probability (default), the entropy, the energy or the largest logit; mi is about several models, which a circuit is not.
-        search: exact (default): every head on all data at each removal; lazy: those that look best by what is remembered of them.
-        recheck: lazy: every head at each N-th removal (default 24).
-        max_memory: circuit: bytes for what is computed with, beside the model and the data, such as 2GiB or 512MB (default: what suits the device). It changes speed, results by no more than rounding.
-        doubt: lazy: let a head go unseen whose valuing is expected to raise the objective by no more than X times how much heads differ at first (default 0.5; 0 values every head).
-        swaps: lazy: at the end try up to N swaps of a head that went for one that stayed (default: as many as go; 0: none); it ends sooner where half as many as go were in vain, one after another, and where none promises anything, but for a search that has cost less than a third of an exact one.
-        scope: Score layer by layer, each without what went before (default); or all at once.
-        variant: Σ|w g| (default), or (Σ w g)² a batch.
-        form: michel: whose gradient the absolute value is of, each sample's (default) or each batch's.
-        recompute: michel: remove N heads, score anew without them, until the budget is gone; 0 (default) scores once.
-        normalize: Divide scores by the norm of their layer's (default of michel), by the root mean square of their tower's, or not at all (default of taylor, gnorm, hies, magnitude).
-        alpha: hies: how much importance weighs beside entropy (default .5).
-        samples: headmap: look at the N samples of the lowest loss (default 64).
-        training: Learn gates while the weights are frozen (pipelined, default), or together with them (joint).
-        epochs: Passes over the data (default: l0 3; dsp 1, with joint 3).
-        gate_lr: Learning rate of the gates (default: l0 0.1, dsp 0.5).
-        weights_lr: Learning rate of the weights, for joint (default: 2e-5).
-        penalty: What an open head adds to the loss, for l0 (default: 0.0015): more closes more heads.
-        estimator: For dsp: a soft choice that hardens (default), or a hard one, straight through (ste).
-        temperature: Where the temperature of dsp starts (default: 1000); it falls to 1e-8.
-        cooldown: Share of the steps in which it falls (default: 2/3).
-        trained: Write the weights that joint trains to PATH, a base; the scores are then of it.
-        degree: Of the polynomial that smooths the silhouettes, whose knee is the number of groups (default 6).
-        representative: Who leads a group: its most salient head (default), or the one in the middle.
-        embedding: Group heads in the plane of a t-SNE (default), or by their class profiles as they are.
-        perplexity: Of the t-SNE (default 10).
-        signature_size: Bring attention maps to N x N (default 32).
-        salience_share: Compute the salience on the first F of the batches (default 0.25).
-        keep: Keep N heads a layer, on average over the model.
-        remove: Remove R heads in all.
-        keep_fraction: Keep this share of all heads (default without a budget: 2/3).
-        towers: Score the heads of these towers only (text, vision); the others keep all of theirs.
-        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
-        template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
-        seed: Seed of everything random.
+        model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
+        out: Output file, or `-` for standard output.
+        method: Scoring method. circuit: greedy removal by an objective on validation data; taylor: |weight × gradient| of q, k and v; michel: mean |∂loss/∂gate| of heads (Michel et al. 2019); gnorm: greedy removal by gradient norms of q, k and v (Greedy-Gnorm); hies: michel and entropy of attention (HIES); headmap: loss increase when a head is masked (HeadMap); cahp: one head of each group of similar heads; finds their number (CAHP); l0: gates closed by a penalty (Voita et al. 2019); dsp: gates of which K stay open (Li et al. 2021); magnitude: mean |weight|, a control; random: random scores, a control.
+        data: Labelled data (validation data for circuits): digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        limit: Use N random samples of `--data` (default: all; hies: 32).
+        max_length: Truncate texts to N tokens (default: the model's maximum).
+        objective: Objective to maximise: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `acc-0.1*nll`.
+        ood_score: OOD score of the objective: msp, entropy, energy, max-logit, gen (default: msp).
+        search: Evaluate every head at each removal (exact, default) or only promising ones (lazy).
+        recheck: lazy: evaluate every head at each N-th removal (default: 24).
+        max_memory: Memory for activations, for example 2GiB or 512MB (default: as the device allows); results change by rounding only.
+        doubt: lazy: skip heads with an expected gain below X times the initial spread (default: 0.5; 0 skips none).
+        swaps: lazy: try up to N swaps of removed and kept heads at the end (default: the number of removed heads).
+        scope: Score layers one after another without heads removed before (default), or all at once.
+        variant: Score by Σ|w g| (default) or (Σ w g)² per batch.
+        form: michel: take absolute gradients per sample (default) or per batch.
+        recompute: michel: remove N heads at a time and score again (default: 0, score once).
+        normalize: Divide scores by the norm of their layer or the RMS of their tower (default: layer for michel, else none).
+        alpha: hies: weight of importance against entropy (default: 0.5).
+        samples: headmap: use the N samples with the lowest loss (default: 64).
+        training: Train gates with frozen weights (pipelined, default) or together with them (joint).
+        epochs: Passes over the data (default: 3; for dsp with frozen weights 1).
+        gate_lr: Learning rate of the gates (default: 0.1 for l0, 0.5 for dsp).
+        weights_lr: Learning rate of the weights, for `--training joint` (default: 2e-5).
+        penalty: l0: penalty of an open gate; more closes more heads (default: 0.0015).
+        estimator: dsp: soft gates that harden (default), or hard gates with a straight-through gradient (ste).
+        temperature: dsp: initial temperature; falls to 1e-8 (default: 1000).
+        cooldown: dsp: fraction of the steps in which the temperature falls (default: 2/3).
+        trained: Write the weights trained by `--training joint` to PATH; scores are of this base.
+        degree: Degree of the polynomial that smooths the silhouettes (default: 6).
+        representative: Keep the most salient head of each group (default) or its medoid.
+        embedding: Group heads after t-SNE (default) or by their class profiles.
+        perplexity: Perplexity of t-SNE (default: 10).
+        signature_size: Resize attention maps to N x N (default: 32).
+        salience_share: Compute salience on this fraction of the batches (default: 0.25).
+        ood: OOD validation data, for circuits with objective avg, ood or fpr95.
+        keep: Keep N heads per layer, on average over the model.
+        remove: Remove R heads in total.
+        keep_fraction: Keep the fraction F of all heads (default: 2/3).
+        towers: Score only the heads of these towers: text, vision (default: both).
+        classes: Class names of a zero-shot model: `a,b,c`, a file with one name per line, or a JSON list.
+        template: Prompt with `{label}` for the class name; give several to average (default: "A photo of a {label}.").
+        seed: Random seed.
         arch: Architecture of a bare .safetensors file.
-        batch_size: Samples in one forward pass.
-        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
-        device: auto, cpu, cuda, cuda:N or mps.
-        dtype: bf16, fp16 or fp32; default: as stored.
-        compile: circuit: compile what follows a block's heads: up to minutes at first, then faster where calls cost more than what they compute. It changes results by no more than rounding.
-        estimate: circuit: value a few candidates, and say how long the whole search takes, how much memory, and on how many devices; write nothing.
-        force: Replace an existing output, and start anew where an unfinished run could be gone on with.
-        wait: Wait while another command makes the same output, rather than exit 6.
+        batch_size: Samples per forward pass.
+        num_workers: Processes that decode and augment images; 0 uses threads. Default: auto.
+        device: Device: auto, cpu, cuda, cuda:N or mps.
+        dtype: Data type of the weights: bf16, fp16 or fp32 (default: as stored).
+        compile: Compile the blocks, for circuit: takes minutes at first, then runs faster; results change by rounding only.
+        estimate: Estimate time and memory of a circuit search from a few candidates and write nothing.
+        force: Overwrite existing output and discard an unfinished run.
+        wait: Wait while another command writes the same output, instead of exiting with 6.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 
     Returns:
@@ -177,33 +177,33 @@ def prune(
     Arguments are those of `hydractl prune`, and read as it reads them; None is an option that is not given.
 
     Args:
-        model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        out: Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.
-        scores: Scores; several make one member each. `-` is standard input.
-        mask: A head-mask file instead of scores; several make one member each.
-        keep: Keep N heads a layer, on average over the model; `auto`: as many as cahp or l0 chose, or the knee of a greedy method's objective.
-        remove: Remove R heads in all.
-        keep_fraction: Keep this share of all heads.
-        per_layer: With `--keep N`: exactly N heads in every layer.
-        strategy: best: the most important heads. sample: the pool's heads go by chance. objectives: one member a scores file. clusters: one head of each cluster, the j-th best for member j. random: no scores, a control. diverse: the draws of sample that disagree most on data. Default: what the other options imply.
-        members: How many members.
-        pool: The first P heads to go are what members sample from (sample, diverse).
-        diverge_from: Members are alike before this layer; fused, it runs once.
-        data: Labelled validation data to compare members on.
-        ood: Out-of-distribution validation data, where the scores' objective ranks it.
-        candidates: Masks to draw and to choose from (default 32).
-        diversity: What to maximise: mutual information (default), the share of pairs that disagree, or none, a control.
-        batch_size: Samples in one forward pass (default 64).
-        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
-        device: auto (default), cpu, cuda, cuda:N or mps.
-        max_length: Tokens of a text at most; default: as many as the model reads.
-        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
-        template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
-        seed: Seed of everything random.
+        model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
+        out: Output file, an existing folder, a new folder (`NAME/`), or `-` for standard output.
+        scores: Scores of heads, or `-` for standard input; several make one member each.
+        mask: Head mask to use instead of scores; several make one member each.
+        keep: Keep N heads per layer, on average over the model; auto takes the number from the scores.
+        remove: Remove R heads in total.
+        keep_fraction: Keep the fraction F of all heads.
+        per_layer: Keep exactly N heads in every layer, with `--keep N`.
+        strategy: How to choose heads. best: the heads with the highest scores; sample: without random heads of the pool; objectives: one member per scores file; clusters: one head of each cluster, the j-th best for member j; random: random heads, a control; diverse: the samples that disagree most on data (default: as other options imply).
+        members: Number of members.
+        pool: Sample from the P heads with the lowest scores, for strategies sample and diverse.
+        diverge_from: Give members equal heads before this layer, which then runs once in a hydra.
+        data: Labelled validation data to compare members on: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        ood: OOD validation data, if the objective of the scores needs it.
+        candidates: Number of masks to choose from (default: 32).
+        diversity: Maximise mutual information (default), pairwise disagreement, or nothing (a control).
+        batch_size: Samples per forward pass (default: 64).
+        num_workers: Processes that decode and augment images; 0 uses threads. Default: auto.
+        device: Device: auto (default), cpu, cuda, cuda:N or mps.
+        max_length: Truncate texts to N tokens (default: the model's maximum).
+        classes: Class names of a zero-shot model: `a,b,c`, a file with one name per line, or a JSON list.
+        template: Prompt with `{label}` for the class name; give several to average (default: "A photo of a {label}.").
+        seed: Random seed.
         arch: Architecture of a bare .safetensors file.
-        dtype: bf16, fp16 or fp32; default: as stored.
-        verify: Check the result on a seeded random batch before it is published.
-        force: Replace an existing output.
+        dtype: Data type of the weights: bf16, fp16 or fp32 (default: as stored).
+        verify: Check the output on a random batch before writing it.
+        force: Overwrite existing output.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 
     Returns:
@@ -282,65 +282,65 @@ def finetune(
     Arguments are those of `hydractl finetune`, and read as it reads them; None is an option that is not given.
 
     Args:
-        model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
+        model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
         data: Labelled training data: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         val: Labelled validation data.
-        out: Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.
-        max_length: Tokens of a text at most; default: as many as the model reads.
-        recipe: As in the paper, or as pretrained encoders are usually tuned; options override it.
-        optimizer: Default: adamw.
-        lr: Peak learning rate (default 1e-4 for adamw, 1e-2 for sgd); of several, the one that validates best.
-        layer_decay: Each block trains at F times the rate of the one after it, e.g. 0.75.
-        weight_decay: Of matrices only (default 0.01 for adamw, 0 for sgd).
-        momentum: Of sgd only (default 0.9).
-        schedule: After the warm-up (default: cosine).
-        min_lr_rate: Where the schedule ends, as a fraction of the peak (default 0).
-        warmup: Warm-up in steps, or as a fraction such as 0.05 (default).
-        clip: Largest norm of the gradient.
-        ema: Validate and keep a running mean of the weights that forgets so slowly, e.g. 0.999.
-        swa: Validate and keep the mean of the weights at each epoch's end, from epoch N or fraction F of the steps on.
-        label_smoothing: Share in [0, 1).
-        mixup: Blend each image and its label with another's; weights are drawn of Beta(A, A), e.g. 0.8.
-        cutmix: Paste a box of another image into each, labels by area; with --mixup, each batch has one of both.
-        dropout: Share in [0, 1); default: as the architecture says.
-        drop_path: Share of samples that skip the last block's attention, and its MLP; falls to 0 at the first.
-        augment: flip, rrc, randaugment, shift; or none (default).
-        precision: Default: fp32; bf16 computes under autocast.
-        steps: Optimiser steps.
-        epochs: Passes over the data (default 10).
-        batch_size: Samples in one optimiser step, over all processes (default 64).
-        accumulate: Compute each batch in N pieces, to save memory; the result is the same, but for which attention weights a text model drops.
-        train: embed, norm, attention, mlp, readout, head; default: all. `own` leaves what members of a hydra share as it is.
-        last_blocks: Only the last N blocks, readout and head.
-        freeze_blocks: All but the first N blocks and the embedding: --last-blocks counted from below.
-        reset_head: Start from a classifier of zeros, drawn with `--head-seed`; or insist on the model's own. Default: its own where it fits the data, else one drawn anew.
-        method: Train otherwise than by changing every weight: lora-ensemble, singular-values, oba, batch-ensemble, mimo, packed; see docs/rivals.md.
-        eval_every: Validate so often (default: every epoch).
-        early_stop: Stop after N evaluations without improvement, and keep the best weights.
-        patience_delta: With `--early-stop`: how much is an improvement (default 0).
-        keep_best: Keep the weights that validated best, or the last (default).
-        batches: Of a hydra without a trunk: all members see the same batches, or each has an order and augmentation of its own.
-        teacher: Models to learn from: of a hydra member m learns from the m-th, or from a hydra's m-th member; any other model learns their mean.
-        teacher_temperature: Divides logits before their softmaxes are compared (default 2).
-        teacher_weight: Share of the loss, above 0 and at most 1, that teachers make; labels make the rest (default 0.9).
-        gradient_checkpointing: Hold less for the backward pass, which runs each block's forward pass again: the same result in less memory, and a third more time.
-        compile: Compile the model's part of a training step, as one graph: minutes at first, then faster. It rounds otherwise.
-        save_every: Save what a killed run goes on from (default: every half minute, and every epoch).
-        seed: Seed of everything random.
-        order_seed: Seed of the order of the data and of augmentation (default: --seed).
-        dropout_seed: Seed of dropout (default: --seed).
-        head_seed: Seed of a classifier that is drawn anew (default: --seed).
-        num_classes: Classes to tell apart (default: as many as the data have).
-        pooling: What the classifier of a text model reads: what its family's does, or the mean over all tokens. Default: as the model or its folder says.
-        img_size: Images of another size than the model says.
-        mean: What is subtracted of each channel, where white is 1; default: as the model says.
-        std: What it is divided by then; likewise.
-        device: auto, cpu, cuda, cuda:N or mps.
-        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
-        skip_bad: Leave out images that cannot be read, and say how many. Each image is decoded once more.
+        out: Output file, an existing folder, a new folder (`NAME/`), or `-` for standard output.
+        max_length: Truncate texts to N tokens (default: the model's maximum).
+        recipe: Start from a named recipe (docs/tuning.md); other options override it.
+        optimizer: Optimiser (default: adamw).
+        lr: Peak learning rate (default: 1e-4 for adamw, 1e-2 for sgd); several are tried and the best is kept.
+        layer_decay: Multiply the learning rate of each block by F relative to the next, for example 0.75.
+        weight_decay: Weight decay of matrices (default: 0.01; sgd: 0).
+        momentum: Momentum of sgd (default: 0.9).
+        schedule: Learning rate schedule after the warm-up (default: cosine).
+        min_lr_rate: Final learning rate as a fraction of the peak (default: 0).
+        warmup: Warm-up in steps, or as a fraction of all steps (default: 0.05).
+        clip: Clip gradients to this norm.
+        ema: Validate and save an exponential moving average of the weights, for example with decay 0.999.
+        swa: Validate and save the mean of the weights at each epoch's end, from epoch N or fraction F of the steps.
+        label_smoothing: Label smoothing (default: 0).
+        mixup: Mixup: blend pairs of images and labels with weights from Beta(A, A), for example 0.8.
+        cutmix: CutMix: paste boxes with areas from Beta(A, A); with `--mixup`, each batch uses one of both.
+        dropout: Dropout rate, in [0, 1) (default: the architecture's).
+        drop_path: Stochastic depth rate of the last block; falls linearly to 0 at the first.
+        augment: Augmentations: flip, rrc, randaugment, shift, or none (default).
+        precision: Precision under autocast (default: fp32).
+        steps: Optimiser steps, instead of epochs.
+        epochs: Passes over the data (default: 10).
+        batch_size: Samples per optimiser step, over all processes (default: 64).
+        accumulate: Split each batch into N forward passes to save memory.
+        train: Parts to train: embed, norm, attention, mlp, readout, head (default: all); `own` freezes what members of a hydra share.
+        last_blocks: Train only the last N blocks, readout and head.
+        freeze_blocks: Freeze the embedding and the first N blocks.
+        reset_head: Replace the classifier, or refuse to (default: replace one that does not fit the data).
+        method: Train by another method: lora-ensemble, singular-values, oba, batch-ensemble, mimo, packed (docs/rivals.md).
+        eval_every: Steps between validations (default: one epoch).
+        early_stop: Stop after N validations without improvement and keep the best weights.
+        patience_delta: Smallest improvement that counts for `--early-stop` (default: 0).
+        keep_best: Keep the weights that validate best, or the last (default).
+        batches: Give all members the same batches, or each its own order and augmentation, which needs a hydra without a trunk.
+        teacher: Models to distil: member m of a hydra learns from the m-th, any other model from their mean.
+        teacher_temperature: Temperature of the distillation loss (default: 2).
+        teacher_weight: Weight of the distillation loss, in (0, 1]; labels have the rest (default: 0.9).
+        gradient_checkpointing: Recompute activations in the backward pass: less memory, a third more time, the same result.
+        compile: Compile the training step: takes minutes at first, then runs faster; rounds differently.
+        save_every: Steps between saves of the state to resume from (default: 30 s, and each epoch).
+        seed: Random seed.
+        order_seed: Seed of data order and augmentation (default: `--seed`).
+        dropout_seed: Seed of dropout (default: `--seed`).
+        head_seed: Seed of a new classifier (default: `--seed`).
+        num_classes: Number of classes (default: that of the data).
+        pooling: Pooling before the classifier of a text model: its family's own, or the mean over all tokens (default: as the model says).
+        img_size: Image size in pixels (default: the model's).
+        mean: Mean of each channel, with white as 1 (default: the model's).
+        std: Standard deviation of each channel (default: the model's).
+        device: Device: auto, cpu, cuda, cuda:N or mps.
+        num_workers: Processes that decode and augment images; 0 uses threads. Default: auto.
+        skip_bad: Skip unreadable images and report how many; decodes each image twice.
         arch: Architecture of a bare .safetensors file.
-        force: Replace an existing output, and start anew where an unfinished run could be gone on with.
-        wait: Wait while another command makes the same output, rather than exit 6.
+        force: Overwrite existing output and discard an unfinished run.
+        wait: Wait while another command writes the same output, instead of exiting with 6.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 
     Returns:
@@ -380,26 +380,26 @@ def fuse(
     Arguments are those of `hydractl fuse`, and read as it reads them; None is an option that is not given.
 
     Args:
-        models: Checkpoints, folders or Hub ids.
-        out: Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.
-        mlp: Average MLPs that differ, or keep each member's own (default: merge; with `--merge-trunk`: keep).
-        merge_trunk: Average whatever differs before block L, the embedding too; it then runs once. `auto`: up to the last L that `--data` allow.
-        max_loss: With `--merge-trunk auto`: how many nats of NLL merging may cost (default 0).
-        force_merge: Average members whose lineage does not tell that one base is theirs.
-        own_from: Let members own everything from block L on, and readout and head, even while it is equal: to train the hydra.
-        data: Labelled data to measure on what merging did: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
-        temperature: Store a temperature, by which all logits are divided: fitted on this labelled held-out data, or this number.
-        fit: Store the OOD score `energy+density`, fitted on this labelled training data. `predict` then uses it.
-        val: Held-out ID data, not part of `--fit`, that the score is standardized on.
-        max_length: Tokens of a text at most; default: as many as the model reads.
-        batch_size: Samples in one forward pass (default 64).
-        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
-        device: auto (default), cpu, cuda, cuda:N or mps.
-        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
-        template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
-        seed: Seed of everything random.
-        verify: Check the result on a seeded random batch before it is published.
-        force: Replace an existing output.
+        models: Members: checkpoints, folders or Hub ids of one architecture.
+        out: Output file, an existing folder, a new folder (`NAME/`), or `-` for standard output.
+        mlp: Average MLPs that differ, or keep those of each member (default: merge; with `--merge-trunk`: keep).
+        merge_trunk: Average all that differs before block L, which then runs once; auto finds the largest L on `--data`.
+        max_loss: Highest cost of `--merge-trunk auto`, in nats of NLL (default: 0).
+        force_merge: Average members even if their lineage does not show a common base.
+        own_from: Copy block L and all that follows for each member even if equal, to train the hydra further.
+        data: Measure the effect of merging on labelled data: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        temperature: Store a temperature: a number, or fitted on labelled held-out data.
+        fit: Fit the OOD score `energy+density` on labelled training data and store it, for `predict`.
+        val: Held-out ID data to standardize the OOD score on, apart from `--fit`.
+        max_length: Truncate texts to N tokens (default: the model's maximum).
+        batch_size: Samples per forward pass (default: 64).
+        num_workers: Processes that decode and augment images; 0 uses threads. Default: auto.
+        device: Device: auto (default), cpu, cuda, cuda:N or mps.
+        classes: Class names of a zero-shot model: `a,b,c`, a file with one name per line, or a JSON list.
+        template: Prompt with `{label}` for the class name; give several to average (default: "A photo of a {label}.").
+        seed: Seed of the batch for `--verify`.
+        verify: Check the output on a random batch before writing it.
+        force: Overwrite existing output.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 
     Returns:
@@ -454,41 +454,41 @@ def evaluate(
     Arguments are those of `hydractl eval`, and read as it reads them; None is an option that is not given.
 
     Args:
-        model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        data: In-distribution data, with labels: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
-        near: OOD data close to it.
-        far: OOD data far from it; also photos, noise, manual, letters.
-        compare: One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, `laplace:MODEL::val=DATA,data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around checkpoints.
-        temperature: Labelled held-out data to fit a temperature on, by which each row's logits are divided; or the temperature. On top of what a checkpoint stores.
-        corrupt: Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `all`, or of images gaussian-noise, shot-noise, impulse-noise, defocus-blur, glass-blur, motion-blur, zoom-blur, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg; of texts typos, drop, swap, case. `frost=DIR` adds these photographs.
-        fit: Labelled training data, which OOD scores of features are fitted on, for each model.
-        ood_val: Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs `--val`.
-        val: Held-out ID data: `--ood-val` is told from them, and `energy+density` is standardized on them.
-        name: What the first row is called.
-        metrics: Measure these only.
-        ood_score: What tells OOD samples, one or several side by side: msp, entropy, mi, msp+mi, energy, max-logit, gen, energy+density, relative-mahalanobis, mahalanobis, knn, vim. Those of features (energy+density, relative-mahalanobis, mahalanobis, knn, vim) need `--fit`, or checkpoints that hold them. Options follow the name: `relative-mahalanobis:alpha=0:normalize=false`, `knn:k=5`. Default: msp, and energy+density where all models hold it or `--fit` and `--val` are given.
-        latency: Measure time too.
-        bootstrap: Resamples for 95 % intervals; 0 makes none.
-        fail_if: Exit 5 if this is so of MODEL, for example `ece>0.02`, `acc<95%`, `auroc[near]<0.9`, `acc[fog:3]<80%`.
-        threshold_for: Find which inputs a row may answer, by its OOD score, so that at most the share R of these answers is wrong. `--data` must be held out. Exit 5 if MODEL cannot keep it.
-        delta: The chance that the threshold does not keep it (default 0.05).
-        store: Write a copy of MODEL that stores its threshold, its `--temperature` and OOD scores of features as fitted (`knn`: all features of `--fit`), which `predict` then applies.
-        out: Report; `-` is standard output.
-        curves: Keep what `hydractl report` draws too: curves, which heads stay, and the lineage.
-        save_predictions: Keep all log-probabilities (safetensors), scaled by `--temperature`.
-        analyse: Ask rows why they are as they are: proposition, centroids, pca, members, mlps, heads, taylor, or `all` for those that can be made.
-        scores: What `score` said of the heads, for analyses by importance.
-        max_length: Tokens of a text at most; default: as many as the model reads.
-        batch_size: Samples in one forward pass.
-        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
-        skip_bad: Leave out images that cannot be read, and say how many. Each image is decoded once more.
-        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
-        template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
-        device: auto, cpu, cuda, cuda:N or mps.
-        dtype: bf16, fp16 or fp32; default: as stored.
+        model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
+        data: Labelled test data: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        near: Near OOD data.
+        far: Far OOD data; also photos, noise, manual, letters.
+        compare: Add a row: a model, an ensemble of several models, or a baseline `KIND:MODEL[::K=V,...]` of kind mc, laplace, swag, bayesvlm, vilu (docs/rivals.md).
+        temperature: Fit a temperature for each row on labelled held-out data, or use the number; on top of a stored one.
+        corrupt: Also measure `--data` under a corruption, at severities 1 to 5 (default: all five). `all`; for images gaussian-noise, shot-noise, impulse-noise, defocus-blur, glass-blur, motion-blur, zoom-blur, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg (`frost=DIR`: its photographs); for texts typos, drop, swap, case.
+        fit: Labelled training data to fit feature-based OOD scores on, for each model.
+        ood_val: Validation OOD data, to find the best OOD score on other data than `--near` and `--far`; needs `--val`.
+        val: Held-out ID data for `--ood-val` and to standardize `energy+density`.
+        name: Name of the first row (default: its file's).
+        metrics: Measure only these: accuracy, brier, nll, ece, adaptive_ece, mutual_information, disagreement, entropy, auroc, fpr95, aupr, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid, temperature, parameters, macs, macs_textbook, training_macs, latency_ms, latency_batch_ms.
+        ood_score: OOD scores, with options as in `knn:k=5`: msp, entropy, mi, msp+mi, energy, max-logit, gen; with `--fit`, or if models store them: energy+density, relative-mahalanobis, mahalanobis, knn, vim. Default: msp, and energy+density if stored, or with `--fit` and `--val`.
+        latency: Measure latency.
+        bootstrap: Resamples for 95 % intervals; 0 for none.
+        fail_if: Exit with 5 if the condition holds for MODEL, for example `acc<95%` or `auroc[near]<0.9`.
+        threshold_for: Find a threshold of the OOD score with at most the fraction R of errors below, on held-out `--data`, or exit with 5.
+        delta: Probability that the threshold breaks the promise (default: 0.05).
+        store: Write a copy of MODEL with its threshold, `--temperature` and fitted OOD scores, which `predict` applies.
+        out: Report in JSON, or `-` for standard output.
+        curves: Add curves, head maps and lineage to the report, for `hydractl report`.
+        save_predictions: Write all log-probabilities, scaled by `--temperature`, as safetensors.
+        analyse: Analyse the rows: proposition, centroids, pca, members, mlps, heads, taylor, or `all` that apply (docs/analysis.md).
+        scores: Scores of heads, for analyses that read them.
+        max_length: Truncate texts to N tokens (default: the model's maximum).
+        batch_size: Samples per forward pass.
+        num_workers: Processes that decode and augment images; 0 uses threads. Default: auto.
+        skip_bad: Skip unreadable images and report how many; decodes each image twice.
+        classes: Class names of a zero-shot model: `a,b,c`, a file with one name per line, or a JSON list.
+        template: Prompt with `{label}` for the class name; give several to average (default: "A photo of a {label}.").
+        device: Device: auto, cpu, cuda, cuda:N or mps.
+        dtype: Data type of the weights: bf16, fp16 or fp32 (default: as stored).
         arch: Architecture of a bare .safetensors file.
-        seed: Seed of everything random.
-        force: Replace an existing output.
+        seed: Seed of resamples and corruptions.
+        force: Overwrite existing output.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 
     Returns:
@@ -513,11 +513,11 @@ def report(
     Arguments are those of `hydractl report`, and read as it reads them; None is an option that is not given.
 
     Args:
-        files: What `hydractl eval -o` wrote; of several seeds one each. `-` is standard input.
-        over: What several reports differ in: `seeds`, or `sets`, ID sets that a mean is taken over.
-        out: The page: .html, or .md for pull requests and model cards; `-` is Markdown on standard output.
-        figures: Write each figure into this folder too, as .png and .svg; a page of Markdown shows them.
-        force: Replace an existing output.
+        files: Reports of `eval`, one per seed, or `-` for standard input.
+        over: Treat several reports as `seeds` of one experiment or as data `sets` to average over.
+        out: Page in .html or .md, or `-` for Markdown on standard output.
+        figures: Write each figure as .png and .svg to this folder; a Markdown page links them.
+        force: Overwrite existing output.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 
     Returns:
@@ -556,25 +556,25 @@ def predict(
     Arguments are those of `hydractl predict`, and read as it reads them; None is an option that is not given.
 
     Args:
-        model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        data: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME; image files; folders may be nested and need no classes. `-`: standard input, a text or the path of an image a line. A name that holds `::` ends with it: `a::b.png::`.
-        out: A file that ends in .jsonl, .csv, .parquet, which decides its form; by default standard output, as JSON lines.
-        top_k: Tell the K most probable classes.
-        ood_score: What tells OOD samples: msp, entropy, mi, msp+mi, energy, max-logit, gen; or energy+density, relative-mahalanobis, mahalanobis, knn, vim, where MODEL holds it (`fuse` or `eval` with `--fit TRAIN --val VAL`) or `--fit` is given. Options follow the name: `knn:k=5`. Default: energy+density where MODEL holds it, else msp.
-        fit: Labelled training data, which OOD scores of features are fitted on, for each model.
-        threshold: Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses nothing. Default: as the checkpoint says.
-        skip_bad: Tell of an image that cannot be read in its line, and go on.
-        null: Standard input is texts or paths that end with a NUL byte, as `find -print0` writes them, not with the line.
-        max_length: Tokens of a text at most; default: as many as the model reads.
-        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
-        template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
+        model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
+        data: Image files, digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME; `-` reads a text or an image path per line from standard input.
+        out: Output file in .jsonl, .csv, .parquet (default: JSON lines on standard output).
+        top_k: Number of most probable classes to list.
+        ood_score: OOD score, with options as in `knn:k=5`: msp, entropy, mi, msp+mi, energy, max-logit, gen; with `--fit`, or if MODEL stores it: energy+density, relative-mahalanobis, mahalanobis, knn, vim. Default: energy+density if stored, else msp.
+        fit: Labelled training data to fit feature-based OOD scores on, for each model.
+        threshold: Accept inputs with an OOD score below X, or below the threshold in the REPORT of `eval`; none ignores a stored threshold (default: the stored one).
+        skip_bad: Report unreadable images in their lines and continue.
+        null: Separate items of standard input by NUL bytes, as `find -print0` writes them.
+        max_length: Truncate texts to N tokens (default: the model's maximum).
+        classes: Class names of a zero-shot model: `a,b,c`, a file with one name per line, or a JSON list.
+        template: Prompt with `{label}` for the class name; give several to average (default: "A photo of a {label}.").
         arch: Architecture of a bare .safetensors file.
-        batch_size: Samples in one forward pass.
-        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
-        device: auto, cpu, cuda, cuda:N or mps.
-        dtype: bf16, fp16 or fp32; default: as stored.
-        force: Replace an existing output, and start anew where an unfinished run could be gone on with.
-        wait: Wait while another command makes the same output, rather than exit 6.
+        batch_size: Samples per forward pass.
+        num_workers: Processes that decode and augment images; 0 uses threads. Default: auto.
+        device: Device: auto, cpu, cuda, cuda:N or mps.
+        dtype: Data type of the weights: bf16, fp16 or fp32 (default: as stored).
+        force: Overwrite existing output and discard an unfinished run.
+        wait: Wait while another command writes the same output, instead of exiting with 6.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 
     Returns:
@@ -609,21 +609,21 @@ def export(
     Arguments are those of `hydractl export`, and read as it reads them; None is an option that is not given.
 
     Args:
-        model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        out: Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export.
-        with_preprocess: For images: take uint8 pixels (B, height, width, channels) of any size; resize, crop and normalise are in the graph.
-        quantize: For ONNX: weights and what they are multiplied with as whole numbers of 8 bits. Needs `--data`, on which the effect is measured.
-        data: Labelled data, on which the exported model is compared and measured too: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
-        ood: OOD data, to measure the AUROC with; also photos, noise, manual, letters.
-        tolerance: Exit 5, and write nothing, if an output of the exported model is further from the model's own, relative to the largest value where that is above 1.
-        report: Write what was measured on `--data`, as `eval` reports it.
-        batch_size: Samples in one forward pass.
-        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
-        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
-        template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
+        model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
+        out: Output file: .onnx for ONNX, .pt2 for torch.export.
+        with_preprocess: Include image preprocessing: the model takes uint8 pixels (B, height, width, channels) of any size.
+        quantize: Quantize weights and activations of ONNX to 8 bits and measure the effect on `--data`.
+        data: Also compare and measure the exported model on labelled data: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        ood: OOD data to measure AUROC on; also photos, noise, manual, letters.
+        tolerance: Exit with 5 if outputs differ from the model's by more than X, relative to the largest value if above 1.
+        report: Write a report of the measurement on `--data`, as `eval` does.
+        batch_size: Samples per forward pass.
+        num_workers: Processes that decode and augment images; 0 uses threads. Default: auto.
+        classes: Class names of a zero-shot model: `a,b,c`, a file with one name per line, or a JSON list.
+        template: Prompt with `{label}` for the class name; give several to average (default: "A photo of a {label}.").
         arch: Architecture of a bare .safetensors file.
-        seed: Seed of the random inputs.
-        force: Replace an existing output.
+        seed: Seed of random inputs.
+        force: Overwrite existing output.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 
     Returns:
@@ -655,17 +655,17 @@ def push(
     Arguments are those of `hydractl push`, and read as it reads them; None is an option that is not given.
 
     Args:
-        model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        repository: The repository on the Hub; made where there is none.
-        report: What `eval` measured of the model, for its card.
-        base_model: Hub id of the model that it was made from.
-        license: Licence of the base, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...
-        private: Make the repository private; refuse one that is public.
-        revision: The branch; made where there is none.
-        create_pr: Open a pull request, and leave the branch as it is.
-        commit_message: What the commit says.
-        max_shard_size: The most bytes of a file of weights; a larger model is cut into shards (default 5GB).
-        dry_run: Show the files and the card; ask the Hub nothing, and change nothing.
+        model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
+        repository: Hub repository; created if it does not exist.
+        report: Report of `eval` to put on the card.
+        base_model: Hub id of the model that this one was made from.
+        license: Licence of the base by its Hub id, for example apache-2.0, mit or cc-by-4.0.
+        private: Create a private repository; refuse a public one.
+        revision: Branch; created if it does not exist.
+        create_pr: Open a pull request instead of committing to the branch.
+        commit_message: Commit message.
+        max_shard_size: Largest size of a weights file; a larger model is sharded (default: 5GB).
+        dry_run: Print the files and the card without contacting the Hub.
         arch: Architecture of a bare .safetensors file.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 

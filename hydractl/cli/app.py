@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import os
 import sys
@@ -15,7 +14,7 @@ import typer.core
 import typer.main
 from typing_extensions import override
 
-from hydractl.cli.helptext import escaped, literal_help
+from hydractl.cli.helptext import HELP, HELP_SUMMARY, Command, Helped, Rows, command_help, paragraphs
 from hydractl.cli.refusals import help_of, name_of
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import HydraError, InputError, UsageError, shortened
@@ -34,29 +33,40 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 BROKEN_DISK = {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT}
 """What may come of reading or writing an open file, and then without its name."""
 
-COMMANDS = {
-    "score": "hydractl.cli.commands.score:score",
-    "prune": "hydractl.cli.commands.prune:prune",
-    "finetune": "hydractl.cli.commands.finetune:finetune",
-    "fuse": "hydractl.cli.commands.fuse:fuse",
-    "eval": "hydractl.cli.commands.eval:evaluate",
-    **{name: path for plugin in plugins() for name, path in plugin.commands.items()},
-    "make": "hydractl.cli.commands.make.command:make",
-    "report": "hydractl.cli.commands.report:report",
-    "predict": "hydractl.cli.commands.predict:predict",
-    "export": "hydractl.cli.commands.export:export",
-    "inspect": "hydractl.cli.commands.inspect.command:inspect",
-    "lineage": "hydractl.cli.commands.lineage:lineage",
-    "import": "hydractl.cli.commands.import_:import_weights",
-    "push": "hydractl.cli.commands.push:push",
-    "data": "hydractl.cli.commands.data:data",
-    "schema": "hydractl.cli.commands.schema:schema",
-    "doctor": "hydractl.cli.commands.doctor:doctor",
-    "completion": "hydractl.cli.shells.command:completion",
-    "run": "hydractl.cli.commands.run.command:run",
-    "demo": "hydractl.cli.commands.demo.command:demo",
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Make a hydra": {
+        "make": "hydractl.cli.commands.make.command:make",
+        "import": "hydractl.cli.commands.import_:import_weights",
+        "score": "hydractl.cli.commands.score:score",
+        "prune": "hydractl.cli.commands.prune:prune",
+        "finetune": "hydractl.cli.commands.finetune:finetune",
+        "fuse": "hydractl.cli.commands.fuse:fuse",
+    },
+    "Measure": {
+        "eval": "hydractl.cli.commands.eval:evaluate",
+        **{name: path for plugin in plugins() for name, path in plugin.commands.items()},
+        "report": "hydractl.cli.commands.report:report",
+    },
+    "Use": {
+        "predict": "hydractl.cli.commands.predict:predict",
+        "export": "hydractl.cli.commands.export:export",
+        "push": "hydractl.cli.commands.push:push",
+    },
+    "Look": {
+        "inspect": "hydractl.cli.commands.inspect.command:inspect",
+        "lineage": "hydractl.cli.commands.lineage:lineage",
+        "data": "hydractl.cli.commands.data:data",
+        "doctor": "hydractl.cli.commands.doctor:doctor",
+    },
+    "Automate": {
+        "run": "hydractl.cli.commands.run.command:run",
+        "demo": "hydractl.cli.commands.demo.command:demo",
+        "schema": "hydractl.cli.commands.schema:schema",
+        "completion": "hydractl.cli.shells.command:completion",
+    },
 }
-"""Where each command's function is."""
+"""Where each command's function is, by what the commands are for."""
+COMMANDS = {name: path for commands in GROUPS.values() for name, path in commands.items()}
 
 
 COMPLETE = "_HYDRACTL_COMPLETE"
@@ -65,7 +75,19 @@ LETTERS = 60
 """How much of a word that is no choice is said again."""
 
 
-class Strict(typer.core.TyperCommand):
+EXIT_CODES = """\
+Exit codes:
+  0    success
+  1    a bug in hydractl
+  2    wrong usage: unknown options, or options that exclude each other
+  3    an input that cannot be used, or an output that cannot be written
+  4    the network or the Hub failed
+  5    a check failed (`--verify`, `eval --fail-if`), or training diverged
+  6    the output exists
+  130  interrupted"""
+
+
+class Strict(Helped):
     """A command that refuses an option given twice, unless it is a list: typer lets the last one count without a word.
 
     Of a word that is no choice it says which one is near.
@@ -121,7 +143,7 @@ class Commands(UserDict[str, Any]):
     @override
     def __getitem__(self, name: str) -> Any:
         if self.data[name] is None:
-            single_app = typer.Typer(add_completion=False)
+            single_app = typer.Typer(add_completion=False, rich_markup_mode=None)
             single_app.command(name, cls=Strict)(function_of(name))
             self.data[name] = _finished(cast("typer.core.TyperCommand", typer.main.get_command(single_app)))
         return self.data[name]
@@ -145,15 +167,23 @@ class Tree(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
     @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] == [HELP]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    @override
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        help_group = copy.copy(self)
-        help_group.commands = {
-            name: _finished(typer.core.TyperCommand(name, help=SUMMARIES[name]))
-            if name in SUMMARIES
-            else self.commands[name]
-            for name in self.commands
+        listed: dict[str, Rows] = {
+            title: [
+                (name, SUMMARIES.get(name) or paragraphs(cast("Command", self.commands[name]))[0])
+                for name in self.commands
+                if name in group
+            ]
+            for title, group in GROUPS.items()
         }
-        typer.core.TyperGroup.format_help(help_group, ctx, formatter)
+        listed[[*GROUPS][-1]].append((HELP, HELP_SUMMARY))
+        formatter.write(command_help(self, ctx, width=formatter.width, commands=listed))
 
 
 app = typer.Typer(
@@ -162,6 +192,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -184,21 +216,10 @@ def _version(value: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Turn one trained transformer into a pruned, fused ensemble with calibrated uncertainty.
-
-    Exit codes:
-      0 done
-      1 a bug
-      2 usage: options that are unknown or do not go together
-      3 an input that cannot be used, or an output that cannot be written (no folder, no permission, full disk)
-      4 the network or the Hub
-      5 a check failed (`--verify`, `eval --fail-if`), or training diverged
-      6 the output exists already
-      130 interrupted
-    """
+    """Turn one trained transformer into a pruned, fused ensemble with calibrated uncertainty."""
 
 
 def command_tree() -> typer.core.TyperGroup:
@@ -213,16 +234,8 @@ def command_tree() -> typer.core.TyperGroup:
 
 
 def _finished(command: C) -> C:
-    """Make help literal text whose examples keep their lines, and let what needs arguments have it without any.
-
-    Typer joins the lines of a docstring's paragraphs, except after a backspace, and on a terminal it reads `[...]`
-    in them as rich markup.
-    """
-    command.help = literal_help(command.help or "", rich=typer.core.HAS_RICH)
+    """Let a command that needs arguments show its help when it has none."""
     command.no_args_is_help = any(p.required for p in command.params)
-    for parameter in command.params:
-        if isinstance(parameter, typer.core.TyperOption | typer.core.TyperArgument) and typer.core.HAS_RICH:
-            parameter.help = escaped(parameter.help or "")
     return command
 
 

@@ -18,6 +18,7 @@ from hydractl.output.atomic_write import STDOUT, is_stdout
 from hydractl.parsing import configured
 from hydractl.runtime import enough_memory
 from hydractl.settings import Option, Role, Setting, declared, long_option, options_of
+from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig, input_refs
 
 C = TypeVar("C", bound=CommandConfig)
@@ -31,14 +32,29 @@ KINDS: dict[str, Any] = {
     "tuple[Path, ...]": list[Path],
 }
 """What typer reads for a field's type as it is written; anything else is declared with `parse`."""
+METAVARS = {"int": "N", "float": "X"}
+"""What stands in help for the value of an option that does not say it."""
+INLINE = 16
+"""The most characters of choices that stand in the place of a value; help lists more of them."""
+OWN_PANELS = "a command's own"
+PANELS = (
+    None, shared.BUDGET_PANEL, shared.DATA, OWN_PANELS, shared.IMAGES_PANEL, shared.ZERO_SHOT,
+    shared.MODEL_PANEL, shared.MACHINE, shared.OUTPUT,
+)  # fmt: skip
+"""The subjects of options in the order of help; what everybody needs has none."""
 CONFIGURATIONS: ContextVar[list[Any] | None] = ContextVar("configurations", default=None)
 """Where commands put their configurations instead of running: what is to be checked before anything runs."""
-JSON = Setting("Print the result as one JSON document.")
+JSON = Setting("Print the result as one JSON document.", panel=shared.OUTPUT)
 PROVENANCE = Setting(
-    "Write what it was made of and by as an in-toto statement (SLSA provenance) too, in place of one that is there.",
+    "Also write an in-toto statement (SLSA provenance) of inputs and command to FILE.",
     metavar="FILE",
+    panel=shared.OUTPUT,
 )
-QUIET = Setting("Print only the paths written, one a line.", option_names=("-q", "--quiet"))
+QUIET = Setting(
+    "Print only the paths of the files written, one per line.",
+    option_names=("-q", "--quiet"),
+    panel=shared.OUTPUT,
+)
 
 
 def command(
@@ -95,7 +111,7 @@ def command(
 
                 write_statement(statement, configuration)
 
-        parameters = [_parameter(option) for option in options]
+        parameters = [_parameter(option) for option in sorted(options, key=_place)]
         run.__doc__ = function.__doc__
         run.is_configured = True  # type: ignore[attr-defined]  # what a pipeline may ask for
         run.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -103,6 +119,11 @@ def command(
         return run
 
     return decorate
+
+
+def _place(option: Option) -> int:
+    panel = option.setting.panel
+    return PANELS.index(panel if panel in PANELS else OWN_PANELS)
 
 
 @contextmanager
@@ -143,7 +164,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     if isinstance(option.default, bool | int | float):
         default = option.default
     kind = kind_of(option) | None if default is None else kind_of(option)
-    annotation: Any = Annotated[kind, typer_option(option.name, option.setting)]
+    annotation: Any = Annotated[kind, typer_option(option.name, option.setting, option.kind)]
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
@@ -159,11 +180,16 @@ def kind_of(option: Option) -> Any:  # noqa: ANN401 - a type, as typer reads it
     return KINDS[option.kind.removesuffix(" | None")]
 
 
-def typer_option(name: str, setting: Setting) -> Any:  # noqa: ANN401 - as typer has it
-    """Return typer's own declaration of a setting."""
+def typer_option(name: str, setting: Setting, kind: str = "") -> Any:  # noqa: ANN401 - as typer has it
+    """Return typer's own declaration of a setting, whose type is written `kind`."""
+    metavar, help_text, choices = setting.metavar, setting.help, [*map(str, setting.choices)]
+    if metavar is None and choices:
+        metavar = "|".join(choices) if len("|".join(choices)) <= INLINE else "NAME"
+        if metavar == "NAME" and not all(choice in help_text for choice in choices):
+            help_text += f" One of {', '.join(choices)}."
     typer_arguments: dict[str, Any] = {
-        "metavar": setting.metavar,
-        "help": setting.help,
+        "metavar": metavar or METAVARS.get(kind.removesuffix(" | None")),
+        "help": help_text,
         "rich_help_panel": setting.panel,
         "show_default": setting.shows_default,
     }

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import cast
 
 import typer
 import typer.core
 
-from hydractl.cli.app import command_tree
-from hydractl.cli.helptext import unescaped
+from hydractl.cli.app import EXIT_CODES, GROUPS, command_tree
+from hydractl.cli.helptext import Command, is_block, panels, paragraphs
 from hydractl.cli.shells.command import SCRIPTS
 
 FILES = {
@@ -31,7 +30,6 @@ HEAD = """\
 
 What `hydractl COMMAND --help` says, on one page. Made by `python -m hydractl.cli.completion`; not written by hand.
 """
-Parameter = typer.core.TyperOption | typer.core.TyperArgument
 
 
 def files() -> dict[str, str]:
@@ -53,53 +51,36 @@ def summaries(tree: typer.core.TyperGroup) -> str:
 
 
 def reference_page(tree: typer.core.TyperGroup) -> str:
-    """Return the page of every command and option as Markdown, what `--help` says: the program, a list of its commands, then a section of each."""
+    """Return the page of every command and option as Markdown: what `--help` says of the program, then of each command."""
     commands = cast("dict[str, typer.core.TyperCommand]", tree.commands)
-    first = [
-        f"- [`{name}`](#hydractl-{name}): {paragraphs(command)[0]}" for name, command in commands.items()
-    ]
-    parts = [HEAD, *_prose(tree), "\n".join(first) + "\n"]
+    parts = [HEAD, *_prose(paragraphs(tree))]
+    for title, group in GROUPS.items():
+        lines = [f"- [`{name}`](#hydractl-{name}): {paragraphs(commands[name])[0]}" for name in group]
+        parts.append("\n".join([f"{title}:\n", *lines, ""]))
+    parts += _prose([EXIT_CODES])
     for name, command in commands.items():
-        parts += [f"## hydractl {name}\n", *_prose(command), *_tables(name, command)]
+        parts += [f"## hydractl {name}\n", *_prose(paragraphs(command)), *_tables(name, command)]
     return "\n".join(parts)
 
 
-def paragraphs(command: typer.core.TyperCommand | typer.core.TyperGroup) -> list[str]:
-    """Return what a command's help says, without the layout of the terminal."""
-    return unescaped(command.help or "").split("\n\n")
-
-
-def _prose(command: typer.core.TyperCommand | typer.core.TyperGroup) -> Iterator[str]:
+def _prose(texts: Iterable[str]) -> Iterator[str]:
     """Yield what a command says of itself: paragraphs, and blocks such as its examples as they stand."""
-    for paragraph in paragraphs(command):
-        title, *lines = paragraph.strip().split("\n")
+    for text in texts:
+        title, *lines = text.split("\n")
         block = "\n".join(line.removeprefix("  ") for line in lines)
         kind = "sh" if title == "Examples:" else "text"
-        yield f"{title}\n\n```{kind}\n{block}\n```\n" if lines else f"{_cell(title)}\n"
+        yield f"{title}\n\n```{kind}\n{block}\n```\n" if is_block(text) else f"{_cell(title)}\n"
 
 
-def _tables(name: str, command: typer.core.TyperCommand) -> Iterator[str]:
+def _tables(name: str, command: Command) -> Iterator[str]:
     """Yield a table of the arguments and one of each group of options, as the help groups them."""
-    context = typer.Context(command, info_name=name)
-    visible = [p for p in command.params if isinstance(p, Parameter) and not p.hidden]
-    visible.sort(key=lambda p: (isinstance(p, typer.core.TyperOption), p.rich_help_panel is not None))
-    for title, group in groupby(visible, key=_title):
-        yield "\n".join([f"| {title} | |", "|---|---|", *(_row(p, context) for p in group), ""])
-
-
-def _title(parameter: Parameter) -> str:
-    is_option = isinstance(parameter, typer.core.TyperOption)
-    return parameter.rich_help_panel or ("Options" if is_option else "Arguments")
-
-
-def _row(parameter: Parameter, context: typer.Context) -> str:
-    """Return an option's names with what stands for its value, of an argument the latter alone, and its help."""
-    names, help_text = parameter.get_help_record(context) or ("", "")
-    if isinstance(parameter, typer.core.TyperArgument):
-        names = parameter.metavar or str(parameter.name).upper()
-    return "| {} | {} |".format(
-        *(text.replace("|", r"\|") for text in (f"`{names}`", _cell(unescaped(help_text))))
-    )
+    for title, rows in panels(command, typer.Context(command, info_name=name)).items():
+        lines = (
+            "| `{}` | {} |".format(*(text.replace("|", r"\|") for text in (names, _cell(help_text))))
+            for names, help_text in rows
+            if not names.endswith("--help")
+        )
+        yield "\n".join([f"| {title} | |", "|---|---|", *lines, ""])
 
 
 def _cell(text: str) -> str:

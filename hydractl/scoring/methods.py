@@ -45,45 +45,45 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         for method in (
             Method(
                 name="circuit",
-                summary="greedy removal by an objective on validation data (Algorithm 1)",
+                summary="greedy removal by an objective on validation data",
                 run=_lazily("circuit.method", "score_circuit"),
                 settings=CircuitSettings,
                 searches=True,
             ),
             Method(
                 name="taylor",
-                summary="|weight × gradient| of q, k and v (appendix D.1.1)",
+                summary="|weight × gradient| of q, k and v",
                 run=_lazily("gradients.taylor", "score_taylor"),
                 settings=TaylorSettings,
             ),
             Method(
                 name="michel",
-                summary="mean |∂loss/∂gate| of gates on heads' outputs (Michel et al. 2019)",
+                summary="mean |∂loss/∂gate| of heads (Michel et al. 2019)",
                 run=_lazily("gradients.michel", "score_michel"),
                 settings=MichelSettings,
             ),
             Method(
                 name="gnorm",
-                summary="greedy removal by the norms of q, k and v gradients (Greedy-Gnorm)",
+                summary="greedy removal by gradient norms of q, k and v (Greedy-Gnorm)",
                 run=_lazily("gradients.gnorm", "score_gnorm"),
                 settings=GnormSettings,
             ),
             Method(
                 name="hies",
-                summary="importance as michel has it, and entropy of attention (HIES)",
+                summary="michel and entropy of attention (HIES)",
                 run=_lazily("gradients.hies", "score_hies"),
                 settings=HiesSettings,
                 default_limit=32,  # the source's calibration set
             ),
             Method(
                 name="headmap",
-                summary="layer by layer the heads whose masking raises the loss most (HeadMap)",
+                summary="loss increase when a head is masked (HeadMap)",
                 run=_lazily("headmap", "score_headmap"),
                 settings=HeadmapSettings,
             ),
             Method(
                 name="cahp",
-                summary="heads grouped by how they tell classes apart, one of each group; finds their number (CAHP)",
+                summary="one head of each group of similar heads; finds their number (CAHP)",
                 run=_lazily("cahp.method", "score_cahp"),
                 settings=CahpSettings,
                 seeded=True,  # t-SNE, and the first medoids
@@ -91,7 +91,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             ),
             Method(
                 name="l0",
-                summary="learned gates that a penalty closes (Voita et al. 2019)",
+                summary="gates closed by a penalty (Voita et al. 2019)",
                 run=_lazily("gates.l0", "score_l0"),
                 settings=L0Settings,
                 seeded=True,  # the first gates, their noise and the order of the data
@@ -99,7 +99,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             ),
             Method(
                 name="dsp",
-                summary="learned gates of which K stay open (Li et al. 2021)",
+                summary="gates of which K stay open (Li et al. 2021)",
                 run=_lazily("gates.dsp", "score_dsp"),
                 settings=DspSettings,
                 seeded=True,
@@ -107,14 +107,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             ),
             Method(
                 name="magnitude",
-                summary="mean |weight|: a control",
+                summary="mean |weight|, a control",
                 run=_lazily("baselines", "score_magnitude"),
                 settings=MagnitudeSettings,
                 needs_data=False,
             ),
             Method(
                 name="random",
-                summary="uniform random scores: a control",
+                summary="random scores, a control",
                 run=_lazily("baselines", "score_random"),
                 needs_data=False,
                 seeded=True,

@@ -74,8 +74,8 @@ def test_arguments_become_a_config(call, asked, options, wanted):
 def test_help_lists_choices_and_what_divergence_exits_with(call):
     shown = call("finetune", "--help").out
 
-    assert "imagenet1k|cifar100" in shown
-    assert "exits 5" in " ".join(shown.split())
+    assert "One of imagenet1k, cifar100, sst2" in " ".join(shown.split())
+    assert "it exits with 5" in " ".join(shown.split())
 
 
 def test_the_result_for_a_person(call, asked):

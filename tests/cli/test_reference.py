@@ -42,13 +42,3 @@ def test_every_option_has_one_row_that_says_what_it_does(sections, name):
     )
     assert {a.metavar or a.name.upper() for a in arguments} <= {*rows}
     assert all(told.strip() for told in rows.values())
-
-
-@pytest.mark.parametrize("rich", [False, True], ids=["plain", "rich"])
-def test_the_page_is_the_same_wherever_help_is_laid_out(monkeypatch, rich):
-    made = reference_page(command_tree())
-    monkeypatch.setattr(typer.core, "HAS_RICH", rich)
-
-    assert reference_page(command_tree()) == made
-    assert "\\[" not in made
-    assert "\b" not in made

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 @command(
-    DataConfig, quiet=replace(QUIET, help="Print nothing: the exit code says whether there is such a set.")
+    DataConfig, quiet=replace(QUIET, help="Print nothing; the exit code says whether the data set exists.")
 )
 def data(config: DataConfig, terminal: Terminal) -> None:
-    """List the data sets that have names, `preset:NAME`, or show all that is known of some: references, licence, OOD sets.
+    """List the named data sets, or show the references of some.
 
-    A preset stands wherever DATA does: `preset:sst2::split=train`. `preset:sst2/near` names all sets that are near to it, for
-    `eval --near`, and `preset:sst2/yelp` one. Nothing is fetched here.
+    A preset stands wherever DATA does: `preset:sst2::split=train`. `preset:sst2/near` names all near OOD sets of it, for `eval
+    --near`, and `preset:sst2/yelp` one of them. Downloads nothing.
 
     Examples:
       hydractl data list
       hydractl data show cifar100
-      hydractl data list --json | jq -r '.sets[] | select(.zero_shot) | .name'
+      hydractl data list --json > sets.json
     """
     from hydractl.stages.datasets.run import run_data
 

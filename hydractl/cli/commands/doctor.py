@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from hydractl.stages.doctor.run import DoctorReport
 
 
-@command(DoctorConfig, quiet=replace(QUIET, help="Print nothing: the exit code says whether all is well."))
+@command(
+    DoctorConfig, quiet=replace(QUIET, help="Print nothing; the exit code says whether all checks passed.")
+)
 def doctor(config: DoctorConfig, terminal: Terminal) -> None:
-    """Look whether everything that hydractl needs is there: libraries, devices, cache, Hub, token.
+    """Check libraries, devices, cache, Hub and token.
 
-    Exits with 5 if a check fails, and says what to type. With `HF_HUB_OFFLINE=1` nothing is asked of the network. The token
-    is never shown.
+    Exits with 5 if a check fails, and says what to type. With `HF_HUB_OFFLINE=1` it does not use the network. It never shows the
+    token.
 
     Examples:
       hydractl doctor
-      hydractl doctor --json > doctor.json   # for a bug report
-      HF_HUB_OFFLINE=1 hydractl doctor -q && hydractl demo
+      hydractl doctor --json > doctor.json
+      HF_HUB_OFFLINE=1 hydractl doctor -q
     """
     from hydractl.stages.doctor.run import run_doctor
 

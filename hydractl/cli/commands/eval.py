@@ -26,7 +26,6 @@ from hydractl.reporting.report_values import (
     signed,
     written,
 )
-from hydractl.reporting.shift import shift_tables
 from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
@@ -59,31 +58,22 @@ def show_stored(config: EvalConfig, terminal: Terminal) -> None:
 
 @command(EvalConfig, streams=("out", "save_predictions", "store"), unchanged=show_stored)
 def evaluate(config: EvalConfig, terminal: Terminal) -> None:
-    """Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side.
+    r"""Measure accuracy, calibration, OOD detection, diversity, cost.
 
-    A condition names a metric of MODEL; on OOD data it says where: `auroc[near]`, `auroc[all]`, `fpr95[svhn]`, and of several
-    scores by which: `auroc@mi[far]`; of `--corrupt` under what: `acc[fog:3]`, `acc[fog]`, and means over corruptions `acc[shift:3]`,
-    `acc[shift]`. Shares are between 0 and 1, as in tables and reports; `95%` is read as 0.95.
-
-    Under `torchrun` the processes share the batches, and the report is the same to the last byte but for times. Predictions wait
-    on the disk until they are measured, float32, where the outputs go: memory holds some numbers a sample.
-
-    Metrics: {metrics}.
+    Prints a row for MODEL and one for each `--compare`. A condition of `--fail-if` names a metric of MODEL, on OOD data with
+    their name: `ece>0.02`, `auroc[near]<0.9`, `fpr95[birds]>50%`; with several OOD scores `auroc@mi[far]<0.9`; under corruption
+    `acc[fog:3]<0.8`, `acc[shift]<0.7`. Under `torchrun`, processes share the batches.
 
     Examples:
-      hydractl eval hydra.st --data digits::split=test,classes=0-6
-      hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --fail-if 'auroc[near]<0.9' -o report.json
-      hydractl eval hydra.st --data digits::split=test --temperature digits::split=val --compare base.st
-      hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --ood-score msp,entropy,mi
-      hydractl eval hydra.st --data test/ --near birds=birds/ --ood-score msp,knn,vim --fit train/ --ood-val x=x/ --val val/
-      hydractl eval hydra.st --data test/ --compare base.st --corrupt fog:3 --corrupt jpeg
-      hydractl eval hydra.st --data heldout/ --threshold-for 'risk<=0.01' --store selective.st
-      hydractl eval hydra.st --data heldout/ --threshold-for 'risk<=0.01' --ood-score mahalanobis --fit train/ --store selective.st
-      hydractl eval clip-hydra.st --data val/ --classes cat,dog --template "A photo of a {label}."
-      hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
-      hydractl eval hydra.st --data val/ --compare base.st --compare 'Deep ensemble=a.st,b.st,c.st'
-      hydractl eval hydra.st --data val/ --far noise --compare base.st --scores scores.json --corrupt fog:3 --analyse all
-      hydractl eval hydra.st --data val/ --compare mc:base.st::passes=10,rate=0.1 --compare laplace:base.st::data=train/
+      hydractl eval hydra.st --data test/
+      hydractl eval hydra.st --data test/ --near birds=birds/ --far noise \
+        --compare base.st -o report.json
+      hydractl eval hydra.st --data test/ --fail-if 'ece>0.5'
+      hydractl eval hydra.st --data test/ --compare ensemble=a.st,b.st,c.st \
+        --temperature val/
+      hydractl eval hydra.st --data test/ --corrupt fog:3 --corrupt jpeg
+      hydractl eval hydra.st --data val/ --threshold-for 'risk<=0.1' \
+        --store selective.st
     """
     from hydractl.stages.evaluate.run import run_eval
 
@@ -203,6 +193,8 @@ def _is_marked(row: Row) -> bool:
 
 def _render_shift(document: Report, out: Console) -> None:
     """Show the numbers under corruption."""
+    from hydractl.reporting.shift import shift_tables
+
     shift_quantities = quantities(document)
     rows = {row.name: {q: n for q in shift_quantities if (n := number_of(row, q))} for row in document.rows}
     differences = {
@@ -371,17 +363,3 @@ def _threshold(row: Row, document: Report) -> str:
 
 def _samples(data: Fingerprint, between: str) -> str:
     return data.reference + ("" if data.count is None else between + counted(data.count, "sample"))
-
-
-KNOWN_METRICS = {
-    "": (MetricNeeds.LABELS,),
-    "of members ": (MetricNeeds.MEMBERS,),
-    "with OOD data ": (MetricNeeds.OOD,),
-    "the temperature if there is one": (),
-    "costs ": (MetricNeeds.WEIGHTS, MetricNeeds.TIME),
-}
-"""What the help calls metrics, by what they need."""
-evaluate.__doc__ = str(evaluate.__doc__).replace(
-    "{metrics}",
-    "; ".join(kind + ", ".join(needing(METRICS, *needs)) for kind, needs in KNOWN_METRICS.items()),
-)

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 
 @command(ExportConfig)
 def export(config: ExportConfig, terminal: Terminal) -> None:
-    """Write a model as one file that runs without hydractl: ONNX, or a program of torch.export.
+    r"""Export a model to ONNX or torch.export, to run without hydractl.
 
-    It answers with probabilities, logits, member_logits, entropy and mutual_information, for any number of samples; labels
-    and how inputs are made are in its metadata. It is compared with the model before it is written.
+    The exported model takes any number of samples and returns probabilities, logits, member_logits, entropy and
+    mutual_information. Its metadata hold the labels and the preprocessing. It is compared with the model before it is written.
 
     Examples:
       hydractl export hydra.st -o hydra.onnx
-      hydractl export hydra.st -o hydra.pt2 --data val/
       hydractl export hydra.st --with-preprocess -o hydra.onnx
-      hydractl export hydra.st --quantize int8 --data val/ --ood noise --report int8.json -o hydra-int8.onnx
+      hydractl export hydra.st --data val/ -o hydra.pt2
+      hydractl export hydra.st --quantize int8 --data val/ \
+        --report int8.json -o int8.onnx
     """
     from hydractl.stages.export.run import run_export
 

@@ -17,26 +17,23 @@ if TYPE_CHECKING:
 
 @command(FinetuneConfig, provenance=True)
 def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
-    """Train a backbone, a base, a member or a hydra on labelled data; `arch:NAME` trains from random weights.
+    r"""Train a backbone, a base, a member or a hydra on labelled data.
 
-    The classifier fits the data: it is drawn anew where a backbone has none, or a model one for other classes. Of a hydra,
-    what members share is trained once and what is their own apart, on the mean of their losses; `--train own` leaves the
-    shared part as it is. Teachers see the same batches and have their part in the loss.
+    Draws a new classifier if the model has none, or one for other classes. Trains a hydra on the mean loss of its members,
+    including the weights that they share. A teacher sees the same batches and adds a term to the loss.
 
-    A run that was interrupted goes on where it was when the same command is given again. Training that diverges
-    exits 5 and writes nothing.
+    The same command resumes an interrupted run. If training diverges, it exits with 5 and writes nothing.
 
     Examples:
-      hydractl finetune member.st --data train/ --val val/ --lr 1e-4 --epochs 5 -o tuned.st
-      hydractl finetune member.st --data train/ --val val/ --recipe imagenet1k -o tuned.st
-      hydractl finetune hydra.st --data train/ --val val/ -o tuned.st
-      hydractl finetune hydra.st --data train/ --val val/ --teacher a.st,b.st,c.st -o taught.st
-      hydractl finetune bert/ --data reviews.jsonl --val val.jsonl --recipe sst2-base -o base.st
-      hydractl finetune minilm/ --data train.jsonl --val val.jsonl --pooling mean -o base.st
-      hydractl finetune arch:vit_tiny_patch16_224 --data train/ --val val/ --seed 1 -o base.st
-      hydractl finetune base.st --data train/ --val val/ --method lora-ensemble --lr 1e-3 --seed 1 -o lora-1.st
-      torchrun --nproc-per-node 2 -m hydractl finetune member.st --data train/ --val val/ -o tuned.st
-      accelerate launch --num_processes 8 --use_fsdp -m hydractl finetune vit-g.st --data train/ --val val/ -o tuned.st
+      hydractl finetune base.st --data train/ --val val/ -o tuned.st
+      hydractl finetune base.st --data train/ --val val/ \
+        --lr 1e-4 --epochs 5 --seed 1 -o tuned.st
+      hydractl finetune hydra.st --data train/ --val val/ \
+        --teacher a.st,b.st,c.st -o tuned.st
+      hydractl finetune arch:vit_tiny_patch16_224 \
+        --data train/ --val val/ -o base.st
+      hydractl finetune base.st --data train/ --val val/ \
+        --method lora-ensemble --lr 1e-3 -o lora.st
     """
     from hydractl.stages.finetune.run import run_finetune
 

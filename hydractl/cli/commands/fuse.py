@@ -20,21 +20,19 @@ ENSEMBLE = "the members' ensemble"
 
 @command(FuseConfig, provenance=True)
 def fuse(config: FuseConfig, terminal: Terminal) -> None:
-    """Fuse members into one model that runs them all in a single forward pass.
+    r"""Fuse members into one model that runs all in one forward pass.
 
-    Tensors that are equal in all members are stored and computed once. MLPs that differ are averaged; everything
-    else that differs is kept for each member. With --merge-trunk L all that differs before block L is averaged instead,
-    and members keep their last blocks whole: for members that were tuned from one set of weights. Under `torchrun` processes
-    share the batches of `--data`, `--temperature`, `--fit` and `--val`.
+    Stores and computes tensors once that are equal in all members, averages MLPs that differ, and keeps all other tensors of
+    each member. `--merge-trunk L` averages all that differs before block L and nothing after it: for members that were trained from
+    the same weights. Under `torchrun`, processes share the batches.
 
     Examples:
       hydractl fuse a.st b.st c.st -o hydra.st
       hydractl fuse a.st b.st c.st --merge-trunk 8 -o hydra.st
-      hydractl fuse a.st b.st c.st --merge-trunk auto --max-loss 0.01 --data val/ --temperature val/ -o hydra.st
-      hydractl fuse a.st b.st c.st --fit train/ --val val/ --temperature val/ -o hydra.st
-      hydractl fuse seed0.st seed1.st seed2.st --mlp keep -o ensemble.st
-      hydractl fuse base.st base.st base.st --own-from 4 -o hydra.st
-      hydractl fuse clip0.st clip1.st clip2.st --classes cat,dog --template "A photo of a {label}." -o hydra.st
+      hydractl fuse a.st b.st c.st --merge-trunk auto --data val/ -o hydra.st
+      hydractl fuse a.st b.st c.st --fit train/ --val val/ \
+        --temperature val/ -o hydra.st
+      hydractl fuse a.st b.st c.st --mlp keep -o ensemble.st
     """
     from hydractl.stages.fuse.run import run_fuse
 

@@ -21,21 +21,18 @@ if TYPE_CHECKING:
 
 @command(ImportConfig, provenance=True, compares=True)
 def import_weights(config: ImportConfig, terminal: Terminal) -> None:
-    """Make a base of weights that a training script saved; of several files, a base each.
+    r"""Make a base from weights that a training script saved.
 
-    Finds the state dict beneath the usual keys (`state_dict`, `model`, ...), takes off what DataParallel, torch.compile
-    and Lightning put before its names, and lets timm or transformers translate those of original repositories. Takes
-    the architecture, its options, the number of classes, mean and std that the script saved about itself (timm,
-    Lightning, transformers, open_clip), prints them, and refuses options that contradict them. Pickles are read as
-    data: one that needs code is refused, and nothing in it is run.
+    Finds the state dict in the file, strips the prefixes of DataParallel, torch.compile and Lightning, and reads the
+    architecture, number of classes, mean and std that the script saved (timm, Lightning, transformers, open_clip). Refuses
+    options that contradict them. Reads pickles as data: no code in them runs. Several files become one base each.
 
     Examples:
       hydractl import model_best.pth.tar -o base.st
-      hydractl import a.pth b.pth c.pth -o '{name}.st'
-      hydractl import weights.pth --arch vit_small_patch16_224 --num-classes 7 -o base.st
-      hydractl import last.ckpt --arch vit_base_patch16_224 --labels cat,dog -o base.st
-      hydractl import model_best.pth.tar --arch deit_small_patch16_224 --ema -o base.st
-      hydractl import pytorch_model.bin --arch bert::num_labels=4 --tokenizer tokenizer.json -o base.st
+      hydractl import model_best.pth.tar --ema -o base.st
+      hydractl import seed-0.pth.tar seed-1.pth.tar -o '{name}.st'
+      hydractl import weights.pth --arch vit_tiny_patch16_224 \
+        --labels cat,dog -o base.st
     """
     from hydractl.stages.importing.run import ImportReport, ImportReports, run_import
     from hydractl.stages.shared.up_to_date import check_up_to_date

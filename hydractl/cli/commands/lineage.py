@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @command(
     LineageConfig,
-    quiet=replace(QUIET, help="Print nothing: the exit code says whether the files are genuine."),
+    quiet=replace(QUIET, help="Print nothing; the exit code says whether the files match."),
 )
 def lineage(config: LineageConfig, terminal: Terminal) -> None:
-    """Draw the chain of stages and files that led to a model, back to its base; or verify those files.
+    """Show or verify the files and stages that made a model.
 
-    A model's header holds the digest of every file that each stage read. A file is looked for by its content, else by its
-    name. Data sets are recorded by the items that were taken of them, and are no files to verify.
+    A model's header holds the digest of every file that a stage read. `--verify` finds files by content, then by name. Data
+    sets are recorded by their items and cannot be verified.
 
     Examples:
       hydractl lineage hydra.st
-      hydractl lineage hydra.st --verify base.st scores.json a.st b.st c.st
-      hydractl lineage org/name --json | jq .step.options
+      hydractl lineage hydra.st --verify a.st b.st c.st
+      hydractl lineage hydra.st --json > lineage.json
     """
     from hydractl.stages.lineage.run import run_lineage
 

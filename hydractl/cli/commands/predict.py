@@ -19,24 +19,20 @@ MAX_LABELS = 20
 
 @command(PredictConfig, prints="the predictions, a JSON object a line")
 def predict(config: PredictConfig, terminal: Terminal) -> None:
-    """Tell of every input what a model says, and how sure it is: a line an input, in their order.
+    r"""Predict labels, confidence and OOD scores, one line per input.
 
-    A line has the input's path, or its row number from 0; the most probable class and its probability; the K most probable
-    ones; entropy and mutual information in nats; each member's vote; the OOD score, the higher the stranger; and, where there is a
-    threshold, whether the input is accepted. Labels of DATA are not looked at. A table has a column for each of these.
-
-    Memory holds some batches at a time. A file appears whole at the end; interrupted and started again, the command goes on
-    where it was.
+    A line has the path or row number, the most probable class, its probability, the K most probable classes, entropy and mutual
+    information in nats, the vote of each member, the OOD score (higher is stranger) and, with a threshold, whether the input is
+    accepted. Ignores labels of DATA. The same command resumes an interrupted run.
 
     Examples:
       hydractl predict hydra.st photos/ -o predictions.jsonl
-      hydractl predict hydra.st photos/ --threshold report.json -o predictions.csv
-      hydractl predict hydra.st photos/ --ood-score knn --fit train/::limit=10000 -o predictions.csv
       hydractl predict hydra.st a.jpg b.png
-      hydractl predict hydra.st reviews.csv::text=body -o predictions.parquet
-      cat lines.txt | hydractl predict hydra.st - | jq -r .label
-      find . -name '*.jpg' -print0 | hydractl predict hydra.st -0 - --skip-bad -o predictions.csv
-      torchrun --nproc-per-node 2 -m hydractl predict hydra.st photos/ -o predictions.jsonl
+      hydractl predict hydra.st photos/ --ood-score knn --fit train/ \
+        -o predictions.csv
+      hydractl predict selective.st photos/ -o predictions.parquet
+      hydractl predict sentiment.st reviews.csv::text=body -o predictions.csv
+      cat lines.txt | hydractl predict sentiment.st - > predictions.jsonl
     """
     from hydractl.stages.predict.run import run_predict
 

@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 
 @command(PruneConfig, provenance=True)
 def prune(config: PruneConfig, terminal: Terminal) -> None:
-    r"""Cut attention heads out of a base: one member, or several that differ.
+    r"""Remove attention heads from a base to make one or more members.
 
-    Each member is written with its head mask beside it (`member-0.mask.json`). Under `torchrun` the processes run the candidates
-    of `--strategy diverse` together, and the members are the same to the last byte.
+    Writes a head mask beside each member (`member-0.mask.json`). Under `torchrun`, processes share the candidates of
+    `--strategy diverse`; the members have the same bytes.
 
     Examples:
       hydractl prune base.st --scores scores.json --keep 8 -o member.st
       hydractl prune base.st --scores scores.json --keep 8 \
         --members 3 --pool 96 -o 'member-{i}.st'
-      hydractl prune base.st --scores cahp.json --keep auto --members 3 -o 'member-{i}.st'
-      hydractl prune base.st --scores scores.json --keep 8 --members 3 --pool 96 \
-        --strategy diverse --data val/ -o 'member-{i}.st'
-      hydractl prune base.st --strategy random --keep 8 --members 3 -o 'member-{i}.st'
+      hydractl prune base.st --scores scores.json --keep 8 \
+        --members 3 --pool 96 --strategy diverse --data val/ -o 'member-{i}.st'
+      hydractl prune base.st --strategy random --keep 8 -o member.st
       hydractl prune base.st --mask mask.json -o member.st
     """
     from hydractl.stages.prune.run import run_prune

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hydractl.cli.command import command
+from hydractl.cli.command import QUIET, command
 from hydractl.cli.output import Terminal, line, size, table
-from hydractl.settings import Setting
 from hydractl.stages.push.config import PushConfig
 
 if TYPE_CHECKING:
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
     from hydractl.stages.push.run import PushReport
 
-QUIET = Setting("Print only the address of the commit.", option_names=("-q", "--quiet"))
 
-
-@command(PushConfig, quiet=QUIET, streams=())
+@command(PushConfig, quiet=replace(QUIET, help="Print only the URL of the commit."), streams=())
 def push(config: PushConfig, terminal: Terminal) -> None:
-    """Push a base, a member or a hydra to the Hub: weights, configuration, head masks, report and a card, in one commit.
+    r"""Push a base, a member or a hydra to the Hub with a model card.
 
-    The card says what the model is, what it was made from and by which commands, what `eval` measured of it, and how to load
-    it. Pushing the same again makes no commit. The token comes from HF_TOKEN, or from `hf auth login`.
+    One commit holds weights, configuration, head masks, the report and the card, which says what the model is, how it was
+    made, what `eval` measured and how to load it. Pushing the same model again makes no commit. The token comes from HF_TOKEN or
+    `hf auth login`.
 
     Examples:
-      hydractl push hydra.st my-team/my-hydra --report report.json --base-model timm/vit_small_patch16_224.augreg_in21k --license apache-2.0
       hydractl push hydra.st my-team/my-hydra --report report.json --dry-run
-      hydractl push hydra.st my-team/my-hydra --revision v2 --create-pr --commit-message "Three seeds more"
-      hydractl push member.st my-team/my-member --private
+      hydractl push hydra.st my-team/my-hydra --report report.json \
+        --base-model timm/vit_small_patch16_224.augreg_in21k \
+        --license apache-2.0
+      hydractl push hydra.st my-team/my-hydra --revision v2 --create-pr
     """
     from huggingface_hub import utils
 

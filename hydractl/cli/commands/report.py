@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 @command(ReportConfig, compares=True)
 def report(config: ReportConfig, terminal: Terminal) -> None:
-    """Make a page of what `eval` measured: is the first model better than the others, by how much, and where is it not?
+    """Make a page with tables and figures from reports of `eval`.
 
-    Reports of several seeds give means, deviations and intervals, and differences that are taken seed by seed: rows are
-    matched by their names. With `--over sets` they are of several data sets, whose mean is taken. Curves, head maps and lineage are there if `eval --curves` kept them.
+    Answers whether the first model is better than the others, by how much, and where not. Reports of several seeds give
+    means, deviations and intervals; rows are matched by name. Curves, head maps and lineage need `eval --curves`.
 
     Examples:
-      hydractl eval hydra.st --data val/ --far noise --compare base.st --curves -o report.json
       hydractl report report.json -o report.html
-      hydractl report seed-*.json -o report.md --figures figures
-      hydractl report --over sets cifar100.json food.json pets.json -o zero-shot.html
-      hydractl report report.json -o - | gh pr comment --body-file -
+      hydractl report seed-0.json seed-1.json -o report.md --figures figures
+      hydractl report --over sets pets.json cars.json -o sets.html
+      hydractl report report.json -o - > report.md
     """
     from hydractl.stages.report.run import run_report
 

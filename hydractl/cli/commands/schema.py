@@ -19,10 +19,8 @@ class DocumentKind(StrEnum):
 
 
 def schema(
-    kind: Annotated[DocumentKind, typer.Argument(help="Which kind of file.", show_default=False)],
-    json: Annotated[
-        bool, typer.Option("--json", help="Accepted as everywhere; a schema is JSON already.")
-    ] = False,
+    kind: Annotated[DocumentKind, typer.Argument(help="Kind of file.", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="Accepted as everywhere: a schema is JSON.")] = False,
 ) -> None:
     """Print the JSON Schema of scores, head masks or reports.
 

@@ -19,20 +19,19 @@ HEADS_SHOWN = 10
 
 @command(ScoreConfig)
 def score(config: ScoreConfig, terminal: Terminal) -> None:
-    """Score how much each attention head matters.
+    r"""Score how much each attention head matters.
 
-    Without a budget two thirds of the heads are kept: a circuit run then orders the other third, and `prune` can remove
-    no more than these. A circuit run keeps a journal beside its output: interrupted and started again, it goes on where it was.
-    Under `torchrun` the processes share the batches, and the scores are the same to the last byte.
+    `prune` reads the scores. Without a budget, two thirds of the heads are kept: a circuit search then ranks the other third,
+    and `prune` can remove no more than these. The same command resumes an interrupted circuit search. Under `torchrun`,
+    processes share the batches; the scores have the same bytes.
 
     Examples:
-      hydractl score base.st --data val/ --ood places/ -o scores.json
-      hydractl score base.st --data val/ --ood places/ --search lazy -o scores.json --estimate
-      hydractl score base.st --method cahp --data train/ -o scores.json
-      hydractl score base.st --method taylor --data train/ --limit 1024 --keep 8 -o scores.json
-      hydractl score clip/ --data val/ --objective acc --remove 24 --template "A photo of a {label}." -o scores.json
-      torchrun --nproc-per-node 2 -m hydractl score base.st --data val/ --ood places/ -o scores.json
-      hydractl score base.st --method random --seed 1 -o - | hydractl prune base.st --scores - --keep 8 -o member.st
+      hydractl score base.st --data val/ --ood birds/ -o scores.json
+      hydractl score base.st --data val/ --ood birds/ --search lazy \
+        --estimate -o scores.json
+      hydractl score base.st --method taylor --data train/ -o scores.json
+      hydractl score base.st --method random -o - | \
+        hydractl prune base.st --scores - --keep 8 -o member.st
     """
     if config.estimate:
         from hydractl.stages.score.estimate import run_estimate

@@ -105,17 +105,16 @@ class Shell(StrEnum):
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(help="Whose script.", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="Print the script within one JSON document.")] = False,
+    shell: Annotated[Shell, typer.Argument(help="Shell of the script.", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="Print the script in one JSON document.")] = False,
 ) -> None:
-    """Print the script that completes commands, options, their values and files when Tab is pressed.
+    """Print a script that completes command lines in your shell.
 
-    The script asks the program at each Tab, so an update needs no new one.
+    The script asks hydractl at each Tab, so an update needs no new script.
 
     Examples:
       eval "$(hydractl completion bash)"   # in ~/.bashrc
       eval "$(hydractl completion zsh)"    # in ~/.zshrc, after `compinit`
-      hydractl completion zsh > ~/.zfunc/_hydractl   # or in a folder of $fpath
       hydractl completion fish > ~/.config/fish/completions/hydractl.fish
     """
     terminal = Terminal(as_json=json)

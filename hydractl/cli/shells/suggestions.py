@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer.core
 
-from hydractl.cli.helptext import unescaped
+from hydractl.cli.helptext import HELP, HELP_SUMMARY, Command, Parameter
 from hydractl.cli.summaries import SUMMARIES
 
 FILES = "/"
@@ -29,8 +29,6 @@ SUFFIXES: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("PATH", "DIR", "[NAME=]FILE", "A,B,...|FILE"), ()),
 }
 """Which files a value may name, by what stands for it in help: suffixes, of which none is any."""
-Command = typer.core.TyperCommand | typer.core.TyperGroup
-Parameter = typer.core.TyperOption | typer.core.TyperArgument
 
 
 def suggestions(tree: typer.core.TyperGroup, words: Sequence[str], *, shell: str) -> Iterator[str]:
@@ -47,7 +45,7 @@ def suggestions(tree: typer.core.TyperGroup, words: Sequence[str], *, shell: str
     in_bash = shell == "bash"
     *previous, current = _rejoined(words) if in_bash else words
     parted = len(current) - len("" if in_bash and _is_break(words[-1]) else words[-1])
-    name = next((word for word in previous if not word.startswith("-")), None)
+    name = next((word for word in previous if not word.startswith("-") and word != HELP), None)
     command = tree if name is None else tree.commands.get(name)
     if not isinstance(command, Command):
         return
@@ -87,8 +85,9 @@ def _rejoined(words: Iterable[str]) -> list[str]:
 def _commands_and_options(command: Command, context: typer.Context, current: str) -> Iterator[str]:
     """Yield the commands and options that begin so; without a command, options are offered unasked too."""
     if isinstance(command, typer.core.TyperGroup):
-        names = (name for name in command.commands if name.startswith(current))
-        yield from (f"{name}\t{_sentence(SUMMARIES.get(name))}" for name in names)
+        summaries = {name: SUMMARIES.get(name) for name in command.commands} | {HELP: HELP_SUMMARY}
+        names = (name for name in summaries if name.startswith(current))
+        yield from (f"{name}\t{_sentence(summaries[name])}" for name in names)
     if current.startswith("-") or not current:
         options = command.shell_complete(context, current or "-")
         yield from (f"{option.value}\t{_sentence(option.help)}" for option in options)
@@ -145,5 +144,5 @@ def _values(
 
 def _sentence(text: str | None) -> str:
     """Return the first sentence of a help text, on one line."""
-    paragraph = " ".join(unescaped(text or "").strip().split("\n\n")[0].split())
+    paragraph = " ".join((text or "").strip().split("\n\n")[0].split())
     return paragraph.split(". ")[0].removesuffix(".")

@@ -21,17 +21,17 @@ PLAN = "bench.toml"
 
 @command(BenchConfig)
 def bench(config: BenchConfig, terminal: Terminal) -> None:
-    """Make every rival of a trained model, measure all in one table, and make a page of it.
+    r"""Train rival methods and compare them with a model in one table.
 
-    Says first how long it will take, from a few steps of training that it times; `--dry-run` says no more. Then runs the
-    cheapest rival first. What was interrupted goes on with the same command, or with `hydractl run DIR/bench.toml`, the plan
-    that it writes. Options of training hold for every rival; those of rivals are their defaults (docs/rivals.md).
+    Times a few training steps and prints how long all will take, then runs the cheapest rival first. The same command resumes an
+    interrupted run, as does `hydractl run DIR/bench.toml`, the plan that it writes. Options of training hold for every rival
+    (docs/rivals.md).
 
     Examples:
-      hydractl bench base.st --data train/ --val val/ --test test/ --far noise --epochs 5 -o bench/
-      hydractl bench base.st --data train/ --val val/ --test test/ --start org/backbone --hydra hydra.st -o bench/
-      hydractl bench base.st --data train/ --val val/ --test test/ --rivals mc,laplace -o bench/ --dry-run
-      hydractl bench clip.st --data train/ --val val/ --test test/ --classes birds.txt --pairs pairs.jsonl::text=caption -o bench/
+      hydractl bench base.st --data train/ --val val/ --test test/ \
+        --far noise --epochs 5 -o bench/ --dry-run
+      hydractl bench base.st --data train/ --val val/ --test test/ \
+        --rivals mc,laplace --hydra hydra.st -o bench/
     """
     from hydractl.research.bench.measure import base_of, measure
 

@@ -25,7 +25,7 @@ from hydractl.training.recipes.recipe import Recipe
 
 ALL = "all"
 EVERY = tuple(name for name, plan in PLANS.items() if not plan.named)
-TABLE, DATA = "Table", "Data"
+TABLE, START = "Rows of the table", "Training from scratch"
 TRAINING = (RECIPE, *Option.of(Recipe))
 
 
@@ -71,7 +71,6 @@ def _data(help_text: str) -> Setting:
         help_text,
         parse=DataRef.parse,
         metavar=shared.DATA_METAVAR,
-        panel=DATA,
         shows_default=False,
         role=Role.DATA,
     )
@@ -84,14 +83,14 @@ class BenchConfig(CommandConfig):
     COMMAND: ClassVar[str] = "bench"
 
     model: str = required(shared.MODEL)
-    data: DataRef = required(_data("Labelled training data of the rivals."))
-    val: DataRef = required(_data("Labelled validation data: of training, of temperatures and of trunks."))
-    test: DataRef = required(_data("Labelled test data, which the table is of."))
+    data: DataRef = required(_data(f"Labelled training data: {shared.DATA_SOURCES}."))
+    val: DataRef = required(_data("Labelled validation data, for training, temperatures and trunks."))
+    test: DataRef = required(_data("Labelled test data, for the table."))
     near: tuple[NamedData, ...] = by_default((), OOD_SETS)
-    far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="OOD data far from it."))
+    far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="Far OOD data."))
     rivals: tuple[str, ...] | None = setting(
         None,
-        f"Rows of the table: `{ALL}` that MODEL can have (default; without {', '.join(n for n in PLANS if n not in EVERY)}), or some of {', '.join(PLANS)}.",
+        f"Rivals: {', '.join(PLANS)}, or `{ALL}` but {', '.join(n for n in PLANS if n not in EVERY)} (default).",
         parse=parse_rivals,
         metavar="NAME,...",
         suggestions=tuple(PLANS),
@@ -99,42 +98,42 @@ class BenchConfig(CommandConfig):
     )
     hydra: str | None = setting(
         None,
-        "Your own hydra, the first row; without it MODEL is the first.",
+        "Your hydra, as the first row (default: MODEL).",
         metavar="MODEL",
         panel=TABLE,
         role=Role.MODEL,
     )
     compare: tuple[NamedModels, ...] = by_default((), ROWS)
-    members: int = setting(3, "Members of every ensemble.", low=2, high=64, metavar="M", panel=TABLE)
+    members: int = setting(3, "Members of each ensemble.", low=2, high=64, metavar="M", panel=TABLE)
     start: str | None = setting(
         None,
-        f"What {' and '.join(n for n, plan in PLANS.items() if plan.starts)} train from: the model as it was before it knew the "
-        "data, a backbone or `arch:NAME`. Without it they are left out.",
+        f"Backbone or `arch:NAME` to train {', '.join(n for n, plan in PLANS.items() if plan.starts)} from (default: leave them out).",
         metavar="MODEL",
-        panel=TABLE,
+        panel=START,
     )
     start_epochs: int | None = setting(
         None,
-        f"Epochs from there (default: {SHARED_DEFAULT}).",
+        f"Epochs from `--start` (default: {SHARED_DEFAULT}).",
         low=1,
         metavar="N",
-        panel=TABLE,
+        panel=START,
         only_with="start",
     )
     start_lr: float | None = setting(
         None,
-        f"Peak learning rate from there (default: {SHARED_DEFAULT}).",
+        f"Peak learning rate from `--start` (default: {SHARED_DEFAULT}).",
         above=0.0,
-        panel=TABLE,
+        panel=START,
         only_with="start",
     )
     pairs: DataRef | None = by_default(
         None,
         replace(
             _data(
-                f"Images with a caption each, of a column `text=`, which {listed([n for n, p in PLANS.items() if p.compares])} is "
-                "fitted on. Without them it is left out."
+                f"Captioned images, with `text=COLUMN`, to fit {listed([n for n, p in PLANS.items() if p.compares])} on "
+                "(default: leave it out)."
             ),
+            panel=TABLE,
             parse=parse_pairs,
         ),
     )
@@ -146,13 +145,13 @@ class BenchConfig(CommandConfig):
     out: Path = required(
         replace(
             shared.OUT,
-            help="Folder of everything: the plan `bench.toml`, checkpoints, `report.json` and `report.html`.",
+            help="Output folder for the plan, checkpoints, report.json and report.html.",
             parse=Folder,
             metavar="DIR",
         )
     )
-    dry_run: bool = flag(Setting("Say what would run and how long it would take, and run nothing else."))
-    force: bool = flag(replace(shared.FORCE, help="Replace a plan that is there, where this one is another."))
+    dry_run: bool = flag(Setting("Print the commands and how long they would take, and run none."))
+    force: bool = flag(replace(shared.FORCE, help="Overwrite a different plan."))
 
     def __post_init__(self) -> None:
         check(self)

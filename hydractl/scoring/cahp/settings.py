@@ -19,7 +19,7 @@ class CahpSettings(Settings):
 
     degree: int = setting(
         6,
-        "Of the polynomial that smooths the silhouettes, whose knee is the number of groups (default 6).",
+        "Degree of the polynomial that smooths the silhouettes (default: 6).",
         low=1,
         high=HIGHEST_DEGREE,
         shows_range=False,
@@ -28,23 +28,28 @@ class CahpSettings(Settings):
     )
     representative: str = setting(
         "salience",
-        "Who leads a group: its most salient head (default), or the one in the middle.",
+        "Keep the most salient head of each group (default) or its medoid.",
         choices=("salience", "medoid"),
         panel=CAHP,
     )
     embedding: str = setting(
         "tsne",
-        "Group heads in the plane of a t-SNE (default), or by their class profiles as they are.",
+        "Group heads after t-SNE (default) or by their class profiles.",
         choices=("tsne", "none"),
         panel=CAHP,
     )
     perplexity: float | None = setting(
-        None, f"Of the t-SNE (default {PERPLEXITY:g}).", above=0.0, finite=True, metavar="P", panel=CAHP
+        None,
+        f"Perplexity of t-SNE (default: {PERPLEXITY:g}).",
+        above=0.0,
+        finite=True,
+        metavar="P",
+        panel=CAHP,
     )
     """Lowered for models of few heads; None without t-SNE."""
     signature_size: int = setting(
         32,
-        "Bring attention maps to N x N (default 32).",
+        "Resize attention maps to N x N (default: 32).",
         low=2,
         high=256,
         shows_range=False,
@@ -53,7 +58,7 @@ class CahpSettings(Settings):
     )
     salience_share: float = setting(
         0.25,
-        "Compute the salience on the first F of the batches (default 0.25).",
+        "Compute salience on this fraction of the batches (default: 0.25).",
         low=0.0,
         high=1.0,
         shows_range=False,

@@ -26,9 +26,7 @@ class CircuitSettings(Settings):
 
     objective: str = setting(
         "avg",
-        "What the kept heads should be good at: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such "
-        "as `0.5*acc+0.5*auroc` or `acc-0.1*nll`. More is better: nll, ece and fpr95 are subtracted, whichever sign is "
-        "written.",
+        "Objective to maximise: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `acc-0.1*nll`.",
         metavar="OBJECTIVE",
         suggestions=(*TERMS, AVERAGE),
         panel=CIRCUIT,
@@ -36,21 +34,20 @@ class CircuitSettings(Settings):
     """As `hydractl.scoring.circuit.objective` writes it."""
     ood_score: str = setting(
         MSP,
-        "What tells OOD samples: the maximum softmax probability (default), the entropy, the energy or the largest logit; "
-        "mi is about several models, which a circuit is not.",
+        f"OOD score of the objective: {', '.join(OF_ONE)} (default: {MSP}).",
         choices=tuple(SCORES),
+        metavar="SCORE",
         panel=CIRCUIT,
     )
     search: str = setting(
         "exact",
-        "exact (default): every head on all data at each removal; lazy: those that look best by what is remembered of "
-        "them.",
+        "Evaluate every head at each removal (exact, default) or only promising ones (lazy).",
         choices=SEARCHES,
         panel=CIRCUIT,
     )
     recheck: int | None = setting(
         None,
-        f"lazy: every head at each N-th removal (default {RECHECK}).",
+        f"lazy: evaluate every head at each N-th removal (default: {RECHECK}).",
         low=1,
         metavar="N",
         panel=CIRCUIT,
@@ -59,8 +56,7 @@ class CircuitSettings(Settings):
     """None where the search is exact."""
     doubt: float | None = setting(
         None,
-        "lazy: let a head go unseen whose valuing is expected to raise the objective by no more than X times how much heads "
-        f"differ at first (default {DOUBT}; 0 values every head).",
+        f"lazy: skip heads with an expected gain below X times the initial spread (default: {DOUBT}; 0 skips none).",
         low=0,
         metavar="X",
         panel=CIRCUIT,
@@ -69,9 +65,7 @@ class CircuitSettings(Settings):
     """None where the search is exact."""
     swaps: int | None = setting(
         None,
-        "lazy: at the end try up to N swaps of a head that went for one that stayed (default: as many as go; 0: none); it ends "
-        "sooner where half as many as go were in vain, one after another, and where none promises anything, but for a search that has "
-        "cost less than a third of an exact one.",
+        "lazy: try up to N swaps of removed and kept heads at the end (default: the number of removed heads).",
         low=0,
         metavar="N",
         panel=CIRCUIT,

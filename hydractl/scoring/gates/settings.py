@@ -10,7 +10,7 @@ from hydractl.settings import Constraint, Setting, by_default, check, setting
 JOINT = "joint"
 SOFT = Constraint("estimator", ("soft",), why="no other has a temperature")
 GATE_LR = Setting(
-    "Learning rate of the gates (default: l0 0.1, dsp 0.5).",
+    "Learning rate of the gates (default: 0.1 for l0, 0.5 for dsp).",
     above=0.0,
     finite=True,
     metavar="LR",
@@ -24,13 +24,13 @@ class GateSettings(Settings):
 
     training: str = setting(
         "pipelined",
-        "Learn gates while the weights are frozen (pipelined, default), or together with them (joint).",
+        "Train gates with frozen weights (pipelined, default) or together with them (joint).",
         choices=("pipelined", JOINT),
         panel=GATES,
     )
     epochs: int | None = setting(
         None,
-        "Passes over the data (default: l0 3; dsp 1, with joint 3).",
+        "Passes over the data (default: 3; for dsp with frozen weights 1).",
         low=1,
         shows_range=False,
         metavar="N",
@@ -39,7 +39,7 @@ class GateSettings(Settings):
     gate_lr: float = by_default(0.1, GATE_LR)
     weights_lr: float | None = setting(
         None,
-        "Learning rate of the weights, for joint (default: 2e-5).",
+        "Learning rate of the weights, for `--training joint` (default: 2e-5).",
         above=0.0,
         finite=True,
         metavar="LR",
@@ -67,7 +67,7 @@ class L0Settings(GateSettings):
 
     penalty: float = setting(
         0.0015,
-        "What an open head adds to the loss, for l0 (default: 0.0015): more closes more heads.",
+        "l0: penalty of an open gate; more closes more heads (default: 0.0015).",
         low=0.0,
         shows_range=False,
         metavar="P",
@@ -86,13 +86,13 @@ class DspSettings(GateSettings):
     gate_lr: float = by_default(0.5, GATE_LR)
     estimator: str = setting(
         "soft",
-        "For dsp: a soft choice that hardens (default), or a hard one, straight through (ste).",
+        "dsp: soft gates that harden (default), or hard gates with a straight-through gradient (ste).",
         choices=("soft", "ste"),
         panel=GATES,
     )
     temperature: float | None = setting(
         None,
-        "Where the temperature of dsp starts (default: 1000); it falls to 1e-8.",
+        "dsp: initial temperature; falls to 1e-8 (default: 1000).",
         above=0.0,
         finite=True,
         metavar="T",
@@ -102,7 +102,7 @@ class DspSettings(GateSettings):
     """None for `ste`, as `cooldown` is."""
     cooldown: float | None = setting(
         None,
-        "Share of the steps in which it falls (default: 2/3).",
+        "dsp: fraction of the steps in which the temperature falls (default: 2/3).",
         above=0.0,
         low=0.0,
         high=1.0,

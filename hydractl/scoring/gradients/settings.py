@@ -8,8 +8,7 @@ from hydractl.scoring.settings import GRADIENTS, TAYLOR, BudgetMeaning, Settings
 from hydractl.settings import Setting, by_default, setting
 
 NORMALIZE = Setting(
-    "Divide scores by the norm of their layer's (default of michel), by the root mean square of their tower's, or "
-    "not at all (default of taylor, gnorm, hies, magnitude).",
+    "Divide scores by the norm of their layer or the RMS of their tower (default: layer for michel, else none).",
     choices=("none", "layer", "tower"),
     panel=GRADIENTS,
     after="recompute",
@@ -23,12 +22,12 @@ class TaylorSettings(Settings):
 
     scope: str = setting(
         "layer",
-        "Score layer by layer, each without what went before (default); or all at once.",
+        "Score layers one after another without heads removed before (default), or all at once.",
         choices=("layer", "global"),
         panel=TAYLOR,
     )
     variant: str = setting(
-        "l1", "Σ|w g| (default), or (Σ w g)² a batch.", choices=("l1", "molchanov"), panel=TAYLOR
+        "l1", "Score by Σ|w g| (default) or (Σ w g)² per batch.", choices=("l1", "molchanov"), panel=TAYLOR
     )
     normalize: str = by_default("none", NORMALIZE)
 
@@ -44,14 +43,14 @@ class MichelSettings(Settings):
 
     form: str = setting(
         "sample",
-        "michel: whose gradient the absolute value is of, each sample's (default) or each batch's.",
+        "michel: take absolute gradients per sample (default) or per batch.",
         choices=("sample", "batch"),
         panel=GRADIENTS,
     )
     normalize: str = by_default("layer", NORMALIZE)
     recompute: int = setting(
         0,
-        "michel: remove N heads, score anew without them, until the budget is gone; 0 (default) scores once.",
+        "michel: remove N heads at a time and score again (default: 0, score once).",
         low=0,
         metavar="N",
         panel=GRADIENTS,
@@ -74,7 +73,7 @@ class HeadmapSettings(Settings):
 
     samples: int = setting(
         64,
-        "headmap: look at the N samples of the lowest loss (default 64).",
+        "headmap: use the N samples with the lowest loss (default: 64).",
         low=1,
         metavar="N",
         panel=GRADIENTS,
@@ -92,7 +91,7 @@ class HiesSettings(Settings):
 
     alpha: float = setting(
         0.5,
-        "hies: how much importance weighs beside entropy (default .5).",
+        "hies: weight of importance against entropy (default: 0.5).",
         low=0.0,
         high=1.0,
         metavar="A",

@@ -19,7 +19,7 @@ class DataConfig(CommandConfig):
 
     words: tuple[str, ...] = required(
         Setting(
-            "`list`, of all data sets that have names; or `show` and the names of those to tell all of.",
+            "`list` lists all data sets; `show NAME...` shows all details of some.",
             positional=True,
             metavar="ACTION [NAME...]",
             suggestions=(LIST, SHOW, *PRESETS),

@@ -12,4 +12,4 @@ from hydractl.stages.shared.command_config import CommandConfig
 class DoctorConfig(CheckedSettings, CommandConfig):
     """How long to wait for the Hub."""
 
-    timeout: float = setting(5.0, "Wait so many seconds for the Hub.", above=0, high=600, metavar="S")
+    timeout: float = setting(5.0, "Seconds to wait for the Hub.", above=0, high=600, metavar="S")

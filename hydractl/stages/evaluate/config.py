@@ -20,6 +20,7 @@ from hydractl.metrics.ood_scores import (
     FITTED,
     MSP,
     RELATIVE,
+    SCORES,
     check_scores,
     is_fitted,
     parse_score,
@@ -30,6 +31,7 @@ from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.analyses.settings import ANALYSING, NOTHING_ANALYSED, Analysing
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
+from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.fail_if import DELTA, OPTION, Condition, parse_risk
 from hydractl.stages.evaluate.refs import (
     OOD_STREAMS,
@@ -46,7 +48,7 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig, InputRef
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
-TABLE, DATA, THRESHOLD = "Table", "Data", "Threshold"
+MEASURED, THRESHOLD = "Metrics", "Threshold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,52 +61,49 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     """The first row, which conditions are about."""
     data: DataRef = required(
         Setting(
-            f"In-distribution data, with labels: {shared.DATA_SOURCES}.",
+            f"Labelled test data: {shared.DATA_SOURCES}.",
             parse=STREAM,
             metavar=shared.DATA_METAVAR,
-            panel=DATA,
             shows_default=False,
             role=Role.DATA,
         )
     )
     near: tuple[NamedData, ...] = by_default((), OOD_STREAMS)
     far: tuple[NamedData, ...] = by_default(
-        (), replace(OOD_STREAMS, help=f"OOD data far from it; also {shared.UNLABELLED_SOURCES}.")
+        (), replace(OOD_STREAMS, help=f"Far OOD data; also {shared.UNLABELLED_SOURCES}.")
     )
     compare: tuple[NamedModels, ...] = by_default(
         (),
         replace(
             ROWS,
-            help="One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, "
-            "`laplace:MODEL::val=DATA,data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around "
-            "checkpoints.",
+            help="Add a row: a model, an ensemble of several models, or a baseline `KIND:MODEL[::K=V,...]` of kind "
+            f"{', '.join(BASELINES)} (docs/rivals.md).",
         ),
     )
     temperature: DataRef | float | None = by_default(
         None,
         replace(
             shared.TEMPERATURE,
-            help="Labelled held-out data to fit a temperature on, by which each row's logits are divided; or the "
-            "temperature. On top of what a checkpoint stores.",
-            panel=DATA,
+            help="Fit a temperature for each row on labelled held-out data, or use the number; on top of a stored one.",
+            panel=shared.DATA,
             shows_default=False,
         ),
     )
     corrupt: tuple[Corruptions, ...] = setting(
         (),
-        f"Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `{ALL}`, or of images "
-        f"{', '.join(IMAGES)}; of texts {', '.join(TEXTS)}. `frost=DIR` adds these photographs.",
+        f"Also measure `--data` under a corruption, at severities 1 to 5 (default: all five). `{ALL}`; for images "
+        f"{', '.join(IMAGES)} (`frost=DIR`: its photographs); for texts {', '.join(TEXTS)}.",
         parse=Corruptions.parse,
         repeated=True,
         metavar="NAME[:1-5]",
         suggestions=(ALL, *ALL_CORRUPTIONS),
-        panel=DATA,
+        panel=shared.DATA,
     )
     fit: DataRef | None = by_default(
         None,
         replace(
             shared.FIT,
-            panel=DATA,
+            panel=shared.OOD,
             only_with=Constraint(
                 "fitted",
                 option="ood_score",
@@ -117,68 +116,67 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         (),
         replace(
             OOD_STREAMS,
-            help="Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs "
-            "`--val`.",
+            help="Validation OOD data, to find the best OOD score on other data than `--near` and `--far`; needs `--val`.",
+            panel=shared.OOD,
             needs=Constraint("val", why="it is told from held-out ID data, which no test has seen"),
         ),
     )
     val: DataRef | None = setting(
         None,
-        f"Held-out ID data: `--ood-val` is told from them, and `{ENERGY_DENSITY}` is standardized on them.",
+        f"Held-out ID data for `--ood-val` and to standardize `{ENERGY_DENSITY}`.",
         only_with=Constraint(
             "reads_val", option="ood_val", why="nor is `--fit`", hint="leave it out, or add `--fit TRAIN`"
         ),
         parse=STREAM,
         metavar=shared.DATA_METAVAR,
-        panel=DATA,
+        panel=shared.OOD,
         shows_default=False,
         role=Role.DATA,
     )
-    name: str | None = setting(None, "What the first row is called.", panel=TABLE)
-    """None for its file's."""
+    name: str | None = setting(
+        None, "Name of the first row (default: its file's).", metavar="NAME", panel=MEASURED
+    )
     metrics: tuple[str, ...] | None = setting(
         None,
-        "Measure these only.",
+        f"Measure only these: {', '.join(METRICS)}.",
         parse=lambda text: tuple(text.split(",")),
         metavar="NAME,...",
         suggestions=tuple(METRICS),
-        panel=TABLE,
+        panel=MEASURED,
     )
     ood_score: tuple[str, ...] | None = setting(
         None,
-        f"What tells OOD samples, one or several side by side: {', '.join(EVERY)}. Those of features ({', '.join(FITTED)}) need "
-        f"`--fit`, or checkpoints that hold them. Options follow the name: `{RELATIVE}:alpha=0:normalize=false`, `knn:k=5`. Default: "
-        f"{MSP}, and {ENERGY_DENSITY} where all models hold it or `--fit` and `--val` are given.",
+        f"OOD scores, with options as in `knn:k=5`: {', '.join(SCORES)}; with `--fit`, or if models store them: "
+        f"{', '.join(FITTED)}. Default: {MSP}, and {ENERGY_DENSITY} if stored, or with `--fit` and `--val`.",
         parse=lambda text: tuple(map(parse_score, text.split(","))),
         suggestions=EVERY,
         metavar="SCORE,...",
-        panel=TABLE,
+        panel=shared.OOD,
     )
     latency: bool = flag(
-        Setting("Measure time too.", option_names=("--latency/--no-latency",), panel=TABLE), on=True
+        Setting("Measure latency.", option_names=("--latency/--no-latency",), panel=MEASURED), on=True
     )
     """It is never the same twice."""
     bootstrap: int = setting(
-        200, "Resamples for 95 % intervals; 0 makes none.", low=0, metavar="N", panel=TABLE
+        200, "Resamples for 95 % intervals; 0 for none.", low=0, metavar="N", panel=MEASURED
     )
     fail_if: tuple[Condition, ...] = setting(
         (),
-        "Exit 5 if this is so of MODEL, for example `ece>0.02`, `acc<95%`, `auroc[near]<0.9`, `acc[fog:3]<80%`.",
+        "Exit with 5 if the condition holds for MODEL, for example `acc<95%` or `auroc[near]<0.9`.",
         parse=Condition.parse,
         repeated=True,
         metavar="COND",
     )
     threshold_for: float | None = setting(
         None,
-        "Find which inputs a row may answer, by its OOD score, so that at most the share R of these answers is wrong. `--data` "
-        "must be held out. Exit 5 if MODEL cannot keep it.",
+        "Find a threshold of the OOD score with at most the fraction R of errors below, on held-out `--data`, or exit with 5.",
         parse=parse_risk,
         metavar="'risk<=R'",
         panel=THRESHOLD,
     )
     delta: float | None = setting(
         None,
-        f"The chance that the threshold does not keep it (default {DELTA:g}).",
+        f"Probability that the threshold breaks the promise (default: {DELTA:g}).",
         above=0.0,
         below=1.0,
         shows_range=False,
@@ -188,8 +186,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     store: Path | None = setting(
         None,
-        "Write a copy of MODEL that stores its threshold, its `--temperature` and OOD scores of features as fitted (`knn`: all "
-        "features of `--fit`), which `predict` then applies.",
+        "Write a copy of MODEL with its threshold, `--temperature` and fitted OOD scores, which `predict` applies.",
         parse=output,
         check_path=WEIGHTS,
         metavar="PATH",
@@ -198,15 +195,18 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         role=Role.OUTPUT,
     )
     out: Path | None = by_default(
-        None, replace(shared.OUT, check_path=REPORT, help="Report; `-` is standard output.")
+        None, replace(shared.OUT, check_path=REPORT, help="Report in JSON, or `-` for standard output.")
     )
     curves: bool = flag(
-        Setting("Keep what `hydractl report` draws too: curves, which heads stay, and the lineage.")
+        Setting(
+            "Add curves, head maps and lineage to the report, for `hydractl report`.", panel=shared.OUTPUT
+        )
     )
     save_predictions: Path | None = setting(
         None,
-        "Keep all log-probabilities (safetensors), scaled by `--temperature`.",
+        "Write all log-probabilities, scaled by `--temperature`, as safetensors.",
         metavar="PATH",
+        panel=shared.OUTPUT,
         check_path=PREDICTIONS,
         shows_default=False,
         role=Role.OUTPUT,
@@ -221,8 +221,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     dtype: str | None = by_default(None, shared.DTYPE)
     arch: str | None = by_default(None, shared.ARCH)
     """Of `model` only."""
-    seed: int = by_default(0, shared.SEED)
-    """Of the resamples, and of corruptions."""
+    seed: int = by_default(0, replace(shared.SEED, help="Seed of resamples and corruptions.", panel=MEASURED))
     force: bool = flag(shared.FORCE)
     if_changed: bool = flag(shared.IF_CHANGED)
 

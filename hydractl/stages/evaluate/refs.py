@@ -131,22 +131,20 @@ class NamedModels(NamedInputs):
 
 
 OOD_SETS = Setting(
-    "OOD data close to it.",
+    "Near OOD data.",
     parse=NamedData.parse_all,
     repeated=True,
     metavar="NAME=DATA",
-    panel="Data",
     role=Role.DATA,
 )
 STREAM = partial(DataRef.parse, endless=True)
 OOD_STREAMS = replace(OOD_SETS, parse=partial(NamedData.parse_all, endless=True))
 ROWS = Setting(
-    "One more row of what is there already, as `eval --compare` has it.",
+    "Add a row, as in `eval --compare`.",
     parse=NamedModels.parse,
     repeated=True,
     metavar="NAME=MODEL[,MODEL...]",
     suggestions=tuple(f"{kind}:" for kind in BASELINES),
-    panel="Table",
     role=Role.MODEL,
 )
 

@@ -33,18 +33,17 @@ class ExportConfig(CheckedSettings, CommandConfig):
             check_path=OutputKind(
                 description="an exported model", suffixes=FORMATS, decides=True, streams=False
             ),
-            help="Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export.",
+            help="Output file: .onnx for ONNX, .pt2 for torch.export.",
         )
     )
     with_preprocess: bool = flag(
         Setting(
-            "For images: take uint8 pixels (B, height, width, channels) of any size; resize, crop and normalise are in the graph."
+            "Include image preprocessing: the model takes uint8 pixels (B, height, width, channels) of any size."
         )
     )
     quantize: str | None = setting(
         None,
-        "For ONNX: weights and what they are multiplied with as whole numbers of 8 bits. Needs `--data`, on which the effect is "
-        "measured.",
+        "Quantize weights and activations of ONNX to 8 bits and measure the effect on `--data`.",
         choices=QUANTIZED,
         metavar="int8",
         needs=MEASURED_ON,
@@ -52,29 +51,32 @@ class ExportConfig(CheckedSettings, CommandConfig):
     )
     data: str | None = setting(
         None,
-        f"Labelled data, on which the exported model is compared and measured too: {shared.DATA_SOURCES}.",
+        f"Also compare and measure the exported model on labelled data: {shared.DATA_SOURCES}.",
         metavar=shared.DATA_METAVAR,
+        panel=shared.CHECKS,
         role=Role.DATA,
     )
     ood: str | None = setting(
         None,
-        f"OOD data, to measure the AUROC with; also {shared.UNLABELLED_SOURCES}.",
+        f"OOD data to measure AUROC on; also {shared.UNLABELLED_SOURCES}.",
         metavar=shared.DATA_METAVAR,
+        panel=shared.CHECKS,
         needs=MEASURED_ON,
         role=Role.DATA,
     )
     tolerance: float = setting(
         1e-4,
-        "Exit 5, and write nothing, if an output of the exported model is further from the model's own, relative to the largest "
-        "value where that is above 1.",
+        "Exit with 5 if outputs differ from the model's by more than X, relative to the largest value if above 1.",
+        panel=shared.CHECKS,
         above=0.0,
         finite=True,
         metavar="X",
     )
     report: Path | None = setting(
         None,
-        "Write what was measured on `--data`, as `eval` reports it.",
+        "Write a report of the measurement on `--data`, as `eval` does.",
         metavar="PATH",
+        panel=shared.CHECKS,
         check_path=DOCUMENT,
         needs=MEASURED_ON,
         shows_default=False,
@@ -84,7 +86,7 @@ class ExportConfig(CheckedSettings, CommandConfig):
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     arch: str | None = by_default(None, shared.ARCH)
-    seed: int = by_default(0, replace(shared.SEED, help="Seed of the random inputs."))
+    seed: int = by_default(0, replace(shared.SEED, help="Seed of random inputs.", panel=shared.CHECKS))
     force: bool = flag(shared.FORCE)
     if_changed: bool = flag(shared.IF_CHANGED_BESIDE)
 

@@ -36,13 +36,13 @@ from hydractl.training.recipes.recipe import TRAINED_PARTS, Recipe
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
 
-TEACHERS = "Teachers"
+TEACHERS, SEEDS = "Hydras and teachers", "Seeds"
 TEMPERATURE, WEIGHT = 2.0, 0.9
 RECIPE = Option(
     "recipe",
     "str",
     Setting(
-        "As in the paper, or as pretrained encoders are usually tuned; options override it.",
+        "Start from a named recipe (docs/tuning.md); other options override it.",
         choices=tuple(RECIPES),
     ),
 )
@@ -79,7 +79,7 @@ class FinetuneConfig(CommandConfig):
     """Which one `recipe` was made of; for messages."""
     method: str | None = setting(
         None,
-        f"Train otherwise than by changing every weight: {', '.join(METHODS)}; see docs/rivals.md.",
+        f"Train by another method: {', '.join(METHODS)} (docs/rivals.md).",
         metavar="NAME[::K=V,...]",
         suggestions=tuple(METHODS),
         panel=TRAINED_PARTS,
@@ -87,8 +87,9 @@ class FinetuneConfig(CommandConfig):
     )
     batches: str = setting(
         "shared",
-        "Of a hydra without a trunk: all members see the same batches, or each has an order and augmentation of its own.",
+        "Give all members the same batches, or each its own order and augmentation, which needs a hydra without a trunk.",
         choices=("shared", "own"),
+        panel=TEACHERS,
         excludes=Constraint(
             "teacher", for_values=("own",), why="teachers see one batch, and members would see several"
         ),
@@ -96,8 +97,7 @@ class FinetuneConfig(CommandConfig):
     """Member m's own are those of `order_seed` + m."""
     teacher: tuple[str, ...] = setting(
         (),
-        "Models to learn from: of a hydra member m learns from the m-th, or from a hydra's m-th member; any other model learns "
-        "their mean.",
+        "Models to distil: member m of a hydra learns from the m-th, any other model from their mean.",
         parse=partial(words, "--teacher"),
         metavar="MODEL[,...]",
         panel=TEACHERS,
@@ -105,14 +105,14 @@ class FinetuneConfig(CommandConfig):
     )
     teacher_temperature: float | None = setting(
         None,
-        f"Divides logits before their softmaxes are compared (default {TEMPERATURE:g}).",
+        f"Temperature of the distillation loss (default: {TEMPERATURE:g}).",
         above=0.0,
         panel=TEACHERS,
         only_with="teacher",
     )
     teacher_weight: float | None = setting(
         None,
-        f"Share of the loss, above 0 and at most 1, that teachers make; labels make the rest (default {WEIGHT:g}).",
+        f"Weight of the distillation loss, in (0, 1]; labels have the rest (default: {WEIGHT:g}).",
         above=0.0,
         high=1.0,
         shows_range=False,
@@ -121,15 +121,14 @@ class FinetuneConfig(CommandConfig):
     )
     gradient_checkpointing: bool = flag(
         Setting(
-            "Hold less for the backward pass, which runs each block's forward pass again: the same result in less memory, and "
-            "a third more time.",
+            "Recompute activations in the backward pass: less memory, a third more time, the same result.",
             panel=shared.MACHINE,
             role=Role.EXECUTION,
         )
     )
     compile: bool = flag(
         Setting(
-            "Compile the model's part of a training step, as one graph: minutes at first, then faster. It rounds otherwise.",
+            "Compile the training step: takes minutes at first, then runs faster; rounds differently.",
             panel=shared.MACHINE,
             excludes=Constraint(
                 "gradient_checkpointing",
@@ -140,7 +139,7 @@ class FinetuneConfig(CommandConfig):
     )
     save_every: int | None = setting(
         None,
-        "Save what a killed run goes on from (default: every half minute, and every epoch).",
+        "Steps between saves of the state to resume from (default: 30 s, and each epoch).",
         low=1,
         shows_range=False,
         metavar="STEPS",
@@ -158,15 +157,16 @@ class FinetuneConfig(CommandConfig):
     their own."""
     order_seed: int | None = by_default(
         None,
-        replace(shared.SEED, help="Seed of the order of the data and of augmentation (default: --seed)."),
+        replace(shared.SEED, help="Seed of data order and augmentation (default: `--seed`).", panel=SEEDS),
     )
     dropout_seed: int | None = by_default(
-        None, replace(shared.SEED, help="Seed of dropout (default: --seed).")
+        None, replace(shared.SEED, help="Seed of dropout (default: `--seed`).", panel=SEEDS)
     )
     head_seed: int | None = by_default(
         None,
         replace(
             shared.HEAD_SEED,
+            panel=SEEDS,
             excludes=Constraint("recipe.reset_head", (False,), why="no classifier is drawn"),
         ),
     )

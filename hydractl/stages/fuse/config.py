@@ -29,7 +29,7 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
-AUTO, MEASURING = shared.AUTO, "Measuring"
+AUTO, MERGING, MEASURING = shared.AUTO, "Merging", "Calibration and measurement"
 
 
 OWNED, OWN_FEWER = (
@@ -44,7 +44,7 @@ class Measuring(shared.WithTemperature, CheckedSettings):
 
     data: DataRef | None = setting(
         None,
-        f"Labelled data to measure on what merging did: {shared.DATA_SOURCES}.",
+        f"Measure the effect of merging on labelled data: {shared.DATA_SOURCES}.",
         parse=DataRef.parse,
         metavar=shared.DATA_METAVAR,
         panel=MEASURING,
@@ -54,7 +54,7 @@ class Measuring(shared.WithTemperature, CheckedSettings):
         None,
         replace(
             shared.TEMPERATURE,
-            help="Store a temperature, by which all logits are divided: fitted on this labelled held-out data, or this number.",
+            help="Store a temperature: a number, or fitted on labelled held-out data.",
             panel=MEASURING,
         ),
     )
@@ -62,27 +62,27 @@ class Measuring(shared.WithTemperature, CheckedSettings):
         None,
         replace(
             shared.FIT,
-            help=f"Store the OOD score `{ENERGY_DENSITY}`, fitted on this labelled training data. `predict` then uses it.",
+            help=f"Fit the OOD score `{ENERGY_DENSITY}` on labelled training data and store it, for `predict`.",
             panel=MEASURING,
             needs=Constraint("val", why=f"`{ENERGY_DENSITY}` is standardized on held-out ID data"),
         ),
     )
     val: DataRef | None = setting(
         None,
-        "Held-out ID data, not part of `--fit`, that the score is standardized on.",
+        "Held-out ID data to standardize the OOD score on, apart from `--fit`.",
         parse=DataRef.parse,
         metavar=shared.DATA_METAVAR,
         panel=MEASURING,
         role=Role.DATA,
         only_with="fit",
     )
-    max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, panel=MEASURING))
+    max_length: int | None = by_default(None, shared.MAX_LENGTH)
     batch_size: int = by_default(
-        64, replace(shared.BATCH_SIZE, help="Samples in one forward pass (default 64).", panel=MEASURING)
+        64, replace(shared.BATCH_SIZE, help="Samples per forward pass (default: 64).")
     )
-    num_workers: int | None = by_default(None, replace(shared.NUM_WORKERS, panel=MEASURING))
+    num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     device: str = by_default(
-        "auto", replace(shared.DEVICE, help="auto (default), cpu, cuda, cuda:N or mps.", panel=MEASURING)
+        "auto", replace(shared.DEVICE, help="Device: auto (default), cpu, cuda, cuda:N or mps.")
     )
 
     @classmethod
@@ -128,7 +128,7 @@ class FuseConfig(CommandConfig):
 
     models: tuple[str, ...] = required(
         Setting(
-            "Checkpoints, folders or Hub ids.",
+            "Members: checkpoints, folders or Hub ids of one architecture.",
             positional=True,
             metavar="MODEL...",
             shows_default=False,
@@ -139,15 +139,16 @@ class FuseConfig(CommandConfig):
     out: Path = required(shared.OUT_MODEL)
     mlp: Literal["merge", "keep"] | None = setting(
         None,
-        "Average MLPs that differ, or keep each member's own (default: merge; with `--merge-trunk`: keep).",
+        "Average MLPs that differ, or keep those of each member (default: merge; with `--merge-trunk`: keep).",
+        panel=MERGING,
         choices=("merge", "keep"),
         excludes=Constraint("own_from", (0,), for_values=("merge",), why=OWNED, hint=OWN_FEWER),
     )
     """`merge` is the paper's."""
     merge_trunk: int | str | None = setting(
         None,
-        "Average whatever differs before block L, the embedding too; it then runs once. `auto`: up to the last L that "
-        "`--data` allow.",
+        "Average all that differs before block L, which then runs once; auto finds the largest L on `--data`.",
+        panel=MERGING,
         parse=partial(
             shared.count_or_auto,
             "--merge-trunk",
@@ -168,7 +169,8 @@ class FuseConfig(CommandConfig):
     """0 averages nothing. Each of several towers is cut at its own depth."""
     max_loss: float | None = setting(
         None,
-        "With `--merge-trunk auto`: how many nats of NLL merging may cost (default 0).",
+        "Highest cost of `--merge-trunk auto`, in nats of NLL (default: 0).",
+        panel=MERGING,
         low=0.0,
         shows_range=False,
         metavar="NATS",
@@ -176,17 +178,22 @@ class FuseConfig(CommandConfig):
     )
     """Over the NLL of the members' ensemble: each of the two at its own temperature where one is fitted, both at the number that
     is given or stored."""
-    force_merge: bool = flag(Setting("Average members whose lineage does not tell that one base is theirs."))
+    force_merge: bool = flag(
+        Setting("Average members even if their lineage does not show a common base.", panel=MERGING)
+    )
     own_from: int | None = setting(
         None,
-        "Let members own everything from block L on, and readout and head, even while it is equal: to train the hydra.",
+        "Copy block L and all that follows for each member even if equal, to train the hydra further.",
+        panel=MERGING,
         low=0,
         shows_range=False,
         metavar="L",
     )
     measuring: Measuring = by_default(NOT_MEASURED, OptionGroup(Measuring.parse, Option.of(Measuring)))
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
-    seed: int = by_default(0, shared.SEED)
+    seed: int = by_default(
+        0, replace(shared.SEED, help="Seed of the batch for `--verify`.", panel=shared.OUTPUT)
+    )
     """Of the random batch that `verify` compares on."""
     verify: bool = flag(shared.VERIFY, on=True)
     force: bool = flag(shared.FORCE)

@@ -57,8 +57,7 @@ class ImportConfig(CommandConfig):
 
     sources: tuple[str, ...] = required(
         Setting(
-            "What a training script saved: .pth, .pth.tar, .pt, .ckpt, .bin or .safetensors, or the .index.json of shards; "
-            "several become a base each.",
+            "Weights that a training script saved: .pth, .pth.tar, .pt, .ckpt, .bin, .safetensors, or the .index.json of shards.",
             positional=True,
             metavar="WEIGHTS",
             shows_default=False,
@@ -69,14 +68,13 @@ class ImportConfig(CommandConfig):
     """Of several files its name holds `{name}` or `{i}`."""
     arch: str | None = setting(
         None,
-        "Architecture: a name of timm, a model type of transformers (`bert`, `vit`), or a folder whose config.json says it. "
-        "Default: what the training script saved about itself.",
+        "Architecture: a timm name, a transformers model type (`bert`, `vit`), or a folder with a config.json (default: the saved one).",
         metavar="NAME[::K=V,...]",
         role=Role.CONTENT,
     )
     num_classes: int | None = setting(
         None,
-        "How many classes it tells apart; weights without a classifier get one that is drawn.",
+        "Number of classes; weights without a classifier get a random one.",
         low=1,
         metavar="N",
     )
@@ -85,7 +83,7 @@ class ImportConfig(CommandConfig):
         None,
         replace(
             shared.HEAD_SEED,
-            help="Draw the classifier from this seed, whatever the weights have (default: 0).",
+            help="Replace the classifier by a random one with this seed.",
         ),
     )
     """None for 0, and for no other classifier than one that the weights lack."""
@@ -93,23 +91,29 @@ class ImportConfig(CommandConfig):
     images: shared.Images = by_default(shared.Images(), shared.IMAGES)
     labels: str | None = setting(
         None,
-        f"Names of the classes: {FORMS}.",
+        f"Class names: {FORMS}.",
         metavar="PATH",
         role=Role.CONTENT,
     )
     tokenizer: Path | None = setting(
-        None, "For texts: a folder, or a tokenizer.json.", metavar="PATH", role=Role.CONTENT
+        None, "Tokenizer of a text model: a folder or a tokenizer.json.", metavar="PATH", role=Role.CONTENT
     )
-    ema: bool = flag(Setting("Take the exponential moving average of the weights.", excludes="weights_key"))
+    ema: bool = flag(
+        Setting(
+            "Import the exponential moving average of the weights.", panel="Tensors", excludes="weights_key"
+        )
+    )
     weights_key: str | None = setting(
         None,
-        "Take the weights beneath this key of the file, or whose names begin with it: `teacher`.",
+        "Import the weights under this key or prefix, for example `teacher`.",
+        panel="Tensors",
         metavar="KEY",
     )
     rename: tuple[tuple[str, str], ...] = by_default(
         (),
         Setting(
-            "Rename tensors whose names begin with OLD, as in `--rename fc=head`; may be given several times.",
+            "Rename tensors whose names start with OLD, for example `fc=head`; may be repeated.",
+            panel="Tensors",
             parse=parse_rename,
             repeated=True,
             metavar="OLD=NEW",

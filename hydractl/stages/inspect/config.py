@@ -21,26 +21,27 @@ class InspectConfig(CommandConfig):
 
     files: tuple[str, ...] = required(
         Setting(
-            "A checkpoint, a folder, scores, a head mask, a report or predictions; `-` is standard input. "
-            "Several scores, masks and checkpoints are compared.",
+            "A checkpoint, a folder, scores, a head mask, a report or predictions, or `-`; several are compared.",
             positional=True,
             metavar="FILE...",
             shows_default=False,
         )
     )
-    tensors: bool = flag(Setting("List a checkpoint's tensors."))
-    budget: HeadBudget | None = by_default(
-        None, shared.budget(": as many as the scores were made for, or else 2/3")
-    )
+    tensors: bool = flag(Setting("List the tensors of a checkpoint."))
+    budget: HeadBudget | None = by_default(None, shared.budget(": as the scores say, else 2/3"))
     """What makes masks of scores that are compared; None for the scores' own."""
     plot: Path | None = setting(
         None,
-        "Draw the choices of heads, as .png or .svg.",
+        "Draw which heads are kept, as .png or .svg.",
         metavar="PATH",
         check_path=OutputKind(description="a figure", suffixes=FORMATS, decides=True, streams=False),
     )
     force: bool = flag(
-        Setting("Replace an existing figure.", only_with=Constraint("plot", why="nothing else is written"))
+        Setting(
+            "Overwrite an existing figure.",
+            panel=shared.OUTPUT,
+            only_with=Constraint("plot", why="nothing else is written"),
+        )
     )
 
     def __post_init__(self) -> None:

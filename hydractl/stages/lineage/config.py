@@ -15,14 +15,14 @@ class LineageConfig(CommandConfig):
 
     files: tuple[str, ...] = required(
         Setting(
-            "A checkpoint, a folder or a Hub id; with `--verify`, then the files that it was made of.",
+            "A checkpoint, a folder or a Hub id; with `--verify`, then the files that it was made from.",
             positional=True,
             metavar="MODEL [FILE...]",
             shows_default=False,
         )
     )
     verify: bool = flag(
-        Setting("Compute the digests of FILE... anew, and exit 5 unless each is what the lineage says.")
+        Setting("Compare the digests of FILE... with the lineage; exit with 5 if one differs.")
     )
 
     def __post_init__(self) -> None:

@@ -76,8 +76,7 @@ class PredictConfig(CommandConfig):
     model: str = required(shared.MODEL)
     data: tuple[str, ...] = required(
         Setting(
-            f"{shared.DATA_SOURCES}; image files; folders may be nested and need no classes. `-`: standard input, a text or "
-            "the path of an image a line. A name that holds `::` ends with it: `a::b.png::`.",
+            f"Image files, {shared.DATA_SOURCES}; `-` reads a text or an image path per line from standard input.",
             metavar="DATA...",
             suggestions=BUILT_IN,
             positional=True,
@@ -90,16 +89,16 @@ class PredictConfig(CommandConfig):
         replace(
             shared.OUT,
             check_path=OutputKind(description="a table of predictions", suffixes=FORMS, decides=True),
-            help=f"A file that ends in {', '.join(FORMS)}, which decides its form; by default standard output, as JSON "
-            "lines.",
+            help=f"Output file in {', '.join(FORMS)} (default: JSON lines on standard output).",
         ),
     )
-    top_k: int = setting(5, "Tell the K most probable classes.", low=1, metavar="K")
+    top_k: int = setting(5, "Number of most probable classes to list.", low=1, metavar="K")
     """Of a model with fewer classes all."""
     ood_score: str | None = setting(
         None,
-        f"What tells OOD samples: {', '.join(SCORES)}; or {', '.join(FITTED)}, where MODEL holds it (`fuse` or `eval` with `--fit TRAIN "
-        f"--val VAL`) or `--fit` is given. Options follow the name: `knn:k=5`. Default: {ENERGY_DENSITY} where MODEL holds it, else {MSP}.",
+        f"OOD score, with options as in `knn:k=5`: {', '.join(SCORES)}; with `--fit`, or if MODEL stores it: {', '.join(FITTED)}. "
+        f"Default: {ENERGY_DENSITY} if stored, else {MSP}.",
+        panel=shared.OOD,
         metavar="SCORE",
         parse=parse_score,
         suggestions=EVERY,
@@ -108,6 +107,7 @@ class PredictConfig(CommandConfig):
         None,
         replace(
             shared.FIT,
+            panel=shared.OOD,
             excludes=(
                 Constraint(
                     "ood_score",
@@ -126,18 +126,20 @@ class PredictConfig(CommandConfig):
     )
     threshold: float | Path | None = setting(
         None,
-        "Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses "
-        "nothing. Default: as the checkpoint says.",
+        "Accept inputs with an OOD score below X, or below the threshold in the REPORT of `eval`; none ignores a stored "
+        "threshold (default: the stored one).",
+        panel=shared.OOD,
         parse=parse_threshold,
         metavar="X|REPORT|none",
         shows_default=False,
         role=Role.FILE,
     )
     """Infinite for none."""
-    skip_bad: bool = flag(Setting("Tell of an image that cannot be read in its line, and go on."))
+    skip_bad: bool = flag(Setting("Report unreadable images in their lines and continue.", panel=shared.DATA))
     null: bool = flag(
         Setting(
-            "Standard input is texts or paths that end with a NUL byte, as `find -print0` writes them, not with the line.",
+            "Separate items of standard input by NUL bytes, as `find -print0` writes them.",
+            panel=shared.DATA,
             option_names=("-0", "--null"),
         )
     )

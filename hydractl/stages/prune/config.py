@@ -51,7 +51,7 @@ class DiverseConfig(CheckedSettings):
 
     data: str = required(
         Setting(
-            "Labelled validation data to compare members on.",
+            f"Labelled validation data to compare members on: {shared.DATA_SOURCES}.",
             metavar=shared.DATA_METAVAR,
             panel=DIVERSE,
             role=Role.DATA,
@@ -59,14 +59,14 @@ class DiverseConfig(CheckedSettings):
     )
     ood: str | None = setting(
         None,
-        "Out-of-distribution validation data, where the scores' objective ranks it.",
+        "OOD validation data, if the objective of the scores needs it.",
         metavar=shared.DATA_METAVAR,
         panel=DIVERSE,
         role=Role.DATA,
     )
     candidates: int = setting(
         DEFAULT_CANDIDATES,
-        f"Masks to draw and to choose from (default {DEFAULT_CANDIDATES}).",
+        f"Number of masks to choose from (default: {DEFAULT_CANDIDATES}).",
         low=1,
         metavar="N",
         panel=DIVERSE,
@@ -74,16 +74,16 @@ class DiverseConfig(CheckedSettings):
     """At least as many as members are wanted."""
     diversity: Diversity = setting(
         Diversity.MI,
-        "What to maximise: mutual information (default), the share of pairs that disagree, or none, a control.",
+        "Maximise mutual information (default), pairwise disagreement, or nothing (a control).",
         choices=tuple(Diversity),
         panel=DIVERSE,
     )
     batch_size: int = by_default(
-        64, replace(shared.BATCH_SIZE, help="Samples in one forward pass (default 64).", panel=DIVERSE)
+        64, replace(shared.BATCH_SIZE, help="Samples per forward pass (default: 64).")
     )
-    num_workers: int | None = by_default(None, replace(shared.NUM_WORKERS, panel=DIVERSE))
+    num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     device: str = by_default(
-        "auto", replace(shared.DEVICE, help="auto (default), cpu, cuda, cuda:N or mps.", panel=DIVERSE)
+        "auto", replace(shared.DEVICE, help="Device: auto (default), cpu, cuda, cuda:N or mps.")
     )
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
@@ -137,8 +137,7 @@ def mask_path(path: Path) -> Path | None:
 
 
 KEEP = Setting(
-    "Keep N heads a layer, on average over the model; `auto`: as many as cahp or l0 chose, or the knee of a greedy "
-    "method's objective.",
+    "Keep N heads per layer, on average over the model; auto takes the number from the scores.",
     low=0,
     shows_range=False,
     parse=partial(shared.count_or_auto, "--keep", of="heads", hint="`--keep 8`, or `--keep auto`"),
@@ -159,7 +158,7 @@ class PruneConfig(CommandConfig):
     """With several members its name holds `{i}`."""
     scores: tuple[Path, ...] = setting(
         (),
-        "Scores; several make one member each. `-` is standard input.",
+        "Scores of heads, or `-` for standard input; several make one member each.",
         metavar="JSON",
         role=Role.FILE,
         excludes=Constraint(
@@ -169,7 +168,7 @@ class PruneConfig(CommandConfig):
     )
     masks: tuple[Path, ...] = setting(
         (),
-        "A head-mask file instead of scores; several make one member each.",
+        "Head mask to use instead of scores; several make one member each.",
         option_names=("--mask",),
         metavar="JSON",
         role=Role.FILE,
@@ -181,26 +180,31 @@ class PruneConfig(CommandConfig):
     )
     """The scores say themselves how many heads stay."""
     per_layer: bool = flag(
-        Setting("With `--keep N`: exactly N heads in every layer.", panel=shared.BUDGET_PANEL)
+        Setting("Keep exactly N heads in every layer, with `--keep N`.", panel=shared.BUDGET_PANEL)
     )
     strategy: Strategy | None = setting(
         None,
-        " ".join(f"{name}: {RULES[name].summary}." for name in Strategy)
-        + " Default: what the other options imply.",
+        "How to choose heads. "
+        + "; ".join(f"{name}: {RULES[name].summary}" for name in Strategy)
+        + " (default: as other options imply).",
         choices=tuple(Strategy),
         panel=MEMBERS,
     )
-    members: int = setting(1, "How many members.", low=1, metavar="M", panel=MEMBERS)
+    members: int = setting(1, "Number of members.", low=1, metavar="M")
     """Of one scores file, or of none."""
     pool: int | None = setting(
         None,
-        "The first P heads to go are what members sample from (sample, diverse).",
+        "Sample from the P heads with the lowest scores, for strategies sample and diverse.",
         low=1,
         metavar="P",
         panel=MEMBERS,
     )
     diverge_from: int = setting(
-        0, "Members are alike before this layer; fused, it runs once.", low=0, metavar="LAYER", panel=MEMBERS
+        0,
+        "Give members equal heads before this layer, which then runs once in a hydra.",
+        low=0,
+        metavar="LAYER",
+        panel=MEMBERS,
     )
     diverse: DiverseConfig | None = by_default(
         None,

@@ -53,15 +53,15 @@ class Rules:
 
 RULES: Mapping[Strategy, Rules] = MappingProxyType(
     {
-        Strategy.BEST: Rules(summary="the most important heads", many=False, per_layer=True),
-        Strategy.SAMPLE: Rules(summary="the pool's heads go by chance", pool=True),
+        Strategy.BEST: Rules(summary="the heads with the highest scores", many=False, per_layer=True),
+        Strategy.SAMPLE: Rules(summary="without random heads of the pool", pool=True),
         Strategy.OBJECTIVES: Rules(
-            summary="one member a scores file", scores=(2, None), many=False, per_layer=True
+            summary="one member per scores file", scores=(2, None), many=False, per_layer=True
         ),
         Strategy.CLUSTERS: Rules(
             summary="one head of each cluster, the j-th best for member j", budget=False
         ),
-        Strategy.RANDOM: Rules(summary="no scores, a control", scores=(0, 0), per_layer=True),
-        Strategy.DIVERSE: Rules(summary="the draws of sample that disagree most on data", pool=True),
+        Strategy.RANDOM: Rules(summary="random heads, a control", scores=(0, 0), per_layer=True),
+        Strategy.DIVERSE: Rules(summary="the samples that disagree most on data", pool=True),
     }
 )

@@ -33,36 +33,37 @@ class PushConfig(CommandConfig):
     """A base, a member or a hydra."""
     repository: str = required(
         Setting(
-            "The repository on the Hub; made where there is none.",
+            "Hub repository; created if it does not exist.",
             positional=True,
             metavar="ORG/NAME",
             shows_default=False,
         )
     )
-    report: Path | None = setting(
-        None, "What `eval` measured of the model, for its card.", metavar="JSON", panel=CARD
-    )
+    report: Path | None = setting(None, "Report of `eval` to put on the card.", metavar="JSON", panel=CARD)
     base_model: str | None = setting(
-        None, "Hub id of the model that it was made from.", metavar="ORG/NAME", panel=CARD
+        None, "Hub id of the model that this one was made from.", metavar="ORG/NAME", panel=CARD
     )
     license: str | None = setting(
         None,
-        "Licence of the base, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...",
+        "Licence of the base by its Hub id, for example apache-2.0, mit or cc-by-4.0.",
         metavar="ID",
         panel=CARD,
     )
-    private: bool = flag(Setting("Make the repository private; refuse one that is public.", panel=REPOSITORY))
-    revision: str = setting(MAIN, "The branch; made where there is none.", metavar="BRANCH", panel=REPOSITORY)
-    create_pr: bool = flag(Setting("Open a pull request, and leave the branch as it is.", panel=REPOSITORY))
-    commit_message: str | None = setting(None, "What the commit says.", metavar="TEXT", panel=REPOSITORY)
+    private: bool = flag(Setting("Create a private repository; refuse a public one.", panel=REPOSITORY))
+    revision: str = setting(MAIN, "Branch; created if it does not exist.", metavar="BRANCH", panel=REPOSITORY)
+    create_pr: bool = flag(
+        Setting("Open a pull request instead of committing to the branch.", panel=REPOSITORY)
+    )
+    commit_message: str | None = setting(None, "Commit message.", metavar="TEXT", panel=REPOSITORY)
     max_shard_size: int = setting(
         5_000_000_000,
-        "The most bytes of a file of weights; a larger model is cut into shards (default 5GB).",
+        "Largest size of a weights file; a larger model is sharded (default: 5GB).",
         parse=parse_size,
         metavar="SIZE",
+        panel=REPOSITORY,
         shows_default=False,
     )
-    dry_run: bool = flag(Setting("Show the files and the card; ask the Hub nothing, and change nothing."))
+    dry_run: bool = flag(Setting("Print the files and the card without contacting the Hub."))
     arch: str | None = by_default(None, shared.ARCH)
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ class ReportConfig(CommandConfig):
 
     files: tuple[Path, ...] = required(
         Setting(
-            "What `hydractl eval -o` wrote; of several seeds one each. `-` is standard input.",
+            "Reports of `eval`, one per seed, or `-` for standard input.",
             positional=True,
             metavar="REPORT...",
             shows_default=False,
@@ -35,12 +35,12 @@ class ReportConfig(CommandConfig):
     )
     over: str = setting(
         SEEDS,
-        f"What several reports differ in: `{SEEDS}`, or `{SETS}`, ID sets that a mean is taken over.",
+        f"Treat several reports as `{SEEDS}` of one experiment or as data `{SETS}` to average over.",
         choices=(SEEDS, SETS),
     )
     out: Path | None = setting(
         None,
-        "The page: .html, or .md for pull requests and model cards; `-` is Markdown on standard output.",
+        "Page in .html or .md, or `-` for Markdown on standard output.",
         metavar="PATH",
         option_names=shared.OUT.option_names,
         check_path=OutputKind(description="a page", suffixes=(PAGE, TEXT), decides=True),
@@ -49,7 +49,7 @@ class ReportConfig(CommandConfig):
     )
     figures: Path | None = setting(
         None,
-        "Write each figure into this folder too, as .png and .svg; a page of Markdown shows them.",
+        "Write each figure as .png and .svg to this folder; a Markdown page links them.",
         parse=Folder,
         metavar="DIR",
         shows_default=False,
@@ -59,7 +59,7 @@ class ReportConfig(CommandConfig):
     if_changed: bool = flag(
         replace(
             shared.IF_CHANGED,
-            help="Do nothing where the outputs are what this command would write. Else replace what it wrote before.",
+            help="Do nothing if the outputs are up to date; else overwrite them.",
         )
     )
 

@@ -53,22 +53,21 @@ class ScoreConfig(CommandConfig):
     out: Path = required(shared.OUT_DOCUMENT)
     method: str = setting(
         "circuit",
-        f"How heads are scored. {'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}.",
+        f"Scoring method. {'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}.",
         choices=tuple(METHODS),
     )
     data: str = setting(
         "digits",
-        "Labelled data, validation for circuits, calibration or training data else: "
-        + shared.DATA_SOURCES
-        + ".",
+        f"Labelled data (validation data for circuits): {shared.DATA_SOURCES}.",
         metavar=shared.DATA_METAVAR,
         role=Role.DATA,
     )
     limit: int | None = setting(
         None,
-        "Use N samples of it, drawn with the seed (hies: 32 by default).",
+        "Use N random samples of `--data` (default: all; hies: 32).",
         low=1,
         metavar="N",
+        panel=shared.DATA,
         only_with=READING,
     )
     """None for the method's own default."""
@@ -77,16 +76,13 @@ class ScoreConfig(CommandConfig):
     """The method's own settings as far as they are not its defaults."""
     ood: str | None = setting(
         None,
-        "Out-of-distribution validation data, for ood, avg and fpr95.",
+        "OOD validation data, for circuits with objective avg, ood or fpr95.",
         metavar=shared.DATA_METAVAR,
-        panel=CIRCUIT,
-        after="objective",
         role=Role.DATA,
     )
     max_memory: int | None = setting(
         None,
-        "circuit: bytes for what is computed with, beside the model and the data, such as 2GiB or 512MB (default: what "
-        "suits the device). It changes speed, results by no more than rounding.",
+        "Memory for activations, for example 2GiB or 512MB (default: as the device allows); results change by rounding only.",
         metavar="SIZE",
         panel=CIRCUIT,
         after="recheck",
@@ -96,17 +92,17 @@ class ScoreConfig(CommandConfig):
     )
     trained: Path | None = setting(
         None,
-        "Write the weights that joint trains to PATH, a base; the scores are then of it.",
+        "Write the weights trained by `--training joint` to PATH; scores are of this base.",
         metavar="PATH",
         check_path=WEIGHTS,
         panel=GATES,
         after="cooldown",
         role=Role.OUTPUT,
     )
-    budget: HeadBudget | None = by_default(None, shared.budget(" without a budget: 2/3"))
+    budget: HeadBudget | None = by_default(None, shared.budget(": 2/3"))
     towers: tuple[str, ...] = setting(
         (),
-        "Score the heads of these towers only (text, vision); the others keep all of theirs.",
+        "Score only the heads of these towers: text, vision (default: both).",
         metavar="A,B",
         panel=shared.ZERO_SHOT,
         parse=lambda text: tuple(text.split(",")) if text else (),
@@ -121,8 +117,7 @@ class ScoreConfig(CommandConfig):
     dtype: str | None = by_default(None, shared.DTYPE)
     compile: bool = flag(
         Setting(
-            "circuit: compile what follows a block's heads: up to minutes at first, then faster where calls cost more than what "
-            "they compute. It changes results by no more than rounding.",
+            "Compile the blocks, for circuit: takes minutes at first, then runs faster; results change by rounding only.",
             panel=shared.MACHINE,
             role=Role.EXECUTION,
             only_with=SEARCHING,
@@ -130,8 +125,8 @@ class ScoreConfig(CommandConfig):
     )
     estimate: bool = flag(
         Setting(
-            "circuit: value a few candidates, and say how long the whole search takes, how much memory, and on how many devices; "
-            "write nothing.",
+            "Estimate time and memory of a circuit search from a few candidates and write nothing.",
+            panel=CIRCUIT,
             role=Role.EXECUTION,
             only_with=SEARCHING,
         )

@@ -21,17 +21,21 @@ from hydractl.stages.shared.zero_shot_classes import FORMS, Naming
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
 
-ZERO_SHOT, MODEL_PANEL, MACHINE, BUDGET_PANEL = "Zero-shot", "Model", "Machine", "Budget (one of three)"
+DATA, OOD, CHECKS, IMAGES_PANEL, ZERO_SHOT, MODEL_PANEL, MACHINE, OUTPUT, BUDGET_PANEL = (
+    "Data", "OOD scores", "Checks and measurement", "Images", "Zero-shot", "Model", "Machine", "Output",
+    "Budget (one of three)",
+)  # fmt: skip
+"""Subjects that options are shown under."""
 AUTO = "auto"
 """What leaves a number to the command."""
 DATA_METAVAR = "DATA[::K=V,...]"
-SKIP_BAD = Setting("Leave out images that cannot be read, and say how many. Each image is decoded once more.")
+SKIP_BAD = Setting("Skip unreadable images and report how many; decodes each image twice.", panel=DATA)
 DATA_SOURCES = f"{', '.join(LABELLED_BUILT_IN)}, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME"
 UNLABELLED_SOURCES = ", ".join(name for name in BUILT_IN if name not in LABELLED_BUILT_IN)
 
 MODEL = Setting(
-    "A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id "
-    "`org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.",
+    "A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` "
+    "(random weights), or `-` (standard input).",
     metavar="MODEL",
     positional=True,
     shows_default=False,
@@ -44,7 +48,7 @@ ARCH = Setting(
     role=Role.CONTENT,
 )
 OUT = Setting(
-    "Output file; `-` is standard output.",
+    "Output file, or `-` for standard output.",
     option_names=("-o", "--output", "--out"),
     metavar="PATH",
     shows_default=False,
@@ -54,7 +58,7 @@ OUT_DOCUMENT = replace(OUT, check_path=DOCUMENT)
 OUT_MODEL = replace(
     OUT,
     check_path=WEIGHTS,
-    help="Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.",
+    help="Output file, an existing folder, a new folder (`NAME/`), or `-` for standard output.",
     parse=output,
 )
 OUT_MEMBERS = replace(OUT_MODEL, placeholders=("{i}",))
@@ -79,29 +83,34 @@ def numbered(out: Path, count: int) -> tuple[Path, ...]:
     return tuple(out.with_name(out.name.replace("{i}", str(i))) for i in range(count))
 
 
-FORCE = Setting("Replace an existing output.", role=Role.EXECUTION)
-FORCE_ANEW = replace(
-    FORCE, help="Replace an existing output, and start anew where an unfinished run could be gone on with."
-)
-WAIT = Setting("Wait while another command makes the same output, rather than exit 6.", role=Role.EXECUTION)
-IF_CHANGED = Setting(
-    "Do nothing where the output is what this command would write: of the same inputs, options and versions. Else replace "
-    "what it wrote before.",
+FORCE = Setting("Overwrite existing output.", panel=OUTPUT, role=Role.EXECUTION)
+FORCE_ANEW = replace(FORCE, help="Overwrite existing output and discard an unfinished run.")
+WAIT = Setting(
+    "Wait while another command writes the same output, instead of exiting with 6.",
+    panel=OUTPUT,
     role=Role.EXECUTION,
 )
-IF_CHANGED_BESIDE = replace(IF_CHANGED, help=f"{IF_CHANGED.help} What made it stands in a file beside it.")
-SEED = Setting("Seed of everything random.", low=0, high=LARGEST_SEED, metavar="N")
+IF_CHANGED = Setting(
+    "Do nothing if the output is up to date: same inputs, options and versions; else overwrite it.",
+    panel=OUTPUT,
+    role=Role.EXECUTION,
+)
+IF_CHANGED_BESIDE = replace(IF_CHANGED, help=f"{IF_CHANGED.help} A file beside it records what made it.")
+SEED = Setting("Random seed.", low=0, high=LARGEST_SEED, shows_range=False, metavar="N")
 DEVICE = Setting(
-    "auto, cpu, cuda, cuda:N or mps.",
+    "Device: auto, cpu, cuda, cuda:N or mps.",
     metavar="DEVICE",
     suggestions=("auto", "cpu", "cuda", "mps"),
     panel=MACHINE,
     role=Role.EXECUTION,
 )
 DTYPE = Setting(
-    "bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", suggestions=tuple(DTYPES), panel=MACHINE
+    "Data type of the weights: bf16, fp16 or fp32 (default: as stored).",
+    metavar="DTYPE",
+    suggestions=tuple(DTYPES),
+    panel=MACHINE,
 )
-BATCH_SIZE = Setting("Samples in one forward pass.", low=1, metavar="N", panel=MACHINE)
+BATCH_SIZE = Setting("Samples per forward pass.", low=1, metavar="N", panel=MACHINE)
 
 
 def count_or_auto(option: str, text: str, *, of: str, hint: str, digits: int = 9) -> int | str:
@@ -137,8 +146,7 @@ def parse_workers(text: str) -> int | None:
 
 
 NUM_WORKERS = Setting(
-    "Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some "
-    "where images are many and cores too.",
+    "Processes that decode and augment images; 0 uses threads. Default: auto.",
     parse=parse_workers,
     low=0,
     metavar="N|auto",
@@ -147,13 +155,15 @@ NUM_WORKERS = Setting(
     role=Role.EXECUTION,
 )
 FIT = Setting(
-    "Labelled training data, which OOD scores of features are fitted on, for each model.",
+    "Labelled training data to fit feature-based OOD scores on, for each model.",
     parse=DataRef.parse,
     metavar=DATA_METAVAR,
     shows_default=False,
     role=Role.DATA,
 )
-MAX_LENGTH = Setting("Tokens of a text at most; default: as many as the model reads.", low=1, metavar="N")
+MAX_LENGTH = Setting(
+    "Truncate texts to N tokens (default: the model's maximum).", low=1, metavar="N", panel=DATA
+)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -180,26 +190,26 @@ class Images(CheckedSettings):
 
     img_size: tuple[int, int] | None = setting(
         None,
-        "Images of another size than the model says.",
+        "Image size in pixels (default: the model's).",
         parse=parse_size,
         high=LARGEST_SIDE,
         metavar="N|HxW",
-        panel="Images",
+        panel=IMAGES_PANEL,
     )
     mean: tuple[float, ...] | None = setting(
         None,
-        "What is subtracted of each channel, where white is 1; default: as the model says.",
+        "Mean of each channel, with white as 1 (default: the model's).",
         parse=_numbers("--mean"),
         metavar="X[,Y,Z]",
-        panel="Images",
+        panel=IMAGES_PANEL,
     )
     std: tuple[float, ...] | None = setting(
         None,
-        "What it is divided by then; likewise.",
+        "Standard deviation of each channel (default: the model's).",
         parse=_numbers("--std"),
         above=0.0,
         metavar="X[,Y,Z]",
-        panel="Images",
+        panel=IMAGES_PANEL,
     )
 
     def options(self) -> dict[str, OptionValue]:
@@ -209,27 +219,30 @@ class Images(CheckedSettings):
 
 
 IMAGES = OptionGroup(lambda given: Images(**given), Option.of(Images))
-HEAD_SEED = replace(SEED, help="Seed of a classifier that is drawn anew (default: --seed).")
-NUM_CLASSES = Setting("Classes to tell apart (default: as many as the data have).", low=1, metavar="N")
+HEAD_SEED = replace(SEED, help="Seed of a new classifier (default: `--seed`).", panel=MODEL_PANEL)
+NUM_CLASSES = Setting("Number of classes (default: that of the data).", low=1, metavar="N", panel=MODEL_PANEL)
 POOLING = Setting(
-    "What the classifier of a text model reads: what its family's does, or the mean over all tokens. Default: as the model or "
-    "its folder says.",
+    "Pooling before the classifier of a text model: its family's own, or the mean over all tokens (default: as the model says).",
     choices=POOLINGS,
+    panel=MODEL_PANEL,
 )
 VERIFY = Setting(
-    "Check the result on a seeded random batch before it is published.",
+    "Check the output on a random batch before writing it.",
     option_names=("--verify/--no-verify",),
+    panel=OUTPUT,
 )
-KEEP = Setting("Keep N heads a layer, on average over the model.", low=0, metavar="N", panel=BUDGET_PANEL)
-REMOVE = Setting("Remove R heads in all.", low=0, metavar="R", panel=BUDGET_PANEL)
-KEEP_FRACTION = Setting("Keep this share of all heads.", low=0.0, high=1.0, metavar="F", panel=BUDGET_PANEL)
+KEEP = Setting("Keep N heads per layer, on average over the model.", low=0, metavar="N", panel=BUDGET_PANEL)
+REMOVE = Setting("Remove R heads in total.", low=0, metavar="R", panel=BUDGET_PANEL)
+KEEP_FRACTION = Setting(
+    "Keep the fraction F of all heads.", low=0.0, high=1.0, metavar="F", panel=BUDGET_PANEL
+)
 CLASSES = Setting(
-    f"Classes of a zero-shot model: {FORMS}.",
+    f"Class names of a zero-shot model: {FORMS}.",
     metavar="A,B,...|FILE",
     panel=ZERO_SHOT,
 )
 TEMPLATE = Setting(
-    'What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."',
+    'Prompt with `{label}` for the class name; give several to average (default: "A photo of a {label}.").',
     metavar="TEXT",
     panel=ZERO_SHOT,
 )
@@ -253,7 +266,7 @@ def parse_temperature(text: str) -> DataRef | float:
 
 
 TEMPERATURE = Setting(
-    "A temperature: the number that logits are divided by, or labelled held-out data to fit it on.",
+    "Temperature to divide logits by, or labelled held-out data to fit it on.",
     low=1e-3,  # beyond, float32 cannot hold what differs
     high=1e3,
     range_hint="1 changes nothing; or name a labelled held-out split to fit it on",
@@ -288,7 +301,7 @@ def budget(default: str = "", keep: Setting = KEEP) -> OptionGroup:
         default: What holds without any, for the help.
         keep: How the first of them is told.
     """
-    help_text = f"Keep this share of all heads{f' (default{default})' if default else ''}."
+    help_text = f"Keep the fraction F of all heads{f' (default{default})' if default else ''}."
     options = (
         Option("keep", "int", keep),
         Option("remove", "int", REMOVE),

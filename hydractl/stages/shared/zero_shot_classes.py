@@ -24,7 +24,7 @@ __all__ = ["DEFAULT_TEMPLATE", "NOTHING_NAMED", "Classes", "Naming", "ask", "set
 
 POOLED = "Reading the {pooling} over all tokens, as the folder's 1_Pooling/config.json says"
 """What is said of a folder that was followed."""
-FORMS = "`a,b,c`, a file with one name a line, or a JSON list"
+FORMS = "`a,b,c`, a file with one name per line, or a JSON list"
 """How names of classes are given."""
 MAX_SHOWN_CHARACTERS = 80
 

@@ -17,7 +17,7 @@ from hydractl.settings import Constraint, Setting, by_default, check, flag, sett
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
 
-LEARN, TIME = "Optimisation", "Length and batches"
+LEARN, REGULARISE = "Optimisation", "Regularisation and augmentation"
 TRAINED_PARTS, STOP = "What trains", "Evaluation and stopping"
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
 OWN_PARTS = "own"
@@ -61,18 +61,17 @@ parse_warmup = partial(parse_count, "--warmup")
 class Recipe:
     """Everything about training that does not depend on the model or the data."""
 
-    optimizer: str = setting("adamw", "Default: adamw.", choices=("sgd", "adamw"), panel=LEARN)
+    optimizer: str = setting("adamw", "Optimiser (default: adamw).", choices=("sgd", "adamw"), panel=LEARN)
     lr: tuple[float, ...] = setting(
         (),
-        "Peak learning rate (default 1e-4 for adamw, 1e-2 for sgd); of several, the one that validates best.",
+        "Peak learning rate (default: 1e-4 for adamw, 1e-2 for sgd); several are tried and the best is kept.",
         above=0.0,
         parse=parse_rates,
         metavar="X[,Y,...]",
-        panel=LEARN,
     )
     layer_decay: float | None = setting(
         None,
-        "Each block trains at F times the rate of the one after it, e.g. 0.75.",
+        "Multiply the learning rate of each block by F relative to the next, for example 0.75.",
         above=0.0,
         high=1.0,
         shows_range=False,
@@ -86,7 +85,7 @@ class Recipe:
     at F, the rest of the readout and the head at `lr`: as `timm.optim.param_groups_layer_decay`.
     """
     weight_decay: float | None = setting(
-        None, "Of matrices only (default 0.01 for adamw, 0 for sgd).", low=0.0, shows_range=False, panel=LEARN
+        None, "Weight decay of matrices (default: 0.01; sgd: 0).", low=0.0, shows_range=False, panel=LEARN
     )
     """Of every weight that is no vector: matrices, kernels and tables, also of tokens and positions where a library has such.
     Not of biases, norms, and what is a parameter by itself: class tokens and position embeddings of timm, which does not decay
@@ -94,7 +93,7 @@ class Recipe:
     """
     momentum: float = setting(
         0.9,
-        "Of sgd only (default 0.9).",
+        "Momentum of sgd (default: 0.9).",
         low=0.0,
         below=1.0,
         shows_range=False,
@@ -103,13 +102,13 @@ class Recipe:
     )
     schedule: str = setting(
         "cosine",
-        "After the warm-up (default: cosine).",
+        "Learning rate schedule after the warm-up (default: cosine).",
         choices=("constant", "cosine", "linear"),
         panel=LEARN,
     )
     floor: float = setting(
         0.0,
-        "Where the schedule ends, as a fraction of the peak (default 0).",
+        "Final learning rate as a fraction of the peak (default: 0).",
         low=0.0,
         high=1.0,
         shows_range=False,
@@ -123,7 +122,7 @@ class Recipe:
     """transformers' `min_lr_rate`; a rate itself, timm's `min_lr`, is this times the peak."""
     warmup: int | float = setting(
         0.05,
-        "Warm-up in steps, or as a fraction such as 0.05 (default).",
+        "Warm-up in steps, or as a fraction of all steps (default: 0.05).",
         low=0,
         shows_range=False,
         parse=parse_warmup,
@@ -131,15 +130,15 @@ class Recipe:
         panel=LEARN,
     )
     """Linear; a float in (0, 1) is a fraction of all steps."""
-    clip: float | None = setting(None, "Largest norm of the gradient.", above=0.0, panel=LEARN)
+    clip: float | None = setting(None, "Clip gradients to this norm.", above=0.0, panel=LEARN)
     ema: float | None = setting(
         None,
-        "Validate and keep a running mean of the weights that forgets so slowly, e.g. 0.999.",
+        "Validate and save an exponential moving average of the weights, for example with decay 0.999.",
         low=0.0,
         below=1.0,
         shows_range=False,
         metavar="DECAY",
-        panel=LEARN,
+        panel=REGULARISE,
         excludes="swa",
     )
     """Exponential moving average (Polyak and Juditsky 1992): mean = d mean + (1 - d) weights after each step.
@@ -149,12 +148,12 @@ class Recipe:
     """
     swa: int | float | None = setting(
         None,
-        "Validate and keep the mean of the weights at each epoch's end, from epoch N or fraction F of the steps on.",
+        "Validate and save the mean of the weights at each epoch's end, from epoch N or fraction F of the steps.",
         low=0,
         shows_range=False,
         parse=partial(parse_count, "--swa"),
         metavar="N|F",
-        panel=LEARN,
+        panel=REGULARISE,
     )
     """Stochastic weight averaging (Izmailov et al. 2018, algorithm 1, constant rate).
 
@@ -163,26 +162,26 @@ class Recipe:
     weights themselves are validated, and are never kept as the best.
     """
     label_smoothing: float = setting(
-        0.0, "Share in [0, 1).", low=0.0, below=1.0, shows_range=False, panel=LEARN
+        0.0, "Label smoothing (default: 0).", low=0.0, below=1.0, shows_range=False, panel=REGULARISE
     )
     """Of each target, that is spread over all classes."""
     mixup: float | None = setting(
         None,
-        "Blend each image and its label with another's; weights are drawn of Beta(A, A), e.g. 0.8.",
+        "Mixup: blend pairs of images and labels with weights from Beta(A, A), for example 0.8.",
         low=0.0,
         shows_range=False,
         metavar="A",
-        panel=LEARN,
+        panel=REGULARISE,
         only_with=MIXES,
     )
     """One weight a batch, sample i with sample B - 1 - i (Zhang et al. 2018, section 2; timm's `Mixup` in its mode `batch`)."""
     cutmix: float | None = setting(
         None,
-        "Paste a box of another image into each, labels by area; with --mixup, each batch has one of both.",
+        "CutMix: paste boxes with areas from Beta(A, A); with `--mixup`, each batch uses one of both.",
         low=0.0,
         shows_range=False,
         metavar="A",
-        panel=LEARN,
+        panel=REGULARISE,
         only_with=MIXES,
     )
     """One box a batch, 1 less its share of the image drawn of Beta(A, A), labels by the area that is left after the image's
@@ -190,63 +189,59 @@ class Recipe:
     """
     dropout: float | None = setting(
         None,
-        "Share in [0, 1); default: as the architecture says.",
+        "Dropout rate, in [0, 1) (default: the architecture's).",
         low=0.0,
         below=1.0,
         shows_range=False,
-        panel=LEARN,
+        panel=REGULARISE,
     )
     """On the embedded tokens, the attention's output and inside the MLP (Dosovitskiy et al. 2021)."""
     drop_path: float | None = setting(
         None,
-        "Share of samples that skip the last block's attention, and its MLP; falls to 0 at the first.",
+        "Stochastic depth rate of the last block; falls linearly to 0 at the first.",
         low=0.0,
         below=1.0,
         shows_range=False,
-        panel=LEARN,
+        panel=REGULARISE,
     )
     """Stochastic depth (Huang et al. 2016, section 3): block l of L with probability F l / (L - 1), l from 0, as timm's and
     transformers' `drop_path_rate`. None: as the architecture says.
     """
     augment: tuple[str, ...] = setting(
         (),
-        "flip, rrc, randaugment, shift; or none (default).",
+        "Augmentations: flip, rrc, randaugment, shift, or none (default).",
         parse=partial(words, "--augment"),
         metavar="NAME[,...]",
-        panel=LEARN,
+        panel=REGULARISE,
     )
     """Names from `hydractl.data.preprocess.AUGMENTATIONS`."""
     max_length: int | None = None
     """Tokens of a text at most, of models that read more; None for as many as they read."""
     precision: str = setting(
-        "fp32", "Default: fp32; bf16 computes under autocast.", choices=("fp32", "bf16"), panel=LEARN
+        "fp32", "Precision under autocast (default: fp32).", choices=("fp32", "bf16"), panel=LEARN
     )
     """Of the forward pass; weights and optimiser stay in fp32."""
     steps: int | None = setting(
-        None, "Optimiser steps.", low=1, shows_range=False, panel=TIME, excludes="epochs"
+        None, "Optimiser steps, instead of epochs.", low=1, shows_range=False, panel=LEARN, excludes="epochs"
     )
     epochs: int | None = setting(
-        None, "Passes over the data (default 10).", low=1, shows_range=False, panel=TIME
+        None, f"Passes over the data (default: {DEFAULT_EPOCHS}).", low=1, shows_range=False
     )
     """None where steps are counted."""
     batch_size: int = setting(
-        64,
-        "Samples in one optimiser step, over all processes (default 64).",
-        low=1,
-        shows_range=False,
-        panel=TIME,
+        64, "Samples per optimiser step, over all processes (default: 64).", low=1, shows_range=False
     )
     accumulate: int = setting(
         1,
-        "Compute each batch in N pieces, to save memory; the result is the same, but for which attention weights a text model drops.",
+        "Split each batch into N forward passes to save memory.",
         low=1,
         shows_range=False,
         metavar="N",
-        panel=TIME,
+        panel=LEARN,
     )
     train: tuple[str, ...] = setting(
         PARTS,
-        f"{', '.join(PARTS)}; default: all. `own` leaves what members of a hydra share as it is.",
+        f"Parts to train: {', '.join(PARTS)} (default: all); `own` freezes what members of a hydra share.",
         choices=(*PARTS, OWN_PARTS),
         parse=partial(words, "--train"),
         metavar="PART[,...]",
@@ -254,7 +249,7 @@ class Recipe:
     )
     last_blocks: int | None = setting(
         None,
-        "Only the last N blocks, readout and head.",
+        "Train only the last N blocks, readout and head.",
         low=0,
         shows_range=False,
         metavar="N",
@@ -265,7 +260,7 @@ class Recipe:
     """None for all blocks and the embedding."""
     freeze_blocks: int | None = setting(
         None,
-        "All but the first N blocks and the embedding: --last-blocks counted from below.",
+        "Freeze the embedding and the first N blocks.",
         low=0,
         shows_range=False,
         metavar="N",
@@ -275,8 +270,7 @@ class Recipe:
     reset_head: bool | None = by_default(
         None,
         Setting(
-            "Start from a classifier of zeros, drawn with `--head-seed`; or insist on the model's own. Default: its own "
-            "where it fits the data, else one drawn anew.",
+            "Replace the classifier, or refuse to (default: replace one that does not fit the data).",
             option_names=("--reset-head/--keep-head",),
             panel=TRAINED_PARTS,
         ),
@@ -284,7 +278,7 @@ class Recipe:
     """None for a classifier that fits the data, drawn anew where the model's own does not."""
     eval_every: int | None = setting(
         None,
-        "Validate so often (default: every epoch).",
+        "Steps between validations (default: one epoch).",
         low=1,
         shows_range=False,
         metavar="STEPS",
@@ -292,7 +286,7 @@ class Recipe:
     )
     early_stop: int | None = setting(
         None,
-        "Stop after N evaluations without improvement, and keep the best weights.",
+        "Stop after N validations without improvement and keep the best weights.",
         low=1,
         shows_range=False,
         metavar="N",
@@ -300,7 +294,7 @@ class Recipe:
     )
     patience_delta: float = setting(
         0.0,
-        "With `--early-stop`: how much is an improvement (default 0).",
+        "Smallest improvement that counts for `--early-stop` (default: 0).",
         low=0.0,
         shows_range=False,
         panel=STOP,
@@ -309,7 +303,7 @@ class Recipe:
     """By how much accuracy must grow, or the negative log-likelihood fall."""
     keep_best: bool = flag(
         Setting(
-            "Keep the weights that validated best, or the last (default).",
+            "Keep the weights that validate best, or the last (default).",
             option_names=("--keep-best/--keep-last",),
             panel=STOP,
         )

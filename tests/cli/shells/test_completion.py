@@ -51,11 +51,13 @@ def test_writing_then_checking(tmp_path, monkeypatch, capsys):
 
 
 ASKED = {
-    "": {*COMMANDS, "--version", "-h", "--help"},
+    "": {*COMMANDS, "help", "--version", "-h", "--help"},
+    "he": {"help"},
+    "help pru": {"prune"},
     "pru": {"prune"},
     "--v": {"--version"},
     "fuse --ml": {"--mlp"},
-    "fuse a.st --v": {"--verify"},
+    "fuse a.st --v": {"--val", "--verify"},
     "fuse --mlp ": {"merge", "keep"},
     "fuse --mlp k": {"keep"},
     "fuse --mlp=": {"--mlp=merge", "--mlp=keep"},

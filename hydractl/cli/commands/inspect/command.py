@@ -41,24 +41,21 @@ LINES_SHOWN = 5000
 @command(
     InspectConfig,
     quiet=replace(
-        QUIET, help="Print no more than the path of a figure: the exit code says whether the files are sound."
+        QUIET, help="Print only the path of a figure; the exit code says whether the files are valid."
     ),
 )
 def inspect(config: InspectConfig, terminal: Terminal) -> None:
-    """Show what a file is: sizes, heads, fuse plan, scores, predictions, lineage; or compare choices of heads.
+    """Show what a file holds: sizes, heads, scores, predictions.
 
-    Only headers are read, so a file of any size answers at once.
-
-    Of several scores, masks and checkpoints every pair is compared: removed heads in common, the layers that they are
-    removed from, and how alike scores rank all heads. Scores become the masks that `prune` makes of them, by a budget.
+    Reads headers only, so files of any size are quick. Several scores, masks and checkpoints are compared in pairs: removed heads in common,
+    the layers that lose heads, and the rank correlation of scores.
 
     Examples:
       hydractl inspect hydra.st
       hydractl inspect base.st --tensors
-      hydractl inspect hydra.st --json | jq .fused.trunk
-      hydractl inspect -q mask.json && echo sound
-      hydractl inspect taylor.json circuit.json --keep 8
-      hydractl inspect taylor.json circuit.json hydra.st --plot heads.svg
+      hydractl inspect -q mask.json && echo valid
+      hydractl inspect taylor.json scores.json --keep 8
+      hydractl inspect scores.json hydra.st --plot heads.svg
     """
     if config.compares:
         from hydractl.stages.inspect.compare import run_compare

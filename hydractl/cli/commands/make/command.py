@@ -13,17 +13,18 @@ from hydractl.cli.output import Terminal, console, line, written_out
 
 @command(MakeConfig)
 def make(config: MakeConfig, terminal: Terminal) -> None:
-    """Make a hydra of trained checkpoints, compare it with them, and make a page of the verdict.
+    r"""Make a hydra from trained checkpoints and compare it with them.
 
-    Imports what a training script saved. Fuses the models with the longest trunk that validation data allow. Fits the
-    temperature and the OOD score. Measures the hydra beside the ensemble and each model, all treated alike. Finds the
-    threshold below which it may answer. What was interrupted goes on with the same command, or with `hydractl run
-    DIR/make.toml`.
+    Imports what a training script saved, fuses the models with the longest trunk that `--val` allows, fits the temperature and
+    the OOD score, measures the hydra beside the ensemble and each model, finds the threshold below which it may answer, and
+    writes a page. The same command resumes an interrupted run, as does `hydractl run DIR/make.toml`.
 
     Examples:
       hydractl make a.st b.st c.st --train train/ --val val/ --test test/ -o out/
-      hydractl make a.pth b.pth c.pth --val val/ --test test/ --near birds=birds/ --far noise -o out/
-      hydractl make a.st b.st c.st --val val.jsonl --test test.jsonl --risk 0.1 -o out/ --dry-run
+      hydractl make seed-0.pth.tar seed-1.pth.tar --val val/ --test test/ \
+        --near birds=birds/ --far noise -o out/
+      hydractl make a.st b.st c.st --val val/ --test test/ --risk 0.1 \
+        -o out/ --dry-run
     """
     plan = config.out / PLAN
     text = written(config.stages(), command="make")

@@ -41,7 +41,7 @@ class MakeConfig(CommandConfig):
 
     models: tuple[str, ...] = required(
         Setting(
-            "Two or more checkpoints of one architecture, trained on the same classes: hydractl's, folders, Hub ids, or what a "
+            "Two or more models of one architecture and the same classes: checkpoints, folders, Hub ids, or weights that a "
             "training script saved.",
             positional=True,
             metavar="MODEL...",
@@ -50,49 +50,44 @@ class MakeConfig(CommandConfig):
     )
     val: DataRef = required(
         _data(
-            "Labelled held-out data. One half chooses the trunk and fits the temperature and the OOD score, the other half finds the "
-            "threshold."
+            "Labelled held-out data: one half fits trunk, temperature and OOD score, the other the threshold."
         )
     )
-    test: DataRef = required(_data("Labelled test data, which the table is of."))
+    test: DataRef = required(_data("Labelled test data, for the table."))
     train: DataRef | None = by_default(
-        None, _data("Labelled training data, which the OOD score is fitted on. Without it: scores of logits.")
+        None, _data("Labelled training data to fit the OOD score on (default: use a score of logits).")
     )
     near: tuple[NamedData, ...] = by_default((), OOD_SETS)
-    far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="OOD data far from it."))
+    far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="Far OOD data."))
     risk: float = setting(
         0.05,
-        "Find a threshold such that at most this share of the accepted answers is wrong.",
+        "Largest fraction of accepted answers that may be wrong.",
         above=0.0,
         below=1.0,
         metavar="R",
     )
     max_loss: float = setting(
         0.01,
-        "How many nats of NLL a shared trunk may cost on `--val`.",
+        "Highest cost of a shared trunk on `--val`, in nats of NLL.",
         low=0.0,
         shows_range=False,
         metavar="NATS",
     )
     arch: str | None = by_default(
         None,
-        replace(
-            shared.ARCH, help="The architecture of checkpoints that do not say it, as `import` takes it."
-        ),
+        replace(shared.ARCH, help="Architecture of checkpoints that do not say it, as in `import`."),
     )
     out: Path = required(
         replace(
             shared.OUT,
-            help=f"Folder of everything: `{HYDRA}`, `{MODEL}`, `{REPORT}`, `{PAGE}` and the pipeline `{PLAN}`.",
+            help=f"Output folder for {HYDRA}, {MODEL}, {REPORT}, {PAGE} and {PLAN}.",
             parse=Folder,
             metavar="DIR",
         )
     )
     device: str = by_default("auto", shared.DEVICE)
-    dry_run: bool = flag(Setting("Print the commands that would run, and run none."))
-    force: bool = flag(
-        replace(shared.FORCE, help="Replace a pipeline that is there, where this one is another.")
-    )
+    dry_run: bool = flag(Setting("Print the commands and run none."))
+    force: bool = flag(replace(shared.FORCE, help="Overwrite a different pipeline."))
 
     def __post_init__(self) -> None:
         check(self)

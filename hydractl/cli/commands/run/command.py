@@ -32,27 +32,26 @@ class Example(StrEnum):
 
 def run(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The pipeline, in TOML.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Pipeline file in TOML.")] = None,
     example: Annotated[
-        Example | None, typer.Option("--example", help="Print a pipeline that works, with comments.")
+        Example | None, typer.Option("--example", help="Print an example pipeline with comments.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Give a parameter another value."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Override a parameter."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="STAGE", help="Run no other stages than these.")
+        list[str] | None,
+        typer.Option("--only", metavar="STAGE", help="Run only this stage; may be repeated."),
     ] = None,
     from_: Annotated[
-        str | None, typer.Option("--from", metavar="STAGE", help="Leave out the stages before this one.")
+        str | None, typer.Option("--from", metavar="STAGE", help="Skip the stages before this one.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command lines that would run, and run none.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and run none.")] = False,
     json: Annotated[bool, typer_option("json", JSON)] = False,
     quiet: Annotated[bool, typer_option("quiet", QUIET)] = False,
 ) -> None:
-    """Run the stages of a pipeline file in order, each with `--if-changed`: what is up to date is not made again.
+    """Run the stages of a pipeline file that are not up to date.
 
     A file has parameters and stages, whose keys are the names of the command's options:
 
@@ -76,12 +75,13 @@ def run(
       out = "hydra.st"
 
     `{members}` stands for a parameter, `{i}` for the number of a repetition from 0, `@tune` for what that stage writes. Paths are
-    those of the current folder. A stage that fails ends the run with its own exit code; the same command then goes on there.
+    relative to the current folder. If a stage fails, the run ends with its exit code; the same command resumes there.
 
     Examples:
-      hydractl run --example vit > hydra.toml && hydractl run hydra.toml
-      hydractl run hydra.toml --set members=5
-      hydractl run hydra.toml --from fuse --dry-run
+      hydractl run --example vit > hydra.toml
+      hydractl run hydra.toml
+      hydractl run hydra.toml --set members=5 --dry-run
+      hydractl run hydra.toml --only fuse
     """
     terminal = Terminal(as_json=json, quiet=quiet)
     if (file is None) == (example is None):

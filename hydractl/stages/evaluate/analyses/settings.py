@@ -56,7 +56,7 @@ class Analysing:
 
     analyse: tuple[str, ...] = setting(
         (),
-        f"Ask rows why they are as they are: {', '.join(ANALYSES)}, or `{ALL}` for those that can be made.",
+        f"Analyse the rows: {', '.join(ANALYSES)}, or `{ALL}` that apply (docs/analysis.md).",
         parse=lambda text: tuple(text.split(",")),
         choices=(*ANALYSES, ALL),
         metavar="NAME,...",
@@ -65,7 +65,7 @@ class Analysing:
     )
     scores: tuple[NamedScores, ...] = setting(
         (),
-        "What `score` said of the heads, for analyses by importance.",
+        "Scores of heads, for analyses that read them.",
         parse=NamedScores.parse,
         repeated=True,
         metavar="[NAME=]FILE",
