@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import stat
 import subprocess
@@ -12,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from support.terminal import in_terminal
 
 FILES = ["base.st", "hydra.st", "scores.json", "m-0.mask.json"]
 
@@ -32,24 +33,6 @@ def test_no_escapes_in_pipes(spawn, work, argv):
     out, err = spawn(*argv, **asked_for).communicate(timeout=60)
 
     assert b"\x1b" not in out + err
-
-
-def in_terminal(environment: dict[str, str], *argv: str, program: object = sys.executable) -> tuple[int, str]:
-    """Run in a pseudo-terminal of 80 columns; return the exit status and everything shown."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(program, [str(program), "-m", "hydractl", *argv], {**environment, "COLUMNS": "80"})  # noqa: S606
-    shown = b""
-    while True:
-        try:
-            piece = os.read(terminal, 65536)
-        except OSError:  # Linux ends a closed terminal so
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode().replace("\r\n", "\n")
 
 
 needs_terminal = pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
