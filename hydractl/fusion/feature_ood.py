@@ -21,6 +21,7 @@ from hydractl.data.batches import Batch
 from hydractl.errors import CheckpointError, InputError, OutputError
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.manifest.header import Header, Threshold
+from hydractl.metrics import ood_scores
 from hydractl.metrics.feature_scores import (
     TENSOR_SPECS,
     WITH_FEATURES,
@@ -29,18 +30,6 @@ from hydractl.metrics.feature_scores import (
     Training,
     energy_density,
     fit,
-)
-from hydractl.metrics.ood_scores import (
-    ENERGY,
-    ENERGY_DENSITY,
-    MSP,
-    RELATIVE,
-    SCORES,
-    VERSION,
-    is_known,
-    kind_of,
-    means_the_same,
-    options_of,
 )
 from hydractl.metrics.per_sample import Responses, Scored
 from hydractl.model_inputs import Inputs
@@ -53,7 +42,11 @@ FIT_ANEW = "fit anew with `hydractl eval ... --fit TRAIN --val VAL --store PATH`
 
 def default_score(header: Header) -> str:
     """Return the OOD score of a model unless another is asked for: `energy+density` where its checkpoint holds it, else `msp`."""
-    return ENERGY_DENSITY if header.fitted and ENERGY_DENSITY in header.fitted.scores else MSP
+    return (
+        ood_scores.ENERGY_DENSITY
+        if header.fitted and ood_scores.ENERGY_DENSITY in header.fitted.scores
+        else ood_scores.MSP
+    )
 
 
 def check_threshold(threshold: Threshold, *, where: str) -> None:
@@ -62,7 +55,7 @@ def check_threshold(threshold: Threshold, *, where: str) -> None:
     Raises:
         InputError: If it is on such a score.
     """
-    if not means_the_same(threshold.score, threshold.version):
+    if not ood_scores.means_the_same(threshold.score, threshold.version):
         raise InputError(
             f"{where}: its threshold is for `{threshold.score}` as an earlier version of hydractl defined it",
             hint="find it anew with `hydractl eval ... --threshold-for 'risk<=R' --store PATH`",
@@ -94,8 +87,8 @@ class Scores:
         Raises:
             CheckpointError: If a tensor is missing, or not what the score keeps; or a score meant something else when it was fitted.
         """
-        version = header.fitted.version if header.fitted else VERSION
-        if changed := [score for score in scores if not means_the_same(score, version)]:
+        version = header.fitted.version if header.fitted else ood_scores.VERSION
+        if changed := [score for score in scores if not ood_scores.means_the_same(score, version)]:
             raise CheckpointError(
                 f"{name}: its OOD score `{changed[0]}` was fitted as an earlier version of hydractl defined it",
                 hint=FIT_ANEW,
@@ -142,7 +135,7 @@ class Scores:
 
 def _wide(fitted: FittedScore) -> Tensor:
     """Return a tensor (..., D) of a score."""
-    axes = TENSOR_SPECS[kind_of(fitted.name)]
+    axes = TENSOR_SPECS[ood_scores.kind_of(fitted.name)]
     return next(tensor for name, tensor in fitted.tensors.items() if axes[name][0].endswith("D"))
 
 
@@ -152,11 +145,11 @@ def _called(score: str, member: int, name: str) -> str:
 
 def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedScore:
     hint = "was it written by another version of hydractl?"
-    if not is_known(score):
+    if not ood_scores.is_known(score):
         raise CheckpointError(f"{name}: holds an OOD score `{score}`, which is none of features", hint=hint)
     tensors = {
         tensor_name: checkpoint.tensor(_called(score, member, tensor_name))
-        for tensor_name in TENSOR_SPECS[kind_of(score)]
+        for tensor_name in TENSOR_SPECS[ood_scores.kind_of(score)]
     }
     fitted_score = FittedScore(score, tensors)
     try:
@@ -215,16 +208,18 @@ class WithOodScores:
             OutputError: If there is no room for features.
         """
         batches, labels = training
-        by_density = {score: RELATIVE if score == ENERGY_DENSITY else score for score in scores}
+        by_density = {
+            score: ood_scores.RELATIVE if score == ood_scores.ENERGY_DENSITY else score for score in scores
+        }
         observed = _observed(extractor, [*by_density.values()], batches, labels, name=name, team=team)
         fitted = {score: [fit(kind, member) for member in observed] for score, kind in by_density.items()}
-        if ENERGY_DENSITY in fitted:
+        if ood_scores.ENERGY_DENSITY in fitted:
             values = _energies_and_densities(
-                extractor, fitted[ENERGY_DENSITY], held_out, name=name, team=team
+                extractor, fitted[ood_scores.ENERGY_DENSITY], held_out, name=name, team=team
             )
-            fitted[ENERGY_DENSITY] = [
+            fitted[ood_scores.ENERGY_DENSITY] = [
                 energy_density(density, *of_member)
-                for density, of_member in zip(fitted[ENERGY_DENSITY], values, strict=True)
+                for density, of_member in zip(fitted[ood_scores.ENERGY_DENSITY], values, strict=True)
             ]
         return cls(extractor=extractor, scores=Scores(fitted=fitted, temperature=extractor.model.temperature))
 
@@ -264,13 +259,15 @@ def _observed(
     classifiers, count = extractor.classifiers(), len(labels)
     width, classes = len(classifiers[0].weight.T), int(labels.max()) + 1
     lengths = {
-        bool(options_of(score)["normalize"]) for score in scores if kind_of(score) not in WITH_FEATURES
+        bool(ood_scores.options_of(score)["normalize"])
+        for score in scores
+        if ood_scores.kind_of(score) not in WITH_FEATURES
     }
     moments = [
         {normalized: Moments(classes, width, normalized=normalized) for normalized in lengths}
         for _ in classifiers
     ]
-    keeps_features = any(kind_of(score) in WITH_FEATURES for score in scores)
+    keeps_features = any(ood_scores.kind_of(score) in WITH_FEATURES for score in scores)
     all_features = _room_for(len(classifiers), count if keeps_features else 0, width)
     largest_logits, arrived = torch.empty(len(classifiers), count), 0
     for indices, largest, features in team.iterate(
@@ -305,7 +302,7 @@ def _room_for(members: int, count: int, width: int) -> Tensor:
     if (free := shutil.disk_usage(folder).free) < size:
         raise OutputError(
             f"{folder}: the features of {count} samples take {size / 1e9:.1f} GB until scores are fitted, and {free / 1e9:.1f} GB are free",
-            hint=f"set TMPDIR to a folder on a disk with room, or choose a score that keeps none: `{RELATIVE}`",
+            hint=f"set TMPDIR to a folder on a disk with room, or choose a score that keeps none: `{ood_scores.RELATIVE}`",
         )
     with tempfile.TemporaryFile() as file:
         return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(members, count, width)))
@@ -322,7 +319,7 @@ def _energies_and_densities(
     """Return each member's energies and relative densities of held-out data, in the order of the data."""
     parts = [
         torch.stack([
-            torch.stack([SCORES[ENERGY].of(z.unsqueeze(0)), density(f, z)])
+            torch.stack([ood_scores.SCORES[ood_scores.ENERGY].of(z.unsqueeze(0)), density(f, z)])
             for density, f, z in zip(densities, features, responses.logits(), strict=True)
         ])
         for _, responses, features in extractor.responses(held_out, name=name, data="val")

@@ -45,15 +45,15 @@ def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
     """
     groups: dict[tuple[object, ...], list[Step]] = {}
     for step in steps:
-        groups.setdefault((step.typed, *(source.sha256 for source in step.inputs), step.command), []).append(
+        groups.setdefault((step.argv, *(source.sha256 for source in step.inputs), step.command), []).append(
             step
         )
     outputs = [_output(header, group, steps) for group in groups.values()]
-    if any(step.typed is None for step in steps) or None in outputs:
+    if any(step.argv is None for step in steps) or None in outputs:
         return
     yield "```sh"
     for group, out in zip(groups.values(), outputs, strict=True):
-        yield shlex.join(("hydractl", group[0].command, *map(plain, group[0].typed or ()), "-o", out or ""))
+        yield shlex.join(("hydractl", group[0].command, *map(plain, group[0].argv or ()), "-o", out or ""))
     yield from ("```", "")
     digests: dict[str, set[str]] = {}
     for source in (source for step in steps for source in step.inputs):
@@ -73,7 +73,7 @@ def _output(header: Header, group: Sequence[Step], steps: Sequence[Step]) -> str
             numbers.setdefault(name, member if isinstance(member, int) else 0)
     if not numbers:
         return f"{header.kind.value}.st"
-    several = len(numbers) > 1 or any(numbers.values()) or "--members" in (group[0].typed or ())
+    several = len(numbers) > 1 or any(numbers.values()) or "--members" in (group[0].argv or ())
     first = next(iter(numbers))
     if not several:
         return first

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from hydractl.errors import ManifestError
 from hydractl.runtime import digest_text
@@ -21,6 +21,18 @@ Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:@=+-]{0,95}$")]
 """A name that is a program's: of a command, an option, a result, a package. A card shows it as it is."""
 Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!-]{0,63}$")]
 OptionValue = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
+
+
+ConfigDigest = Annotated[
+    Digest | None,
+    Field(validation_alias=AliasChoices("config_digest", "asked"), exclude_if=lambda value: value is None),
+]
+"""Of everything in a configuration that shapes an output; files of before call it `asked`."""
+Argv = Annotated[
+    tuple[str, ...] | None,
+    Field(validation_alias=AliasChoices("argv", "typed"), exclude_if=lambda value: value is None),
+]
+"""The words of a command without the names of outputs and folders; files of before call them `typed`."""
 
 
 class StrictModel(BaseModel):

@@ -7,7 +7,17 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, StrictModel, Version
+from hydractl.manifest.document import (
+    Argv,
+    ConfigDigest,
+    Digest,
+    Document,
+    Fingerprint,
+    Key,
+    OptionValue,
+    StrictModel,
+    Version,
+)
 
 Heads = tuple[Annotated[int, Field(ge=0)], ...]
 MOST_HEADS = 2**16
@@ -135,7 +145,7 @@ class HeadScores(Document):
     """How much each head matters, `hydractl.scores/1`.
 
     A method that groups heads has `clusters`: each one's heads, the one that stands for it first. `results` are what else
-    it found out. `asked`, `typed` and `versions` are as in a checkpoint's step.
+    it found out. `config_digest`, `argv` and `versions` are as in a checkpoint's step.
     """
 
     kind_of_file: ClassVar[str] = "scores"
@@ -156,8 +166,8 @@ class HeadScores(Document):
     results: dict[Key, OptionValue] = Field(default={}, exclude_if=lambda value: not value)
     tool: str
     versions: dict[Key, Version] = Field(default={}, exclude_if=lambda value: not value)
-    asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
-    typed: tuple[str, ...] | None = Field(default=None, exclude_if=lambda value: value is None)
+    config_digest: ConfigDigest = None
+    argv: Argv = None
 
     @property
     def tables(self) -> dict[str, tuple[tuple[float, ...], ...]]:

@@ -9,7 +9,17 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, StrictModel, Version
+from hydractl.manifest.document import (
+    Argv,
+    ConfigDigest,
+    Digest,
+    Document,
+    Fingerprint,
+    Key,
+    OptionValue,
+    StrictModel,
+    Version,
+)
 from hydractl.manifest.head_mask import WIDEST, Mask, TowerHeads, TowerKeep
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.strict_json import compact
@@ -173,8 +183,8 @@ class InputFile(StrictModel):
 class Step(StrictModel):
     """One stage that led here. No clock, no host, no path: equal work gives equal steps.
 
-    `asked` is the digest of everything that was typed and shapes the output, as it was typed; `typed` are the words themselves, but
-    for names of outputs and folders.
+    `config_digest` is the digest of everything in the configuration that shapes the output; `argv` are the words that were typed, without
+    the names of outputs and folders.
     """
 
     command: Key
@@ -183,8 +193,8 @@ class Step(StrictModel):
     seed: int | None = None
     results: dict[Key, OptionValue] = Field(default={})
     versions: dict[Key, Version] = Field(default={})
-    asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
-    typed: tuple[str, ...] | None = Field(default=None, exclude_if=lambda value: value is None)
+    config_digest: ConfigDigest = None
+    argv: Argv = None
 
 
 def steps_to(step: Step | None) -> tuple[Step, ...]:

@@ -10,7 +10,15 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from hydractl.manifest.analyses import Analyses
-from hydractl.manifest.document import Digest, Document, Fingerprint, Key, OptionValue, StrictModel, Version
+from hydractl.manifest.document import (
+    ConfigDigest,
+    Document,
+    Fingerprint,
+    Key,
+    OptionValue,
+    StrictModel,
+    Version,
+)
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Step, Threshold
 from hydractl.manifest.shift_groups import ID_NAME, scopes
@@ -238,7 +246,7 @@ class Report(Document):
     """Every number that `eval` prints, `hydractl.report/1`.
 
     `warnings` say why some may be less than they seem; `scores` are the files of heads' scores that analyses looked at, `NAME=FILE`;
-    `asked` is as in a checkpoint's step.
+    `config_digest` is as in a checkpoint's step.
     """
 
     kind_of_file: ClassVar[str] = "report"
@@ -258,7 +266,7 @@ class Report(Document):
     checks: tuple[Check, ...] = ()
     warnings: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     versions: dict[Key, Version]
-    asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
+    config_digest: ConfigDigest = None
 
     def row_of(self, digest: str) -> Row | None:
         """Return the row that is of one model alone as it is, by the digest of its weights."""

@@ -70,7 +70,7 @@ def test_folders_are_left_out_and_nothing_else(tmp_path, monkeypatch, typed, kep
 def commands_of(*members):
     """The block of commands of a hydra, made of members: name, digest and step of each."""
     inputs = tuple(InputFile(name=name, sha256=sha(digest), made_by=step) for name, digest, step in members)
-    step = Step(command="fuse", options={}, inputs=inputs, typed=tuple(name for name, *_ in members))
+    step = Step(command="fuse", options={}, inputs=inputs, argv=tuple(name for name, *_ in members))
     header = base().header.model_copy(update={"kind": Kind.HYDRA, "made_by": step})
     section = making(header, "org/name")
     return section, section.partition("```sh\n")[2].partition("\n```")[0].split("\n")
@@ -81,7 +81,7 @@ def imported(file, digest):
         command="import",
         options={},
         inputs=(InputFile(name=file, sha256=sha(digest)),),
-        typed=(file, "--arch", "vit_tiny_patch16_224"),
+        argv=(file, "--arch", "vit_tiny_patch16_224"),
     )
 
 
@@ -120,7 +120,7 @@ def test_files_of_one_name_and_several_digests_are_a_line_each():
 def test_outputs_of_one_command(names, numbers, out):
     source = InputFile(name="base.st", sha256=sha("base"))
     steps = [
-        Step(command="prune", options={"member": i}, inputs=(source,), typed=("base.st",)) for i in numbers
+        Step(command="prune", options={"member": i}, inputs=(source,), argv=("base.st",)) for i in numbers
     ]
     section, lines = commands_of(*zip(names, names, steps, strict=True))
     if out is None:

@@ -17,7 +17,7 @@ from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Document, Fingerprint
 from hydractl.manifest.head_mask import HeadMask, HeadScores, MaskOrigin, Removal, TowerKeep, TowerScores
 from hydractl.manifest.header import Header, Sidecar, Step, check_mask_fits
-from hydractl.manifest.report import DOCUMENTS
+from hydractl.manifest.report import DOCUMENTS, Report
 from support.builders import base, sha
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -35,6 +35,24 @@ def golden(name: str) -> dict:
 def test_golden_files_are_read_for_ever_and_dumped_byte_for_byte(name):
     text = (GOLDEN / f"{name}-1.json").read_text(encoding="utf-8")
     assert GOLDENS[name].from_json(text, where="golden").to_json() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "document"), [*(GOLDENS.items() - {("head-mask", HeadMask)}), ("report", Report)]
+)
+def test_names_of_before_are_read_and_written_as_those_of_today(name, document):
+    """`asked` and `typed` are `config_digest` and `argv`; both names at once are refused."""
+    before, today = (
+        (GOLDEN / f"{name}-{version}.json").read_text(encoding="utf-8") for version in ("before-2", "2")
+    )
+
+    assert document.from_json(today, where="golden").to_json() == today
+    assert document.from_json(before, where="golden").to_json() == today
+    with pytest.raises(ManifestError, match="asked"):
+        document.from_json(
+            today.replace('"config_digest":', f'"asked": "sha256:{"00" * 32}", "config_digest":'),
+            where="golden",
+        )
 
 
 def test_golden_values_arrive():

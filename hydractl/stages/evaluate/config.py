@@ -13,18 +13,8 @@ from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS,
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.errors import UsageError
 from hydractl.manifest.shift_groups import scopes
+from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
-from hydractl.metrics.ood_scores import (
-    ENERGY_DENSITY,
-    EVERY,
-    FITTED,
-    MSP,
-    RELATIVE,
-    SCORES,
-    check_scores,
-    is_fitted,
-    parse_score,
-)
 from hydractl.metrics.registry import METRICS, choose_metrics, needing
 from hydractl.output.paths import PREDICTIONS, REPORT, WEIGHTS, output
 from hydractl.processes.distributed import refuse_shared_input
@@ -108,7 +98,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
                 "fitted",
                 option="ood_score",
                 why="no OOD score of features is measured",
-                hint=f"leave it out, or add `{RELATIVE}` to `--ood-score`",
+                hint=f"leave it out, or add `{ood_scores.RELATIVE}` to `--ood-score`",
             ),
         ),
     )
@@ -123,7 +113,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     val: DataRef | None = setting(
         None,
-        f"Held-out ID data for `--ood-val` and to standardize `{ENERGY_DENSITY}`.",
+        f"Held-out ID data for `--ood-val` and to standardize `{ood_scores.ENERGY_DENSITY}`.",
         only_with=Constraint(
             "reads_val", option="ood_val", why="nor is `--fit`", hint="leave it out, or add `--fit TRAIN`"
         ),
@@ -146,10 +136,10 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     ood_score: tuple[str, ...] | None = setting(
         None,
-        f"OOD scores, with options as in `knn:k=5`: {', '.join(SCORES)}; with `--fit`, or if models store them: "
-        f"{', '.join(FITTED)}. Default: {MSP}, and {ENERGY_DENSITY} if stored, or with `--fit` and `--val`.",
-        parse=lambda text: tuple(map(parse_score, text.split(","))),
-        suggestions=EVERY,
+        f"OOD scores, with options as in `knn:k=5`: {', '.join(ood_scores.SCORES)}; with `--fit`, or if models store them: "
+        f"{', '.join(ood_scores.FITTED)}. Default: {ood_scores.MSP}, and {ood_scores.ENERGY_DENSITY} if stored, or with `--fit` and `--val`.",
+        parse=lambda text: tuple(map(ood_scores.parse_score, text.split(","))),
+        suggestions=ood_scores.EVERY,
         metavar="SCORE,...",
         panel=shared.OOD,
     )
@@ -254,7 +244,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             for severity in corruptions.severities
         )
         # whether models hold the default score is not known yet
-        self.check_conditions(corrupted, self.ood_score or (MSP, ENERGY_DENSITY))
+        self.check_conditions(corrupted, self.ood_score or (ood_scores.MSP, ood_scores.ENERGY_DENSITY))
 
     def check_conditions(self, corrupted: Iterable[tuple[str, str]], scores: Sequence[str]) -> None:
         """Refuse conditions on what will not be measured, the ID set being corrupted in these ways at these severities.
@@ -274,14 +264,16 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             )
 
     def _check_scores(self) -> None:
-        check_scores(self.scores)
-        if self.fit is not None and ENERGY_DENSITY in self.scores and self.val is None:
+        ood_scores.check_scores(self.scores)
+        if self.fit is not None and ood_scores.ENERGY_DENSITY in self.scores and self.val is None:
             raise UsageError(
-                f"`--fit`: `{ENERGY_DENSITY}` is standardized on held-out ID data",
-                hint=f"add `--val VAL`, or choose a score that needs none: `--ood-score {RELATIVE}`",
+                f"`--fit`: `{ood_scores.ENERGY_DENSITY}` is standardized on held-out ID data",
+                hint=f"add `--val VAL`, or choose a score that needs none: `--ood-score {ood_scores.RELATIVE}`",
             )
         if self.standardized_on and self.standardized_on.endless:
-            raise UsageError(f"`--val`: `{ENERGY_DENSITY}` reads a stream twice", hint=ENDLESS_HINT)
+            raise UsageError(
+                f"`--val`: `{ood_scores.ENERGY_DENSITY}` reads a stream twice", hint=ENDLESS_HINT
+            )
         if self.ood_score and not self.uses_scores:
             hint = "see `--metrics`" if self.ood else "leave it out, or add `--near NAME=DATA`"
             raise UsageError("`--ood-score` has no effect: no metric of OOD data is measured", hint=hint)
@@ -296,7 +288,9 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     @property
     def scores(self) -> tuple[str, ...]:
         """The OOD scores; the first one's numbers have the metrics' own names."""
-        return self.ood_score or ((MSP,) if self.fit is None else (MSP, ENERGY_DENSITY))
+        return self.ood_score or (
+            (ood_scores.MSP,) if self.fit is None else (ood_scores.MSP, ood_scores.ENERGY_DENSITY)
+        )
 
     @property
     def uses_scores(self) -> bool:
@@ -306,7 +300,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     @property
     def standardized_on(self) -> DataRef | None:
         """The held-out data that `energy+density` is standardized on; None where it is not fitted."""
-        return self.val if self.fit is not None and ENERGY_DENSITY in self.scores else None
+        return self.val if self.fit is not None and ood_scores.ENERGY_DENSITY in self.scores else None
 
     @property
     def reads_val(self) -> bool:
@@ -316,7 +310,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     @property
     def fitted(self) -> tuple[str, ...]:
         """Those of features."""
-        return tuple(score for score in self.scores if is_fitted(score))
+        return tuple(score for score in self.scores if ood_scores.is_fitted(score))
 
     @property
     def chance(self) -> float:

@@ -161,7 +161,7 @@ def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
         warnings=tuple(caveats),
         checks=tuple(condition.check(table.rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
-        asked=digest,
+        config_digest=digest,
     )
 
 

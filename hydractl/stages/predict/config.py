@@ -12,17 +12,7 @@ from typing_extensions import override
 
 from hydractl.data.reference import BUILT_IN, IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
-from hydractl.metrics.ood_scores import (
-    ENERGY_DENSITY,
-    EVERY,
-    FITTED,
-    MSP,
-    RELATIVE,
-    SCORES,
-    check_scores,
-    limits,
-    parse_score,
-)
+from hydractl.metrics import ood_scores
 from hydractl.output.atomic_write import STDOUT, is_stream
 from hydractl.output.paths import OutputKind
 from hydractl.parsing import number
@@ -58,12 +48,12 @@ def check_bound(score: str, bound: float) -> None:
     Raises:
         UsageError: If an OOD score is always or never below it.
     """
-    low, high = limits(score)
+    low, high = ood_scores.limits(score)
     if bound != NO_THRESHOLD and not low <= bound <= high:
         raise UsageError(
             f"`--threshold {bound:g}`: the OOD score `{score}` lies between {low:g} and {high:g}",
             hint=f"to accept probabilities above {bound:g}: `--threshold {-bound:g}`"
-            if score == MSP and 0 < bound < 1
+            if score == ood_scores.MSP and 0 < bound < 1
             else None,
         )
 
@@ -96,12 +86,12 @@ class PredictConfig(CommandConfig):
     """Of a model with fewer classes all."""
     ood_score: str | None = setting(
         None,
-        f"OOD score, with options as in `knn:k=5`: {', '.join(SCORES)}; with `--fit`, or if MODEL stores it: {', '.join(FITTED)}. "
-        f"Default: {ENERGY_DENSITY} if stored, else {MSP}.",
+        f"OOD score, with options as in `knn:k=5`: {', '.join(ood_scores.SCORES)}; with `--fit`, or if MODEL stores it: {', '.join(ood_scores.FITTED)}. "
+        f"Default: {ood_scores.ENERGY_DENSITY} if stored, else {ood_scores.MSP}.",
         panel=shared.OOD,
         metavar="SCORE",
-        parse=parse_score,
-        suggestions=EVERY,
+        parse=ood_scores.parse_score,
+        suggestions=ood_scores.EVERY,
     )
     fit: DataRef | None = by_default(
         None,
@@ -111,15 +101,15 @@ class PredictConfig(CommandConfig):
             excludes=(
                 Constraint(
                     "ood_score",
-                    tuple(SCORES),
+                    tuple(ood_scores.SCORES),
                     why="that is no OOD score of features",
-                    hint=f"leave one of them out, or choose from {', '.join(FITTED)}",
+                    hint=f"leave one of them out, or choose from {', '.join(ood_scores.FITTED)}",
                 ),
                 Constraint(
                     "ood_score",
-                    (ENERGY_DENSITY,),
+                    (ood_scores.ENERGY_DENSITY,),
                     why="that one needs held-out data too",
-                    hint=f"choose `{RELATIVE}`, or store it first: `hydractl eval ... --fit TRAIN --val VAL --store PATH`",
+                    hint=f"choose `{ood_scores.RELATIVE}`, or store it first: `hydractl eval ... --fit TRAIN --val VAL --store PATH`",
                 ),
             ),
         ),
@@ -156,7 +146,7 @@ class PredictConfig(CommandConfig):
 
     def __post_init__(self) -> None:
         check(self)
-        check_scores(() if self.ood_score is None else (self.ood_score,))
+        ood_scores.check_scores(() if self.ood_score is None else (self.ood_score,))
         if isinstance(self.threshold, float) and self.ood_score is not None:
             check_bound(self.ood_score, self.threshold)
         if not self.data:

@@ -279,7 +279,7 @@ def _add_ranking(
             "clusters": ranking.clusters,
             "results": dict(ranking.results),
             "versions": library_versions(opened.family),
-            "asked": config_digest(config),
-            "typed": recorded_argv(config),
+            "config_digest": config_digest(config),
+            "argv": recorded_argv(config),
         }
     )

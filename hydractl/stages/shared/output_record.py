@@ -68,8 +68,8 @@ class OutputRecord:
         return cls(
             path=path,
             command=step.command,
-            config_digest=step.asked,
-            argv=step.typed,
+            config_digest=step.config_digest,
+            argv=step.argv,
             versions=step.versions,
             inputs=tuple(file.sha256 for file in step.inputs),
             masks=masks,
@@ -141,8 +141,8 @@ def make_step(
         seed=seed,
         results=dict(results or {}),
         versions=library_versions(family),
-        asked=config_digest(config),
-        typed=recorded_argv(config),
+        config_digest=config_digest(config),
+        argv=recorded_argv(config),
     )
 
 
@@ -238,8 +238,8 @@ def scoring_step(scores: HeadScores, opened: OpenModel) -> Step | None:
         inputs=(model, *data),
         results=scores.results,
         versions=scores.versions,
-        asked=scores.asked,
-        typed=scores.typed,
+        config_digest=scores.config_digest,
+        argv=scores.argv,
     )
 
 
@@ -299,8 +299,8 @@ def _of_document(document: Document, path: Path) -> OutputRecord:
         return OutputRecord(
             path=path,
             command="score",
-            config_digest=document.asked,
-            argv=document.typed,
+            config_digest=document.config_digest,
+            argv=document.argv,
             versions=document.versions,
             inputs=(document.model.sha256, *data),
         )
@@ -308,7 +308,7 @@ def _of_document(document: Document, path: Path) -> OutputRecord:
         return OutputRecord(
             path=path,
             command="eval",
-            config_digest=document.asked,
+            config_digest=document.config_digest,
             versions=document.versions,
             inputs=tuple(_inputs_of(document)),
             rows=frozenset(row.name for row in document.rows),

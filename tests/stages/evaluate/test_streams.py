@@ -120,7 +120,7 @@ def measured(data, near, **changes):
         report = report.replace(DataRef.parse(given, endless=True).name, name)
         told = [line.replace(DataRef.parse(given, endless=True).name, name) for line in told]
     found = json.loads(report)
-    del found["asked"]
+    del found["config_digest"]
     return found, Path("said.st").read_bytes(), told
 
 
