@@ -20,6 +20,7 @@ import torch
 from hydractl.cli.app import main as hydractl
 from hydractl.families.load import open_model
 from hydractl.fusion.build import load_any
+from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.stages.export.compare import named, samples
 from hydractl.stages.export.export_module import ExportModule
 from hydractl.stages.export.formats import run_onnx
@@ -87,7 +88,7 @@ def main() -> None:
         run("fuse", *members, "-o", "hydra.st", "-q")
         run("export", "hydra.st", "-o", "hydra.onnx", "-q")
         opened = open_model("hydra.st")
-        subject = ExportModule(load_any(opened))
+        subject = ExportModule(WithDefaultScore.stored(load_any(opened), opened))
         session = run_onnx(Path("hydra.onnx").read_bytes())
     print(
         f"{asked.arch}, {asked.members} members, {torch.get_num_threads()} threads, medians of {asked.rounds} in turn"

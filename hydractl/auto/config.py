@@ -17,7 +17,12 @@ class HydraConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # transfo
 
     model_type = TYPE
     # what has members first cannot be joined batch after batch, and `compute_metrics` wants the logits alone
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["member_logits", "entropy", "mutual_information"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "member_logits",
+        "entropy",
+        "mutual_information",
+        "ood_score",
+    ]
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - as the library has it
         """Settle what follows of the settings.

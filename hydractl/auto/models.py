@@ -23,6 +23,7 @@ from hydractl.auto.config import HydraConfig, floating
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model
+from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import files_of
@@ -55,6 +56,7 @@ class HydraClassifierOutput(ModelOutput):
             else is in float32 at least.
         entropy: Of the mean probabilities, in nats, (B,).
         mutual_information: How much members disagree, in nats, (B,).
+        ood_score: How strange an input is, (B,): `energy+density` where the model stores it, else `msp`.
     """
 
     loss: torch.Tensor | None = None
@@ -62,6 +64,7 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
     mutual_information: torch.Tensor | None = None
+    ood_score: torch.Tensor | None = None
 
 
 class Stated(NamedTuple):
@@ -93,6 +96,8 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
                 "a member or a hydra is what its weights are: `from_pretrained` makes one, `from_config` cannot"
             )
         self.loaded = loaded
+        family = family_of(loaded.header.architecture)
+        self.with_score = WithDefaultScore(loaded, loaded.scores, family, name=loaded.reference)
         self._places = _places(self)
 
     @classmethod
@@ -228,7 +233,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         return tuple(Stated(parts[0] | part) for part in parts)  # what all share is the first's
 
     def _answer(self, inputs: Inputs, labels: torch.Tensor | None, return_dict: bool | None) -> Any:  # noqa: ANN401 - an output or a tuple
-        logits = self.loaded.member_logits(inputs)
+        logits, ood_score = self.with_score(inputs)
         member_opinions = opinions(logits)
         loss = None
         if labels is not None:
@@ -239,6 +244,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             member_logits=logits,
             entropy=entropy(member_opinions.members),
             mutual_information=mutual_information(member_opinions.members),
+            ood_score=ood_score,
         )
         named = self.config.return_dict if return_dict is None else return_dict
         return model_output if named else model_output.to_tuple()

@@ -105,7 +105,7 @@ class Contrast(OutputHead):
         if classes is None:
             raise CheckpointError("the model has no classes yet")
         dtype = at_least_single(images.dtype)
-        with _without_autocast(images.device):
+        with without_autocast(images.device):
             scaled = self.scale * images.to(dtype)
             logits: torch.Tensor = scaled @ classes.to(scaled).transpose(-1, -2)
         return logits if self.logit_bias is None else logits + self.logit_bias
@@ -124,7 +124,7 @@ def unit(x: torch.Tensor) -> torch.Tensor:
     return x / length
 
 
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return what ends autocast where it is on; elsewhere nothing, as an exported graph would have it as a step."""
     kind = device.type
     on = kind != "meta" and torch.is_autocast_enabled(kind)  # that device has none

@@ -232,14 +232,19 @@ class WithOodScores:
         self, batches: Iterable[Batch[Inputs]], *, name: str, data: str
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield what `inference.responses` does, and the scores (1, B, S), means over members."""
-        as_fitted = self.extractor.model.temperature / self.scores.temperature
         for indices, member_responses, features in self.extractor.responses(batches, name=name, data=data):
-            pairs = [*zip(features, member_responses.logits() * as_fitted, strict=True)]
-            scores = [
-                torch.stack([score(f, z) for score, (f, z) in zip(member_scores, pairs, strict=True)]).mean(0)
-                for member_scores in self.scores.fitted.values()
-            ]
+            scores = [self.score(score, member_responses.logits(), features) for score in self.names]
             yield indices, *member_responses.tensors(), torch.stack(scores, -1).unsqueeze(0)
+
+    @property
+    def as_fitted(self) -> float:
+        """What logits are multiplied with to be as they were when the scores were fitted."""
+        return self.extractor.model.temperature / self.scores.temperature
+
+    def score(self, name: str, logits: Tensor, features: Tensor) -> Tensor:
+        """Return one score (B,), float64, the mean over members, of logits (M, B, C) and features (M, B, D)."""
+        members = zip(self.scores.fitted[name], features, logits * self.as_fitted, strict=True)
+        return torch.stack([fitted_score(f, z) for fitted_score, f, z in members]).mean(0)
 
     def scored(self, responses: Responses, scores: Tensor) -> Scored:
         """Return what is said of N samples beside scores (1, N, S), as `responses` has them."""

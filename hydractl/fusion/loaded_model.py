@@ -25,7 +25,7 @@ from hydractl.fusion.inference import collected, respond_to_all
 from hydractl.fusion.plan import join_members
 from hydractl.fusion.predictions import Bound, Predictions
 from hydractl.fusion.preprocess import Encoder
-from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle
+from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle, with_class_names
 from hydractl.hub.model_outputs import check_replaces, publish_models
 from hydractl.hub.repository import Pushed, Target, push, require_token
 from hydractl.hub.upload import Publication, usual_message
@@ -248,7 +248,7 @@ def load(
     prompt_classes = _classes_asked_for(opened, classes, templates)
     model = _built(opened, kind)
     settle(model, opened, prompt_classes)
-    model.header = opened.header if prompt_classes is None else _naming(opened.header, prompt_classes)
+    model.header = with_class_names(opened.header, prompt_classes)
     model.reference = str(reference)
     model.encoder = Encoder.of(model.header)
     model.temperature = model.header.temperature
@@ -258,6 +258,7 @@ def load(
         model.scores = Scores.stored(
             opened.checkpoint, model.header, scores=model.header.fitted.scores, name=str(reference)
         )
+        FeatureExtractor.of(model, opened.family, name=str(reference))
     return model.to(place).eval()
 
 
@@ -272,17 +273,6 @@ def _built(opened: OpenModel, dtype: torch.dtype | None) -> LoadedModel | Loaded
     model = LoadedModel({name: part.tower(name) for name in part.towers}, part.answer)
     model.parts = (part,)
     return model
-
-
-def _naming(header: Header, classes: Classes) -> Header:
-    """Return the header of a zero-shot model that has been told its classes; thresholds and OOD scores are of those that it stores."""
-    stored = header.prompting and (header.labels, header.prompting.templates)
-    if stored == (classes.names, classes.templates):
-        return header
-    prompting = header.prompting and header.prompting.model_copy(update={"templates": classes.templates})
-    return header.model_copy(
-        update={"labels": classes.names, "prompting": prompting, "threshold": None, "fitted": None}
-    )
 
 
 def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:

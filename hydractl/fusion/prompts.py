@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hydractl.families.load import OpenModel
     from hydractl.families.tower import Towers
-    from hydractl.manifest.header import Tokenization
+    from hydractl.manifest.header import Header, Tokenization
 
 DEFAULT_TEMPLATE = "A photo of a {label}."
 
@@ -68,6 +68,17 @@ def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
     from hydractl.families.zero_shot import settle_classes  # noqa: PLC0415 - opening a file must not load torch
 
     settle_classes(model, prompts_of(opened, classes), templates=len(classes.templates))
+
+
+def with_class_names(header: Header, classes: Classes | None) -> Header:
+    """Return the header of a zero-shot model that has been told its classes; thresholds and OOD scores are of those that it stores."""
+    stored = header.prompting and (header.labels, header.prompting.templates)
+    if classes is None or stored == (classes.names, classes.templates):
+        return header
+    prompting = header.prompting and header.prompting.model_copy(update={"templates": classes.templates})
+    return header.model_copy(
+        update={"labels": classes.names, "prompting": prompting, "threshold": None, "fitted": None}
+    )
 
 
 def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import re
@@ -15,20 +16,27 @@ from PIL import ExifTags, Image
 
 import hydractl
 from hydractl.checkpoint import write_tensors
+from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, OutputExists, UsageError
+from hydractl.families.registry import family_of
+from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.hub.model_outputs import publish_models
 from hydractl.output.atomic_write import Folder
 from hydractl.output.locks import OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.export import formats
+from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.export_module import ExportModule
+from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from support.builders import Sample, base
+from support.predictions import SavedPredictions
 from support.variants import variant
 
 IMAGES = base(variant("class-token"))
@@ -278,6 +286,46 @@ def test_ood_scores_beside_the_weights_stay_as_they_are(images, tmp_path):
     assert all(torch.equal(again[name], stored[name]) for name in stored)
 
 
+@pytest.mark.newer
+def test_one_ood_score_wherever_the_model_runs(images, tmp_path):
+    """Python, a pipeline's model and what is exported have the default score that `eval` found, at another temperature than it was fitted at."""
+    from transformers import AutoModelForImageClassification, pipeline
+
+    data, fit, val, near = (
+        f"digits::{rest}"
+        for rest in ("split=test,classes=0-6,limit=12", "split=train,classes=0-6,limit=60", "split=val,classes=0-6,limit=30", "classes=8,limit=5")
+    )  # fmt: skip
+    given = {"near": (NamedData.parse(f"others={near}"),), "latency": False, "bootstrap": 0, "device": "cpu"}
+    config = EvalConfig(
+        model=str(images), data=DataRef.parse(data), fit=DataRef.parse(fit), val=DataRef.parse(val), temperature=2.0,
+        store=Folder(tmp_path / "stored"), save_predictions=tmp_path / "p.st", **given,
+    )  # fmt: skip
+    run_eval(config)
+    (saved,) = SavedPredictions.load(tmp_path / "p.st").said.values()
+    expected = saved["id"].scores["energy+density"].float()
+    items, own = open_data(DataRef.parse(data)), hydractl.load(tmp_path / "stored")
+    pictures = [items.image(i) for i in range(len(items))]
+    inputs = own.encode(pictures)
+    theirs = AutoModelForImageClassification.from_pretrained(tmp_path / "stored")
+    for suffix in (".onnx", ".pt2"):
+        run_export(ExportConfig(model=str(tmp_path / "stored"), out=tmp_path / f"m{suffix}"))
+    asked = {"pixel_values": inputs}
+    with torch.inference_mode():
+        found = {
+            "predict": own.predict(pictures).scores["energy+density"],
+            "Auto class": theirs(inputs).ood_score,
+            "copy": copy.deepcopy(theirs)(inputs).ood_score,
+            "pipeline": pipeline("image-classification", model=str(tmp_path / "stored")).model(inputs).ood_score,
+            "ONNX": formats.run_onnx((tmp_path / "m.onnx").read_bytes())(asked)["ood_score"],
+            "torch.export": formats.run_pt2((tmp_path / "m.pt2").read_bytes())(asked)["ood_score"],
+        }  # fmt: skip
+
+    assert own.temperature == 2
+    assert len(expected.unique()) == len(expected)
+    for name, scores in found.items():
+        assert torch.allclose(scores, expected, rtol=1e-4, atol=1e-4), name
+
+
 def test_classes_that_a_zero_shot_model_is_asked_by_are_not_renamed():
     from hydractl.auto.arguments import relabelled
     from hydractl.auto.config import HydraConfig
@@ -324,7 +372,8 @@ def test_whoever_asks_hears_the_same_in_as_many_digits_as_members_disagree_by(im
     inputs, labels = IMAGES.inputs(batch=3), torch.tensor([0, 1, 2])
     with torch.inference_mode():
         said, found = own(inputs), theirs(inputs, labels=labels)
-        exported = ExportModule(own)({"pixel_values": inputs})
+        with_score = WithDefaultScore(own, None, family_of(own.header.architecture), name="own")
+        exported = ExportModule(with_score)({"pixel_values": inputs})
 
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     assert said.member_logits.dtype == found.member_logits.dtype == exported["member_logits"].dtype == dtype
@@ -332,7 +381,7 @@ def test_whoever_asks_hears_the_same_in_as_many_digits_as_members_disagree_by(im
     with torch.inference_mode():
         for logits in (found.logits, beside(inputs), exported["logits"]):
             assert torch.equal(logits, said.logits)
-    for name in ("entropy", "mutual_information"):
+    for name in ("entropy", "mutual_information", "ood_score"):
         assert torch.equal(found[name], exported[name])
     probs = said.member_logits.double().softmax(-1)
     each, mean = (torch.distributions.Categorical(probs=p).entropy() for p in (probs, probs.mean(0)))

@@ -17,6 +17,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.zero_shot_classes import Naming
 from support.builders import base
+from support.stored_scores import COUNT, store_scores
 from support.variants import VARIANTS
 
 KEEPS = (((0, 2, 3), (), (1,)), ((1, 2), (), ()))
@@ -59,11 +60,14 @@ def asked_of(sample):
 
 
 def saved(sample, kind, folder):
-    """Return the path of a base, a member or a hydra of two."""
+    """Return the path of a base, a member or a hydra of two, which stores an OOD score of features."""
     if kind != "hydra":
         return (sample if kind == "base" else sample.pruned(*KEEPS[0])).save(folder / "m.st")
     members = [str(sample.pruned(*keep).tuned(i).save(folder / f"{i}.st")) for i, keep in enumerate(KEEPS)]
-    run_fuse(FuseConfig(models=tuple(members), out=folder / "m.st", verify=False))
+    naming = Naming(names=CLASSES if sample.header.prompting else ())
+    run_fuse(FuseConfig(models=tuple(members), out=folder / "m.st", verify=False, naming=naming))
+    fit, val = (sample.inputs(batch=COUNT, seed=seed) for seed in (1, 2))
+    store_scores(folder / "m.st", *(x["pixel_values"] if naming.names else x for x in (fit, val)))
     return folder / "m.st"
 
 
@@ -93,4 +97,8 @@ def test_exported_equals_the_model(tmp_path, prompted, variant, kind, suffix):
     for asked in asked_of(sample):
         with torch.inference_mode():
             expected = model.member_logits(asked.get(PIXELS, asked))
-        assert largest_difference(run(asked)["member_logits"], expected) <= 1e-5
+            scores = model.predict(asked.get(PIXELS, asked)).scores
+        answers = run(asked)
+        assert largest_difference(answers["member_logits"], expected) <= 1e-5
+        assert ("energy+density" in scores) == (kind == "hydra")
+        assert largest_difference(answers["ood_score"], scores.get("energy+density", scores["msp"])) <= 1e-4

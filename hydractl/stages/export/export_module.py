@@ -10,40 +10,43 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from hydractl.families.tower import Model, Towers
+from hydractl.families.tower import Model
+from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.metrics.ood_scores import entropy, mutual_information
 from hydractl.metrics.per_sample import opinions
 from hydractl.model_inputs import PIXELS
 
 IMAGES = "images"
 """What uint8 pixels (B, height, width, channels) are called; prepared ones are `pixel_values`."""
-OUTPUTS = ("probabilities", "logits", "member_logits", "entropy", "mutual_information")
+OUTPUTS = ("probabilities", "logits", "member_logits", "entropy", "mutual_information", "ood_score")
 
 
 class ExportModule(nn.Module):
     """A model, asked by name."""
 
-    def __init__(self, model: Towers, pixels: nn.Module | None = None) -> None:
+    def __init__(self, with_score: WithDefaultScore, pixels: nn.Module | None = None) -> None:
         """Take a model over.
 
         Args:
-            model: In evaluation mode. A zero-shot one knows its classes.
+            with_score: The model with its default OOD score, in evaluation mode. A zero-shot one knows its classes.
             pixels: What makes its inputs of uint8 pixels; None where they come prepared.
         """
         super().__init__()
-        self.model = model
+        self.model = with_score.model
+        self.with_score = with_score
         self.pixels = pixels
         self.eval()
 
-    def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return what `OUTPUTS` names: (B, C), (B, C), (M, B, C), (B,) and (B,).
+    def forward(self, inputs: dict[str, torch.Tensor], exact: bool = False) -> dict[str, torch.Tensor]:
+        """Return what `OUTPUTS` names: (B, C), (B, C), (M, B, C), (B,), (B,) and (B,).
 
-        `logits` are what the model itself answers with, and entropy and mutual information are in nats.
+        `logits` are what the model itself answers with, entropy and mutual information are in nats, and the OOD score is the model's
+        default; `exact` in float64, as `predict`.
         """
         if self.pixels is not None:
             inputs = {PIXELS: self.pixels(inputs[IMAGES])}
         model_inputs = inputs[PIXELS] if inputs.keys() == {PIXELS} else inputs
-        member_logits = self.model.member_logits(model_inputs)
+        member_logits, ood_score = self.with_score(model_inputs, exact=exact)
         log_probs, mean = opinions(member_logits)
         logits = member_logits[0] if isinstance(self.model, Model) else mean
         outputs_in_order = (
@@ -52,11 +55,12 @@ class ExportModule(nn.Module):
             member_logits,
             entropy(log_probs),
             mutual_information(log_probs),
+            ood_score,
         )
         return dict(zip(OUTPUTS, outputs_in_order, strict=True))
 
     def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the same, without gradients."""
+        """Return the same, without gradients, with the OOD score as `predict` computes it."""
         with torch.inference_mode():
-            outputs: dict[str, torch.Tensor] = self(dict(inputs))
+            outputs: dict[str, torch.Tensor] = self(dict(inputs), exact=True)
         return outputs

@@ -12,6 +12,7 @@ import torch
 from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
+from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Report
@@ -193,7 +194,9 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> S
     elif config.with_preprocess:
         pixels, axes = Pixels(how), formats.Axes(("batch", "height", "width"))
         example = {IMAGES: pictures(how, size=(1.5, 1.25), batch=EXAMPLES, seed=config.seed)}
-    return Source(opened, classes, ExportModule(model, pixels), axes, example)
+    return Source(
+        opened, classes, ExportModule(WithDefaultScore.stored(model, opened, classes), pixels), axes, example
+    )
 
 
 def _convert(config: ExportConfig, source: Source, progress: Progress) -> Exported:
@@ -221,7 +224,7 @@ def _compare_on_random_inputs(
     differences = {RANDOM: difference(program, source.module.answer, inputs)}
     require_near(differences[RANDOM], config.tolerance, inputs_name=RANDOM)
     if config.with_preprocess and isinstance(how, Preprocess):
-        as_eval = ExportModule(source.module.model).answer
+        as_eval = ExportModule(source.module.with_score).answer
         differences[PREPARED] = difference(
             program, lambda pixels: as_eval({PIXELS: prepared(how, pixels[IMAGES])}), inputs
         )
@@ -324,6 +327,7 @@ def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
         "temperature_in_graph": True,
         "architecture": header.architecture.name,
         "kind": header.kind.value,
+        "ood_score": source.module.with_score.score,
         "members": len(header.masks),
         "made_by": step.model_dump(mode="json"),
     }

@@ -84,6 +84,7 @@ def near(found, path, asked, tolerance=1e-5):
         loaded = hydractl.load(path).predict(asked)
         for name in ("entropy", "mutual_information"):
             assert torch.allclose(torch.as_tensor(found[name]), getattr(loaded, name), atol=tolerance), name
+        assert torch.allclose(torch.as_tensor(found["ood_score"]), loaded.scores["msp"], atol=tolerance)
 
 
 def test_any_number_of_samples_goes_into_onnx(hydra, exported):

@@ -1,0 +1,49 @@
+"""Checkpoints that store `energy+density`, fitted on noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import hydractl
+from hydractl.data.batches import Batch
+from hydractl.families.registry import family_of
+from hydractl.fusion.feature_ood import Scores, WithOodScores
+from hydractl.fusion.features import FeatureExtractor
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import FittedScores
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
+from hydractl.processes.distributed import ProcessGroup
+from support.builders import sha
+
+if TYPE_CHECKING:
+    from hydractl.families.base import Family
+    from hydractl.families.tower import Towers
+    from hydractl.model_inputs import Inputs
+
+COUNT = 24
+"""Samples to fit on and held out."""
+
+
+def fitted(model: Towers, family: Family, fit: Inputs, val: Inputs) -> Scores:
+    """Return `energy+density` of a model for inputs (COUNT, ...)."""
+    batches = [[Batch(inputs, None, torch.arange(COUNT))] for inputs in (fit, val)]
+    with_scores = WithOodScores.fit(
+        FeatureExtractor.of(model, family, name="model"), [ENERGY_DENSITY], (batches[0], torch.arange(COUNT) % 3), batches[1],
+        name="model", team=ProcessGroup(),
+    )  # fmt: skip
+    return with_scores.scores
+
+
+def store_scores(path: Path, fit: Inputs, val: Inputs, *, temperature: float = 2.0) -> None:
+    """Let a checkpoint store the score, and then another temperature than it was fitted at."""
+    model = hydractl.load(path)
+    header, was = model.header, model.temperature
+    model.scores = fitted(model, family_of(header.architecture), fit, val)
+    stored = FittedScores(
+        scores=(ENERGY_DENSITY,), data=Fingerprint(reference="noise", sha256=sha("noise")), temperature=was, version=VERSION
+    )  # fmt: skip
+    model.header = header.model_copy(update={"fitted": stored, "temperature": temperature})
+    model.save(path, force=True)
