@@ -206,7 +206,11 @@ def test_a_failed_check_shows_everything_and_exits_5(model, tmp_path, capsys):
     [
         ([], 2, "`--data` is missing"),
         (["--data", "digits::splt=test"], 2, "unknown key `splt`"),
-        (["--data", DATA, "--near", "far=noise"], 2, "an OOD data set cannot be called `far`"),
+        (
+            ["--data", DATA, "--near", "val=noise"],
+            2,
+            "an OOD data set cannot be called `val`\n\nhint: `--near NAME=DATA`",
+        ),
         (["--data", DATA, "--fail-if", "ece>"], 2, "`--fail-if ece>`: expected METRIC"),
         (["--data", DATA, "--metrics", "ac"], 2, "unknown metric `ac`\n\nhint: did you mean `accuracy`?"),
         (

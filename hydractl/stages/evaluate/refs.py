@@ -40,7 +40,7 @@ class NamedData(NamedInputs):
         if self.name.casefold() in RESERVED:
             raise UsageError(
                 f"an OOD data set cannot be called `{self.name}`",
-                hint=f"`NAME=DATA` calls it something else; {quoted(RESERVED)} mean something in a report",
+                hint=f"{quoted(RESERVED)} mean something in a report",
             )
 
     @classmethod
