@@ -247,7 +247,8 @@ def vim(data: Training, *, name: str = VIM) -> FittedScore:
     of it (section 4); a makes its mean over training data that of the largest logit.
 
     Raises:
-        DataError: If training data has nothing outside of its principal space.
+        DataError: If there are fewer samples than features, or these have nothing outside of the principal space. What lies outside of
+            it is then known for the training data alone: it is all but 0 for these, and large for whatever else.
     """
     weight, bias = (tensor.double() for tensor in data.classifier)
     origin: Tensor = -torch.linalg.pinv(weight) @ bias
@@ -261,10 +262,11 @@ def vim(data: Training, *, name: str = VIM) -> FittedScore:
 
     tensors = {"origin": origin, "outside": outside.contiguous()}
     residuals = sum(float(_residual(tensors, features).sum()) for features in data.parts())
-    if residuals <= RESIDUE * lengths:
+    if len(data.features) < width or residuals <= RESIDUE * lengths:
         raise DataError(
-            f"`{VIM}`: the features of {len(data.features)} samples span no more than the {rank} dimensions of its principal space",
-            hint=f"name more data with `--fit`: more than {rank} samples, and several a class",
+            f"`{VIM}`: {len(data.features)} samples do not span the {width} dimensions of the features, so it is not known how far data "
+            f"lie outside of the {rank} of its principal space",
+            hint=f"name more data with `--fit`, at least {width} samples; or choose `{RELATIVE}`, which needs fewer",
         )
     scale = float(data.largest.double().sum()) / residuals
     return FittedScore(name, {**tensors, "scale": torch.tensor(scale, dtype=torch.float64)})
