@@ -59,6 +59,7 @@ EARLIER = (f"{RELATIVE}:{AS_PUBLISHED}", f"{MAHALANOBIS}:{AS_PUBLISHED}", f"{KNN
 """What these names meant before the scores were shrunk and normalized."""
 KINDS = ("near", "far")
 BAR = 4.0
+DECIMALS = 5
 HELD_OUT = 20
 KNOWN = 7
 NEVER = ("--eval-every", "100000")
@@ -226,10 +227,11 @@ def measure(model: Path, splits: Splits) -> Measured:
             refused[score] = str(error)
     names = {score: number_name("auroc", score, scores) for score in scores}
     auroc = {
-        name: {score: numbers[metric].value for score, metric in names.items()}
+        name: {score: round(numbers[metric].value, DECIMALS) for score, metric in names.items()}
         for name, numbers in row.ood.items()
     }
-    auroc |= {kind: {score: row.means[kind][metric] for score, metric in names.items()} for kind in KINDS}
+    for kind in KINDS:
+        auroc[kind] = {score: round(row.means[kind][metric], DECIMALS) for score, metric in names.items()}
     return Measured(accuracy=row.values["accuracy"].value, auroc=auroc, refused=refused)
 
 
