@@ -1,0 +1,208 @@
+"""The examples of `--help`, each run by a shell on made-up files of the names that it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hydractl.cli.app import COMMANDS, command_tree
+from hydractl.cli.helptext import paragraphs
+from support.hub import serve
+from support.pushes import Pushable
+from support.text_folders import save_text_model
+from support.variants import VARIANTS
+
+SMALL = {"img_size": 16, "patch_size": 8, "embed_dim": 48, "depth": 9, "num_heads": 12}
+NAME = "vit_tiny_patch16_224"
+LINKED = 100_000
+"""Bytes from which a file is linked to and not copied; no example writes into one."""
+FOLDERS = {"train": 6, "val": 16, "test": 12, "birds": 6}
+"""How many pictures of each class a folder has."""
+MADE = f"""
+hydractl finetune arch:{NAME}::{",".join(f"{k}={v}" for k, v in SMALL.items())} \\
+  --data train/ --val test/ --lr 3e-3 --epochs 8 --batch-size 24 -o base.st -q
+hydractl score base.st --method taylor --data test/ -o scores.json -q
+cp scores.json taylor.json
+hydractl prune base.st --scores scores.json --keep 8 -o member.st -q
+mv member.mask.json mask.json
+for name in a b c; do
+  hydractl finetune base.st --data train/ --val test/ --steps 1 --seed $(printf %d "'$name") -o $name.st -q
+done
+hydractl fuse a.st b.st c.st -o hydra.st -q
+evaluate() {{
+  hydractl eval hydra.st --no-latency --bootstrap 9 -q "$@"
+}}
+evaluate --data test/ --near birds=birds/ --compare base.st --curves -o report.json
+cp report.json seed-0.json
+evaluate --data test/ --near birds=birds/ --compare base.st --seed 1 -o seed-1.json
+evaluate --data test/ --compare base.st -o pets.json
+evaluate --data val/ --compare base.st -o cars.json
+evaluate --data val/ --threshold-for 'risk<=0.1' --store selective.st
+hydractl prune bert/ --strategy random --keep-fraction 1 -o sentiment.st -q
+rm member.st
+"""
+PIPELINE = """
+[params]
+members = 2
+
+[[stage]]
+name = "members"
+command = "prune"
+model = "base.st"
+strategy = "random"
+keep = "8"
+members = "{members}"
+out = "drawn-{i}.st"
+
+[[stage]]
+name = "fuse"
+command = "fuse"
+models = ["a.st", "b.st"]
+out = "fused.st"
+"""
+RUN_ELSEWHERE = {"demo"}
+"""Takes minutes; `tests/cli/demo` runs what it is made of."""
+NEW_PROCESS = {"doctor", "push"}
+"""Commands for which it counts what the environment says when libraries are loaded."""
+SLOW = ("arch:vit", "--with-preprocess", "int8")
+
+
+def examples() -> list[tuple[str, str]]:
+    """Return every example of every command, with the lines that it goes on in."""
+    found = []
+    for name in (name for name in COMMANDS if name not in RUN_ELSEWHERE):
+        block = next(p for p in paragraphs(command_tree().commands[name]) if p.startswith("Examples:"))
+        text = "\n".join(line.removeprefix("  ") for line in block.splitlines()[1:])
+        found += [(name, example) for example in re.findall(r"(?:.*\\\n)*.+", text)]
+    return found
+
+
+def outputs(example: str) -> list[str]:
+    """Return the files that an example writes."""
+    return re.findall(r"(?:-o|--store|>) ([\w.]+)(?!/)\b", example)
+
+
+def write_pictures(folder: Path) -> None:
+    """Write pictures of two classes that anybody tells apart, and some of neither."""
+    numbers = np.random.default_rng(0)
+    for name, count in FOLDERS.items():
+        for label, shade in (("cat", 60), ("dog", 190)):
+            place = folder / name / label
+            place.mkdir(parents=True)
+            for i in range(count):
+                pixels = numbers.normal(shade, 20, (16, 16, 3)).clip(0, 255).astype("uint8")
+                Image.fromarray(pixels).save(place / f"{i}.png")
+    shutil.copytree(folder / "test/cat", folder / "photos")
+    Image.open(folder / "photos/0.png").save(folder / "a.jpg")
+    shutil.copy(folder / "photos/1.png", folder / "b.png")
+
+
+def write_weights(folder: Path) -> None:
+    """Write what training scripts save: checkpoints of timm's, and bare weights."""
+    import timm
+
+    for name in ("model_best", "seed-0", "seed-1"):
+        model = timm.create_model(NAME, num_classes=2, **SMALL)
+        state = model.state_dict()
+        document = {"arch": NAME, "num_classes": 2, "model_kwargs": SMALL, "state_dict": state}
+        torch.save(document | {"state_dict_ema": state}, folder / f"{name}.pth.tar")
+    torch.save(timm.create_model(NAME, num_classes=2).state_dict(), folder / "weights.pth")
+
+
+def environment(folder: Path, python: object) -> dict[str, str]:
+    """Return the environment of a shell that finds `hydractl`, and a home of its own."""
+    (folder / "bin").mkdir(exist_ok=True)
+    program = folder / "bin/hydractl"
+    program.write_text(f'#!/bin/sh\nexec {python} -m hydractl "$@"\n')
+    program.chmod(0o755)
+    return {
+        **{k: v for k, v in os.environ.items() if k in {"LANG", "LD_LIBRARY_PATH"}},
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def run(script: str, folder: Path, settings: dict[str, str], shell: str = "bash") -> None:
+    done = subprocess.run(
+        [shell, "-euo", "pipefail", "-c", script],
+        cwd=folder, env=settings, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """A folder with a file of every name that examples say."""
+    from support import warm
+
+    folder = tmp_path_factory.mktemp("examples")
+    write_pictures(folder)
+    write_weights(folder)
+    save_text_model(next(v for v in VARIANTS if v.family == "transformers-bert"), folder / "bert")
+    (folder / "reviews.csv").write_text("body,label\nthe cat sat,good\na mat,bad\n")
+    (folder / "lines.txt").write_text("the cat sat\non a mat\n")
+    (folder / "hydra.toml").write_text(PIPELINE)
+    (folder / ".config/fish/completions").mkdir(parents=True)
+    run(MADE, folder, environment(tmp_path_factory.mktemp("home"), warm.python()))
+    return folder
+
+
+@pytest.fixture
+def work(files, tmp_path, request):
+    """A folder of one's own with those files, but for the example's outputs: copies of small ones, links to large ones."""
+    place = tmp_path / "work"
+
+    def copy(source: str, target: str) -> None:
+        if Path(source).stat().st_size > LINKED:
+            Path(target).symlink_to(source)
+        else:
+            shutil.copy(source, target)
+
+    shutil.copytree(files, place, copy_function=copy)
+    for output in outputs(request.getfixturevalue("example")):
+        (place / output).unlink(missing_ok=True)
+    return place
+
+
+@pytest.fixture
+def settings(work, tmp_path, python, request):
+    """The environment of the example's shell, with a Hub for what pushes."""
+    name = request.getfixturevalue("name")
+    alone = environment(work, sys.executable if name in NEW_PROCESS else python())
+    if name != "push":
+        yield alone
+        return
+    with serve(Pushable()) as hub:
+        del alone["HF_HUB_OFFLINE"]
+        yield hub.environment(tmp_path / "hub") | alone | {"HF_TOKEN": "hf_secret"}
+
+
+@pytest.mark.parametrize(
+    ("name", "example"),
+    [
+        pytest.param(name, example, marks=[pytest.mark.more] * any(word in example for word in SLOW))
+        for name, example in examples()
+    ],
+)
+def test_an_example_does_what_it_says(work, settings, name, example):
+    shell = "zsh" if "zsh" in example else "bash"
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    run(example, work, settings, shell)
+    assert all((work / output).is_file() for output in outputs(example) if "--estimate" not in example)
+
+
+def test_every_command_has_examples():
+    assert {name for name, _ in examples()} | RUN_ELSEWHERE == {*COMMANDS}
