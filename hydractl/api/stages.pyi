@@ -429,6 +429,7 @@ def evaluate(
     bootstrap: int | None = ...,
     fail_if: str | Sequence[str] | None = ...,
     threshold_for: str | float | None = ...,
+    guarantee: Literal["errors-among-accepted", "accepted-and-wrong"] | None = ...,
     delta: float | None = ...,
     store: str | Path | None = ...,
     out: str | Path | None = ...,
@@ -471,6 +472,7 @@ def evaluate(
         bootstrap: Resamples for 95 % intervals; 0 for none.
         fail_if: Exit with 5 if the condition holds for MODEL, for example `acc<95%` or `auroc[near]<0.9`.
         threshold_for: Find a threshold of the OOD score with at most the fraction R of errors below, on held-out `--data`, or exit with 5.
+        guarantee: What R bounds: errors among accepted inputs, with probability 1 - D; or inputs that are accepted and wrong, among all inputs, on average (default: errors-among-accepted).
         delta: Probability that the threshold breaks the promise (default: 0.05).
         store: Write a copy of MODEL with its threshold, `--temperature` and fitted OOD scores, which `predict` applies.
         out: Report in JSON, or `-` for standard output.

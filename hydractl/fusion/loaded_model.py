@@ -92,7 +92,8 @@ class Loaded(Towers):
         with self._evaluating():
             responses = self._respond(tracked, count)
         stored = self.header.threshold
-        return Predictions.of(responses, self.labels, Bound(stored.score, stored.below) if stored else None)
+        bound = Bound(stored.score, stored.below) if stored and stored.below is not None else None
+        return Predictions.of(responses, self.labels, bound)
 
     def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses | Scored:
         """Return what members say of all, and the scores of features that the checkpoint holds."""

@@ -37,7 +37,7 @@ class Predictions:
         scores: OOD scores by the names that `eval` has, (N,), float32: all of logits, and those of features that the model holds;
             the higher, the stranger the sample.
         accepted: Whether the model answers for each sample, (N,), boolean: by the threshold that its checkpoint stores, None
-            where it stores none.
+            where it stores none, or that none keeps the risk that was asked for.
     """
 
     labels: tuple[str, ...]

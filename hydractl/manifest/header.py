@@ -20,7 +20,9 @@ from hydractl.manifest.document import (
     StrictModel,
     Version,
 )
+from hydractl.manifest.guarantee import Guarantee
 from hydractl.manifest.head_mask import WIDEST, Mask, TowerHeads, TowerKeep
+from hydractl.messages import counted
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.strict_json import compact
 
@@ -235,16 +237,14 @@ OpenShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Threshold(StrictModel):
-    """Inputs are accepted whose OOD score is below a bound, and what is known of the answers to them.
-
-    With probability 1 - `delta` over the draw of the samples that it was found on, at most `risk` of the answers to accepted
-    inputs, drawn as these samples were, are wrong.
+    """Inputs are accepted whose OOD score is below a bound, and what that promises of inputs drawn as its samples were.
 
     Attributes:
         score: The name of the OOD score.
-        below: The bound.
-        risk: As above.
-        delta: As above.
+        below: The bound; None where no bound keeps the risk, so that nobody knows which inputs to accept.
+        risk: At most this share is wrong, as `guarantee` counts it.
+        guarantee: What is bounded; files of before say nothing of it.
+        delta: The chance, over the draw of the samples, that it is not; None where it is bounded on average.
         count: How many samples it was found on.
         accepted: How many of them it accepts.
         errors: How many of these the model answers wrongly.
@@ -252,11 +252,15 @@ class Threshold(StrictModel):
     """
 
     score: str
-    below: float
+    below: float | None = None
     risk: OpenShare
-    delta: OpenShare
+    guarantee: Guarantee = Field(
+        default=Guarantee.ERRORS_AMONG_ACCEPTED,
+        exclude_if=lambda value: value is Guarantee.ERRORS_AMONG_ACCEPTED,
+    )
+    delta: OpenShare | None = Field(default=None, exclude_if=lambda value: value is None)
     count: int = Field(ge=1)
-    accepted: int = Field(ge=1)
+    accepted: int = Field(ge=0)
     errors: int = Field(ge=0)
     version: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
 
@@ -265,10 +269,26 @@ class Threshold(StrictModel):
         """The share of the samples that it accepts."""
         return self.accepted / self.count
 
+    @property
+    def summary(self) -> str:
+        """What it accepts and promises; where there is none, which was looked for."""
+        promise = self.guarantee.promise(self.risk, self.delta)
+        samples = counted(self.count, "sample")
+        if self.below is None:
+            return f"no threshold on {self.score} is known from {samples} to keep this: {promise}"
+        return (
+            f"accepts inputs whose {self.score} is below {self.below:.6g} ({100 * self.coverage:.1f} % of {samples}, {self.errors} "
+            f"wrong): {promise}"
+        )
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.errors <= self.accepted <= self.count:
             raise ValueError("errors, accepted, count: each is at most the next")
+        if (self.below is None) != (self.accepted == 0):
+            raise ValueError("below: there is one if samples are accepted, and only then")
+        if (self.delta is None) != (self.guarantee is Guarantee.ACCEPTED_AND_WRONG):
+            raise ValueError(f"delta: `{Guarantee.ERRORS_AMONG_ACCEPTED}` has one, and only that")
         return self
 
 

@@ -47,7 +47,13 @@ def title(compared: Compared) -> str:
 
 
 def verdict(compared: Compared) -> tuple[str, ...]:
-    """Return one sentence for each row that the first one is compared with, or what it measures where there is none."""
+    """Return one sentence for each row that the first one is compared with, or what it measures where there is none; and thresholds."""
+    thresholds = tuple(
+        f"{row.name}: {row.threshold.summary}."
+        for report in compared.reports
+        for row in report.rows
+        if row.threshold is not None
+    )
     first = compared.names[0]
     if not compared.differences:
         numbers_of = compared.rows[first]
@@ -57,8 +63,8 @@ def verdict(compared: Compared) -> tuple[str, ...]:
             if q in numbers_of
         )
         no_comparison = "nothing stands beside it, so this does not say whether it is better than anything"
-        return (f"{first}: {numbers or 'nothing to judge it by'}; {no_comparison}.",)
-    return tuple(_sentence(compared, row) for row in compared.differences)
+        return (f"{first}: {numbers or 'nothing to judge it by'}; {no_comparison}.", *thresholds)
+    return (*(_sentence(compared, row) for row in compared.differences), *thresholds)
 
 
 def judged_quantities(compared: Compared) -> list[Quantity]:

@@ -117,13 +117,19 @@ def test_what_a_script_saved_is_imported_first(folder, call):
     shutil.rmtree(folder / "other")
 
 
-def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call):
-    seen = call("make", "m0.st", "m1.st", *DATA, "--risk", "0.001", "-o", "strict/")
+@pytest.mark.parametrize(
+    ("risk", "model"),
+    [("0.001", "hydra"), ("0.1", "model")],
+    ids=["too few samples", "too many errors"],
+)
+def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, model):
+    """Where samples could tell, the copy says that there is none."""
+    seen = call("make", "m0.st", "m1.st", *DATA, "--risk", risk, "-o", "strict/")
 
     assert seen.code == 0
-    assert "No threshold keeps the risk of 0.001" in seen.out
-    assert "hydractl predict strict/hydra.st INPUTS" in seen.out
-    assert not (folder / "strict/model.st").exists()
+    assert f"No threshold keeps the risk of {risk}" in seen.out
+    assert f"hydractl predict strict/{model}.st INPUTS" in seen.out
+    assert (folder / "strict/model.st").exists() == (model == "model")
     shutil.rmtree(folder / "strict")
 
 

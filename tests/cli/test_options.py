@@ -157,7 +157,7 @@ COMPANIONS = {
         "scores": ("--analyse", "heads"),
         "val": (*KNN, "msp,mi", "--ood-val", "bees=noise"),
         "ood_val": (*KNN, "msp,mi", "--val", "digits"),
-        **dict.fromkeys(("delta", "store"), ("--threshold-for", "risk<=0.5")),
+        **dict.fromkeys(("guarantee", "delta", "store"), ("--threshold-for", "risk<=0.5")),
     },
     "bench": {**TRAINING, **dict.fromkeys(("start_epochs", "start_lr"), ("--start", "b.st"))},
     "finetune": {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
+from pydantic import ValidationError
 
 import hydractl
 from hydractl.checkpoint import Checkpoint
@@ -14,8 +17,9 @@ from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import open_model
+from hydractl.manifest.guarantee import Guarantee
+from hydractl.manifest.header import Threshold
 from hydractl.manifest.report import Report
-from hydractl.metrics import selective
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
@@ -142,37 +146,119 @@ def test_other_weights_drop_it(models, stored):
     assert any("its threshold is not kept" in warning for warning in heard.warnings)
 
 
-def test_the_command_says_what_it_found_or_that_there_is_none(models, capsys):
-    argv = [
-        "eval",
-        str(models / "base.st"),
-        "--data",
-        HELD,
-        "--no-latency",
-        "--bootstrap",
-        "0",
-        "--metrics",
-        "accuracy",
-        "--device",
-        "cpu",
-    ]
-    assert main([*argv, "--threshold-for", f"risk<={RISK}", "--delta", "0.2"]) == 0
-    assert "wrong; with 80 % confidence at most 95 % of its answers are" in capsys.readouterr().out
+def evaluates(models, model, *options):
+    return main([
+        "eval", str(models / model), "--data", HELD, "--no-latency", "--bootstrap", "0", "--metrics", "accuracy", "--device", "cpu",
+        *options,
+    ])  # fmt: skip
 
-    copy = models / "none.st"
+
+def test_the_command_says_what_it_found_and_what_that_promises(models, capsys):
+    assert evaluates(models, "base.st", "--threshold-for", f"risk<={RISK}", "--delta", "0.2") == 0
+    seen = capsys.readouterr().out
+    assert "base: accepts inputs whose msp is below -" in seen
+    assert " wrong): with 80 % confidence, at most 95 % of the accepted inputs are answered wrongly" in seen
+    assert evaluates(models, "base.st", "--threshold-for", "risk<=0.01") == 5
+    assert "252 samples cannot tell" in capsys.readouterr().err
+
+
+def test_the_share_that_is_accepted_and_wrong_is_bounded_on_average(models, capsys):
+    """No confidence belongs to it, in files or in words; all that tells a model says the same."""
+    wrong = ("--threshold-for", "risk<=0.3", "--guarantee", "accepted-and-wrong")
+    report, copy = models / "wrong.json", models / "wrong.st"
+    assert evaluates(models, "hydra.st", *wrong, "-o", str(report), "--store", str(copy)) == 0
+    promise = "on average over draws of the held-out samples, at most 30 % of all inputs are accepted and answered wrongly"
+    assert promise in " ".join(capsys.readouterr().out.split())
+    written = Report.from_json(report.read_text(), where="report")
+    found = Checkpoint.open(copy).header.threshold
+    assert (found.guarantee, found.delta, found.risk) == ("accepted-and-wrong", None, 0.3)
+    assert written.rows[0].threshold == found
+    assert (found.errors + 1) / 253 <= 0.3 < (found.errors + 2) / 253
+    assert (written.options["guarantee"], "delta" in written.options) == ("accepted-and-wrong", False)
+
+    assert main(["inspect", str(copy)]) == 0
+    assert promise in " ".join(capsys.readouterr().out.split())
+    assert sum(line["accepted"] for line in lines(models, "wrong.st")) == found.accepted
+    assert lines(models, "hydra.st", threshold=report) == lines(models, "wrong.st")
+    assert main(["report", str(report), "-o", str(models / "page.md")]) == 0
     assert (
-        main([*argv, "--threshold-for", "risk<=0.1", "--store", str(copy), "-o", str(models / "r.json")]) == 5
+        f"({100 * found.coverage:.1f} % of 252 samples, {found.errors} wrong): {promise}."
+        in (models / "page.md").read_text()
+    )
+
+
+def test_where_no_threshold_keeps_the_risk_lines_say_null_and_the_command_why(models, capsys):
+    copy, report = models / "none.st", models / "none.json"
+    assert (
+        evaluates(models, "base.st", "--threshold-for", "risk<=0.1", "--store", str(copy), "-o", str(report))
+        == 5
     )
     seen = capsys.readouterr()
-    assert "base: no threshold keeps risk<=0.1" in seen.out
-    assert (
-        "error: `--threshold-for risk<=0.1`: no threshold on `msp` keeps it for `base`; nothing was stored"
-        in seen.err
+    why = (
+        "no threshold on msp is known from 252 samples to keep this: with 95 % confidence, at most 10 % of the accepted inputs are "
+        "answered wrongly"
     )
-    assert (models / "r.json").exists()
-    assert not copy.exists()
-    assert main([*argv, "--threshold-for", "risk<=0.01"]) == 5
-    assert "252 samples cannot tell" in capsys.readouterr().err
+    assert f"base: {why}" in " ".join(seen.out.split())
+    assert f"error: `--threshold-for risk<=0.1`: base: {why}; {copy} says so to `predict`" in seen.err
+    stored = Checkpoint.open(copy).header.threshold
+    assert (stored.below, stored.accepted, stored.count) == (None, 0, 252)
+    assert "threshold" in hydractl.load(copy).header.to_metadata()
+    assert hydractl.load(copy).predict(base().inputs(batch=2)).accepted is None
+
+    told = lines(models, "none.st")
+    assert {line["accepted"] for line in told} == {None}
+    assert lines(models, "base.st", threshold=report) == told
+    assert all("accepted" not in line for line in lines(models, "none.st", threshold=parse_threshold("none")))
+    for form in ("csv", "parquet"):
+        out = models / f"none.{form}"
+        assert main(["predict", str(copy), HELD, "-o", str(out), "--device", "cpu", "--json"]) == 0
+        seen = capsys.readouterr()
+        assert seen.err.count(f"{copy}: `accepted` is null: {why}") == 1
+        said = json.loads(seen.out)
+        assert (said["accepted"], said["reason"]) == (None, f"{copy}: `accepted` is null: {why}")
+    with (models / "none.csv").open(newline="") as file:
+        assert {row["accepted"] for row in csv.DictReader(file)} == {""}
+    column = pq.read_table(models / "none.parquet")["accepted"]
+    assert (column.null_count, str(column.type)) == (252, "bool")
+
+
+def test_where_no_threshold_is_stored_one_sentence_says_how_to_get_one(models):
+    def hears(model, **settings):
+        (models / "o.jsonl").unlink(missing_ok=True)
+        config = PredictConfig(
+            model=str(models / model), data=(HELD,), out=models / "o.jsonl", device="cpu", **settings
+        )
+        return run_predict(config, heard := Heard()).reason, heard
+
+    reason, heard = hears("hydra.st")
+    path = models / "hydra.st"
+    assert reason == (
+        f"{path}: stores no threshold, so inputs are neither accepted nor refused; `hydractl eval {path} --data HELD_OUT "
+        "--threshold-for 'risk<=0.05' --store PATH` stores one"
+    )
+    assert heard.steps.count(reason) == 1
+    for silent in (
+        hears("copy.st"),
+        hears("hydra.st", threshold=-0.2),
+        hears("hydra.st", threshold=parse_threshold("none")),
+    ):
+        assert silent[0] is None
+        assert not any("stores no threshold" in step for step in silent[1].steps)
+
+
+def test_a_file_of_before_has_the_first_guarantee(stored):
+    """And a document says nothing of what it always was."""
+    written = stored.model_dump(mode="json")
+    assert "guarantee" not in written
+    assert Threshold.model_validate_json(json.dumps(written)) == stored
+    assert stored.guarantee is Guarantee.ERRORS_AMONG_ACCEPTED
+    for change, message in (
+        ({"guarantee": "accepted-and-wrong"}, "`errors-among-accepted` has one"),
+        ({"delta": None}, "`errors-among-accepted` has one"),
+        ({"below": None}, "there is one if samples are accepted"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            Threshold.model_validate_json(json.dumps(written | change))
 
 
 def test_a_temperature_alone_can_be_stored(models):
@@ -230,6 +316,18 @@ REFUSED = {
     "no bound": (["--threshold-for", "risk"], "expected `risk<=R`"),
     "nothing to store": (["--store", "c.st"], "`--store`: there is nothing to store"),
     "delta alone": (["--delta", "0.1"], "`--delta` has no effect without `--threshold-for`"),
+    "a guarantee alone": (
+        ["--guarantee", "accepted-and-wrong"],
+        "`--guarantee` has no effect without `--threshold-for`",
+    ),
+    "another guarantee": (
+        ["--threshold-for", "risk<=0.1", "--guarantee", "accepted-and-wrnog"],
+        "did you mean `accepted-and-wrong`?",
+    ),
+    "a confidence of what has none": (
+        ["--threshold-for", "risk<=0.1", "--guarantee", "accepted-and-wrong", "--delta", "0.1"],
+        "`--delta` has no effect with `--guarantee accepted-and-wrong`: that one holds on average",
+    ),
     "delta of 1": (["--threshold-for", "risk<=0.1", "--delta", "1"], "`--delta 1`: must be"),
 }
 
@@ -239,4 +337,3 @@ def test_what_is_refused(models, capsys, options, message):
     assert main(["eval", str(models / "base.st"), "--data", HELD, *options]) == 2
     assert message in capsys.readouterr().err
     assert not Path("c.st").exists()
-    assert selective.fewest(0.5, 0.5) == 1

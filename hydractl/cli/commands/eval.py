@@ -350,15 +350,10 @@ def _best(row: Row, document: Report) -> str:
 
 
 def _threshold(row: Row, document: Report) -> str:
-    """Return what a row may answer, and what that promises."""
-    threshold = row.threshold
-    if threshold is None:
+    """Return which inputs a row accepts, and what that promises; reports of before say nothing where it accepts none."""
+    if row.threshold is None:
         return f"{row.name}: no threshold keeps {document.options['threshold_for']}"
-    return (
-        f"{row.name}: answers where {threshold.score} is below {threshold.below:.6g}, {100 * threshold.coverage:.1f} % of "
-        f"{counted(threshold.count, 'sample')}, {threshold.errors} wrong; with {100 * (1 - threshold.delta):g} % confidence at most "
-        f"{100 * threshold.risk:g} % of its answers are"
-    )
+    return f"{row.name}: {row.threshold.summary}"
 
 
 def _samples(data: Fingerprint, between: str) -> str:

@@ -12,6 +12,7 @@ from typing_extensions import override
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.errors import UsageError
+from hydractl.manifest.guarantee import Guarantee
 from hydractl.manifest.shift_groups import scopes
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
@@ -22,7 +23,7 @@ from hydractl.settings import Constraint, Role, Setting, by_default, check, flag
 from hydractl.stages.evaluate.analyses.settings import ANALYSING, NOTHING_ANALYSED, Analysing
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
 from hydractl.stages.evaluate.baselines.registry import BASELINES
-from hydractl.stages.evaluate.fail_if import DELTA, OPTION, Condition, parse_risk
+from hydractl.stages.evaluate.fail_if import CHANCE, DELTA, GUARANTEE, OPTION, PANEL, THRESHOLD_FOR, Condition
 from hydractl.stages.evaluate.refs import (
     OOD_STREAMS,
     ROWS,
@@ -38,7 +39,7 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig, InputRef
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
-MEASURED, THRESHOLD = "Metrics", "Threshold"
+MEASURED = "Metrics"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,30 +158,16 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         repeated=True,
         metavar="COND",
     )
-    threshold_for: float | None = setting(
-        None,
-        "Find a threshold of the OOD score with at most the fraction R of errors below, on held-out `--data`, or exit with 5.",
-        parse=parse_risk,
-        metavar="'risk<=R'",
-        panel=THRESHOLD,
-    )
-    delta: float | None = setting(
-        None,
-        f"Probability that the threshold breaks the promise (default: {DELTA:g}).",
-        above=0.0,
-        below=1.0,
-        shows_range=False,
-        metavar="D",
-        panel=THRESHOLD,
-        only_with="threshold_for",
-    )
+    threshold_for: float | None = by_default(None, THRESHOLD_FOR)
+    guarantee: Guarantee | None = by_default(None, GUARANTEE)
+    delta: float | None = by_default(None, CHANCE)
     store: Path | None = setting(
         None,
         "Write a copy of MODEL with its threshold, `--temperature` and fitted OOD scores, which `predict` applies.",
         parse=output,
         check_path=WEIGHTS,
         metavar="PATH",
-        panel=THRESHOLD,
+        panel=PANEL,
         shows_default=False,
         role=Role.OUTPUT,
     )
@@ -313,9 +300,19 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         return tuple(score for score in self.scores if ood_scores.is_fitted(score))
 
     @property
-    def chance(self) -> float:
-        """The chance that a threshold does not keep its risk."""
-        return self.delta or DELTA
+    def promised(self) -> Guarantee:
+        """What a threshold promises."""
+        return Guarantee(self.guarantee or Guarantee.ERRORS_AMONG_ACCEPTED)
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether it does so with a confidence, not on average."""
+        return self.promised is Guarantee.ERRORS_AMONG_ACCEPTED
+
+    @property
+    def chance(self) -> float | None:
+        """The chance that it is not kept; None where it holds on average, and without a threshold."""
+        return (self.delta or DELTA) if self.threshold_for and self.has_confidence else None
 
     @property
     def rows(self) -> tuple[NamedModels, ...]:

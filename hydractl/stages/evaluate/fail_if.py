@@ -1,4 +1,4 @@
-"""`--fail-if`, a bound that a measured number must not break, and `--threshold-for`, the risk that a threshold must keep."""
+"""`--fail-if`, a bound that a measured number must not break, and `--threshold-for`, the risk that a threshold must keep, and how."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Self
 
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, SEVERITIES
 from hydractl.errors import UsageError
+from hydractl.manifest.guarantee import Guarantee
 from hydractl.manifest.shift_groups import SHIFT
 from hydractl.messages import did_you_mean
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.ood_scores import EVERY, MSP, kind_of, number_name
 from hydractl.metrics.registry import METRICS, metric_named
 from hydractl.parsing import number
+from hydractl.settings import Constraint, Setting
 
 if TYPE_CHECKING:
     from hydractl.manifest.report import Check, Row
@@ -28,7 +30,7 @@ GRAMMAR = re.compile(
 EXAMPLES = (
     "for example `--fail-if 'ece>0.02'` or `--fail-if 'auroc[near]<0.9'` or `--fail-if 'acc[fog:3]<80%'`"
 )
-OPTION = "--threshold-for"
+OPTION, PANEL = "--threshold-for", "Threshold"
 DELTA = 0.05
 RISK = re.compile(r"\s*risk\s*<=\s*(\S+)\s*")
 
@@ -52,6 +54,34 @@ def parse_risk(text: str) -> float:
             hint=f"1 % is written 0.01: `{OPTION} 'risk<={risk / 100:g}'`" if 1 <= risk < 100 else None,
         )
     return risk
+
+
+THRESHOLD_FOR = Setting(
+    "Find a threshold of the OOD score with at most the fraction R of errors below, on held-out `--data`, or exit with 5.",
+    parse=parse_risk,
+    metavar="'risk<=R'",
+    panel=PANEL,
+)
+GUARANTEE = Setting(
+    f"What R bounds: errors among accepted inputs, with probability 1 - D; or inputs that are accepted and wrong, among all inputs, on "
+    f"average (default: {Guarantee.ERRORS_AMONG_ACCEPTED}).",
+    choices=tuple(Guarantee),
+    panel=PANEL,
+    shows_default=False,
+    only_with="threshold_for",
+)
+CHANCE = Setting(
+    f"Probability that the threshold breaks the promise (default: {DELTA:g}).",
+    above=0.0,
+    below=1.0,
+    shows_range=False,
+    metavar="D",
+    panel=PANEL,
+    only_with=(
+        "threshold_for",
+        Constraint("has_confidence", option="guarantee", why="that one holds on average"),
+    ),
+)
 
 
 def risk_text(risk: float | None) -> str | None:

@@ -26,12 +26,10 @@ class EvalReport:
             CheckFailed: Naming each such condition and the number found, or the threshold that was asked for.
         """
         config, row, checks = self.config, self.document.rows[0], self.document.checks
-        if config.threshold_for is not None and row.threshold is None:
-            score = self.document.ood_scores[0 if config.ood_score else -1]
-            not_stored = "; nothing was stored" if config.store else ""
+        if row.threshold is not None and row.threshold.below is None:
+            stored = f"; {config.store} says so to `predict`" if config.store else ""
             raise CheckFailed(
-                f"`{OPTION} {risk_text(config.threshold_for)}`: no threshold on `{score}` keeps it for "
-                f"`{row.name}`{not_stored}",
+                f"`{OPTION} {risk_text(config.threshold_for)}`: {row.name}: {row.threshold.summary}{stored}",
                 hint="give more samples, allow more risk, or try another `--ood-score`",
             )
         failed = [check for check in checks if check.failed]

@@ -61,11 +61,11 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
         table = measure_rows(run)
         if not team.leads:
             document = Report.from_json(team.broadcast(""), where="the report of rank 0")
-            return EvalReport(document=document, paths=_paths(config, document), config=config)
+            return EvalReport(document=document, paths=_paths(config), config=config)
         document = _document(run, table, digest=config_digest(config))
         _write(config, run, table, document, lock)
         team.broadcast(document.to_json())  # when it is there: the others end with it
-        return EvalReport(document=document, paths=_paths(config, document), config=config)
+        return EvalReport(document=document, paths=_paths(config), config=config)
 
 
 def _prepare(
@@ -132,10 +132,9 @@ def _output_folder(config: EvalConfig) -> Path | None:
     return None if first is None else first.resolve().parent
 
 
-def _paths(config: EvalConfig, document: Report) -> tuple[Path, ...]:
-    """Return what is written; no model without the threshold that it was to have."""
-    failed = config.threshold_for is not None and document.rows[0].threshold is None
-    paths = (config.save_predictions, config.out, None if failed else config.store)
+def _paths(config: EvalConfig) -> tuple[Path, ...]:
+    """Return what is written."""
+    paths = (config.save_predictions, config.out, config.store)
     return tuple(path for path in paths if path is not None)
 
 
@@ -168,7 +167,6 @@ def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
 def _options(run: Evaluation) -> dict[str, OptionValue]:
     """Return the options that shape the numbers; those that were not given are left out."""
     config, classes = run.config, run.data.classes
-    has_threshold = config.threshold_for is not None
     options: dict[str, OptionValue] = {
         "batch_size": config.batch_size,
         "bootstrap": config.bootstrap,
@@ -179,7 +177,8 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
         "max_length": config.max_length,
         "seed": config.seed,
         "threshold_for": risk_text(config.threshold_for),
-        "delta": config.chance if has_threshold else None,
+        "guarantee": None if config.has_confidence else config.promised.value,
+        "delta": config.chance,
         "temperature": config.given_temperature,
         "corrupt": tuple(map(str, config.corrupt)) or None,
         "frost": next((c.photographs.sha256 for c in config.corrupt if c.photographs), None),
@@ -199,7 +198,7 @@ def _write(
     """Write all files or none; each says the options of `config`, as they were given."""
     summary = run.data.summary
     copy = None
-    if config.store in _paths(config, document):
+    if config.store is not None:
         copy = ModelCopy.of(
             config, run.opened[0][0], table.rows[0], summary.fingerprints, table.fitted_scores, run.progress
         )

@@ -21,7 +21,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
-from hydractl.metrics.selective import fewest, select
+from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, fewest
 from hydractl.metrics.temperature import rounded
 from hydractl.output.atomic_write import Sink
 from hydractl.progress import Progress
@@ -44,18 +44,19 @@ def check_count(config: EvalConfig, count: int) -> None:
     """
     if config.threshold_for is None:
         return
-    least = fewest(config.threshold_for, config.chance) + 1
+    least = fewest(config.threshold_for, config.chance)
     if count < least:
+        greater = ", or a greater `--delta`" if config.has_confidence else ""
         raise CheckFailed(
             f"`{OPTION} {risk_text(config.threshold_for)}`: {count} samples cannot tell, even if every answer were right",
-            hint=f"give at least {least} samples, allow more risk, or a greater `--delta`",
+            hint=f"give at least {least} samples, allow more risk{greater}",
         )
 
 
 def threshold_of(
     config: EvalConfig, score: str, predictions: StoredPredictions, labels: Tensor
 ) -> Threshold | None:
-    """Return the threshold of a row on an OOD score, None if no threshold keeps the risk, or none is asked for."""
+    """Return the threshold of a row on an OOD score, without a bound if none keeps the risk; None if none is asked for."""
     if config.threshold_for is None:
         return None
     names = tuple(map(str, range(predictions.shape[2])))
@@ -70,13 +71,17 @@ def threshold_of(
         if score not in feature_scores:
             scores[begin:end] = answers.scores[score]
         begin = end
-    selected = select(scores, classes == labels, risk=config.threshold_for, delta=config.chance)
-    if selected is None:
-        return None
+    hits, risk, delta = classes == labels, config.threshold_for, config.chance
+    selected = (
+        accepted_and_wrong(scores, hits, risk=risk)
+        if delta is None
+        else errors_among_accepted(scores, hits, risk=risk, delta=delta)
+    )
     return Threshold(
         score=score,
-        risk=config.threshold_for,
-        delta=config.chance,
+        risk=risk,
+        guarantee=config.promised,
+        delta=delta,
         count=len(labels),
         version=VERSION if is_fitted(score) else 1,
         **selected._asdict(),
@@ -162,7 +167,7 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
     Temperatures come on top of one another, a threshold in place of another, and other weights drop both; but `fuse` keeps a
     temperature that all members store.
     """
-    steps, threshold = [header.made_by], header.threshold is not None
+    steps, threshold = [header.made_by], header.threshold is not None and header.threshold.below is not None
     while steps:
         step = steps.pop()
         if step is None or step.command not in {EvalConfig.COMMAND, FUSE}:
@@ -204,14 +209,14 @@ def _header_changes(
         *(FIT,) * (config.fit is not None),
         *(VAL,) * (config.standardized_on is not None),
     )
-    has_threshold = config.threshold_for is not None
     step = make_step(
         config,
         family=opened.family,
         options={
             "temperature": config.given_temperature,
             "threshold_for": risk_text(config.threshold_for),
-            "delta": config.chance if has_threshold else None,
+            "guarantee": None if config.has_confidence else config.promised.value,
+            "delta": config.chance,
             "ood_score": None if row.threshold is None else row.threshold.score,
             "fitted": config.fitted if config.fit is not None else None,
             "max_length": config.max_length,

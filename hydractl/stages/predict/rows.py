@@ -20,7 +20,17 @@ from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
 from hydractl.stages.predict.sources import Source
 from hydractl.stages.predict.stream import Answered
-from hydractl.stages.predict.writers import DATA, ERROR, PATH, ROW, Line, columns, lines_of, path_text
+from hydractl.stages.predict.writers import (
+    ACCEPTED,
+    DATA,
+    ERROR,
+    PATH,
+    ROW,
+    Line,
+    columns,
+    lines_of,
+    path_text,
+)
 from hydractl.stages.shared.zero_shot_classes import Classes
 from hydractl.strict_json import read_text
 
@@ -37,6 +47,8 @@ class RowFormatter:
         score: The OOD score that is told.
         below: The threshold on it, where there is one.
         report: What the threshold is from, if it is a report's.
+        reason: Why no input is accepted or refused; None where there is a threshold, or `--threshold none` wants none.
+        decides: Whether lines say if inputs are accepted: null where a threshold was looked for, and none keeps its risk.
     """
 
     config: PredictConfig
@@ -45,7 +57,9 @@ class RowFormatter:
     classes: Classes | None
     score: str
     below: float | None
+    decides: bool
     report: Report | None = None
+    reason: str | None = None
 
     @classmethod
     def of(cls, config: PredictConfig, opened: OpenModel, progress: Progress) -> RowFormatter:
@@ -72,8 +86,13 @@ class RowFormatter:
         report = None
         if isinstance(config.threshold, Path):
             report = Report.from_json(read_text(config.threshold), where=str(config.threshold))
-        score, below = _bound(config, opened, header, report)
+        threshold = header.threshold if report is None else _reported(report, str(config.threshold), opened)
+        score, below = _bound(config, opened, header, threshold)
         _check_fitted(config, opened.reference, header, score)
+        reason = None
+        if below is None and not isinstance(config.threshold, float):
+            reason = _why_undecided(opened, threshold)
+            (progress.warn if threshold else progress.step)(reason)
         return cls(
             config=config,
             opened=opened,
@@ -81,14 +100,18 @@ class RowFormatter:
             classes=classes,
             score=score,
             below=below,
+            decides=below is not None or bool(threshold and reason),
             report=report,
+            reason=reason,
         )
 
     def lines(self, source: Source, answered: Answered) -> list[Line]:
         """Return the lines of consecutive items of a source."""
         bound = None if self.below is None else Bound(self.score, self.below)
         predictions = Predictions.of(answered.responses, self.names, bound)
-        lines = lines_of(predictions, self.names, top_k=self.config.top_k, score=self.score)
+        lines = lines_of(
+            predictions, self.names, top_k=self.config.top_k, score=self.score, decides=self.decides
+        )
         return [
             _input_name(source.name, answered.items.key(i))
             | (line if i not in answered.bad else {ERROR: answered.bad[i]})
@@ -104,7 +127,7 @@ class RowFormatter:
             [key for key, is_used in keys.items() if is_used],
             top_k=min(self.config.top_k, len(self.names)),
             members=len(self.opened.header.masks),
-            accepts=self.below is not None,
+            decides=self.decides,
             skips=self.config.skip_bad,
         )
 
@@ -116,7 +139,7 @@ class RowFormatter:
             "classes": self.names,
             "templates": self.classes and self.classes.templates,
             "score": self.score,
-            "below": self.below,
+            "below": "unknown" if self.decides and self.below is None else self.below,
             **{
                 name: getattr(config, name)
                 for name in ("top_k", "skip_bad", "max_length", "batch_size", "dtype")
@@ -155,15 +178,14 @@ def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) 
 
 
 def _bound(
-    config: PredictConfig, opened: OpenModel, header: Header, report: Report | None
+    config: PredictConfig, opened: OpenModel, header: Header, threshold: Threshold | None
 ) -> tuple[str, float | None]:
-    """Return the OOD score that is told, and the threshold on it."""
+    """Return the OOD score that is told, and the bound on it, by `threshold` if `--threshold` names none."""
     bound, default = config.threshold, default_score(header)
     if isinstance(bound, float):
         score = config.ood_score or (header.threshold.score if header.threshold else default)
         check_bound(score, bound)
         return score, None if bound == NO_THRESHOLD else bound
-    threshold = header.threshold if report is None else _reported(report, str(bound), opened)
     if threshold is None:
         return config.ood_score or default, None
     if config.ood_score not in {None, threshold.score}:
@@ -171,8 +193,18 @@ def _bound(
             f"`--ood-score {config.ood_score}`: the threshold is for `{threshold.score}`",
             hint="leave it out, or add `--threshold X`, or `--threshold none`",
         )
-    check_threshold(threshold, where=opened.reference if report is None else str(bound))
+    check_threshold(threshold, where=opened.reference if bound is None else str(bound))
     return threshold.score, threshold.below
+
+
+def _why_undecided(opened: OpenModel, threshold: Threshold | None) -> str:
+    """Return why inputs are neither accepted nor refused: none keeps the risk, or none was looked for."""
+    if threshold is not None:
+        return f"{opened.reference}: `{ACCEPTED}` is null: {threshold.summary}"
+    return (
+        f"{opened.reference}: stores no threshold, so inputs are neither accepted nor refused; `hydractl eval "
+        f"{shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
+    )
 
 
 def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:

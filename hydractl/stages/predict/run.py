@@ -56,6 +56,7 @@ class PredictReport:
         labels: How often each class is the most probable.
         bad: How many images could not be read.
         accepted: How many the threshold accepts, where there is one.
+        reason: Why there is none, and how to get it; None where there is one, or none is wanted.
         resumed_from: How many lines an earlier run had done.
     """
 
@@ -64,6 +65,7 @@ class PredictReport:
     labels: dict[str, int]
     bad: int
     accepted: int | None
+    reason: str | None
     resumed_from: int
 
     @property
@@ -83,8 +85,9 @@ class _Counts:
     def add(self, lines: Sequence[Line]) -> None:
         self.labels.update(line["label"] for line in lines if ERROR not in line)
         self.bad += sum(ERROR in line for line in lines)
-        if any(ACCEPTED in line for line in lines):
-            self.accepted = (self.accepted or 0) + sum(line.get(ACCEPTED, False) for line in lines)
+        decisions = [line[ACCEPTED] for line in lines if line.get(ACCEPTED) is not None]
+        if decisions:
+            self.accepted = (self.accepted or 0) + sum(decisions)
 
 
 def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictReport:
@@ -166,6 +169,7 @@ class _Run:
             labels=dict(sorted(self.counts.labels.items())),
             bad=self.counts.bad,
             accepted=self.counts.accepted,
+            reason=self.rows.reason,
             resumed_from=resumed_from,
         )
 

@@ -25,7 +25,9 @@ Line = dict[str, Any]
 PATH, ROW, DATA, ACCEPTED, ERROR = "path", "row", "data", "accepted", "error"
 
 
-def lines_of(predictions: Predictions, names: Sequence[str], *, top_k: int, score: str) -> Iterator[Line]:
+def lines_of(
+    predictions: Predictions, names: Sequence[str], *, top_k: int, score: str, decides: bool
+) -> Iterator[Line]:
     """Yield what is told of each sample, without what it is called.
 
     Args:
@@ -33,6 +35,7 @@ def lines_of(predictions: Predictions, names: Sequence[str], *, top_k: int, scor
         names: Of the classes.
         top_k: How many classes are told, at most all.
         score: The OOD score that is told.
+        decides: Whether they say if it is accepted, null where no threshold is known.
     """
     likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True)
     probabilities, classes = (x[:, :top_k] for x in likeliest)
@@ -53,7 +56,7 @@ def lines_of(predictions: Predictions, names: Sequence[str], *, top_k: int, scor
             "mutual_information": information,
             "votes": [names[c] for c in votes],
             "ood_score": ood_score,
-            **({} if accepted is None else {ACCEPTED: accepted}),
+            **({ACCEPTED: accepted} if decides else {}),
         }
 
 
@@ -137,14 +140,14 @@ class Parquet(Writer):
 WRITERS: Mapping[str, type[Writer]] = {".jsonl": JSONLines, ".csv": CSV, ".parquet": Parquet}
 
 
-def columns(keys: Sequence[str], *, top_k: int, members: int, accepts: bool, skips: bool) -> dict[str, type]:
+def columns(keys: Sequence[str], *, top_k: int, members: int, decides: bool, skips: bool) -> dict[str, type]:
     """Return the columns of a table of lines, in order, with their types.
 
     Args:
         keys: What an input is called by.
         top_k: How many classes are told.
         members: How many vote.
-        accepts: Whether there is a threshold.
+        decides: As in `lines_of`.
         skips: Whether an image may be unreadable.
     """
     kinds: dict[str, type] = {PATH: str, ROW: int, DATA: str}
@@ -159,7 +162,7 @@ def columns(keys: Sequence[str], *, top_k: int, members: int, accepts: bool, ski
         | {"entropy": float, "mutual_information": float}
         | {f"vote_{m + 1}": str for m in range(members)}
         | {"ood_score": float}
-        | ({ACCEPTED: bool} if accepts else {})
+        | ({ACCEPTED: bool} if decides else {})
         | ({ERROR: str} if skips else {})
     )
 

@@ -38,7 +38,9 @@ def lines(said):
     """An image that cannot be read stands among them."""
     told = [
         {"path": path} | line
-        for path, line in zip(PATHS, lines_of(said, NAMES, top_k=TOLD, score="entropy"), strict=True)
+        for path, line in zip(
+            PATHS, lines_of(said, NAMES, top_k=TOLD, score="entropy", decides=True), strict=True
+        )
     ]
     return [*told[:2], {"path": "bad.png", "error": "no, not\nan image"}, *told[2:]]
 
@@ -57,7 +59,7 @@ def test_a_line_is_of_its_input(said, lines):
 
 
 def test_every_form_holds_the_same(lines):
-    kinds = columns(["path"], top_k=TOLD, members=MEMBERS, accepts=True, skips=True)
+    kinds = columns(["path"], top_k=TOLD, members=MEMBERS, decides=True, skips=True)
     files = {}
     for form, writer in WRITERS.items():
         files[form] = io.BytesIO()

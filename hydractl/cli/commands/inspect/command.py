@@ -130,11 +130,7 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
     if report.temperature != 1:
         rows.append(("temperature", f"{report.temperature:g}, which logits are divided by"))
     if report.threshold is not None:
-        threshold = report.threshold
-        promise = f"at most {100 * threshold.risk:g} % of its answers are wrong, with {100 * (1 - threshold.delta):g} % confidence"
-        rows.append(
-            ("threshold", f"answers where {threshold.score} is below {threshold.below:.6g}: {promise}")
-        )
+        rows.append(("threshold", report.threshold.summary))
     if report.fitted is not None:
         scores, data = ", ".join(report.fitted.scores), report.fitted.data.reference
         cost = f"{size(report.beside_bytes)} beside the weights, {report.beside_macs / 1e6:.2g} M multiply-accumulates a sample"

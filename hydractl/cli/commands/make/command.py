@@ -50,9 +50,9 @@ def _outcome(config: MakeConfig) -> Iterator[str]:
             f"The models share no block, so the hydra computes as much as {len(config.models)} models. Models that are tuned from one "
             "start share a trunk: docs/checkpoints.md"
         )
-    model = config.out / MODEL
-    if not model.exists():
-        model = config.out / HYDRA
+    model = config.out / MODEL if (config.out / MODEL).exists() else config.out / HYDRA
+    threshold = open_model(str(model)).header.threshold
+    if threshold is None or threshold.below is None:
         yield (
             f"No threshold keeps the risk of {config.risk:g} on half of `--val`: name more data, or allow more: "
             f"`--risk {min(2 * config.risk, 0.5):g}`"

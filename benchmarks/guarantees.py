@@ -1,0 +1,355 @@
+"""Do the two guarantees of `eval --threshold-for` hold, and what do they accept? Simulated, beside the bound that they replace.
+
+A population is many inputs, each with an OOD score and a chance of being answered wrongly, so that the risk below any threshold is
+known exactly. A trial draws N of them independently, finds a threshold as `eval` does, and looks at the whole population. The
+populations were written down before anything was run, and none is left out:
+
+    calibrated      a probability that is right: an answer is wrong as often as it says; 91 % accuracy
+    hard            the same, 77 % accuracy
+    noisy           92 % accuracy, and 2 % of all labels are wrong, however sure the model is
+    unrelated       4 % of the answers are wrong whatever the score
+    blunders        the surest tenth holds more errors than the rest, so that the risk does not rise with the score
+    equal scores    `calibrated`, with probabilities of one decimal
+    digits          the demo's vision transformer, trained here, on its test digits: scores are `msp`
+
+`Bonferroni` is what `errors-among-accepted` was before: ranks 5 % apart that share `delta` equally.
+
+    python benchmarks/guarantees.py [--trials 2000] [--out benchmarks/results]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import shlex
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from scipy.stats import beta, binom, norm
+
+from hydractl.cli.app import main as hydractl
+from hydractl.cli.commands.demo.digits import DIGITS
+from hydractl.metrics.selective import NOTHING, Selection, accepted_and_wrong, errors_among_accepted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SIZES = (100, 400, 1600)
+RISKS = (0.01, 0.05, 0.1)
+DELTA = 0.05
+INPUTS = 100_000
+LEVEL = 0.999
+"""Of the intervals that verdicts rest on: there are over a hundred of them."""
+HEAD = (
+    "| n | risk | Bonferroni: reached | coverage | broken | errors-among-accepted: reached | coverage | broken | best | "
+    "accepted-and-wrong: reached | coverage | wrong | best |"
+)
+BONFERRONI, SEQUENCE, CONFORMAL = "Bonferroni", "errors-among-accepted", "accepted-and-wrong"
+LEGEND = (
+    "Reached: the share of trials that find a threshold. Coverage: the mean share of all inputs that is accepted, 0 where none is found; best: "
+    "the largest that who knows the population may accept. Broken: the share of trials whose threshold accepts inputs of which more than the "
+    f"risk are answered wrongly; {SEQUENCE} promises at most {100 * DELTA:g} %. Wrong: the mean share of all inputs that are accepted and wrong, "
+    f"which {CONFORMAL} promises to be at most the risk. All in percent."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Population:
+    """P inputs, each as likely as any other.
+
+    Attributes:
+        name: In tables.
+        scores: (P,), in order.
+        wrong: (P,), the chance that each is answered wrongly.
+        before: (P + 1,), the sum of these over the first inputs.
+    """
+
+    name: str
+    scores: np.ndarray
+    wrong: np.ndarray
+    before: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, scores: np.ndarray, wrong: np.ndarray) -> Population:
+        """Return a population of inputs in any order."""
+        order = np.argsort(scores, kind="stable")
+        return cls(
+            name=name,
+            scores=scores[order],
+            wrong=wrong[order],
+            before=np.concatenate([[0.0], np.cumsum(wrong[order])]),
+        )
+
+    def below(self, threshold: float | None) -> tuple[float, float]:
+        """Return the share of inputs that a threshold accepts, and that of inputs that are accepted and wrong."""
+        if threshold is None:
+            return 0.0, 0.0
+        accepted = int(np.searchsorted(self.scores, threshold))
+        return accepted / len(self.scores), float(self.before[accepted]) / len(self.scores)
+
+    def best(self, risk: float) -> tuple[float, float]:
+        """Return the largest share of inputs that each guarantee lets a threshold accept, for who knows the population."""
+        places = np.unique(np.searchsorted(self.scores, self.scores))
+        counts = np.append(places[1:], len(self.scores))
+        wrong = self.before[counts]
+        shares = counts / len(self.scores)
+        return (
+            float(shares[wrong <= risk * counts].max(initial=0.0)),
+            float(shares[wrong <= risk * len(self.scores)].max(initial=0.0)),
+        )
+
+    def draw(self, count: int, generator: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the scores of independent draws, and whether answers to them are right."""
+        places = generator.integers(len(self.scores), size=count)
+        hits = generator.random(count) >= self.wrong[places]
+        return torch.from_numpy(self.scores[places]), torch.from_numpy(hits)
+
+
+def synthetic() -> list[Population]:
+    """Return the populations whose risks are known by design."""
+    uniform = (np.arange(INPUTS) + 0.5) / INPUTS
+
+    def probability(mean: float, spread: float) -> np.ndarray:
+        logits = mean + spread * norm.ppf(uniform)
+        sure = 1 / (1 + np.exp(-logits))
+        return np.asarray(np.maximum(sure, 1 - sure))
+
+    calibrated, hard = probability(3.5, 2.5), probability(1.2, 1.5)
+    rounded = np.round(calibrated, 1)
+    noise = 0.02
+    return [
+        Population.of("calibrated", -calibrated, 1 - calibrated),
+        Population.of("hard", -hard, 1 - hard),
+        Population.of("noisy", -calibrated, noise + (1 - noise) * (1 - calibrated) * 0.7),
+        Population.of("unrelated", uniform, np.full(INPUTS, 0.04)),
+        Population.of("blunders", uniform, np.where(uniform < 0.1, 0.12, 0.01 + 0.12 * uniform**4)),
+        Population.of("equal scores", -rounded, 1 - calibrated),
+    ]
+
+
+def digits(folder: Path) -> Population:
+    """Return what a model says of digits that it was not trained on; each is answered rightly or wrongly."""
+    model, path = folder / "base.st", folder / "predictions.st"
+    run("finetune", DIGITS.architecture, "--data", DIGITS.train, "--val", DIGITS.val, *DIGITS.training,
+        "--epochs", DIGITS.epochs[0], "--seed", 0,
+        "-o", model)  # fmt: skip
+    run("eval", model, "--data", DIGITS.test, "--name", "base", "--no-latency", "--bootstrap", 0, "--metrics", "accuracy",
+        "--save-predictions", path)  # fmt: skip
+    tensors = load_file(path)
+    log_probs = tensors["log_probs/base/id"][0].double()
+    wrong = log_probs.argmax(1) != tensors["labels/id"]
+    return Population.of("digits", -log_probs.amax(1).exp().numpy(), wrong.double().numpy())
+
+
+def run(*words: object) -> None:
+    """Run a command of hydractl in silence."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        code = hydractl([*map(str, words)])
+    if code:
+        raise SystemExit(f"{shlex.join(map(str, words))}\n{said.getvalue()}")
+
+
+def bonferroni(scores: torch.Tensor, hits: torch.Tensor, *, risk: float) -> Selection:
+    """Return the loosest threshold that passes where all share `DELTA`, from the one that accepts most."""
+    count = len(scores)
+    ranks: list[int] = []
+    share = 1.0
+    while (rank := math.floor(share * (count - 1))) >= math.log(DELTA / (len(ranks) + 1)) / math.log1p(-risk):
+        ranks += [rank] if rank not in ranks else []
+        share *= 0.95
+    ordered, order = scores.sort()
+    wrong = (~hits)[order].cumsum(0)
+    for rank in ranks:
+        accepted = int((ordered < ordered[rank]).sum())
+        errors = int(wrong[accepted - 1]) if accepted else 0
+        if accepted and binom.cdf(errors, accepted, risk) <= DELTA / len(ranks):
+            return Selection(float(ordered[rank]), accepted, errors)
+    return NOTHING
+
+
+METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Selection]] = {
+    BONFERRONI: lambda scores, hits, risk: bonferroni(scores, hits, risk=risk),
+    SEQUENCE: lambda scores, hits, risk: errors_among_accepted(scores, hits, risk=risk, delta=DELTA),
+    CONFORMAL: lambda scores, hits, risk: accepted_and_wrong(scores, hits, risk=risk),
+}
+
+
+def measured(
+    population: Population, count: int, risk: float, *, trials: int, seed: int
+) -> list[dict[str, Any]]:
+    """Return a row for each method, all of them on the same draws."""
+    generator = np.random.default_rng([seed, count, round(1000 * risk)])
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in METHODS}
+    for _ in range(trials):
+        scores, hits = population.draw(count, generator)
+        for name, method in METHODS.items():
+            found[name].append(population.below(method(scores, hits, risk).below))
+    best = population.best(risk)
+    return [
+        {
+            "population": population.name,
+            "n": count,
+            "risk": risk,
+            "method": name,
+            "reached": float((pairs[:, 0] > 0).mean()),
+            "coverage": float(pairs[:, 0].mean()),
+            "best_coverage": best[name == CONFORMAL],
+            "broken": int((pairs[:, 1] > risk * pairs[:, 0] * (1 + 1e-9)).sum()),
+            "accepted_and_wrong": float(pairs[:, 1].mean()),
+            "deviation": float(pairs[:, 1].std(ddof=1) / math.sqrt(trials)),
+            "trials": trials,
+        }
+        for name, pairs in ((name, np.array(pairs)) for name, pairs in found.items())
+    ]
+
+
+def holds(row: dict[str, Any]) -> bool:
+    """Return whether what a row promises is inside the interval of what was seen, or on the safe side of it."""
+    if row["method"] == CONFORMAL:
+        return bool(row["accepted_and_wrong"] - norm.ppf((1 + LEVEL) / 2) * row["deviation"] <= row["risk"])
+    broken, trials = row["broken"], row["trials"]
+    return broken == 0 or float(beta.ppf((1 - LEVEL) / 2, broken, trials - broken + 1)) <= DELTA
+
+
+def written(rows: Sequence[dict[str, Any]], *, command: str) -> str:
+    """Return the tables and the verdicts."""
+    trials = rows[0]["trials"]
+    lines = [
+        "# Guarantees of thresholds, simulated",
+        "",
+        f"Made by `{command}`: {trials} trials a row, delta {DELTA}. `benchmarks/guarantees.py` says what the populations are.",
+        "",
+        *verdicts(rows),
+        "",
+        LEGEND,
+    ]
+    for name in dict.fromkeys(row["population"] for row in rows):
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            HEAD,
+            f"|{'---:|' * HEAD.count(' | ')}---:|",
+        ]
+        for count in SIZES:
+            for risk in RISKS:
+                old, first, second = (
+                    next(
+                        r
+                        for r in rows
+                        if (r["population"], r["n"], r["risk"], r["method"]) == (name, count, risk, m)
+                    )
+                    for m in METHODS
+                )
+                cells = (
+                    *(percent(old["reached"]), percent(old["coverage"]), percent(old["broken"] / trials)),
+                    *(
+                        percent(first["reached"]),
+                        percent(first["coverage"]),
+                        percent(first["broken"] / trials),
+                    ),
+                    percent(first["best_coverage"]),
+                    *(percent(second["reached"]), percent(second["coverage"])),
+                    f"{100 * second['accepted_and_wrong']:.2f}",
+                    percent(second["best_coverage"]),
+                )
+                lines.append(f"| {count} | {risk:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def percent(share: float) -> str:
+    """Return a share in percent."""
+    return f"{100 * share:.1f}"
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each promise, and one for what the sequence gains."""
+    lines = []
+    for method in METHODS:
+        own = [row for row in rows if row["method"] == method]
+        worst = max(
+            own, key=lambda r: r["accepted_and_wrong"] / r["risk"] if method == CONFORMAL else r["broken"]
+        )
+        number = (
+            f"{100 * worst['accepted_and_wrong']:.2f} % of inputs are accepted and wrong, of {100 * worst['risk']:g} %"
+            if method == CONFORMAL
+            else f"{percent(worst['broken'] / worst['trials'])} % of trials break the risk, of {100 * DELTA:g} %"
+        )
+        where = f"{worst['population']}, n = {worst['n']}, risk {worst['risk']:g}"
+        kept = sum(map(holds, own))
+        verdict = "holds" if kept == len(own) else "FAILS"
+        lines.append(f"- {method}: {verdict} in {kept} of {len(own)} rows; at worst {number} ({where}).")
+    pairs = [[row for row in rows if row["method"] == m] for m in (BONFERRONI, SEQUENCE)]
+    gains = [
+        (second["reached"] - first["reached"], second["coverage"] - first["coverage"], second)
+        for first, second in zip(*pairs, strict=True)
+    ]
+    less = [f"{r['population']}, n = {r['n']}, risk {r['risk']:g}" for gain, _, r in gains if gain < 0]
+    lines.append(
+        f"- {SEQUENCE} reaches a threshold more often than {BONFERRONI} in {sum(gain > 0 for gain, _, _ in gains)} of {len(gains)} rows, less "
+        f"often in {len(less)} ({'; '.join(less) or 'none'}); it accepts more in {sum(more > 0 for _, more, _ in gains)}, less in "
+        f"{sum(more < 0 for _, more, _ in gains)}."
+    )
+    for count in SIZES:
+        for risk in RISKS:
+            means = [
+                [
+                    float(
+                        np.mean(
+                            [r[key] for r in rows if (r["method"], r["n"], r["risk"]) == (m, count, risk)]
+                        )
+                    )
+                    for m in METHODS
+                ]
+                for key in ("reached", "coverage")
+            ]
+            reached, coverage = (" / ".join(map(percent, of)) for of in means)
+            lines.append(
+                f"- n = {count}, risk {risk:g}, over all populations: {' / '.join(METHODS)} reach a threshold in {reached} % of "
+                f"trials, and accept {coverage} %."
+            )
+    return lines
+
+
+def main() -> int:
+    """Simulate everything, print the verdicts and write the tables; fail if a promise does not hold."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        populations = [*synthetic(), digits(Path(folder))]
+    rows = []
+    for number, population in enumerate(populations):
+        accuracy = 1 - float(population.wrong.mean())
+        print(f"{population.name}: accuracy {accuracy:.3f}", file=sys.stderr)
+        for count in SIZES:
+            for risk in RISKS:
+                rows += measured(
+                    population, count, risk, trials=options.trials, seed=options.seed + 1000 * number
+                )
+    text = written(rows, command=shlex.join(["python", *sys.argv]))
+    print("\n".join(verdicts(rows)))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "guarantees.md").write_text(text + "\n", encoding="utf-8")
+    (options.out / "guarantees.json").write_text(
+        json.dumps(rows, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
+    return 0 if all(map(holds, rows)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

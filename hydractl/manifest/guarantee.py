@@ -1,0 +1,23 @@
+"""What a threshold may promise of the answers to the inputs that it accepts. Importing it loads no pydantic."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Guarantee(StrEnum):
+    """Which errors a threshold bounds, and how surely.
+
+    `errors-among-accepted` bounds the share of the accepted inputs that are answered wrongly, with a confidence. `accepted-and-wrong`
+    bounds the share of all inputs that are accepted and answered wrongly, on average over draws of the samples.
+    """
+
+    ERRORS_AMONG_ACCEPTED = "errors-among-accepted"
+    ACCEPTED_AND_WRONG = "accepted-and-wrong"
+
+    def promise(self, risk: float, delta: float | None) -> str:
+        """Return it as a sentence has it; `delta` is the chance that it does not hold, None where it holds on average."""
+        share = f"at most {100 * risk:g} %"
+        if delta is None:
+            return f"on average over draws of the held-out samples, {share} of all inputs are accepted and answered wrongly"
+        return f"with {100 * (1 - delta):g} % confidence, {share} of the accepted inputs are answered wrongly"
