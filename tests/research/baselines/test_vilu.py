@@ -17,7 +17,7 @@ from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.families.zero_shot import settle_classes, unit
 from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.classification import adaptive_ece, ece
-from hydractl.metrics.selective import select
+from hydractl.metrics.selective import errors_among_accepted
 from hydractl.progress import SILENT
 from hydractl.research.baselines.options import ViluOptions
 from hydractl.research.baselines.vilu import FailurePredictor, Vilu, contrast_of, loss_of, train
@@ -339,7 +339,7 @@ def test_a_threshold_is_on_its_confidence(clip):
 
     logits, sure = confidence(made(sample, augment="none"), images)
     hits = logits[0].argmax(-1) == torch.tensor(items.labels)
-    expected = select(-sure.double(), hits, risk=0.95, delta=0.05)
+    expected = errors_among_accepted(-sure.double(), hits, risk=0.95, delta=0.05)
     assert (found.score, found.accepted, found.errors) == ("msp", expected.accepted, expected.errors)
     assert found.below == pytest.approx(expected.below, rel=1e-5)
 
