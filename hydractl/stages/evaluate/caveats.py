@@ -24,8 +24,8 @@ from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.selective_threshold import THRESHOLD, sources_of_stored
-from hydractl.stages.shared.fit_ood_scores import held_in_both
-from hydractl.stages.shared.open_inputs import held_twice
+from hydractl.stages.shared.fit_ood_scores import overlap_of_val
+from hydractl.stages.shared.open_inputs import overlap
 
 FEW = 100
 """Of fewer samples the rate at 95 % rests on a handful, and a temperature is hardly known."""
@@ -52,14 +52,14 @@ def of_data(
         contents: The digests of its items, as `DIGEST`.
     """
     yield from _shared(config, contents)
-    if config.standardized_on is not None and (doubt := held_in_both(contents[VAL], contents[FIT])):
+    if config.standardized_on is not None and (doubt := overlap_of_val(contents[VAL], contents[FIT])):
         yield doubt
     if len(config.ood_val) == 1:
         yield (
             f"the score is chosen on `{config.ood_val[0].name}` alone: one that is best for near OOD data may be worse for far, and the "
             "reverse; name both kinds with `--ood-val`"
         )
-    if config.heldout is not None and (count := len(contents[TEMPERATURE])) < FEW:
+    if config.temperature_data is not None and (count := len(contents[TEMPERATURE])) < FEW:
         yield f"`--temperature` is fitted on {counted(count, 'sample')}, which tell it roughly: at least {FEW} are better"
     for name in _tested(config) if "fpr95" in config.chosen else ():
         count = len(contents[name])
@@ -101,19 +101,15 @@ def of_training(config: EvalConfig, tested: np.ndarray, fitted_on: Mapping[str, 
         if twice := int(np.isin(tested, content).sum()):
             yield f"{twice} of {len(tested)} samples of `--data` are in `{name}`, which a row is made with"
     for data, val in dict.fromkeys(config.chosen_by):
-        heldout = fitted_on[str(val)]
-        if twice := int(np.isin(heldout, fitted_on[str(data)]).sum()):
-            yield (
-                f"{twice} of {len(heldout)} samples of `val={val}` are in `data={data}`: the prior is chosen where the model "
-                "may be surer than elsewhere"
-            )
+        if shared := overlap(f"val={val}", fitted_on[str(val)], f"data={data}", fitted_on[str(data)]):
+            yield f"{shared}: the prior is chosen where the model may be surer than elsewhere"
 
 
 def of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> Iterator[str]:
     """Yield a line where checkpoints of some rows store a temperature, others store none, and none is fitted for every row."""
     stored = [tuple(model.header.temperature for model in models) for models in opened]
     compared = [METRICS[name].column or name for name in CALIBRATED if name in config.chosen]
-    if len(stored) == 1 or config.heldout is not None or not compared or scaled_alike(*stored):
+    if len(stored) == 1 or config.temperature_data is not None or not compared or scaled_alike(*stored):
         return
     rows = [*zip((row.name for row in config.rows), stored, strict=True)]
     scaled = [name for name, temperatures in rows if {*temperatures} != {1.0}]
@@ -191,7 +187,7 @@ def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[
             continue
         twice = int(np.isin(content, tested).sum())
         if twice and name in FLATTERED and name not in _tested(config):
-            yield f"{held_twice(f'--{name}', content, tested)}: {FLATTERED[name]}"
+            yield f"{overlap(f'--{name}', content, '--data', tested)}: {FLATTERED[name]}"
         elif twice and needing(config.chosen, MetricNeeds.OOD):
             yield f"{twice} of {len(content)} samples of {_called(name)} are in `--data`, so they cannot be told from it"
 

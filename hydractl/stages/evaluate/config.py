@@ -366,7 +366,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     @property
     def others(self) -> tuple[DataRef | None, ...]:
         """All data beside `data`."""
-        return (*(d.ref for d in self.ood + self.ood_val), self.heldout, self.fit, self.val)
+        return (*(d.ref for d in self.ood + self.ood_val), self.temperature_data, self.fit, self.val)
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:

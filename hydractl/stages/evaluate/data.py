@@ -65,9 +65,9 @@ class EvalData:
     Attributes:
         config: Of the run.
         inputs: The ID set and the OOD sets, and those of validation.
-        heldout: The split that temperatures are fitted on, and its labels (N,), the models' classes; None if there is none.
+        temperature_data: The split that temperatures are fitted on, and its labels (N,), the models' classes; None if there is none.
         fit: Training data that scores of features are fitted on, likewise.
-        held_out: ID data that `energy+density` is standardized on where it is fitted.
+        val: ID data that `energy+density` is standardized on where it is fitted.
         classes: What zero-shot models tell apart.
         fitted_on: What rows are made with, by its reference.
         made_with: What tells the items of that, as `DIGEST`.
@@ -79,9 +79,9 @@ class EvalData:
 
     config: EvalConfig
     inputs: dict[str, PreparedData | StreamedData]
-    heldout: tuple[PreparedData, Tensor] | None
+    temperature_data: tuple[PreparedData, Tensor] | None
     fit: tuple[PreparedData, Tensor] | None
-    held_out: PreparedData | None
+    val: PreparedData | None
     classes: Classes | None
     fitted_on: dict[str, RivalData]
     made_with: dict[str, np.ndarray]
@@ -127,7 +127,7 @@ class EvalData:
             for name in sets
         }
         made_with = {ref: Identity.of(items, team) for ref, items in rivals.items()}
-        heldout, fit = (
+        temperature_data, fit = (
             (prepared[name], labels[name]) if name in labelled else None for name in (TEMPERATURE, FIT)
         )
         return cls(
@@ -137,9 +137,9 @@ class EvalData:
                 for name in sets
                 if name not in labelled and (name != VAL or config.ood_val)
             },
-            heldout=heldout,
+            temperature_data=temperature_data,
             fit=fit,
-            held_out=None if config.standardized_on is None else prepared[VAL],
+            val=None if config.standardized_on is None else prepared[VAL],
             classes=classes,
             fitted_on={
                 ref: RivalData(items, made_with[ref].fingerprint, labels.get(called.get(ref, "")))
@@ -216,7 +216,7 @@ class _Opener:
         """Return every set: of a stream whose length nobody knows no more than is read at a time."""
         config = self.config
         refs = {ID_NAME: config.data} | {d.name: d.ref for d in config.ood + config.ood_val}
-        options = {TEMPERATURE: config.heldout, FIT: config.fit, VAL: config.val}
+        options = {TEMPERATURE: config.temperature_data, FIT: config.fit, VAL: config.val}
         sets: dict[str, Items | ItemStream] = {}
         for name, ref in (refs | options).items():
             if ref is not None and ref.endless and name not in {TEMPERATURE, FIT}:

@@ -64,7 +64,7 @@ def _with_ood_scores(
     name = file.reference
     extractor = FeatureExtractor.of(model, file.family, name=name)
     if data.fit is not None:
-        training = FitOn(*data.fit, file.header.preprocess, data.held_out)
+        training = FitOn(*data.fit, file.header.preprocess, data.val)
         return fitted_beside(extractor, config.fitted, training, team, progress, name=name)
     scores = Scores.stored(file.checkpoint, file.header, scores=config.fitted, name=name)
     return scores.of(extractor, name=name)

@@ -189,8 +189,8 @@ def _predict(
 
 def _scaling(run: Evaluation, name: str, row: Sequence[NamedPredictor], stored: Sequence[float]) -> Scaling:
     """Return the temperature of a row: fitted on the held-out split, or the number of the configuration."""
-    if run.data.heldout is not None:
-        inputs, labels = run.data.heldout
+    if run.data.temperature_data is not None:
+        inputs, labels = run.data.temperature_data
         predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
         if predictions is not None:
             return Scaling.fit(predictions, labels, row=name, progress=run.progress, stored=stored)

@@ -205,7 +205,7 @@ def _header_changes(
     temperature = opened.header.temperature if scaled is None else rounded(scaled.value)
     roles = (
         ID_NAME,
-        *(TEMPERATURE,) * (config.heldout is not None),
+        *(TEMPERATURE,) * (config.temperature_data is not None),
         *(FIT,) * (config.fit is not None),
         *(VAL,) * (config.standardized_on is not None),
     )

@@ -35,7 +35,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
 from hydractl.stages.shared.finite import warn_temperature
 from hydractl.stages.shared.image_preprocessing import check_takes, reading_images, warn_assumed
-from hydractl.stages.shared.open_inputs import held_twice, identified
+from hydractl.stages.shared.open_inputs import identified, overlap
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.dropout import HAS_LAYERS_FOR
 from hydractl.training.feeding.mixup import Mixing
@@ -340,7 +340,7 @@ def _data_inputs(
         for items in (trained, validated)
     ]
     (learnt, data), (validation_digest, content) = read
-    if twice := held_twice("--val", content, data):
+    if twice := overlap("--val", content, "--data", data):
         progress.warn(
             f"{twice}: accuracy and NLL will look better than they are, and the rate and weights that are kept are chosen by "
             "what may be known by heart"

@@ -51,7 +51,7 @@ def starting_temperature(measuring: Measuring, members: Sequence[OpenModel]) -> 
     Raises:
         CheckpointError: If they store different ones.
     """
-    if measuring.given_temperature or measuring.heldout:
+    if measuring.given_temperature or measuring.temperature_data:
         return measuring.given_temperature or 1.0
     first = members[0]
     for member in members:

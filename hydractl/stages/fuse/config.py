@@ -108,7 +108,7 @@ class Measuring(shared.WithTemperature, CheckedSettings):
     @property
     def labelled(self) -> dict[str, DataRef]:
         """The data that hydras are measured and calibrated on, by the option that names them."""
-        named = {"--data": self.data, "--temperature": self.heldout}
+        named = {"--data": self.data, "--temperature": self.temperature_data}
         return {option: ref for option, ref in named.items() if ref is not None}
 
     @property

@@ -22,7 +22,7 @@ from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.result import UNKNOWN_DIGEST, Outcome, make_header
-from hydractl.stages.shared.fit_ood_scores import FitOn, fitted_beside, held_in_both
+from hydractl.stages.shared.fit_ood_scores import FitOn, fitted_beside, overlap_of_val
 from hydractl.stages.shared.open_inputs import digests, identified, labels_of
 from hydractl.stages.shared.predictions import PreparedData, fits
 
@@ -85,7 +85,7 @@ class ScoreFitter:
         (fit_digest, fit_content), (val_digest, val_content) = (
             identified(items, digests(items, team)) for items in opened
         )
-        if doubt := held_in_both(val_content, fit_content):
+        if doubt := overlap_of_val(val_content, fit_content):
             progress.warn(doubt)
         return cls(
             config=config,

@@ -186,7 +186,7 @@ class MergeEvaluator:
 
     def temperature(self, log_probs: LogProbs, name: str) -> float:
         """Return the temperature of whoever said it: fitted, or the one that was given or stored."""
-        ref = self.measuring.heldout
+        ref = self.measuring.temperature_data
         if ref is None:
             return self.stored
         scaling = Scaling.fit(

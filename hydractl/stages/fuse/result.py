@@ -125,7 +125,7 @@ def make_header(
         seed=config.seed if config.verify else None,
         results=({"verified": True} if config.verify else {})
         | ({} if measured is None else measured.results())
-        | ({} if config.measuring.heldout is None else {"temperature": outcome.temperature}),
+        | ({} if config.measuring.temperature_data is None else {"temperature": outcome.temperature}),
     )
     return first.header.of_other_weights(
         {

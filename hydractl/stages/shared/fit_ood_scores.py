@@ -14,6 +14,7 @@ from hydractl.fusion.features import FeatureExtractor
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, options_of
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
+from hydractl.stages.shared.open_inputs import overlap
 from hydractl.stages.shared.predictions import PreparedData
 
 
@@ -33,14 +34,12 @@ class FitOn(NamedTuple):
     held_out: PreparedData | None = None
 
 
-def held_in_both(held_out: np.ndarray, training: np.ndarray) -> str | None:
-    """Return what is doubtful of `--val` that holds samples of `--fit`, given what tells their items, as `DIGEST`; None if nothing."""
-    twice = int(np.isin(held_out, training).sum())
+def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
+    """Return a warning if samples of `--val` are in `--fit`, given digests of their items as `DIGEST`; else None."""
+    shared = overlap("--val", val, "--fit", training)
     return (
-        f"{twice} of {len(held_out)} samples of `--val` are in `--fit`: `{ENERGY_DENSITY}` weighs the density as if all inputs were as "
-        "near as training data"
-        if twice
-        else None
+        shared
+        and f"{shared}: `{ENERGY_DENSITY}` weighs the density as if all inputs were as near as training data"
     )
 
 

@@ -154,15 +154,16 @@ def identified(items: Items, item_digests: Iterable[bytes]) -> tuple[str, np.nda
     return items.fingerprint(noted()), np.frombuffer(content, DIGEST)
 
 
-def held_twice(option: str, content: np.ndarray, data: np.ndarray) -> str | None:
-    """Return how much of an option's data `--data` holds too, in words; None where nothing is.
+def overlap(option: str, content: np.ndarray, other: str, other_content: np.ndarray) -> str | None:
+    """Return how many samples of one option's data are in another's, in words; None if none are.
 
     Args:
-        option: What names the data.
-        content: What tells their items, as `DIGEST`.
-        data: What tells those of `--data`.
+        option: Names the data whose samples are counted.
+        content: Digests of their items, as `DIGEST`.
+        other: Names the other data.
+        other_content: Digests of their items.
     """
-    twice = int(np.isin(content, data).sum())
-    if twice == len(content) == len(data):
-        return f"`{option}` and `--data` hold the same samples"
-    return f"{twice} of {len(content)} samples of `{option}` are in `--data`" if twice else None
+    count = int(np.isin(content, other_content).sum())
+    if count == len(content) == len(other_content):
+        return f"`{option}` and `{other}` hold the same samples"
+    return f"{count} of {len(content)} samples of `{option}` are in `{other}`" if count else None

@@ -284,7 +284,7 @@ class WithTemperature:
     temperature: DataRef | float | None
 
     @property
-    def heldout(self) -> DataRef | None:
+    def temperature_data(self) -> DataRef | None:
         """The data that a temperature is fitted on."""
         return self.temperature if isinstance(self.temperature, DataRef) else None
 
