@@ -100,6 +100,21 @@ def test_a_dry_run_prints_the_commands(folder, call):
     assert not (folder / "other").exists()
 
 
+def test_a_dry_run_keeps_the_pipeline_where_it_is_told_to(folder, call):
+    words = ("make", "m0.st", "m1.st", *DATA, "-o", "other/")
+    kept = folder / "plans/kept.toml"
+    seen = call(*words, "--dry-run", "--keep", str(kept))
+    run = call("run", str(kept), "--dry-run")
+    kept.write_text(edited := kept.read_text().replace("0.01", "0.02"))
+    again = call(*words, "--dry-run", "--keep", str(kept))
+
+    assert (seen.code, run.code, again.code) == (0, 0, 6)
+    assert seen.out == run.out
+    assert kept.read_text() == edited
+    assert not (folder / "other").exists()
+    shutil.rmtree(kept.parent)
+
+
 def test_what_a_script_saved_is_imported_first(folder, call):
     words = ("m0.st", "saved.pth", *DATA, "--arch", ARCH, "-o", "other/")
     plan = json.loads(call("make", *words, "--dry-run", "--json").out)["stages"]
@@ -138,6 +153,7 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, mod
     [
         (("m0.st",), "two models at least"),
         (("m0.st", "a/m0.st"), "called `m0`"),
+        (("m0.st", "m1.st", "--keep", "-"), "must be a file"),
         (("m0.st", "m1.st", "--val", f"{DIGITS},part=1/3"), "is a part already"),
     ],
 )

@@ -17,7 +17,8 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
 
     Imports what a training script saved, fuses the models with the longest trunk that `--val` allows, fits the temperature and
     the OOD score, measures the hydra beside the ensemble and each model, finds the threshold below which it may answer, and
-    writes a page. The same command resumes an interrupted run, as does `hydractl run DIR/make.toml`.
+    writes a page. The same command resumes an interrupted run, as does `hydractl run DIR/make.toml`. `--keep FILE` with `--dry-run` saves
+    that pipeline to edit it first.
 
     Examples:
       hydractl make a.st b.st c.st --train train/ --val val/ --test test/ -o out/
@@ -26,10 +27,19 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
       hydractl make a.st b.st c.st --val val/ --test test/ --risk 0.1 \
         -o out/ --dry-run
     """
-    plan = config.out / PLAN
+    plan = config.keep or config.out / PLAN
     text = written(config.stages(), command="make")
-    stages = read_back(plan, text, force=config.force or config.dry_run)
-    run_plan(plan, text, stages, terminal, dry_run=config.dry_run, brief=True, may_fail=(THRESHOLD,))
+    stages = read_back(plan, text, force=config.force or (config.dry_run and config.keep is None))
+    run_plan(
+        plan,
+        text,
+        stages,
+        terminal,
+        dry_run=config.dry_run,
+        keep=config.keep is not None,
+        brief=True,
+        may_fail=(THRESHOLD,),
+    )
     if not (config.dry_run or terminal.as_json or terminal.quiet):
         with written_out():
             for sentence in _outcome(config):

@@ -10,7 +10,7 @@ from typing import ClassVar
 from hydractl.cli.commands.run.plan import StageOptions
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.output.atomic_write import Folder
+from hydractl.output.atomic_write import Folder, is_stream
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.fail_if import risk_text
 from hydractl.stages.evaluate.refs import OOD_SETS, NamedData, check_distinct
@@ -86,6 +86,15 @@ class MakeConfig(CommandConfig):
         )
     )
     device: str = by_default("auto", shared.DEVICE)
+    keep: Path | None = by_default(
+        None,
+        replace(
+            shared.OUT,
+            help=f"Where to save the pipeline, with `--dry-run` too (default: {PLAN} in DIR).",
+            option_names=("--keep",),
+            metavar="FILE",
+        ),
+    )
     dry_run: bool = flag(Setting("Print the commands and run none."))
     force: bool = flag(replace(shared.FORCE, help="Overwrite a different pipeline."))
 
@@ -96,6 +105,8 @@ class MakeConfig(CommandConfig):
                 f"`--val {self.val}`: is a part already",
                 hint="name the whole set: `make` takes two halves of it",
             )
+        if self.keep is not None and is_stream(self.keep):
+            raise UsageError(f"`--keep {self.keep}`: must be a file", hint="`--dry-run` prints the commands")
         check_distinct([*self.names, Path(HYDRA).stem, ENSEMBLE], kind="models", option="MODEL")
 
     @property

@@ -57,10 +57,13 @@ def run_plan(
     terminal: Terminal,
     *,
     dry_run: bool,
+    keep: bool = False,
     brief: bool = False,
     may_fail: Collection[str] = (),
 ) -> None:
-    """Write a pipeline and run it; with `dry_run` print what would run. `brief` and `may_fail` are those of `go`.
+    """Write a pipeline and run it; with `dry_run` print its commands, and write it only if `keep`.
+
+    `brief` and `may_fail` are those of `go`.
 
     Raises:
         OutputError: If the file's folder cannot be made.
@@ -68,14 +71,11 @@ def run_plan(
     """
     from hydractl.cli.app import command_tree, main
 
+    if keep or not dry_run:
+        _publish(plan, text)
     if dry_run:
         show(stages, command_tree(), json=terminal.as_json, quiet=terminal.quiet)
         return
-    try:
-        plan.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{plan.parent}: cannot be made: {error.strerror}") from error
-    publish_text(plan, text)
     go(
         plan,
         stages,
@@ -86,3 +86,11 @@ def run_plan(
         brief=brief,
         may_fail=may_fail,
     )
+
+
+def _publish(plan: Path, text: str) -> None:
+    try:
+        plan.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{plan.parent}: cannot be made: {error.strerror}") from error
+    publish_text(plan, text)
