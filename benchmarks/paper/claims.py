@@ -1,8 +1,8 @@
 """What the hydra paper (ICLR 2026) claims in its tables, in numbers that `measure.py` keeps, and what came of each here.
 
 A claim compares two rows by one metric. Differences are taken seed by seed; of several seeds they have a 95 % interval by
-Student's t. A claim *holds* where the whole interval is on its side, *does not* where it is on the other, and is *open* where
-it holds zero. A claim of equality holds where the whole interval lies within the margin that is named.
+Student's t. A claim *holds* where the whole interval is on its side, *fails* where it is on the other, and is *open* where
+it includes zero. A claim of equality holds where the whole interval lies within the margin that is named.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from zero_shot import BAYES, FEWER, HYDRA_SCALED, SCALED, VILU, VISION
 CALLED = {
     "nll": "NLL",
     "ece": "ECE",
-    "auroc ood": "AUROC of OOD data",
-    "auroc near": "AUROC of near OOD data",
-    "auroc far": "AUROC of far OOD data",
-    "fpr95 ood": "FPR95 of OOD data",
+    "auroc ood": "OOD AUROC",
+    "auroc near": "near-OOD AUROC",
+    "auroc far": "far-OOD AUROC",
+    "fpr95 ood": "OOD FPR95",
     "disagreement ood": "disagreement on OOD data",
     "accuracy under shift all": "accuracy under corruption",
     "accuracy under shift 5": "accuracy under corruption of severity 5",
@@ -78,8 +78,8 @@ class Claim:
         """What it says."""
         metric = CALLED.get(self.metric, self.metric)
         if self.equal is not None:
-            return f"{self.first} and {self.other}: {metric} within {self.equal:g}"
-        return f"{self.first} has {'more' if self.more else 'less'} {metric} than {self.other}"
+            return f"{self.first} and {self.other} differ in {metric} by at most {self.equal:g}"
+        return f"{self.first} has {'higher' if self.more else 'lower'} {metric} than {self.other}"
 
 
 ACCURACY, OOD = "accuracy", "auroc ood"
@@ -133,15 +133,15 @@ CLAIMS = (
         ("27", HYDRA, VISION, ACCURACY, True, "74.00, 72.92", None),
     )),
 )  # fmt: skip
-"""Those that need no data or device that is not here."""
+"""Those that need only data and devices that are available here."""
 UNTESTED = {
-    "1, 2 (batch 4, bf16): a hydra takes 1.07 times a single model's time, 7 too": "no GPU has run this yet (`benchmarks/runtime.py --device cuda`)",
-    "3, 24 to 28: OpenCLIP ViT-B/32 on nine data sets": "neither the weights nor the data are here; a small CLIP on five sets of classes stands in",
-    "27, 28: fine-tuned CLIP": "the paper tunes on a part of LAION-400M",
-    "5, figure 4: the most and the least important heads in a plane": "`eval --analyse pca --scores` draws them of any model; no row of this page does yet",
-    "12: eight seeds": "deviations here are of as many seeds as the page names",
+    "1, 2 and 7 (batch 4, bf16): a hydra takes 1.07 times as long as a single model": "no GPU has run this yet (`benchmarks/runtime.py --device cuda`)",
+    "3, 24 to 28: OpenCLIP ViT-B/32 on nine data sets": "weights and data are not available here; a small CLIP on five sets of classes replaces them",
+    "27, 28: fine-tuned CLIP": "the paper fine-tunes on a part of LAION-400M",
+    "5, figure 4: the most and the least important heads in a plane": "`eval --analyse pca --scores` draws them for any model, but no row of this page does",
+    "12: eight seeds": "standard deviations here use the seeds that the page names",
 }
-"""Claims of tables that were not put to the test, and why."""
+"""Claims that were not tested, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,6 @@ def _verdict(claim: Claim, gap: float, half: float) -> str:
     if claim.equal is not None:
         if abs(gap) + half <= claim.equal:
             return "holds"
-        return "does not" if abs(gap) - half > claim.equal else "open"
+        return "fails" if abs(gap) - half > claim.equal else "open"
     gain = gap if claim.more else -gap
-    return "holds" if gain > half else "does not" if -gain > half else "open"
+    return "holds" if gain > half else "fails" if -gain > half else "open"

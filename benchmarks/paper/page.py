@@ -26,12 +26,14 @@ from hydractl.messages import counted
 PAGE = HERE.parents[1] / "docs" / "paper.md"
 RESULTS = HERE.parent / "results"
 TASKS = {
-    "digits": "images: a vision transformer of six blocks and 0.3 M parameters, from random weights, on digits 0 to 6 of scikit-learn's; near: 7 "
-    "and 8, far: photographs and noise",
-    "shapes": "images: the image tower of a small CLIP with a classifier, on coloured shapes; near: pairs that it never saw, far: photographs and noise",
-    "clinc150": "texts: MiniLM (22 M parameters, pretrained) on intents of CLINC150; near: intents of the same domains, far: others and no intent",
-    zero_shot.NAME: "a CLIP of two towers of three blocks, from nothing, names coloured shapes; ID sets: all 24 classes and four quarters of "
-    "them; near: pairs that it never saw, far: photographs and noise, all beside the first set",
+    "digits": "images: a vision transformer with six blocks and 0.3 M parameters, trained from random weights on the digits 0 to 6 of scikit-learn; "
+    "near OOD: 7 and 8; far OOD: photographs and noise",
+    "shapes": "images: the image tower of a small CLIP with a classifier, on coloured shapes; near OOD: unseen pairs of shape and colour; far OOD: photographs "
+    "and noise",
+    "clinc150": "texts: MiniLM (22 M parameters, pretrained) on intents of CLINC150; near OOD: intents of the same domains; far OOD: other domains and "
+    "queries without an intent",
+    zero_shot.NAME: "images and texts: a CLIP with three blocks per tower, trained from random weights on coloured shapes; ID sets: all 24 classes and four "
+    "quarters of them; near OOD: unseen pairs of shape and colour; far OOD: photographs and noise, all compared with the first set",
 }
 COLUMNS = {
     "accuracy": "accuracy", "brier": "Brier", "nll": "NLL", "ece": "ECE", "adaptive_ece": "aECE", "auroc near": "AUROC near", "auroc far": "AUROC far",
@@ -101,27 +103,25 @@ def kept() -> dict[str, Result]:
 
 def _lines() -> Iterator[str]:
     results = kept()
-    yield "# The paper's tables, at this size"
+    yield "# The paper's tables at small scale"
     yield ""
     yield (
-        "Written by `benchmarks/paper/page.py` from what `benchmarks/paper/measure.py` measured; nothing here is typed by hand but the paper's own "
-        "numbers. Models are small and data few, so that a claim which does not hold here may hold there, and the other way round: the page says "
-        "what the method does at the size that can be run again by anyone within hours on a CPU."
+        "This page tests the paper's claims with small models and data sets, which anyone can run again within hours on a CPU. A claim that fails "
+        "at this scale may hold at the paper's, and vice versa. `benchmarks/paper/page.py` writes the page from the results of "
+        "`benchmarks/paper/measure.py`; only the paper's numbers were entered by hand."
     )
     yield from ("", *(f"- **{task}**, {words}" for task, words in TASKS.items() if task in results))
     yield from _claims(results)
-    yield from ("", "## Not put to the test", "")
+    yield from ("", "## Not tested", "")
     yield from (f"- Table {what}: {why}." for what, why in UNTESTED.items())
     unmeasured = [claim for claim in CLAIMS if not _judged(claim, results)]
-    yield from (
-        f"- Table {claim.table}: {claim.words}: not measured in any of these runs." for claim in unmeasured
-    )
+    yield from (f"- Table {claim.table}: {claim.words}: not measured." for claim in unmeasured)
     single, hydra = vit_b(1, 12), vit_b(3, 8)
     ensemble = 3 * single
     yield ""
     yield (
-        f"Multiply-accumulates are arithmetic: of ViT-B/16 at 224 pixels a single model has {single:.2f} G (paper, Table 7: 17.58), a hydra of three "
-        f"members with 8 of 12 heads {hydra:.2f} (46.19), {hydra / single:.2f} times as many, and a deep ensemble of three {ensemble:.2f} (52.74)."
+        f"Multiply-accumulates (MACs) follow from the architecture. For ViT-B/16 at 224 pixels, a single model needs {single:.2f} G (paper, Table 7: 17.58), a "
+        f"hydra of three members with 8 of 12 heads {hydra:.2f} (46.19), {hydra / single:.2f} times as many, and a deep ensemble of three {ensemble:.2f} (52.74)."
     )
     for task, result in results.items():
         yield from _rows(task, result)
@@ -138,8 +138,8 @@ def vit_b(members: int, kept: int) -> float:
 def _claims(results: Mapping[str, Result]) -> Iterator[str]:
     yield from ("", "## Claims", "")
     yield (
-        "Differences are paired by seed; ± is half of the 95 % interval by Student's t. *Holds* or *does not*: the whole interval is on one side; "
-        "*open*: it includes zero, or the margin's end."
+        "A cell has the means of both models, their difference (first minus second, paired by seed) with half of its 95 % interval by Student's t, and the "
+        "verdict. **holds** and **fails**: the whole interval supports or contradicts the claim. **open**: it includes zero, or the end of the margin."
     )
     yield ""
     yield f"| table | claim | the paper | {' | '.join(results)} |"
@@ -155,9 +155,9 @@ def _claims(results: Mapping[str, Result]) -> Iterator[str]:
         yield f"| {claim.table} | {claim.words} | {claim.theirs} | {' | '.join(cells)} |"
     yield ""
     for task, own in counts.items():
-        held, unclear, failed = (own.get(word, 0) for word in ("holds", "open", "does not"))
+        held, unclear, failed = (own.get(word, 0) for word in ("holds", "open", "fails"))
         seeds = counted(len(results[task].seeds), "seed")
-        yield f"- {task}, {seeds}: of {sum(own.values())} claims {held} hold, {unclear} are open, and {failed} fail."
+        yield f"- {task}, {seeds}: {held} of {sum(own.values())} claims hold, {unclear} are open, {failed} fail."
 
 
 def _cell(found: Found) -> str:
@@ -172,9 +172,9 @@ def _judged(claim: Claim, results: Mapping[str, Result]) -> dict[str, Found]:
 
 def _tuning(task: str, epochs: int) -> str:
     if not epochs:
-        return "and nothing is tuned"
-    mimo = "" if MIMO in WITHOUT.get(task, ()) else f" (`{MIMO}` sees each image four times as often)"
-    return f"what is made of it {epochs} more{mimo}"
+        return "and nothing is fine-tuned"
+    mimo = "" if MIMO in WITHOUT.get(task, ()) else f" (`{MIMO}` sees each image four times per epoch)"
+    return f"models made from it {epochs} more{mimo}"
 
 
 def _rows(task: str, result: Result) -> Iterator[str]:
@@ -207,7 +207,8 @@ def _rows(task: str, result: Result) -> Iterator[str]:
 def _part(name: str, result: Result) -> str:
     """Return of which seeds a row's means are, if some have none: of a table that grows, not all have the new ones yet."""
     having = [seed for seed, rows in zip(result.seeds, result.rows, strict=True) if name in rows]
-    return "" if len(having) == len(result.seeds) else f" ({', '.join(having)} alone)"
+    word = "seed" if len(having) == 1 else "seeds"
+    return "" if len(having) == len(result.seeds) else f" (only {word} {', '.join(having)})"
 
 
 def _parted(

@@ -100,10 +100,10 @@ def test_hydras_of_a_quarter_know_its_classes(zero_shot_plan):
     ("gaps", "equal", "more", "verdict"),
     [
         ((0.02, 0.021, 0.019), None, True, "holds"),
-        ((0.02, 0.021, 0.019), None, False, "does not"),
+        ((0.02, 0.021, 0.019), None, False, "fails"),
         ((0.02, -0.021, 0.019), None, True, "open"),
         ((0.001, 0.0012, 0.0011), 0.005, True, "holds"),
-        ((0.02, 0.021, 0.019), 0.005, True, "does not"),
+        ((0.02, 0.021, 0.019), 0.005, True, "fails"),
         ((0.02, -0.021, 0.019), 0.005, True, "open"),
     ],
 )
@@ -139,7 +139,7 @@ def test_what_was_not_measured_is_said_and_what_was_has_a_row(claims, monkeypatc
     import page
 
     (task, result), *_ = page.kept().items()
-    cells = "| hydra (circuits) has more AUROC of OOD data than packed | "
+    cells = "| hydra (circuits) has higher OOD AUROC than packed | "
     gone = ("packed", "circuit for OOD not tuned")
     seeds = [
         {
@@ -161,7 +161,7 @@ def test_what_was_not_measured_is_said_and_what_was_has_a_row(claims, monkeypatc
     after = "\n".join(page._lines())
 
     assert cells not in before
-    assert "Table 1: hydra (circuits) has more AUROC of OOD data than packed: not measured" in before
+    assert "Table 1: hydra (circuits) has higher OOD AUROC than packed: not measured" in before
     assert "(Table 5) |" not in before
     assert cells in after
     assert not [
@@ -184,7 +184,7 @@ def test_rows_that_not_every_seed_has_say_of_which_they_are(claims, monkeypatch)
         page, "kept", lambda: {task: replace(result, rows=[{**first, "new": first["single"]}, *others])}
     )
 
-    assert single.replace("single", f"new ({result.seeds[0]} alone)") in page._lines()
+    assert single.replace("single", f"new (only seed {result.seeds[0]})") in page._lines()
     assert [line for line in page._lines() if line.startswith("| oba |")]
 
 
