@@ -300,7 +300,7 @@ def test_what_was_made_without_being_asked_to_say_so_is_moved_away_once(folder, 
     assert (seen.code, files(folder)) == (6, before)
     assert f"no {out}.lineage.json says what made it" in seen.err
     assert "--force" not in seen.err
-    for path in (out, Path("effect.json")):
+    for path in (out, Path(f"{out}.py"), Path("effect.json")):
         path.rename(folder / f"moved-{path}") if path.exists() else None
     assert again(name).code == 0
     assert "up to date" in again(name).out

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def export(config: ExportConfig, terminal: Terminal) -> None:
     r"""Export a model to ONNX or torch.export, to run without hydractl.
 
-    The exported model takes any number of samples and returns probabilities, logits, member_logits, entropy and
-    mutual_information. Its metadata hold the labels and the preprocessing. It is compared with the model before it is written.
+    The exported model takes any number of samples and returns probabilities, logits, member_logits, entropy, mutual_information
+    and ood_score. It is compared with the model before it is written. A Python script beside it runs it with the model's own
+    preprocessing and prints label, probability, OOD score and decision.
 
     Examples:
       hydractl export hydra.st -o hydra.onnx

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from hydractl.output.paths import DOCUMENT, OutputKind
 from hydractl.settings import CheckedSettings, Constraint, Role, Setting, by_default, flag, required, setting
 from hydractl.stages.shared import settings as shared
@@ -94,3 +96,12 @@ class ExportConfig(CheckedSettings, CommandConfig):
     def form(self) -> str:
         """How the output's name ends, in small letters."""
         return self.out.suffix.lower()
+
+    @property
+    def script(self) -> Path:
+        """The Python script beside the output that runs it."""
+        return self.out.with_name(f"{self.out.name}.py")
+
+    @override
+    def outputs(self) -> tuple[Path, ...]:
+        return self.out, self.script

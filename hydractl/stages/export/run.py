@@ -13,10 +13,12 @@ from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.fusion.default_score import WithDefaultScore
+from hydractl.fusion.prompts import with_class_names
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.header import Preprocess, Tokenization
+from hydractl.manifest.header import Header, Preprocess, Threshold, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.ood_scores import means_the_same
 from hydractl.model_inputs import PIXELS
 from hydractl.output.atomic_write import publish_together
 from hydractl.output.locks import OutputLock
@@ -39,6 +41,7 @@ from hydractl.stages.export.compare import (
 from hydractl.stages.export.config import ONNX, ExportConfig
 from hydractl.stages.export.export_module import IMAGES, ExportModule
 from hydractl.stages.export.pixel_input import FILTERS, Pixels
+from hydractl.stages.export.script import script
 from hydractl.stages.shared.open_inputs import labels_of, open_reader, open_sets
 from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, make_step, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim
@@ -56,7 +59,7 @@ class ExportReport:
     """What `export` wrote and how near it is to the model.
 
     Attributes:
-        paths: The files written.
+        paths: The files written: the model, the script that runs it, the report.
         inputs: Name, type and shape of each; what may be of any length has a name.
         outputs: Likewise.
         members: M.
@@ -95,7 +98,7 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
         classes = _classes(config, opened)
         trial = _open_trial(config, opened, classes, progress)
         progress.step(f"Tracing {opened.reference}")
-        source = _load(config, opened, classes)
+        source = _load(config, opened, classes, progress)
         exported = _convert(config, source, progress)
         progress.step("Comparing it with the model")
         differences = _compare_on_random_inputs(config, source, exported.program)
@@ -103,18 +106,22 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
         if trial is not None:
             exported, report = _compare_on_data(config, source, exported, trial, differences, progress)
         progress.step(f"Writing {config.out}")
-        paths = _publish(config, opened, exported, report, output_lock)
+        paths = _publish(config, source, exported, report, output_lock)
         return _report(source, exported, paths, differences, report)
 
 
 class Source(NamedTuple):
-    """A model that becomes a file, with an example of its inputs and what of these may be of any length."""
+    """A model that becomes a file, with an example of its inputs and what of these may be of any length.
+
+    Its threshold is None where what is exported is another model, or has another OOD score.
+    """
 
     opened: OpenModel
-    classes: Classes | None
     module: ExportModule
     axes: formats.Axes
     example: formats.Named
+    header: Header
+    threshold: Threshold | None
 
 
 class Exported(NamedTuple):
@@ -127,7 +134,7 @@ class Exported(NamedTuple):
 
 def _check(config: ExportConfig, opened: OpenModel, output_lock: OutputLock) -> None:
     """Refuse outputs that cannot be written, and pixels for a model that has no use for them."""
-    for path, option in ((config.out, "-o"), (config.report, "--report")):
+    for path, option in ((config.out, "-o"), (config.script, "-o"), (config.report, "--report")):
         if path is not None and config.if_changed:
             check_sidecar(path)
         check_outputs(
@@ -177,7 +184,7 @@ def _open_trial(
     return Trial(sets=sets, labels=labels, how=opened.header.preprocess, batch_size=config.batch_size)
 
 
-def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> Source:
+def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None, progress: Progress) -> Source:
     """Return the model in memory; one that knows its classes leaves out its text tower."""
     how = opened.header.preprocess
     model = load_any(opened, dtype=torch.float32)
@@ -194,9 +201,24 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> S
     elif config.with_preprocess:
         pixels, axes = Pixels(how), formats.Axes(("batch", "height", "width"))
         example = {IMAGES: pictures(how, size=(1.5, 1.25), batch=EXAMPLES, seed=config.seed)}
-    return Source(
-        opened, classes, ExportModule(WithDefaultScore.stored(model, opened, classes), pixels), axes, example
-    )
+    module = ExportModule(WithDefaultScore.stored(model, opened, classes), pixels)
+    header = with_class_names(opened.header, classes)
+    threshold = header.threshold
+    if threshold is not None and (reason := _unfit(config, threshold, module.with_score.score)):
+        progress.warn(f"{opened.reference}: its threshold is not exported: {reason}")
+        threshold = None
+    return Source(opened, module, axes, example, header, threshold)
+
+
+def _unfit(config: ExportConfig, threshold: Threshold, score: str) -> str | None:
+    """Return why a threshold does not hold for what is exported, which computes an OOD score; None if it does."""
+    if config.quantize is not None:
+        return "quantizing makes another model"
+    if threshold.score != score:
+        return f"it is on `{threshold.score}`, and the exported model computes `{score}`"
+    if not means_the_same(score, threshold.version):
+        return f"an earlier version of hydractl defined `{score}` otherwise"
+    return None
 
 
 def _convert(config: ExportConfig, source: Source, progress: Progress) -> Exported:
@@ -262,19 +284,19 @@ def _compare_on_data(
 
 def _publish(
     config: ExportConfig,
-    opened: OpenModel,
+    source: Source,
     exported: Exported,
     report: Report | None,
     output_lock: OutputLock,
 ) -> tuple[Path, ...]:
     """Write all files, and beside each what made it, if that is wanted; return their paths."""
-    written = {config.out: exported.content}
+    written = {config.out: exported.content, config.script: script(config, source.header, source.threshold)}
     if config.report is not None and report is not None:
         written[config.report] = report.to_json().encode()
     step = sidecar_step(
         config,
         config.out,
-        opened=opened,
+        opened=source.opened,
         options=_options(config),
         seed=config.seed,
         needs=formats.LIBRARIES if config.form == ONNX else (),
@@ -311,7 +333,7 @@ def _report(
 
 def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
     """Return what the file says of itself: JSON by key."""
-    header = source.opened.header
+    header, threshold = source.header, source.threshold
     step = make_step(
         config,
         family=source.opened.family,
@@ -320,7 +342,7 @@ def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
         seed=config.seed,
     )
     fields = {
-        "labels": list(header.labels if source.classes is None else source.classes.names),
+        "labels": list(header.labels),
         "preprocess": header.preprocess.model_dump(mode="json"),
         "preprocess_in_graph": config.with_preprocess,
         "temperature": header.temperature,  # which the logits are divided by already
@@ -328,6 +350,7 @@ def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
         "architecture": header.architecture.name,
         "kind": header.kind.value,
         "ood_score": source.module.with_score.score,
+        "threshold": None if threshold is None else threshold.model_dump(mode="json"),
         "members": len(header.masks),
         "made_by": step.model_dump(mode="json"),
     }

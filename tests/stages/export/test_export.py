@@ -30,7 +30,6 @@ from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
 from support.variants import PLAIN, VARIANTS, Variant
 
-PAGE = Path(__file__).parents[3] / "docs/export.md"
 TWO = Variant("timm-vit", "two-layers", PLAIN.arch, PLAIN.options | {"depth": 2})
 _BERT = next(v for v in VARIANTS if v.family == "transformers-bert")
 BERT = Variant(_BERT.family, "two-layers", _BERT.arch, _BERT.options | {"num_hidden_layers": 2})
@@ -138,15 +137,6 @@ def test_a_file_says_what_its_user_must_know_and_nothing_of_this_machine(hydra, 
         str(path.parent),
     ):
         assert place.encode() not in content
-
-
-def test_the_page_runs(exported, hydra, monkeypatch, capsys):
-    monkeypatch.chdir(hydra.parent)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[:1]
-
-    exec(compile(code, str(PAGE), "exec"), {})  # noqa: S102 - what the page tells a user to run
-
-    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_a_program_of_texts_takes_any_number_of_any_length(tmp_path):

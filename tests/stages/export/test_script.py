@@ -1,0 +1,266 @@
+"""The script beside an exported model answers as `predict` does, in a process of its own that knows no hydractl."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hydractl.cli.app import main
+from hydractl.data.decoding import upright
+from hydractl.data.preprocess import eval_transform
+from hydractl.manifest.header import Preprocess, Threshold
+from hydractl.stages.export.config import ExportConfig
+from hydractl.stages.export.run import run_export
+from hydractl.stages.export.script import script
+from support.builders import base
+from support.heard import Heard
+from support.text_folders import save_text_model
+from support.variants import PLAIN, VARIANTS, Variant
+
+TWO = Variant("timm-vit", "two-layers", PLAIN.arch, PLAIN.options | {"depth": 2})
+_BERT = next(v for v in VARIANTS if v.family == "transformers-bert")
+BERT = Variant(_BERT.family, "two-layers", _BERT.arch, _BERT.options | {"num_hidden_layers": 2})
+ESM = next(v for v in VARIANTS if str(v).startswith("transformers-esm-rotary"))
+TEXTS = ["the cat sat", "on a mat " * 200, "a", "cat"]
+ORIENTATION = 0x0112
+
+
+def threshold(below: float | None, *, score: str = "msp") -> Threshold:
+    accepted = 0 if below is None else 30
+    return Threshold(score=score, below=below, risk=0.1, delta=0.05, count=60, accepted=accepted, errors=0)
+
+
+def image_model(path: Path, how: dict[str, object] | None = None, **header: object) -> Path:
+    sample = base(TWO)
+    update = {"mean": (0.4,), "std": (0.3,), "crop_pct": 0.9} | (how or {})
+    preprocess = sample.header.preprocess.model_copy(update=update)
+    header = {"preprocess": preprocess, "labels": tuple("abcdefg")} | header
+    return replace(sample, header=sample.header.model_copy(update=header)).save(path)
+
+
+def opened(path: Path) -> Image.Image:
+    return Image.open(io.BytesIO(path.read_bytes()))
+
+
+def write_images(folder: Path) -> list[str]:
+    """Write images of several sizes, modes and formats, one of them turned by its EXIF orientation."""
+    numbers = np.random.default_rng(0)
+    names = []
+    for i, (mode, size, name) in enumerate(
+        [("L", (8, 8), "a.png"), ("RGB", (31, 12), "b c.png"), ("RGBA", (9, 30), "c.png"), ("RGB", (40, 17), "d.jpg")]
+    ):  # fmt: skip
+        pixels = numbers.integers(0, 256, (*reversed(size), len(mode)), np.uint8)
+        image = Image.fromarray(pixels.squeeze(-1) if mode == "L" else pixels, mode)
+        exif = Image.Exif()
+        exif[ORIENTATION] = 6
+        image.save(folder / name, **({"exif": exif} if i == 3 else {}))
+        names.append(name)
+    opened(folder / "b c.png").convert("P").save(folder / "e.gif", transparency=3)
+    return [*names, "e.gif"]
+
+
+def answers(script_path: Path, *inputs: str, stdin: str = "") -> list[dict[str, object]]:
+    """Run a script, isolated from where hydractl lies."""
+    done = subprocess.run(
+        [sys.executable, "-I", script_path, *inputs],
+        cwd=script_path.parent, input=stdin, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def predictions(model: Path, *inputs: str) -> list[dict[str, object]]:
+    out = model.with_name("predictions.jsonl")
+    assert main(["predict", str(model), *inputs, "-o", str(out), "--force", "-q"]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def agree(
+    actual: list[dict[str, object]], expected: list[dict[str, object]], *, tolerance: float = 1e-4
+) -> None:
+    assert len(actual) == len(expected) > 1
+    for one, other in zip(actual, expected, strict=True):
+        assert one["label"] == other["label"]
+        assert one["probability"] == pytest.approx(other["probability"], abs=tolerance)
+        assert one["ood_score"] == pytest.approx(other["ood_score"], abs=tolerance)
+        assert one.get("accepted", "none") == other.get("accepted", "none")
+    assert len({line["probability"] for line in expected}) > 1
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pixels"),
+    [
+        (".onnx", False),
+        (".pt2", False),
+        pytest.param(".onnx", True, marks=pytest.mark.more),
+        pytest.param(".pt2", True, marks=pytest.mark.more),
+    ],
+)
+def test_images_are_answered_as_predict_answers_them(tmp_path, monkeypatch, suffix, pixels):
+    monkeypatch.chdir(tmp_path)
+    names = write_images(tmp_path)
+    first = predictions(image_model(tmp_path / "first.st"), *names)
+    below = float(np.median([line["ood_score"] for line in first])) + 1e-3
+    model, out = image_model(tmp_path / "m.st", threshold=threshold(below)), tmp_path / f"m{suffix}"
+
+    report = run_export(ExportConfig(model=str(model), out=out, with_preprocess=pixels))
+
+    assert report.paths == (out, tmp_path / f"m{suffix}.py")
+    actual = answers(report.paths[1], *names)
+    agree(actual, predictions(model, *names), tolerance=5e-3 if pixels else 1e-4)
+    assert [line["path"] for line in actual] == names
+    assert {line["accepted"] for line in actual} == {True, False}
+    assert answers(report.paths[1], stdin="\n".join(names)) == actual
+
+
+@pytest.mark.parametrize("suffix", [".onnx", pytest.param(".pt2", marks=pytest.mark.more)])
+def test_texts_are_answered_as_predict_answers_them(tmp_path, monkeypatch, suffix):
+    monkeypatch.chdir(tmp_path)
+    save_text_model(BERT, tmp_path / "bert")
+    (tmp_path / "texts.csv").write_text("text\n" + "\n".join(TEXTS) + "\n")
+
+    run_export(ExportConfig(model="bert/", out=tmp_path / f"m{suffix}"))
+
+    actual = answers(tmp_path / f"m{suffix}.py", *TEXTS)
+    agree(actual, predictions(tmp_path / "bert", "texts.csv"))
+    assert [line["text"] for line in actual] == TEXTS
+
+
+@pytest.mark.more
+def test_a_tokenizer_in_python_is_the_model_s_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "esm").mkdir()
+    base(ESM).library().save_pretrained(tmp_path / "esm")
+    proteins = "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>"
+    (tmp_path / "esm/vocab.txt").write_text(
+        "\n".join(proteins.split()[: base(ESM).header.preprocess.vocab_size])
+    )
+    (tmp_path / "esm/tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}')
+    texts = ["LAGV", "L A G G S", "VVVV" * 30]
+    (tmp_path / "texts.csv").write_text("text\n" + "\n".join(texts) + "\n")
+
+    run_export(ExportConfig(model="esm/", out=tmp_path / "m.onnx"))
+
+    assert "EsmTokenizer" in (tmp_path / "m.onnx.py").read_text()
+    agree(answers(tmp_path / "m.onnx.py", *texts), predictions(tmp_path / "esm", "texts.csv"))
+
+
+def test_tokens_are_numbers_where_a_model_has_no_tokenizer(tmp_path):
+    sample = base(BERT)
+    run_export(ExportConfig(model=str(sample.save(tmp_path / "b.st")), out=tmp_path / "b.pt2"))
+
+    actual = answers(tmp_path / "b.pt2.py", "2 4 5 3", "2 9 3")
+
+    with torch.no_grad():
+        ids = torch.tensor([[2, 4, 5, 3]])
+        logits = sample.model()({"input_ids": ids, "attention_mask": ids.sign(), "token_type_ids": 0 * ids})
+    assert actual[0]["probability"] == pytest.approx(logits.softmax(-1).max().item(), abs=1e-5)
+    assert actual[0] != actual[1]
+
+
+def read_of(config: ExportConfig, header: object, monkeypatch: pytest.MonkeyPatch):
+    """Return a script's `read`, without a model."""
+    session = SimpleNamespace(
+        get_modelmeta=lambda: SimpleNamespace(custom_metadata_map={"hydractl.labels": "[]"})
+    )
+    fake = SimpleNamespace(InferenceSession=lambda _: session)
+    monkeypatch.setitem(sys.modules, "onnxruntime", fake)
+    namespace = {"__file__": "x.onnx.py", "__name__": "x"}
+    exec(compile(script(config, header, None), "x.onnx.py", "exec"), namespace)  # noqa: S102 - what is tested
+    return namespace["read"]
+
+
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("offset", ["nearest", "before"])
+@pytest.mark.parametrize("size", [(3, 32, 32), (1, 28, 20), (3, 21, 32), (1, 15, 15)])
+def test_images_are_read_to_the_bit_as_timm_and_transformers_read_them(
+    tmp_path, monkeypatch, mode, offset, size
+):
+    folder = tmp_path
+    names = write_images(folder)
+    for filter_name, kept in (("bicubic", 0.9), ("nearest", 1.0), ("lanczos", 0.875)):
+        channels = size[0]
+        how = Preprocess(
+            input_size=size, mean=(0.5, 0.4, 0.3)[:channels], std=(0.2, 0.3, 0.25)[:channels], crop_pct=kept,
+            interpolation=filter_name, crop_mode=mode, crop_offset=offset,
+        )  # fmt: skip
+        header = base(TWO).header.model_copy(update={"preprocess": how})
+        read = read_of(ExportConfig(model="x.st", out=Path("x.onnx")), header, monkeypatch)
+        for name in names:
+            expected = eval_transform(how)(upright(opened(folder / name)))
+            assert np.array_equal(read(folder / name)["pixel_values"][0], expected.numpy()), (
+                name,
+                filter_name,
+            )
+
+
+def test_no_name_of_a_file_is_code(tmp_path, monkeypatch):
+    name = 'a\'"""\n);raise SystemExit(3)#.onnx'
+    source = script(ExportConfig(model="x.st", out=tmp_path / name), base(TWO).header, None).decode()
+
+    assert f"MODEL = Path(__file__).with_name({name!r})\n" in source
+    compile(source, "x", "exec")
+
+
+@pytest.mark.parametrize(
+    ("options", "stored", "reason"),
+    [
+        ({"quantize": "int8", "data": "digits::classes=0-6,limit=9"}, threshold(-0.2), "quantizing makes another model"),
+        ({}, threshold(0.5, score="entropy"), "it is on `entropy`, and the exported model computes `msp`"),
+    ],
+)  # fmt: skip
+def test_a_threshold_that_does_not_hold_is_left_out(tmp_path, options, stored, reason):
+    model, heard = image_model(tmp_path / "m.st", threshold=stored, labels=()), Heard()
+
+    run_export(ExportConfig(model=str(model), out=tmp_path / "m.onnx", **options), heard)
+
+    assert [text for text in heard.warnings if reason in text]
+    assert "accepted" not in (tmp_path / "m.onnx.py").read_text()
+
+
+def test_where_no_threshold_keeps_the_risk_nothing_is_accepted_or_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = write_images(tmp_path)
+    model = image_model(tmp_path / "m.st", threshold=threshold(None))
+
+    run_export(ExportConfig(model=str(model), out=tmp_path / "m.pt2"))
+
+    actual = answers(tmp_path / "m.pt2.py", *names)
+    assert {line["accepted"] for line in actual} == {None}
+    agree(actual, predictions(model, *names))
+
+
+def test_a_script_that_is_there_is_not_replaced_unasked(tmp_path, capsys):
+    model, out, beside = image_model(tmp_path / "m.st"), tmp_path / "m.pt2", tmp_path / "m.pt2.py"
+    beside.write_text("mine\n")
+    line = ["export", str(model), "-o", str(out), "-q"]
+
+    assert main(line) == 6
+    assert f"{beside}: already exists" in capsys.readouterr().err
+    assert (beside.read_text(), out.exists()) == ("mine\n", False)
+    assert main([*line, "--force"]) == 0
+    assert "def answer(" in beside.read_text()
+
+
+def test_a_script_that_is_gone_is_made_again(tmp_path, capsys):
+    model, out, beside = image_model(tmp_path / "m.st"), tmp_path / "m.pt2", tmp_path / "m.pt2.py"
+    line = ["export", str(model), "-o", str(out), "--if-changed"]
+    assert main(line) == 0
+    before = beside.read_bytes()
+
+    assert main(line) == 0
+    assert "up to date" in capsys.readouterr().out
+    beside.unlink()
+    assert main(line) == 0
+
+    assert beside.read_bytes() == before
