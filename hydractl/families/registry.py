@@ -25,6 +25,7 @@ from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, Kind
 from hydractl.messages import did_you_mean, quoted
 from hydractl.tensor_spec import TensorSpec, spec_of
+from hydractl.version import INSTALL
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -54,7 +55,7 @@ def family_of(architecture: Architecture) -> Family:
         raise UnsupportedModelError(
             f"{architecture.name}: family `{architecture.family}` is unknown here",
             hint=did_you_mean(architecture.family, FAMILIES)
-            or "a newer version may know it: `pip install --upgrade hydractl`",
+            or f"a newer version may know it: `{INSTALL} --upgrade`",
         )
     if family.towers.keys() != architecture.towers.keys():
         raise UnsupportedModelError(

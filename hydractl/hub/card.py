@@ -23,6 +23,7 @@ from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.registry import METRICS, TEMPERATURE
 from hydractl.model_source import HUB_ID
 from hydractl.tensor_spec import TensorSpec
+from hydractl.version import INSTALL
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -282,8 +283,12 @@ def _loading(facts: Facts) -> str:
     lines = [
         "## How to load it",
         "",
+        "```sh",
+        INSTALL,
+        "```",
+        "",
         "```python",
-        "import hydractl  # pip install hydractl",
+        "import hydractl",
         "",
         f'model = hydractl.load("{facts.reference}")',
         f"answer = model.predict({items})",

@@ -199,7 +199,7 @@ def test_other_failures_are_documents_too(capsys, raising, error, kind, code, me
 
 
 def test_every_kind_of_failure_is_in_the_docs_with_its_exit_code():
-    text = (Path(__file__).parents[2] / "docs/ci.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/serving.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.MULTILINE)
 
     assert {kind: int(code) for kind, code in rows} == errors.KINDS

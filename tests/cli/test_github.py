@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,23 @@ def makefile() -> str:
     ):
         text = text.replace(name, value)
     return text
+
+
+def lint(path: Path) -> subprocess.CompletedProcess[str]:
+    """Check a workflow against the schema of GitHub's workflows that check-jsonschema holds; it needs no network."""
+    return subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", path],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_workflow_is_one_that_github_takes(tmp_path):
+    seen = lint(EXAMPLES / "hydra.yml")
+    misspelt = tmp_path / "hydra.yml"
+    misspelt.write_text((EXAMPLES / "hydra.yml").read_text().replace("runs-on:", "run-on:"))
+
+    assert seen.returncode == 0, seen.stdout
+    assert "'runs-on' is a required property" in lint(misspelt).stdout
 
 
 @pytest.mark.parametrize("text", [workflow(), makefile()], ids=["workflow", "Makefile"])

@@ -43,14 +43,13 @@ def script(config: ExportConfig, header: Header, threshold: Threshold | None) ->
 def _of_images(how: Preprocess) -> dict[str, object]:
     """Return sizes as (width, height): of the crop, and that images are resized to before it."""
     channels, height, width = how.input_size
-    fill = [round(255 * mean) for mean in how.mean]
     return {
         "images": True,
         "packages": "pillow",
         "mode": MODES[channels],
         "size": (width, height),
         "scaled": (floor(width / how.crop_pct), floor(height / how.crop_pct)),
-        "fill": fill[0] if channels == 1 else tuple(fill),
+        "fill": tuple(round(255 * mean) for mean in how.mean),
         "python_tokenizer": None,
     }
 

@@ -20,7 +20,7 @@ from hydractl.stages.shared.command_config import CommandConfig, input_refs
 from hydractl.strict_json import NotJSONError, canonical, parse
 
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
-BUILD = "https://github.com/hydractl/hydractl/blob/main/docs/ci.md#provenance"
+BUILD = "https://github.com/hydractl/hydractl/blob/main/docs/serving.md#provenance"
 
 
 def check_statement(path: Path, config: CommandConfig) -> None:

@@ -1,0 +1,89 @@
+"""The command that cards, documents and hints give installs the package, whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hydractl.hub.card import Facts, card_of
+from hydractl.version import INSTALL, __version__
+from support.builders import base
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.*"))]
+TREE = "pip install ."
+"""What a reader of a clone types."""
+
+
+def run(*command: object, **environment: str) -> str:
+    done = subprocess.run(
+        [*map(str, command)],
+        env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """A fresh environment's interpreter: it sees the libraries that are installed here, and installs from this clone."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no clone")
+    folder = tmp_path_factory.mktemp("install") / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    site = folder / Path(sysconfig.get_path("purelib")).relative_to(sysconfig.get_path("data"))
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin/python"
+
+
+def pip(python: Path, *arguments: str) -> str:
+    """Run pip for an environment, where the repository's address leads to this clone and nothing can be downloaded."""
+    address = INSTALL.partition("git+")[2]
+    return run(
+        sys.executable, "-m", "pip", "--python", python, "install", "--no-index", *arguments,
+        GIT_CONFIG_COUNT="1", GIT_CONFIG_KEY_0=f"url.{ROOT.as_uri()}.insteadOf", GIT_CONFIG_VALUE_0=address,
+        PYTHONPATH="", PIP_DISABLE_PIP_VERSION_CHECK="1",
+    )  # fmt: skip
+
+
+def test_it_installs_every_file_of_the_package(python):
+    pip(python, "--no-deps", "--no-build-isolation", INSTALL.removeprefix("pip install "))
+
+    assert run(python.with_name("hydractl"), "--version", PYTHONPATH="") == f"hydractl {__version__}\n"
+    where = run(python, "-I", "-c", "import hydractl; print(hydractl.__file__)").strip()
+    package = Path(where).parent
+    assert package.is_relative_to(python.parents[1])
+    tracked = run("git", "-C", ROOT, "ls-tree", "-r", "--name-only", "HEAD", "hydractl").splitlines()
+    assert len(tracked) > 400
+    assert [name for name in tracked if not (package.parent / name).is_file()] == []
+    # what hints say of extras needs no index either, for the package is there
+    assert "Successfully" not in pip(python, "hydractl[onnx]")
+
+
+def test_every_page_and_card_gives_that_command():
+    header = base().header
+    texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    texts["card"] = card_of(Facts(name="org/name", revision="main", header=header, specs={})).decode()
+    extras = "|".join(PROJECT["optional-dependencies"])
+    commands = {
+        (name, re.sub(r"\s+#.*", "", command).strip())
+        for name, text in texts.items()
+        for command in re.findall(r"pip install [^`\n]*", text)
+        if "hydractl" in command or command.startswith(TREE)
+    }
+
+    assert {name for name, command in commands if command == INSTALL} >= {"card", "hydra.yml", "serving.md"}
+    others = {command for _, command in commands} - {INSTALL, TREE}
+    assert [c for c in others if not re.fullmatch(rf"pip install 'hydractl\[({extras})\]'", c)] == []
+
+
+def test_it_is_where_the_project_says_that_its_source_is():
+    assert f"pip install git+{PROJECT['urls']['Source']}" == INSTALL
