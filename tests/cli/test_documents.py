@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.cli.app import command_tree
+from hydractl.cli.app import command_tree, main
 from hydractl.cli.command import CONFIGURATIONS
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +52,20 @@ def test_every_command_line_is_one_that_the_command_takes(page, tmp_path, monkey
                     command.invoke(context)
     finally:
         CONFIGURATIONS.reset(kept)
+
+
+def test_every_pipeline_file_is_one_that_run_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = [
+        block
+        for page in PAGES
+        for block in re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    assert files
+
+    for text in files:
+        Path("hydra.toml").write_text(text, encoding="utf-8")
+        assert main(["run", "hydra.toml", "--dry-run"]) == 0, text
 
 
 def test_there_are_command_lines():
