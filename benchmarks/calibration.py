@@ -110,7 +110,7 @@ class Measured:
         nll: Of all of them, without a temperature.
         accuracy: Likewise.
         temperature: The one with the lowest NLL on all of them.
-        differences: By size, then by fit: NLL less that without a temperature, one number a resample.
+        differences: By size, then by fit: NLL minus that without a temperature, one number a resample.
     """
 
     unseen: int
@@ -282,7 +282,7 @@ def written(models: Mapping[str, Measured], *, resamples: int, command: str) -> 
         "",
         f"Made by {command} on {platform.machine()}, one thread, torch {torch.__version__}.",
         "",
-        f"Test NLL less that without a temperature, {len(models)} models, {resamples} resamples each.",
+        f"Test NLL minus that without a temperature, {len(models)} models, {resamples} resamples each.",
         "The mean is over models, with its 95 % interval; a model is made worse if the mean over its resamples is above 0.",
         "",
         "| validation samples | fit | mean | models made worse | worst model | worst resample |",

@@ -19,7 +19,7 @@ which no other is as fast in the median and as good at worst. What was measured 
 the search stays the same, so a run that was cut off goes on.
 
 The claim, for each task: the default setting is at least 10 times faster than naive (median over the seeds), its final objective
-less the exhaustive one's is at least -0.001 in the median and -0.005 at worst, and on held-out data the mean difference is not
+minus the exhaustive one's is at least -0.001 in the median and -0.005 at worst, and on held-out data the mean difference is not
 below 0 by more than its 95 % interval.
 
 With `--bf16` nothing is searched: the candidates of the first removal are valued in bfloat16 and in float32, the objective from

@@ -24,7 +24,7 @@ COLUMNS = (
     "search",
     "faster than naive, median (least)",
     "evaluations",
-    "final objective less exhaustive: median",
+    "final objective − exhaustive: median",
     "worst",
     "best",
     "halfway, mean",
@@ -62,7 +62,7 @@ Found: TypeAlias = "Mapping[str, Mapping[str, Sequence[Run]]]"
 
 
 class Point(NamedTuple):
-    """A search's speed over naive in the median, and its final objectives less the exhaustive one's."""
+    """A search's speed over naive in the median, and its final objectives minus the exhaustive one's."""
 
     faster: float
     median: float
@@ -77,7 +77,7 @@ def claims(runs: Sequence[Run]) -> dict[str, bool]:
     fast = statistics.median(run.faster for run in runs)
     return {
         f"at least {FASTER:g} times faster than naive in the median": fast >= FASTER,
-        f"final objective less the exhaustive one's at least {MEDIAN} in the median": statistics.median(
+        f"final objective minus the exhaustive one's at least {MEDIAN} in the median": statistics.median(
             differences
         )
         >= MEDIAN,
@@ -161,7 +161,7 @@ def publish(found: Found, folder: Path | None) -> None:
             "# Circuits by lazy search, against Algorithm 1",
             INTRODUCTION + threads + ".",
             *tables,
-            "![Final objective less the exhaustive one's, by speed over naive](search.png)",
+            "![Final objective minus the exhaustive one's, by speed over naive](search.png)",
         ]
     )
     print(f"\n{text}\n")
@@ -192,7 +192,7 @@ def draw(found: Found, path: Path) -> None:
         axes.set(title=name, xlabel="times faster than naive, median")
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
-    panels[0].set_ylabel("final objective less exhaustive")
+    panels[0].set_ylabel("final objective − exhaustive")
     figure.legend(legend.values(), legend, loc="outside right center", fontsize=8)
     figure.savefig(path, dpi=100)
 

@@ -177,7 +177,7 @@ def test_a_metric_is_one_file(copy):
     assert worst["low"] <= worst["high"] <= worst["value"]
     assert report["definitions"]["worst"] == "Largest surprise."
     assert made.returncode == 5, made.stderr
-    assert made.stdout.split()[:3] == ["model", "NLL", "Worst"]
+    assert made.stdout.split()[:5] == ["model", "NLL", "↓", "Worst", "↓"]
     assert "worst, ece" in help_text
     assert "did you mean `worst`?" in refused.stderr
     assert len(copy.changed) == 1

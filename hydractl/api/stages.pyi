@@ -476,7 +476,7 @@ def evaluate(
         delta: Probability that the threshold breaks the promise (default: 0.05).
         store: Write a copy of MODEL with its threshold, `--temperature` and fitted OOD scores, which `predict` applies.
         out: Report in JSON, or `-` for standard output.
-        curves: Add curves, head maps and lineage to the report, for `hydractl report`.
+        curves: Keep curves, head maps and lineage in the report, which the page of `hydractl report` shows.
         save_predictions: Write all log-probabilities, scaled by `--temperature`, as safetensors.
         analyse: Analyse the rows: proposition, centroids, pca, members, mlps, heads, taylor, or `all` that apply (docs/analysis.md).
         scores: Scores of heads, for analyses that read them.

@@ -24,6 +24,8 @@ from hydractl.processes.signals import heed_no_more_signals
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from hydractl.reporting.report_values import ReportTable
+
 T = TypeVar("T")
 
 
@@ -306,6 +308,12 @@ def table(
     from hydractl.cli.tables import Grid
 
     return Grid(columns=tuple(columns), rows=tuple(map(tuple, rows)), title=title, left=left)
+
+
+def table_of(report_table: ReportTable) -> RenderableType:
+    """Return a table of a report."""
+    rows = [(name, *(cell.text for cell in cells)) for name, cells in report_table.rows]
+    return table((report_table.of, *report_table.heads), rows, title=report_table.title)
 
 
 def model_cell(reference: str) -> str:

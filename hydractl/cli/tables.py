@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import IO, Any
 
@@ -22,6 +22,8 @@ KEPT_DROPPED = (("■", "·"), ("#", "."))
 SHADES = ("░▒▓█", ":+*#")
 CROSS = ("×", "x")
 GAP = 3
+ASCII = str.maketrans({"↑": "^", "↓": "v", "−": "-", "±": "+-", "×": "x"})
+"""Where a stream has no such letters."""
 COMMANDS_OF_RUNNER = re.compile(r"(?m)^(\s*)(?=::)|(?=##\[)")
 
 
@@ -53,14 +55,24 @@ class Literals:
 
     def __post_init__(self) -> None:
         """Escape every text, so that widths are those of what is shown."""
-        for field in fields(self):
-            object.__setattr__(self, field.name, _literal(getattr(self, field.name)))
+        for name, escaped in _each_text(self, harmless_line).items():
+            object.__setattr__(self, name, escaped)
 
 
-def _literal(value: Any) -> Any:  # noqa: ANN401 - of any field
-    if isinstance(value, str):
-        return harmless_line(value)
-    return tuple(map(_literal, value)) if isinstance(value, tuple) else value
+def _each_text(literals: Literals, change: Callable[[str], str]) -> dict[str, Any]:
+    """Return every field with its texts changed."""
+
+    def changed(value: Any) -> Any:  # noqa: ANN401 - of any field
+        if isinstance(value, str):
+            return change(value)
+        return tuple(map(changed, value)) if isinstance(value, tuple) else value
+
+    return {field.name: changed(getattr(literals, field.name)) for field in fields(literals)}
+
+
+def _in_ascii(text: str) -> str:
+    """Return a text with what stands in for the arrows and signs of our tables."""
+    return text.translate(ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +90,10 @@ class Grid(Literals):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Choose the first layout that fits."""
+        grid = replace(self, **_each_text(self, _in_ascii)) if options.ascii_only else self
+        yield from grid._laid_out(console, options)
+
+    def _laid_out(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         if self.title:
             yield Text(f"\n{self.title}", style="bold", overflow="fold")

@@ -86,13 +86,13 @@ class Pruned(StrictModel):
         member: Which.
         corruption: `name:severity`.
         moved: How many weights the step changes.
-        gap: The loss on noisy less that on clean data, of the base.
+        gap: The loss on noisy minus that on clean data, of the base.
         gap_pruned: The same of the member.
         slope_clean: The gradient's product with the step.
         slope: The same on noisy data.
         curvature_clean: The step's product with the Hessian's product with the step.
         curvature: The same on noisy data.
-        diagonal: Mean over the weights that the step changes of the Hessian's diagonal, noisy less clean: an estimate.
+        diagonal: Mean over the weights that the step changes of the Hessian's diagonal, noisy minus clean: an estimate.
         deviation: The standard error of that estimate.
     """
 

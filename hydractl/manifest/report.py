@@ -191,8 +191,8 @@ class Row(StrictModel):
         shift: There where the ID set was also corrupted.
         tuned_on_ood: Whether heads were chosen by how well OOD data are told.
         difference: What the first row has more than this one.
-        curves: What figures show, where `--curves` kept it.
-        origins: Where the models come from, one a model, where `--curves` kept them.
+        curves: What figures show; `--no-curves` keeps none.
+        origins: Where the models come from, one a model; kept beside curves.
         analyses: What `--analyse` found.
     """
 

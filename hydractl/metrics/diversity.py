@@ -78,7 +78,7 @@ DIVERSITY = (
     _diverse(
         name="mutual_information",
         column="MI",
-        definition="Entropy of the members' mean prediction less the members' mean entropy, mean over samples "
+        definition="Entropy of the members' mean prediction minus the members' mean entropy, mean over samples "
         "(Depeweg et al. 2018).",
         unit=Unit.NATS,
         compute=mutual_information,

@@ -206,7 +206,7 @@ def _shrunk(covariance: Tensor, alpha: float) -> Tensor:
 
 
 def energy_density(density: FittedScore, energies: Tensor, densities: Tensor) -> FittedScore:
-    """Return energy plus relative density, each less its mean and divided by its standard deviation on held-out ID data.
+    """Return energy plus relative density, each minus its mean and divided by its standard deviation on held-out ID data.
 
     Args:
         density: `relative-mahalanobis`, fitted.
@@ -240,7 +240,7 @@ def knn(data: Training, *, name: str = KNN, k: int = 1) -> FittedScore:
 
 
 def vim(data: Training, *, name: str = VIM) -> FittedScore:
-    """Return the virtual logit less the logsumexp of the logits, a monotone map of the virtual class's probability (Wang et al. 2022).
+    """Return the virtual logit minus the logsumexp of the logits, a monotone map of the virtual class's probability (Wang et al. 2022).
 
     With x = f - o, where o = -W^+ b is the point whose logits are nearest to zero, the principal space is spanned by the
     eigenvectors of the largest eigenvalues of sum_i x_i x_i^T, and the virtual logit is a times the length of what x has outside

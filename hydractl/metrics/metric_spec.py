@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+ARROWS = {True: " ↑", False: " ↓", None: ""}
+"""Which way is better."""
+
+
 class MetricNeeds(Enum):
     """What a number is measured on."""
 
@@ -65,6 +69,11 @@ class Metric:
     compute: Callable[..., Tensor | float] | None = None
     interval: bool = False
     bins: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def head(self) -> str:
+        """What stands above it in tables: its column, and which way is better."""
+        return f"{self.column or self.name}{ARROWS[self.higher_is_better]}"
 
     def of(self, sample: Mapping[str, Tensor]) -> Tensor | float:
         """Return the values (...) of what was prepared under the names that the metric reads.

@@ -128,7 +128,7 @@ _TABLE = (
     ),
     Score(
         name="mi",
-        definition="Mutual information: entropy of the members' mean probabilities less the mean of the members' "
+        definition="Mutual information: entropy of the members' mean probabilities minus the mean of the members' "
         "entropies, in nats; 0 for one member (Depeweg et al. 2018).",
         compute=mutual_information,
         low=0.0,
@@ -170,17 +170,17 @@ ENERGY_DENSITY = "energy+density"
 
 FITTED: Mapping[str, str] = MappingProxyType(
     {
-        ENERGY_DENSITY: "Mean over members of the member's `energy` plus its `relative-mahalanobis`, each less its mean and divided by "
+        ENERGY_DENSITY: "Mean over members of the member's `energy` plus its `relative-mahalanobis`, each minus its mean and divided by "
         "its standard deviation on held-out ID data.",
         RELATIVE: "Mean over members of the squared Mahalanobis distance of a member's features, of length one, to the nearest class "
-        "mean of the data `fit`, less that to the mean of all of them; both covariances are shrunk alike (Ren et al. 2021; Müller and "
+        "mean of the data `fit`, minus that to the mean of all of them; both covariances are shrunk alike (Ren et al. 2021; Müller and "
         "Hein 2025).",
         MAHALANOBIS: "Mean over members of the squared Mahalanobis distance of a member's features, of length one, to the nearest class "
         "mean of the data `fit`, by the covariance that the classes share, shrunk (Lee et al. 2018; Müller and Hein 2025).",
         KNN: "Mean over members of the distance of a member's features, of length one, to the k-th nearest of the data `fit`, k = 1 "
         "(Sun et al. 2022).",
         VIM: "Mean over members of ViM: the length of what a member's features have outside the principal space of the data `fit`, "
-        "scaled to a logit, less the logsumexp of the logits (Wang et al. 2022).",
+        "scaled to a logit, minus the logsumexp of the logits (Wang et al. 2022).",
     }
 )
 """What scores that look at features mean, by name."""

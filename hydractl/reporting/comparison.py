@@ -26,7 +26,7 @@ class Compared:
         reports: Those.
         quantities: What is measured, in the order of tables.
         rows: The numbers of each row, by its name.
-        differences: For each other row how much more the first one has: its number less the other's.
+        differences: For each other row how much more the first one has: its number minus the other's.
         notes: What a reader must know of them.
         over: What several differ in, and means are over: SEEDS or SETS.
     """
@@ -221,7 +221,7 @@ def _notes(files: Sequence[str], reports: Sequence[Report], over: str) -> Iterat
     else:
         yield from _of_sets(reports) if over == SETS else _of_seeds(files, reports)
         if 0 < sum(any(row.curves for row in report.rows) for report in reports) < len(reports):
-            yield "Curves are drawn where every report has them: `hydractl eval --curves` was not given for all."
+            yield "Curves are drawn where every report has them: `hydractl eval --no-curves` was given for some."
     yield from (
         f"Heads of {row.name} were chosen by how well they tell OOD data, an advantage over other rows."
         for row in reports[0].rows

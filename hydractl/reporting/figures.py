@@ -16,10 +16,11 @@ from hydractl.reporting.comparison import Compared
 from hydractl.reporting.head_maps import head_map
 from hydractl.reporting.lineage import member_names
 from hydractl.reporting.report_values import GROUPS, Quantity, number_text, written
-from hydractl.reporting.sections import JUDGED_METRICS
 from hydractl.reporting.shift import severity_chart
 from hydractl.reporting.svg import Drawing, Point
 
+COST_METRICS = ("accuracy", "nll", "auroc")
+"""Three panels stand side by side."""
 UNDER_SHIFT = ("accuracy", "nll", "ece")
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
 
@@ -38,7 +39,7 @@ def _cost(compared: Compared) -> Figure | None:
     means = {q.scope for q in compared.quantities} & {*GROUPS}
     qualities = [
         q
-        for name in JUDGED_METRICS
+        for name in COST_METRICS
         for q in compared.quantities
         if q.name == name
         and not q.under_shift

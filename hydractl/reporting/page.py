@@ -6,18 +6,21 @@ Pages of Markdown are for pull requests and model cards.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.resources import files
 
 from hydractl.errors import harmless
 from hydractl.reporting.chart import Figure, sample
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.report_values import ReportTable
-from hydractl.reporting.sections import checks, facts, lineages, tables, title, verdict
+from hydractl.reporting.sections import Section, checks, facts, lineages, sections, title
 from hydractl.reporting.svg import MARK, style, svg
+from hydractl.reporting.verdict import remarks, sentence, verdict_table
 from hydractl.version import __version__
 
 TEMPLATE = "page.html"
+FIRST = "cost"
+"""The figure that stands beside the verdict."""
 
 
 def page(compared: Compared, figures: Sequence[Figure]) -> str:
@@ -26,6 +29,7 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_safe_text)
     template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
+    by_name = {figure.name: figure for figure in figures}
     return template.render(
         mark=MARK,
         version=__version__,
@@ -33,15 +37,24 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
         svg=svg,
         sample=sample,
         style=style(),
-        verdict=verdict(compared),
-        notes=compared.notes,
+        sentence=sentence(compared),
+        verdict=verdict_table(compared),
+        remarks=tuple(remarks(compared)),
         checks=tuple(checks(compared)),
-        tables=tuple(tables(compared)),
-        figures=figures,
+        sections=tuple(_filled(compared, by_name)),
+        by_name=by_name,
         lineage=lineages(compared),
         facts=tuple(facts(compared)),
         definitions=compared.reports[0].definitions,
     )
+
+
+def _filled(compared: Compared, by_name: Collection[str]) -> Iterator[Section]:
+    """Yield the sections that have a table, or a figure to show."""
+    for section in sections(compared):
+        figures = tuple(name for name in section.figures if name in by_name)
+        if section.tables or figures:
+            yield section._replace(figures=figures)
 
 
 def _safe_text(value: object) -> object:
@@ -49,37 +62,46 @@ def _safe_text(value: object) -> object:
     return harmless(value) if type(value) is str else value  # not what is markup of ours
 
 
-def markdown(compared: Compared, pictures: Mapping[str, tuple[str, str]]) -> str:
+def markdown(compared: Compared, figures: Sequence[Figure], folder: str | None) -> str:
     """Return the page of Markdown.
 
     Args:
         compared: What it says.
-        pictures: Of each figure by its title: what is to be seen, and where the picture lies beside the text.
+        figures: What was drawn of it.
+        folder: Where the figures lie as seen from the text, as a URL has it; None where they were not written.
     """
-    return "\n".join(_lines(compared, pictures)) + "\n"
+    return "\n".join(_lines(compared, {} if folder is None else {f.name: f for f in figures}, folder)) + "\n"
 
 
-def _lines(compared: Compared, pictures: Mapping[str, tuple[str, str]]) -> Iterator[str]:
-    yield from (f"# {literal(title(compared))}", "", f"<!-- {MARK} -->")
-    for sentence in (*verdict(compared), *compared.notes):
-        yield from ("", literal(sentence))
+def _lines(compared: Compared, by_name: Mapping[str, Figure], folder: str | None) -> Iterator[str]:
+    yield from (f"# {literal(title(compared))}", "", f"<!-- {MARK} -->", "", literal(sentence(compared)))
+    yield from _table(verdict_table(compared))
+    yield from _picture(by_name, FIRST, folder)
+    for remark in remarks(compared):
+        yield from ("", literal(remark))
     for i, (failed, text) in enumerate(checks(compared)):
         yield from ([""] if i == 0 else [])
         yield f"- {'❌' if failed else '✅'} {literal(text)}"
-    every = tuple(tables(compared))
-    for table in every:
-        if not table.folded:
-            yield from _table(table)
-    if folded := [table for table in every if table.folded]:
-        yield from ("", "<details><summary>Each data set</summary>")
-        for table in folded:
-            yield from _table(table)
-        yield from ("", "</details>")
-    for name, (alt, place) in pictures.items():
-        yield from ("", f"## {name}", "", f"![{literal(alt)}]({place})")
+    for section in _filled(compared, by_name):
+        yield from ("", f"## {section.title}")
+        for table in section.tables:
+            if not table.folded:
+                yield from _table(table)
+        if folded := [table for table in section.tables if table.folded]:
+            yield from ("", "<details><summary>Each data set</summary>")
+            for table in folded:
+                yield from _table(table)
+            yield from ("", "</details>")
+        for name in section.figures:
+            yield from _picture(by_name, name, folder)
     yield from ("", "<details><summary>What was measured</summary>", "")
     yield from (f"- {literal(name)}: {literal(text)}" for name, text in facts(compared))
     yield from ("", "</details>")
+
+
+def _picture(by_name: Mapping[str, Figure], name: str, folder: str | None) -> Iterator[str]:
+    if name in by_name:
+        yield from ("", f"![{literal(by_name[name].description)}]({folder}/{name}.png)")
 
 
 def _table(table: ReportTable) -> Iterator[str]:
@@ -87,8 +109,7 @@ def _table(table: ReportTable) -> Iterator[str]:
     yield f"| {table.of} | {' | '.join(map(literal, table.heads))} |"
     yield f"|---|{'---:|' * len(table.heads)}"
     for name, cells in table.rows:
-        cell_texts = (literal(" ".join(filter(None, cell))) for cell in cells)
-        yield f"| {literal(name)} | {' | '.join(cell_texts)} |"
+        yield f"| {literal(name)} | {' | '.join(literal(cell.text) for cell in cells)} |"
 
 
 def literal(text: str) -> str:

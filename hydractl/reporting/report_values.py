@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from hydractl.manifest.shift_groups import SHIFT
 from hydractl.manifest.shift_groups import scopes as shifted_scopes
 from hydractl.messages import count
-from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
+from hydractl.metrics.metric_spec import ARROWS, Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_scores import number_name
 from hydractl.metrics.registry import METRICS
 
 if TYPE_CHECKING:
     from hydractl.manifest.report import Report, Row, Value
 
+BETTER, LEVEL, WORSE = "better", "level", "worse"
+_COLUMNS = {"latency_batch_ms": "Latency of a batch"}
 GROUPS = ("near", "far", "all")
 """What has a mean over data sets."""
 _WRITTEN: Mapping[Unit, Callable[[float], str]] = {
@@ -52,10 +54,20 @@ class Quantity(NamedTuple):
 
     @property
     def heading(self) -> str:
-        """What stands above it, in a table of its scope."""
+        """What titles and labels call it."""
         metric, _, score = self.name.partition("@")
-        column = {"latency_batch_ms": "Latency of a batch"}.get(metric, self.metric.column or metric)
+        column = _COLUMNS.get(metric, self.metric.column or metric)
         return f"{column} by {score}" if score else column
+
+    @property
+    def head(self) -> str:
+        """What stands above it in a table of its scope and its OOD score."""
+        column = _COLUMNS.get(self.metric.name)
+        return self.metric.head if column is None else f"{column}{ARROWS[self.metric.higher_is_better]}"
+
+    def by(self, scores: Sequence[str]) -> str:
+        """Return the OOD score that ranks samples, where the first of these has no name in a report."""
+        return self.name.partition("@")[2] or scores[0]
 
     @property
     def label(self) -> str:
@@ -90,18 +102,32 @@ class Number:
 
 
 class Cell(NamedTuple):
-    """A number, and what is said of it."""
+    """A number, its interval, and of a difference whether it is to the better."""
 
     value: str = ""
     note: str = ""
+    word: str = ""
+
+    @property
+    def text(self) -> str:
+        """Number and interval in one line."""
+        return f"{self.value} {self.note}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """Numbers, a line for each row of the report or `of` something else; those of one of several OOD sets are `folded` where that can be."""
+    """Numbers, a line for each row of the report or `of` something else.
+
+    Attributes:
+        title: What they are.
+        folded: Whether they are of one of several OOD sets, whose means stand elsewhere.
+        of: What its lines are.
+        heads: What stands above its columns.
+        rows: The name of each line, and its cells.
+    """
 
     title: str
-    folded: bool
+    folded: bool = False
     of: str = "model"
     heads: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
@@ -178,24 +204,36 @@ def written(metric: Metric, value: float) -> str:
 
 def number_text(metric: Metric, number: Number | None) -> str:
     """Return a number with its deviation and its interval."""
-    return " ".join(filter(None, cell_of(metric, number)))
+    return cell_of(metric, number).text
 
 
 def cell_of(metric: Metric, number: Number | None) -> Cell:
     """Return a number with its deviation, and its interval beside it."""
     if number is None:
         return Cell()
-    value = written(metric, number.value)
-    centre = value if number.deviation is None else f"{value} ± {written(metric, number.deviation)}"
-    return Cell(centre, _bracketed(number, partial(written, metric)))
+    return Cell(*_parts(number, partial(written, metric)))
 
 
-def signed(number: Number | None) -> Cell:
-    """Return a difference and its interval, each with its sign."""
+def difference_cell(metric: Metric, number: Number | None) -> Cell:
+    """Return a difference and its interval, each with its sign, and whether it is to the better."""
     if number is None:
         return Cell()
-    return Cell(f"{number.value:+.3f}", _bracketed(number, "{:+.3f}".format))
+    return Cell(*_parts(number, "{:+.3f}".format), judgement(metric, number))
 
 
-def _bracketed(number: Number, write: Callable[[float], str]) -> str:
-    return f"[{', '.join(map(write, number.interval))}]" if number.interval else ""
+def judgement(metric: Metric, difference: Number) -> str:
+    """Return whether the first row is better by a difference: `level` where its interval holds 0, nothing where it has none."""
+    if difference.interval is None or metric.higher_is_better is None:
+        return ""
+    low, high = difference.interval
+    if low <= 0 <= high:
+        return LEVEL
+    return BETTER if (low > 0) == metric.higher_is_better else WORSE
+
+
+def _parts(number: Number, write: Callable[[float], str]) -> tuple[str, str]:
+    """Return a number with its deviation, and its interval."""
+    deviation = "" if number.deviation is None else f" ± {write(number.deviation).removeprefix('+')}"
+    return write(
+        number.value
+    ) + deviation, f"[{', '.join(map(write, number.interval))}]" if number.interval else ""

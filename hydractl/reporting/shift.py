@@ -16,9 +16,9 @@ from hydractl.reporting.report_values import (
     Quantity,
     ReportTable,
     cell_of,
+    difference_cell,
     number_of,
     number_text,
-    signed,
 )
 
 if TYPE_CHECKING:
@@ -63,20 +63,20 @@ def shift_tables(
     )
     for name in tabled:
         lines = {line: Quantity(name, scope) for line, scope in scopes.items()}
-        title = f"{Quantity(name).heading} under {counted(len(names), 'corruption')} of the ID set"
+        title = f"{Quantity(name).head} under {counted(len(names), 'corruption')} of the ID set"
         yield _side_by_side(f"{title}, means by severity", "severity", lines, rows, cell_of)
         leads = {row: numbers for row, numbers in differences.items() if {*lines.values()} & numbers.keys()}
         if leads:
             yield _side_by_side(
-                f"{title}: {next(iter(rows))} less each other row",
+                f"{title}: {next(iter(rows))} − each other model",
                 "severity",
                 lines,
                 leads,
-                lambda _, number: signed(number),
+                difference_cell,
             )
     if len(names) > 1:
         lines = {name: Quantity(tabled[0], name) for name in names}
-        title = f"{Quantity(tabled[0]).heading} by corruption, means over severities"
+        title = f"{Quantity(tabled[0]).head} by corruption, means over severities"
         yield _side_by_side(title, "corruption", lines, rows, cell_of)
 
 
@@ -89,7 +89,6 @@ def _side_by_side(
 ) -> ReportTable:
     return ReportTable(
         title=title,
-        folded=False,
         of=of,
         heads=tuple(columns),
         rows=tuple(

@@ -94,8 +94,20 @@ def test_the_table_names_every_number(model, capsys):
 
     out, err = capsys.readouterr()
     assert code == 0
-    head = out.splitlines()[0].split()
-    assert head == ["model", "Acc", "Brier", "NLL", "ECE", "aECE", "AUROC", "FPR95", "AUPR", "Params", "MACs"]
+    head = out.splitlines()[0].replace(" ↑", "+").replace(" ↓", "-").split()
+    assert head == [
+        "model",
+        "Acc+",
+        "Brier-",
+        "NLL-",
+        "ECE-",
+        "aECE-",
+        "AUROC+",
+        "FPR95-",
+        "AUPR+",
+        "Params-",
+        "MACs-",
+    ]
     assert "others (near OOD: digits::classes=7-9" in out
     assert "noise (far OOD: noise, 400 samples)" in out
     assert "Evaluating base" in err

@@ -41,7 +41,7 @@ hydractl fuse a.st b.st c.st -o hydra.st -q
 evaluate() {{
   hydractl eval hydra.st --no-latency --bootstrap 9 -q "$@"
 }}
-evaluate --data test/ --near birds=birds/ --compare base.st --curves -o report.json
+evaluate --data test/ --near birds=birds/ --compare base.st -o report.json
 cp report.json seed-0.json
 evaluate --data test/ --near birds=birds/ --compare base.st --seed 1 -o seed-1.json
 evaluate --data test/ --compare base.st -o pets.json

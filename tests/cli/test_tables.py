@@ -43,6 +43,25 @@ def test_a_long_first_column_is_folded_whole(name, width):
     assert any("144" in line and "12.00 MB" in line for line in body)
 
 
+@given(st.lists(st.sampled_from("↑↓−±×a "), min_size=1, max_size=9).map("".join), st.integers(30, 80))
+def test_a_stream_without_arrows_gets_letters_as_wide_as_cells_are(text, width):
+    """Whatever encodes no arrow: nothing is escaped, and columns stand in line."""
+    grid = Grid(columns=("model", f"Acc {text}"), rows=((text, "0.5"), ("b", "0.25")))
+
+    lines = shown(grid, width, "ascii")
+    assert not any("\\" in line or "?" in line for line in lines)
+    assert len({len(line.rstrip()) for line in lines[2:] if "0." in line}) == 1
+
+
+def test_arrows_have_letters_in_ascii():
+    lines = shown(Grid(columns=("", "Acc ↑", "NLL ↓"), rows=(("a − b", "1 ± 2", "3"),)), 60, "ascii")
+
+    assert [line.split("|") for line in (lines[0], lines[2])] == [
+        ["      ", "  Acc ^ ", " NLL v"],
+        ["a - b ", " 1 +- 2 ", "     3"],
+    ]
+
+
 def test_a_wide_table_repeats_its_first_column():
     lines = shown(
         Grid(columns=("model", *(f"metric {i}" for i in range(9))), rows=(("hydra", *["0.123456"] * 9),)), 40

@@ -13,6 +13,7 @@ from hydractl.reporting.analyses.figures import analysis_figures
 from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.page import page
+from hydractl.reporting.report_values import Cell
 from hydractl.reporting.sections import tables
 from support.analysed import FIGURES, analysed
 from support.reports import seeded
@@ -44,7 +45,7 @@ def test_tables_have_the_numbers(report):
     name, cells = first.rows[0]
     each = own.proposition[0]
     assert name == "hydra, member 0"
-    assert cells[3] == (f"{each.gap_pruned - each.gap:.4g}", f"≥ 0 in {int(each.gap_pruned >= each.gap)}")
+    assert cells[3][:2] == (f"{each.gap_pruned - each.gap:.4g}", f"≥ 0 in {int(each.gap_pruned >= each.gap)}")
     expected = each.slope - each.slope_clean + (each.curvature - each.curvature_clean) / 2
     assert cells[4].value == f"{expected:.4g}"
     apart = found["Mahalanobis distance of OOD from ID centroids in the last layer, means over heads"]
@@ -53,7 +54,7 @@ def test_tables_have_the_numbers(report):
     assert [cell.value for cell in merged.rows[0][1]] == ["0.500", "0.750", "0.8750", "0.125", "0.375"]
     assert [cell.value for cell in merged.rows[1][1]][:2] == ["0.250", "0.375"]
     fewer = found["Fewer heads, without training"]
-    assert fewer.rows[0] == ("hydra, 6 of 8 heads by circuit", (("0.500", ""), ("0.750", ""), ("0.625", "")))
+    assert fewer.rows[0] == ("hydra, 6 of 8 heads by circuit", tuple(map(Cell, ("0.500", "0.750", "0.625"))))
     members = next(table for title, table in found.items() if title.startswith("Ensembles"))
     assert members.rows[2][0] == "hydra, 3 of 3 members (1)"
     assert [*found] == [t.title for t in tables(Compared.of({"a": report}))][-len(found) :]
@@ -77,7 +78,7 @@ def test_times_are_of_all_batches(report, drawn):
     (times,) = (
         t for t in tables(Compared.of({"a": report})) if t.title.startswith("Time for 100 ID samples")
     )
-    assert times.rows[0] == ("hydra", ((f"{6 * batches / 1e3:.3g}", ""), ("3.00", "")))
+    assert times.rows[0] == ("hydra", (Cell(f"{6 * batches / 1e3:.3g}"), Cell("3.00")))
     widths = [s.parts[0][1][0] for s in bars.shapes if isinstance(s, svg.SvgPath)]
     assert widths[0] == pytest.approx(3 * widths[1])
 

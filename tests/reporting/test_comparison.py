@@ -14,7 +14,7 @@ from hydractl.manifest.report import Difference, Value
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.intervals import mean_of_sets, square_and_add, student
 from hydractl.reporting.report_values import Number, Quantity
-from hydractl.reporting.sections import tables, verdict
+from hydractl.reporting.sections import tables
 from support.reports import seeded
 
 SEEDS = {f"{seed}.json": seeded(seed, fixed=("base",)) for seed in range(4)}
@@ -151,9 +151,9 @@ def test_each_set_has_its_column():
     """As in the paper's Table 24."""
     each = {table.title: table for table in tables(Compared.of(SETS, over="sets"))}
 
-    accuracy = each["Acc on each data set"]
+    accuracy = each["Acc ↑ on each data set"]
     assert (accuracy.heads, accuracy.folded) == (("pets", "food", "cars", "mean"), False)
-    assert each["Brier on each data set"].folded
+    assert each["Brier ↓ on each data set"].folded
     assert (
         dict(accuracy.rows)["base"][1].value
         == f"{row(SETS['food.json'], 'base').values['accuracy'].value:.3f}"
@@ -248,81 +248,4 @@ def test_notes_say_what_numbers_do_not():
     assert notes[1:] == (
         "base is the same model in several reports: its deviation does not say what another seed does.",
         "The data set id holds other samples in `x.json` than in `0.json`: deviations are of data, too (`--over sets`: means over sets).",
-    )
-
-
-def sentence(**values):
-    """Return what is said of a hydra with some values beside a base with others, each (low, value, high)."""
-    report = seeded(0, names=("hydra", "base"), near=(), far=(), curves=False)
-    for name, both in values.items():
-        for who, (low, value, high) in zip(("hydra", "base"), both, strict=True):
-            report = changed(report, who, **{name: Value(value=value, low=low, high=high)})
-    (said,) = verdict(Compared.of({"r.json": report}))
-    return said
-
-
-def test_the_sentence_says_where_the_first_row_is_better_worse_or_neither():
-    said = sentence(
-        accuracy=((0.94, 0.95, 0.96), (0.90, 0.91, 0.92)),
-        nll=((0.29, 0.30, 0.31), (0.29, 0.30, 0.31)),
-        ece=((0.04, 0.05, 0.06), (0.01, 0.02, 0.03)),
-    )
-
-    assert said == (
-        "hydra is better than base in accuracy by 0.040 [0.026, 0.054]; it is worse in ECE by 0.030 [0.016, 0.044]; it is not told "
-        "apart from it in NLL (0.000 [-0.014, 0.014]), where the interval of the difference includes 0; it takes 2.62 times the "
-        "multiply-accumulates and 2.62 times the parameters of base."
-    )
-
-
-def test_lower_is_better_where_it_is():
-    said = sentence(nll=((0.1, 0.2, 0.3), (0.9, 1.0, 1.1)))
-
-    assert "is better than base in NLL by 0.800 [0.659, 0.941]" in said
-
-
-def test_without_intervals_nothing_is_called_better():
-    none = (None, 0.5, None)
-    said = sentence(accuracy=((None, 0.9, None), none), nll=(none, none), ece=(none, none))
-
-    assert said.startswith(
-        "hydra differs from base by 0.400 in accuracy, 0.000 in NLL and 0.000 in ECE, without an interval"
-    )
-    assert "better" not in said
-
-
-@pytest.mark.parametrize(
-    ("stored", "fitted", "fair"),
-    [
-        ({"hydra": (1.5,)}, False, False),
-        ({"base": (1.5,)}, False, False),
-        ({"hydra": (1.5, 1.0), "base": (1.5,)}, False, False),
-        ({"hydra": (1.5,), "base": (2.0, 3.0)}, False, True),
-        ({"hydra": (1.5,)}, True, True),
-        ({}, False, True),
-    ],
-)
-def test_probabilities_of_rows_with_and_without_a_temperature_are_not_compared(stored, fitted, fair):
-    """One report of several is enough."""
-    plain = seeded(0, names=("hydra", "base"), near=(), far=(), curves=False, shift=True)
-    rows = tuple(
-        row.model_copy(update={"stored_temperatures": stored.get(row.name, ())}) for row in plain.rows
-    )
-    data = plain.data | ({"temperature": plain.data["id"]} if fitted else {})
-    report = plain.model_copy(update={"rows": rows, "data": data})
-
-    for reports in ({"a.json": report}, {"a.json": plain, "b.json": report}):
-        (said,) = verdict(Compared.of(reports))
-        compared, _, withheld = said.partition("; NLL, NLL under corruption and ECE are not compared, as ")
-        assert "accuracy" in compared
-        assert bool(re.search("NLL|ECE", compared)) == fair
-        assert bool(withheld) != fair
-
-
-def test_a_row_alone_is_not_called_better():
-    (said,) = verdict(Compared.of({"a.json": seeded(0, names=("hydra",), far=())}))
-
-    assert said.startswith("hydra: accuracy 0.9")
-    assert said.endswith(
-        "; nothing stands beside it, so this does not say whether it is better than anything."
     )

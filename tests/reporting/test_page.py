@@ -15,12 +15,15 @@ from hydractl.manifest.report import Bins, Report, Value
 from hydractl.reporting.chart import series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
-from hydractl.reporting.page import markdown, page
+from hydractl.reporting.page import FIRST, markdown, page
 from hydractl.reporting.report_values import Quantity
+from hydractl.reporting.sections import sections
 from hydractl.reporting.svg import PAINTS, SvgPath, svg
+from hydractl.reporting.verdict import sentence, verdict_table
+from support.analysed import analysed
 from support.reports import seeded
 
-ALL = ["cost", "reliability", "confidence", "roc", "risk", "heads"]
+ALL = ["cost", "reliability", "confidence", "risk", "roc", "heads"]
 FIGURES = [*ALL[:-1], "shift", "heads"]
 EVIL = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a|b `c` [d](e) 中文 ${x} {{ 7 * 7 }}")
 VOID = {"meta", "link", "img", "br", "input"}
@@ -108,13 +111,11 @@ def test_each_figure_is_there_and_says_what_it_shows(case):
 
 def test_a_legend_names_every_row_whole(case):
     """Next to a sample each, which has the colour and the dash of its lines."""
-    sections = case[0].split("<section ")
-    drawn = [one for one in sections if 'class="legend"' in one]
+    drawn = [one for one in case[0].split("<figure ") if 'class="legend"' in one]
     ids = {re.search(r'id="([\w-]+)"', one)[1] for one in drawn}
 
-    named = list(
-        dict.fromkeys(re.findall(r'<th scope="row">(.*?)</th>', sections[1].partition("</table>")[0]))
-    )
+    costs = case[0].partition("<caption><span>Costs</span>")[2].partition("</table>")[0]
+    named = re.findall(r'<th scope="row">(.*?)</th>', costs)
     assert ids == {*case[1]} - {"reliability", "heads"}
     for one in drawn:
         lines = re.findall(
@@ -226,14 +227,14 @@ def test_whatever_was_measured_there_is_a_page(kept, whose):
 
     read = Read(page(compared, tuple(figures(compared))))
     both = "macs" in kept and len(kept) > 1
-    assert ("cost" in [a["id"] for a in read.all("section")]) == (both or whose == slice(1))
-    assert markdown(compared, {})
+    assert ("cost" in [a["id"] for a in read.all("figure")]) == (both or whose == slice(1))
+    assert markdown(compared, (), None)
 
 
 def test_curves_are_drawn_where_every_report_has_them():
     text = made(seeded(0), seeded(1, curves=False))
 
-    assert [a["id"] for a in Read(text).all("section")] == ["numbers", "cost", "heads", "lineage", "data"]
+    assert [a["id"] for a in Read(text).all("figure")] == ["cost", "heads"]
     assert "Curves are drawn where every report has them" in text
 
 
@@ -249,7 +250,7 @@ def test_corruptions_are_drawn_by_severity_from_the_clean_data_on():
     assert f"hydra: {', '.join(said)}" in text
     assert "ECE under corruption" not in text  # which the report does not have
     captions = Read(text).texts["span"]
-    assert "Acc under 1 corruption of the ID set, means by severity" in captions
+    assert "Acc ↑ under 1 corruption of the ID set, means by severity" in captions
 
 
 def test_every_interval_under_corruption_is_a_bar():
@@ -305,9 +306,62 @@ def test_numbers_and_differences_are_in_tables():
     text = text_of("several seeds")
     read = Read(text)
 
-    assert "In-distribution data: hydra less each other row" in read.texts["span"]
+    assert read.texts["th"].count("hydra − base") == 3  # ID data, and two OOD sets
     assert sum(" ± " in cell for cell in read.texts["td"]) > 10
-    assert any(cell.endswith(("better", "worse", "includes 0")) for cell in read.texts["small"])
+    assert any(cell.endswith(("better", "worse", "level")) for cell in read.texts["small"])
+
+
+def test_the_first_screen_is_a_sentence_a_verdict_and_a_picture():
+    """The verdict says its intervals where it is pointed at, and what is better in a colour and a word."""
+    text = text_of("one report")
+    read = Read(text)
+    assert [a["id"] for a in read.all("section")][:2] == ["verdict", "remarks"]
+    first = text.partition('<section id="remarks">')[0]
+    assert (
+        first.index('<p class="verdict">')
+        < first.index('<section id="verdict">')
+        < first.index('<figure id="cost">')
+    )
+
+    compared = Compared.of({"0.json": seeded(0)})
+    for _, cells in verdict_table(compared).rows:
+        for cell in cells:
+            marks = (f' class="{cell.word}"' if cell.word else "") + (
+                f' title="{cell.note}"' if cell.note else ""
+            )
+            assert f"<td{marks}>{cell.value}</td>" in first
+    assert "<small>" not in first
+
+
+def test_every_figure_has_its_section():
+    reports = {"a.json": analysed(seeded(0, shift=True))}
+    compared = Compared.of(reports)
+    drawn = {figure.name for figure in figures(compared)}
+
+    assert drawn == {FIRST, *(name for section in sections(compared) for name in section.figures)}
+
+
+def test_each_ood_score_has_tables_of_its_own():
+    """None is wider for a second score, and each has every number of its own."""
+    report = seeded(0)
+    rows = tuple(
+        row.model_copy(
+            update={
+                "ood": {name: own | {f"{k}@mi": v for k, v in own.items()} for name, own in row.ood.items()}
+            }
+        )
+        for row in report.rows
+    )
+    both = Report.from_json(
+        report.model_copy(update={"rows": rows, "ood_scores": ("msp", "mi")}).to_json(), where="a"
+    )
+    one, two = (
+        [t for s in sections(Compared.of({"a": r})) if s.name == "ood" for t in s.tables]
+        for r in (report, both)
+    )
+    assert [t.title for t in two] == [f"{t.title}, by {score}" for t in one for score in ("msp", "mi")]
+    assert [t.heads for t in two[::2]] == [t.heads for t in two[1::2]] == [t.heads for t in one]
+    assert [t.rows for t in two[::2]] == [t.rows for t in two[1::2]] == [t.rows for t in one]
 
 
 def test_lineage_is_told_once():
@@ -325,10 +379,12 @@ def test_lineage_is_told_once():
 
 def test_markdown_is_made_of_the_same_sentences_and_tables():
     compared = Compared.of({"a.json": seeded(0, names=EVIL)})
-    text = markdown(compared, {"Cost": ("what is to be seen", "figures/cost.png")})
+    (cost, *others) = figures(compared)
+    text = markdown(compared, (cost, *others), "some/figures")
 
-    assert "![what is to be seen](figures/cost.png)" in text
-    assert len(re.findall(r"(?<!\\)\][(\[:]", text)) == 1
+    assert sentence(compared).partition("<")[0] in text
+    assert f"![{cost.description}](some/figures/cost.png)" in text
+    assert len(re.findall(r"(?<!\\)\][(\[:]", text)) == len(others) + 1
     assert not re.search(r"(?<!\\)<(?!/?(details|summary)>|!-- hydractl report -->)", text)
     tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     assert len(tables) > 4

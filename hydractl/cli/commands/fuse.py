@@ -98,7 +98,7 @@ def measured(quality: Measured, out: Console) -> None:
     )
     line(
         out,
-        f"Loss is NLL less that of {ENSEMBLE}, Agree the share of equal predictions. Acc and Agree are shares of 1",
+        f"Loss is NLL minus that of {ENSEMBLE}, Agree the share of equal predictions. Acc and Agree are shares of 1",
     )
     before, after = quality.members.mutual_information, quality.tried[-1].hydra.mutual_information
     if before > 0 and quality.tried[-1].merge_trunk:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
-from hydractl.cli.output import Terminal, as_json, line, table
+from hydractl.cli.output import Terminal, as_json, line
 from hydractl.errors import UsageError
 from hydractl.stages.report.config import ReportConfig
 
@@ -20,7 +20,7 @@ def report(config: ReportConfig, terminal: Terminal) -> None:
     """Make a page with tables and figures from reports of `eval`.
 
     Answers whether the first model is better than the others, by how much, and where not. Reports of several seeds give
-    means, deviations and intervals; rows are matched by name. Curves, head maps and lineage need `eval --curves`.
+    means, deviations and intervals; rows are matched by name.
 
     Examples:
       hydractl report report.json -o report.html
@@ -46,15 +46,16 @@ def report(config: ReportConfig, terminal: Terminal) -> None:
 
 
 def render(report: ReportReport, out: Console) -> None:
-    """Show the sentences and the tables."""
-    from hydractl.reporting.sections import checks, tables, verdict
+    """Show the verdict, what is to be known of it, and the tables."""
+    from hydractl.cli.output import table_of
+    from hydractl.reporting.sections import checks, tables
+    from hydractl.reporting.verdict import remarks, sentence, verdict_table
 
-    for sentence in (*verdict(report.compared), *report.compared.notes):
-        line(out, sentence)
+    line(out, sentence(report.compared))
+    out.print(table_of(verdict_table(report.compared)))
+    for remark in remarks(report.compared):
+        line(out, remark)
     for report_table in tables(report.compared):
-        rows = [
-            [name, *(" ".join(filter(None, cell)) for cell in cells)] for name, cells in report_table.rows
-        ]
-        out.print(table(["model", *report_table.heads], rows, title=report_table.title))
+        out.print(table_of(report_table))
     for _, check_text in checks(report.compared):
         line(out, check_text)

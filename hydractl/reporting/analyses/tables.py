@@ -28,7 +28,7 @@ def _table(
     title: str, heads: Sequence[str], rows: Sequence[tuple[str, tuple[Cell, ...]]]
 ) -> Iterator[ReportTable]:
     if rows:
-        yield ReportTable(title=title, folded=False, heads=tuple(heads), rows=tuple(rows))
+        yield ReportTable(title=title, heads=tuple(heads), rows=tuple(rows))
 
 
 def member_name(row: Row, member: int) -> str:
@@ -243,4 +243,4 @@ def chosen(
 
 
 def _heading(quantity: Quantity) -> str:
-    return quantity.heading if quantity.scope is None else f"{quantity.heading} {quantity.scope}"
+    return quantity.head if quantity.scope is None else f"{quantity.scope} {quantity.head}"

@@ -76,7 +76,6 @@ def stages(config: BenchConfig, names: Sequence[str], work: WorkEstimate) -> Ite
         "far": [f"{ood_set.name}={ood_set.ref}" for ood_set in config.far],
         "compare": compared,
         **terms.naming,
-        "curves": True,
         "latency": False,
         "out": terms.path("report.json"),
     }

@@ -39,7 +39,7 @@ class HeadDistances(NamedTuple):
         form: How this was found.
         distances: Euclidean, between profiles: (N, N), symmetric, zeros on the diagonal.
         profiles: (N, P D), classes' pairs in lexicographic order; None in the Gram form.
-        gram: Inner products (N, N) of the profiles less their mean over heads; None in the direct form.
+        gram: Inner products (N, N) of the profiles minus their mean over heads; None in the direct form.
     """
 
     form: Form
@@ -106,7 +106,7 @@ def gram_distances(gram: torch.Tensor) -> torch.Tensor:
 
 
 def _gram(moments: SignatureMoments, progress: Progress, *, device: torch.device) -> torch.Tensor:
-    """Return the profiles' inner products (N, N), profiles less their mean, which leaves distances as they are."""
+    """Return the profiles' inner products (N, N), profiles minus their mean, which leaves distances as they are."""
     place = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     placed = moments._replace(mean=moments.mean.to(place), variance=moments.variance.to(place))
     heads = placed.mean.shape[1]

@@ -95,7 +95,7 @@ def traits_of(
 ) -> dict[str, torch.Tensor]:
     """Return what outcomes follow from, each (K, B), on scales on which the effects of heads roughly add up.
 
-    `hits` becomes the label's logit less the largest other one, probabilities become their log odds.
+    `hits` becomes the label's logit minus the largest other one, probabilities become their log odds.
     """
     exact, names = logits.double(), outcomes_read(objective, labelled=labels is not None)
     traits: dict[str, torch.Tensor] = {}

@@ -176,8 +176,11 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     curves: bool = flag(
         Setting(
-            "Add curves, head maps and lineage to the report, for `hydractl report`.", panel=shared.OUTPUT
-        )
+            "Keep curves, head maps and lineage in the report, which the page of `hydractl report` shows.",
+            option_names=("--curves/--no-curves",),
+            panel=shared.OUTPUT,
+        ),
+        on=True,
     )
     save_predictions: Path | None = setting(
         None,

@@ -278,7 +278,7 @@ def _fitted_scores(run: Evaluation, models: Sequence[Predictor | WithOodScores])
 def _with_curves(
     run: Evaluation, row: Row, models: Sequence[OpenModel], predictions: Mapping[str, StoredPredictions]
 ) -> Row:
-    """Return a row with its curves, and which heads its models keep and what made them, for `--curves`."""
+    """Return a row with its curves, and which heads its models keep and what made them."""
     config = run.config
     ood = {data.name: predictions[data.name] for data in config.ood}
     curves = curves_of(predictions[ID_NAME], run.data.summary.labels, ood, config.scores[0])

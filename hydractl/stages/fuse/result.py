@@ -43,7 +43,7 @@ class Tried:
     Attributes:
         merge_trunk: Before which block it averages whatever differs.
         hydra: How good it is.
-        loss: Its NLL less that of its members' ensemble, in nats.
+        loss: Its NLL minus that of its members' ensemble, in nats.
         agreement: On which share of the samples it predicts the class that the ensemble does.
     """
 

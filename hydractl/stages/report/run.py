@@ -20,8 +20,8 @@ from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.heads_figure import distinct_names
 from hydractl.reporting.page import markdown, page
-from hydractl.reporting.sections import verdict
 from hydractl.reporting.svg import MARK, Drawing, png, svg
+from hydractl.reporting.verdict import judgements, remarks, sentence
 from hydractl.stages.report.config import PAGE, ReportConfig
 from hydractl.stages.shared.output_record import ForeignOutputError
 from hydractl.stages.shared.outputs import check_outputs, claim
@@ -41,8 +41,9 @@ class ReportReport:
         """Return what `--json` prints; quantities are called as conditions of `eval --fail-if` have them."""
         return {
             "files": self.compared.files,
-            "verdict": verdict(self.compared),
-            "notes": self.compared.notes,
+            "verdict": sentence(self.compared),
+            "judgements": judgements(self.compared),
+            "notes": tuple(remarks(self.compared)),
             "rows": self.compared.rows,
             "differences": self.compared.differences,
             "paths": self.paths,
@@ -125,7 +126,7 @@ def _files(
         files = _pictures(config, config.figures, figure_list, output_lock, progress)
     if config.out is not None:
         is_html = config.form == PAGE
-        text = page(compared, figure_list) if is_html else markdown(compared, _places(config, figure_list))
+        text = page(compared, figure_list) if is_html else markdown(compared, figure_list, _folder(config))
         files[config.out] = text.encode()
     return files
 
@@ -140,7 +141,7 @@ def _pictures(
     if not figure_list:
         raise UsageError(
             "`--figures`: the reports have nothing to draw",
-            hint="add `--curves` to `hydractl eval`, and report again",
+            hint="leave `--no-curves` out of `hydractl eval`, and report again",
         )
     kinds: dict[str, Callable[[Drawing], bytes]] = {
         ".png": png,
@@ -157,10 +158,9 @@ def _pictures(
     return {path: draw(figure.sheet()) for path, figure, draw in tracked}
 
 
-def _places(config: ReportConfig, figure_list: Sequence[Figure]) -> dict[str, tuple[str, str]]:
+def _folder(config: ReportConfig) -> str | None:
     """Return where Markdown finds the pictures, from the folder that it lies in."""
     if config.figures is None:
-        return {}
+        return None
     beside = Path() if config.out is None or is_stream(config.out) else config.out.parent
-    folder = quote(Path(os.path.relpath(config.figures, beside)).as_posix())
-    return {figure.title: (figure.description, f"{folder}/{figure.name}.png") for figure in figure_list}
+    return quote(Path(os.path.relpath(config.figures, beside)).as_posix())

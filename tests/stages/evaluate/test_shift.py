@@ -145,7 +145,7 @@ def test_the_tables(here, report, capsys):
 
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     text = " ".join(" ".join(lines).split())
-    title = "Acc under 2 corruptions of the ID set"
+    title = "Acc ↑ under 2 corruptions of the ID set"
     by_severity = lines[lines.index(f"{title}, means by severity") :]
     assert by_severity[1].split() == ["severity", "m0", "pair"]
     assert [line.split()[0] for line in by_severity[3:7]] == ["clean", "4", "5", "all"]
@@ -159,11 +159,11 @@ def test_the_tables(here, report, capsys):
     clean = [row.values["accuracy"] for row in report.rows]
     told = [f"{own.value:.3f} [{own.low:.3f}, {own.high:.3f}]" for own in clean]
     assert " ".join(by_severity[3].split()[1:]) == " ".join(told)
-    assert f"{title}: m0 less each other row severity pair" in text
+    assert f"{title}: m0 − each other model severity pair" in text
     gap = report.rows[1].difference.shift["shift"]["nll"]
-    less = lines[lines.index("NLL under 2 corruptions of the ID set: m0 less each other row") :]
+    less = lines[lines.index("NLL ↓ under 2 corruptions of the ID set: m0 − each other model") :]
     assert " ".join(less[6].split()) == f"all {gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
-    by_name = lines[lines.index("Acc by corruption, means over severities") :]
+    by_name = lines[lines.index("Acc ↑ by corruption, means over severities") :]
     assert by_name[1].split() == ["corruption", "m0", "pair"]
     assert [line.split()[0] for line in by_name[3:5]] == ["gaussian-noise", "fog"]
     assert report.options["corrupt"] == ("fog:5", "gaussian-noise:4-5")
@@ -181,8 +181,8 @@ def test_the_tables_fit_a_terminal(report, width):
         text.truncate(text.seek(0))
         eval_command.render(document, Console(file=text, width=width, legacy_windows=False))
         shown = text.getvalue().splitlines()
-        begin = shown.index("Acc under 2 corruptions of the ID set, means by severity")
-        under = shown[begin : shown.index("Acc by corruption, means over severities")]
+        begin = shown.index("Acc ↑ under 2 corruptions of the ID set, means by severity")
+        under = shown[begin : shown.index("Acc ↑ by corruption, means over severities")]
         assert max(map(len, shown)) <= width
     heads = [line for line in under if line.startswith("severity")]
     assert len(heads) == 4  # of two metrics, numbers and differences

@@ -49,11 +49,11 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
 def _outcome(config: MakeConfig) -> Iterator[str]:
     """Yield the verdict, what the hydra costs and may answer, and what to type next."""
     from hydractl.families.load import open_model
-    from hydractl.reporting.sections import verdict
+    from hydractl.reporting.verdict import sentence
     from hydractl.stages.report.config import ReportConfig
     from hydractl.stages.report.run import run_report
 
-    yield from ("", *verdict(run_report(ReportConfig(files=(config.out / REPORT,))).compared), "")
+    yield from ("", sentence(run_report(ReportConfig(files=(config.out / REPORT,))).compared), "")
     plan = open_model(str(config.out / HYDRA)).header.plan
     if plan is not None and not plan.trunk:
         yield (

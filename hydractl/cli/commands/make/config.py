@@ -166,7 +166,6 @@ class MakeConfig(CommandConfig):
             ],
             "temperature": fitting,
             **(scored if self.near or self.far else {}),
-            "curves": True,
             **on,
             "out": self._path(REPORT),
         }

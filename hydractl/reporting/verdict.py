@@ -1,0 +1,181 @@
+"""The verdict on the first row of reports: a table that says in which measure it is better, and one sentence. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from hydractl.manifest.report import Report
+from hydractl.manifest.shift_groups import SHIFT
+from hydractl.messages import counted, listed
+from hydractl.metrics.classification import CALIBRATED
+from hydractl.metrics.metric_spec import ARROWS, MetricNeeds
+from hydractl.reporting.comparison import Compared
+from hydractl.reporting.report_values import (
+    BETTER,
+    LEVEL,
+    WORSE,
+    Cell,
+    Quantity,
+    ReportTable,
+    cell_of,
+    difference_cell,
+    scopes,
+)
+
+JUDGED_METRICS = ("accuracy", "nll", "ece", "auroc")
+"""What the verdict is about; other tables have the rest."""
+MOST_SCORES = 2
+"""OOD scores that the verdict is about: the first of a report, and by default the one that models store."""
+COST_LABELS = {"macs": "multiply-accumulates", "parameters": "parameters"}
+MOST_WORDS = 30
+UNCLEAR, WITHHELD = "no interval", "not compared"
+WORDS = (BETTER, WORSE, LEVEL, UNCLEAR, WITHHELD)
+
+
+def verdict_table(compared: Compared) -> ReportTable:
+    """Return for each measure the first row's number, and whether it is better than each other row, level with it, or worse."""
+    first, numbers = compared.names[0], compared.rows[compared.names[0]]
+    rows = [
+        (
+            f"{q.label}{ARROWS[q.metric.higher_is_better]}",
+            (cell_of(q.metric, numbers.get(q)), *(_judged(compared, row, q) for row in compared.differences)),
+        )
+        for q in judged_quantities(compared)
+    ]
+    costs = [(Quantity(name), label) for name, label in COST_LABELS.items()]
+    rows += [
+        (
+            f"{label}{ARROWS[q.metric.higher_is_better]}",
+            (cell_of(q.metric, numbers[q]), *(_ratio(compared, row, q) for row in compared.differences)),
+        )
+        for q, label in costs
+        if q in numbers
+    ]
+    heads = (first, *(f"against {row}" for row in compared.differences))
+    return ReportTable(title="Verdict", of="measure", heads=heads, rows=tuple(rows))
+
+
+def judged_quantities(compared: Compared) -> list[Quantity]:
+    """Return what the verdict is about, as far as it was measured: of several OOD sets of a kind their mean."""
+    report = compared.reports[0]
+    judged_scopes = {None, SHIFT, *_judged_scopes(report)}
+    return [
+        q
+        for name in JUDGED_METRICS
+        for q in compared.quantities
+        if q.metric.name == name
+        and q.scope in judged_scopes
+        and (
+            q.metric.needs is not MetricNeeds.OOD
+            or q.by(report.ood_scores) in report.ood_scores[:MOST_SCORES]
+        )
+    ]
+
+
+def _judged_scopes(report: Report) -> tuple[str, ...]:
+    if not (report.near and report.far):
+        return scopes(report)[:1]
+    kinds = {"near": report.near, "far": report.far}
+    return tuple(kind if len(sets) > 1 else sets[0] for kind, sets in kinds.items())
+
+
+def _judged(compared: Compared, row: str, quantity: Quantity) -> Cell:
+    """Return whether the first row is better than another one by a quantity, and the difference."""
+    difference = compared.differences[row].get(quantity)
+    if difference is None:
+        return Cell()
+    if quantity.name in CALIBRATED and not compared.scaled_alike(row):
+        return Cell(WITHHELD)
+    cell = difference_cell(quantity.metric, difference)
+    return Cell(cell.word or UNCLEAR, f"{cell.value} {cell.note}".rstrip(), cell.word)
+
+
+def _ratio(compared: Compared, row: str, quantity: Quantity) -> Cell:
+    mine, theirs = compared.rows[compared.names[0]][quantity], compared.rows[row].get(quantity)
+    return Cell(f"{mine.value / theirs.value:.2g} times") if theirs is not None and theirs.value else Cell()
+
+
+def judgements(compared: Compared) -> dict[str, dict[Quantity, str]]:
+    """Return what is said of each measure against each other row."""
+    return {
+        row: {q: word for q in judged_quantities(compared) if (word := _judged(compared, row, q).value)}
+        for row in compared.differences
+    }
+
+
+def sentence(compared: Compared) -> str:
+    """Return the verdict in one sentence of at most 30 words: as much of it as these can say."""
+    return next(text for text in _sentences(compared) if len(text.split()) <= MOST_WORDS)
+
+
+def _sentences(compared: Compared) -> Iterator[str]:
+    """Yield the verdict in ever fewer words; the last sentence names no model, so that its length is known."""
+    first, others = compared.names[0], [*compared.differences]
+    judged = {row: _labels(by_quantity) for row, by_quantity in judgements(compared).items()}
+    if not others:
+        unknown = "stands alone: this page does not say whether it is better than anything"
+        yield from (f"{first} {unknown}.", f"The model {unknown}.")
+        return
+    if not any(judged.values()):
+        missing = f"has no number of {', '.join(JUDGED_METRICS)} to compare with"
+        yield from (f"{first} {missing} {listed(others)}.", f"The first model {missing} the others.")
+        return
+    if len(others) == 1:
+        yield f"{_in_words(compared, others[0], judged[others[0]])}{_at_cost(compared, others[0])}."
+    for cost in (True, False):
+        yield f"{first} is better {'; '.join(_in_counts(compared, judged, cost=cost))}."
+    counts = Counter(word for by_word in judged.values() for word, labels in by_word.items() for _ in labels)
+    judgement = ", ".join(f"{word} in {counts[word]}" for word in WORDS if counts[word])
+    yield f"{first} against {counted(len(others), 'model')}, {counted(counts.total(), 'comparison')}: {judgement}."
+    yield f"The first model against the others, {counted(counts.total(), 'comparison')}: {judgement}."
+
+
+def _labels(words: Mapping[Quantity, str]) -> dict[str, list[str]]:
+    """Return the labels of measures by what is said of them."""
+    return {word: [q.label for q in words if words[q] == word] for word in {*words.values()}}
+
+
+def _in_words(compared: Compared, row: str, labels: dict[str, list[str]]) -> str:
+    words = [word for word in WORDS if word in labels]
+    parts = [f"{word} in {listed(labels[word])}" for word in words]
+    first, than = compared.names[0], {BETTER: f" than {row}", WORSE: f" than {row}", LEVEL: f" with {row}"}
+    if words[0] not in than:
+        return f"{first} against {row}: {', '.join(parts)}"
+    return f"{first} is {words[0]}{than[words[0]]}{', '.join(parts).removeprefix(words[0])}"
+
+
+def _in_counts(
+    compared: Compared, judged: Mapping[str, dict[str, list[str]]], *, cost: bool
+) -> Iterator[str]:
+    """Yield for each other row in how many measures the first one is better; how many there are is said once where that does."""
+    previous = 0
+    for row, labels in judged.items():
+        better, worse = (len(labels.get(word, ())) or "none" for word in (BETTER, WORSE))
+        measures = sum(map(len, labels.values()))
+        of = f" of {counted(measures, 'measure')}" if measures != previous else ""
+        at = _at_cost(compared, row) if cost else ""
+        yield f"than {row} in {better}{of}, worse in {worse}{at.removesuffix(' its compute') if previous else at}"
+        previous = measures
+
+
+def _at_cost(compared: Compared, row: str) -> str:
+    macs = Quantity("macs")
+    ratio = _ratio(compared, row, macs).value if macs in compared.rows[compared.names[0]] else ""
+    return f", at {ratio} its compute" if ratio else ""
+
+
+def remarks(compared: Compared) -> Iterator[str]:
+    """Yield what must be known of the verdict and of all numbers: thresholds, what is not compared, caveats."""
+    yield from (
+        f"{row.name}: {row.threshold.summary}."
+        for report in compared.reports
+        for row in report.rows
+        if row.threshold is not None
+    )
+    if withheld := [row for row, words in judgements(compared).items() if WITHHELD in words.values()]:
+        yield (
+            f"Calibration and NLL are not compared with {listed(withheld)}: only one of the two stores a temperature. "
+            "`hydractl eval --temperature DATA` fits one for every row."
+        )
+    yield from compared.notes
