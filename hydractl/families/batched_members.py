@@ -225,9 +225,16 @@ class FeatureLinear(nn.Linear):
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = [torch.zeros_like(x)] * self.places
-        parts[self.place] = x if self.places == 1 else x * self.places
-        return torch.cat((product(x, self.weight, self.bias), *parts), -1)
+        return torch.cat(
+            (product(x, self.weight, self.bias), *placed_features(x, self.place, self.places)), -1
+        )
+
+
+def placed_features(x: torch.Tensor, place: int, places: int) -> list[torch.Tensor]:
+    """Return P tensors: P times x at a place of its own, zeros elsewhere; a mean over P such lists has each x where it belongs."""
+    parts = [torch.zeros_like(x)] * places
+    parts[place] = x if places == 1 else x * places
+    return parts
 
 
 class StackedNorm(nn.Module):

@@ -5,20 +5,16 @@ Axes: M members, B batch, N samples, S scores.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hydractl.checkpoint import BESIDE, Checkpoint
 from hydractl.data.batches import Batch
-from hydractl.errors import CheckpointError, InputError, OutputError
+from hydractl.errors import CheckpointError, InputError
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.manifest.header import Header, Threshold
 from hydractl.metrics import ood_scores
@@ -33,10 +29,9 @@ from hydractl.metrics.feature_scores import (
 )
 from hydractl.metrics.per_sample import Responses, Scored
 from hydractl.model_inputs import Inputs
+from hydractl.output.scratch import ROOM_HINT, scratch_tensor
 from hydractl.processes.distributed import ProcessGroup
 
-HELD_BYTES = 32 << 20
-"""How much of the features of training data stays in memory."""
 FIT_ANEW = "fit anew with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"
 
 
@@ -273,7 +268,12 @@ def _observed(
         for _ in classifiers
     ]
     keeps_features = any(ood_scores.kind_of(score) in WITH_FEATURES for score in scores)
-    all_features = _room_for(len(classifiers), count if keeps_features else 0, width)
+    all_features = scratch_tensor(
+        (len(classifiers), count if keeps_features else 0, width),
+        name=f"the features of {count} samples",
+        until="scores are fitted",
+        hint=f"{ROOM_HINT}, or choose a score that keeps none: `{ood_scores.RELATIVE}`",
+    )
     largest_logits, arrived = torch.empty(len(classifiers), count), 0
     for indices, largest, features in team.iterate(
         (indices, responses.logits().float().amax(-1), features)
@@ -292,25 +292,6 @@ def _observed(
         Training(classifier=c, moments=m, features=f, largest=z)
         for c, m, f, z in zip(classifiers, moments, all_features, largest_logits, strict=True)
     ]
-
-
-def _room_for(members: int, count: int, width: int) -> Tensor:
-    """Return a tensor (M, N, D), float32, for features: where they are many in a file without a name, which goes with it.
-
-    Raises:
-        OutputError: If there is no room for such a file.
-    """
-    size = 4 * members * count * width
-    if size <= HELD_BYTES:
-        return torch.empty(members, count, width)
-    folder = Path(tempfile.gettempdir())
-    if (free := shutil.disk_usage(folder).free) < size:
-        raise OutputError(
-            f"{folder}: the features of {count} samples take {size / 1e9:.1f} GB until scores are fitted, and {free / 1e9:.1f} GB are free",
-            hint=f"set TMPDIR to a folder on a disk with room, or choose a score that keeps none: `{ood_scores.RELATIVE}`",
-        )
-    with tempfile.TemporaryFile() as file:
-        return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(members, count, width)))
 
 
 def _energies_and_densities(

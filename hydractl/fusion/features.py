@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from hydractl.data.batches import Batch
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Family
-from hydractl.families.batched_members import FeatureLinear, MemberParallel
+from hydractl.families.batched_members import FeatureLinear, MemberParallel, placed_features
 from hydractl.families.tower import Towers
 from hydractl.families.zero_shot import Contrast
 from hydractl.fusion.inference import respond
@@ -49,22 +50,22 @@ class FeatureExtractor:
         """
         if any(isinstance(answer, Contrast) for answer in model.answers):
             return cls(model, ())
-        (layout,) = family.towers.values()
-        readout = model.tower().readout
-        parts = readout.members if isinstance(readout, MemberParallel) else [readout]
-        readouts = tuple(_last_layers(part, layout.head) for part in parts)
+        readouts = tuple(
+            tuple(layers[-1] for head in heads if (layers := _linear_layers(head)))
+            for heads in heads_of(model, family)
+        )
         if not all(readouts):
             raise UnsupportedModelError(
                 f"{name}: its classifier has no linear layer, so it has no features to look at",
                 hint="choose OOD scores of logits: `--ood-score msp,energy`",
             )
-        for layers in readouts:
-            for place, layer in enumerate(layers):
-                FeatureLinear.take_over(layer, place, len(layers))
+        for last_layers in readouts:
+            for place, layer in enumerate(last_layers):
+                FeatureLinear.take_over(layer, place, len(last_layers))
         extractor = cls(model, readouts)
         for answer in model.answers:
             vars(answer).update(features=extractor.width)
-        if isinstance(readout, MemberParallel):
+        if isinstance(readout := model.tower().readout, MemberParallel):
             readout.restack()
         return extractor
 
@@ -121,15 +122,67 @@ class _FeatureKeeper:
         return logits
 
 
-def _last_layers(readout: nn.Module, prefixes: Iterable[str]) -> tuple[nn.Linear, ...]:
-    """Return the last linear layer under each of the classifiers' prefixes."""
-    layers = {
-        name.removeprefix("host.") + ".": part
-        for name, part in readout.named_modules()
-        if type(part) in {nn.Linear, FeatureLinear}
+def heads_of(model: Towers, family: Family) -> tuple[tuple[nn.Module, ...], ...]:
+    """Return the classifiers of each readout that runs of a model with one tower: one, or a class and a distillation token's."""
+    return tuple(
+        tuple(readout.get_submodule(path) for path in paths) for readout, paths in _head_paths(model, family)
+    )
+
+
+def give_head_inputs(model: Towers, family: Family) -> None:
+    """Let a model answer with what its classifiers read, (M, B, F), in the place of logits; it is of no other use from then on.
+
+    F is D; of P classifiers P D, side by side.
+    """
+    for readout, paths in _head_paths(model, family):
+        for place, path in enumerate(paths):
+            holder, _, name = path.rpartition(".")
+            linear = isinstance(readout.get_submodule(path), nn.Linear)
+            setattr(readout.get_submodule(holder), name, HeadInput(place, len(paths), linear=linear))
+
+
+class HeadInput(nn.Module):
+    """What stands in the place of a classifier and gives what that reads, as `FeatureLinear` does beside the logits."""
+
+    def __init__(self, place: int, places: int, *, linear: bool) -> None:
+        """Take the place of the `place`-th of P classifiers: a linear layer, or a network that reads one token (B, 1, D)."""
+        super().__init__()
+        self.place, self.places, self.linear = place, places, linear
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features that `FeatureLinear` gives."""
+        return torch.cat(placed_features(x if self.linear else x.squeeze(1), self.place, self.places), -1)
+
+
+def _head_paths(model: Towers, family: Family) -> list[tuple[nn.Module, list[str]]]:
+    """Return each readout that runs, and the paths of its classifiers there."""
+    (layout,) = family.towers.values()
+    readout = model.tower().readout
+    parts = [*readout.members] if isinstance(readout, MemberParallel) else [readout]
+    return [(part, [path for prefix in layout.head for path in _path_under(prefix, part)]) for part in parts]
+
+
+def _path_under(prefix: str, readout: nn.Module) -> list[str]:
+    """Return the path of the classifier under a prefix of the library's names, in a list; an empty one without any.
+
+    It is the module that holds all parameters there: the outermost where there are several, as of two layers.
+    """
+    under = {
+        path: part
+        for path, part in readout.named_modules()
+        if f"{path.removeprefix('host.')}.".startswith(prefix)
     }
-    under = [[part for name, part in layers.items() if name.startswith(prefix)] for prefix in prefixes]
-    return tuple(linear_layers[-1] for linear_layers in under if linear_layers)
+    holders = [path for path, part in under.items() if part._parameters]
+    return holders if len(holders) == 1 else [*under][:1]
+
+
+def _linear_layers(head: nn.Module) -> list[nn.Linear]:
+    return [
+        part
+        for part in head.modules()
+        if isinstance(part, nn.Linear) and type(part) in {nn.Linear, FeatureLinear}
+    ]
 
 
 def _cosines(answer: Contrast, heat: float) -> Classifier:

@@ -54,9 +54,10 @@ _OTHERS = (
         name="training_macs",
         column="Training",
         definition="Multiply-accumulates of training, as the lineage of the row's models tells it: three forward passes for "
-        "each sample that the written weights of each `finetune` saw, whatever was frozen; a run that several models come "
-        "from counts once. Of `vilu:` also that of its network. Without what teachers compute, evaluations, "
-        "other learning rates, scores, and what was trained elsewhere.",
+        "each sample that the written weights of each `finetune` saw, whatever was frozen; where it stored the features of a "
+        "frozen encoder, one pass per sample, and three of the classifiers. A run that several models come from counts once. "
+        "Of `vilu:` also that of its network. Without what teachers compute, evaluations, other learning rates, scores, and "
+        "what was trained elsewhere.",
         needs=MetricNeeds.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,

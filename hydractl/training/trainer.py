@@ -47,6 +47,7 @@ class Job:
         save_every: Steps between saves of the state; None for every half minute, and for epochs.
         scales: What the recipe's peak learning rate is multiplied by for a parameter, by name; 1 where nothing is said.
         rates: Peak learning rates of parameters that do not train at the recipe's, by name; they do not decay.
+        begin_training: Switches the model to training before each step.
         begin_step: Is given the model and the number of the step, from 0, before each step: for what changes with the steps.
             A function of these alone, so that a resumed run finds it as it was.
         penalty: What a step adds to the mean loss of its batch, from the model alone: a number that requires gradients.
@@ -69,6 +70,7 @@ class Job:
     save_every: int | None = None
     scales: Mapping[str, float] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
+    begin_training: Callable[[nn.Module], None] = begin_training
     begin_step: Callable[[nn.Module, int], None] | None = None
     penalty: Callable[[nn.Module], torch.Tensor] | None = None
     pieces: int | None = None
@@ -120,6 +122,8 @@ class TrainingRun:
         if snapshot.optimizer:
             restore_optimizer(self.optimizer, self.parameters, snapshot.optimizer)
         self.share = engine.share(job.recipe.accumulate) if job.pieces is None else engine.cut(job.pieces)
+        self.counts = job.pieces is None or engine.owner(self.share.first, job.pieces) == engine.rank
+        """Whether what this process computes is part of the batch's loss: of some pieces several processes compute one."""
 
     def step(self, pieces: Sequence[Piece]) -> None:
         """Take one optimiser step on this process's pieces of the batch."""
@@ -137,7 +141,7 @@ class TrainingRun:
             group["lr"] = group.get(PEAK, self.lr) * group[SCALE] * factor
         if job.begin_step is not None:
             job.begin_step(self.model, step)
-        begin_training(self.prepared)
+        job.begin_training(self.prepared)
         self.loss = torch.zeros_like(self.loss)
         device = self.engine.device
         ordered = None if job.pieces is None else OrderedGradients(self.engine, self.parameters, job.pieces)
@@ -149,7 +153,7 @@ class TrainingRun:
                 else:
                     # DDP averages over processes, and the weights are shares of the sum
                     self.engine.backward(loss * self.engine.world, self.prepared, sync=i == len(pieces) - 1)
-            self.loss += loss.detach()
+            self.loss += loss.detach() * self.counts
         if ordered is not None:
             ordered.finish()
         if recipe.clip is not None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hydractl.errors import OutputError
-from hydractl.fusion import feature_ood
 from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.metrics.feature_scores import FITS, Classifier
 from hydractl.metrics.per_sample import Responses
+from hydractl.output import scratch
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.scoring.circuit.memory_budget import Peak
 
@@ -62,7 +62,7 @@ def fitted(scores):
 
 def test_features_that_lie_in_a_file_give_the_same_scores(monkeypatch):
     in_memory = fitted([*FITS])
-    monkeypatch.setattr(feature_ood, "HELD_BYTES", 0)
+    monkeypatch.setattr(scratch, "HELD_BYTES", 0)
     in_file = fitted([*FITS])
 
     assert in_memory.keys() == in_file.keys()
@@ -70,8 +70,8 @@ def test_features_that_lie_in_a_file_give_the_same_scores(monkeypatch):
 
 
 def test_a_file_without_room_is_refused_before_the_data_are_read(monkeypatch):
-    monkeypatch.setattr(feature_ood, "HELD_BYTES", 0)
-    monkeypatch.setattr(feature_ood.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr(scratch, "HELD_BYTES", 0)
+    monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
 
     with pytest.raises(OutputError, match="the features of 1024 samples take") as caught:
         fitted(["vim"])

@@ -46,6 +46,7 @@ from hydractl.training.recipes.recipe import PARTS, Recipe
 from hydractl.training.step_modes import keeps_statistics
 
 T = TypeVar("T", bound="Items | Shuffled")
+EVAL_BATCH = 256
 _TAKEN_BY_NONE = {
     "dropout": "no layer of it drops anything, but attention weights",
     "drop_path": "it has one block, and no sample skips the first",
@@ -89,6 +90,11 @@ class TrainingPlan:
     teachers: tuple[OpenModel, ...]
     mixing: Mixing | None
     inputs: tuple[InputFile, ...]
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether nothing but classifiers trains."""
+        return self.config.recipe.parts == ("head",)
 
 
 def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock) -> TrainingPlan:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.checkpoint import write_tensors
@@ -25,11 +26,18 @@ from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, versions
-from hydractl.settings import long_option
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.prepare import TrainingPlan, prepare
+from hydractl.stages.finetune.head_training import (
+    KeptFeatures,
+    begin_head_training,
+    head_macs,
+    keep_features,
+    on_features,
+)
+from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan, prepare
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.trainable import (
+    TrainableModel,
     build_trainable,
     check_initial_weights,
     is_own,
@@ -38,23 +46,21 @@ from hydractl.stages.finetune.trainable import (
     of_each,
     output_tensors,
     scale_rates,
-    stay_equal,
+    warn_equal,
 )
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import claim, resumable, resume_hint
 from hydractl.training import fsdp
 from hydractl.training.accelerator import Engine, Share, start_engine
-from hydractl.training.dropout import HAS_LAYERS_FOR
 from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding.feed import Feed, ItemFeed, MemberFeeds, Piece
 from hydractl.training.loop import Trained, train
 from hydractl.training.resume import Metrics, Snapshot, StateFolder
 from hydractl.training.run_settings import texts_of
+from hydractl.training.step_modes import begin_training
 from hydractl.training.trainer import Job
 from hydractl.training.weight_sites import sites_of
 from hydractl.version import __version__
-
-EVAL_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +126,19 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
             _settling_state(config, folder, leads=leads),
             start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine,
         ):
-            feed = _feed(work)
+            features = keep_features(work, engine, progress)
+            feed = _feed(work, features)
             _look(work, feed, engine, progress)
-            job = _job(work, feed, engine)
-            _warn_equal(work, job, engine, progress)
+            job = _job(work, feed, engine, features)
+            if engine.leads:
+                warn_equal(work, _build(work, features), job, engine.device, progress)
             engine.wait()  # all have read the state before one writes it
             trained = train(job, engine, progress, folder=folder, start=start)
             tensors = output_tensors(work, trained.weights)
-            metrics = _final_metrics(work, job, trained, tensors, engine)
-            report = _report(work, job, trained, tensors, metrics, start)
+            evaluate = job.evaluate if features is None else partial(_validate, work, engine)
+            trained = replace(trained, metrics=_final_metrics(work, engine, trained, tensors, evaluate))
+            macs = _training_macs(work, features, trained.step, job.feed.steps_per_epoch)
+            report = _report(work, job, trained, tensors, start, macs)
             if engine.leads:
                 _publish(work, report, tensors, output_lock, folder)
             engine.wait()
@@ -202,16 +212,20 @@ def _way_on(config: FinetuneConfig, folder: StateFolder | None) -> str | None:
     return None
 
 
-def _feed(work: TrainingPlan) -> ItemFeed:
+def _feed(work: TrainingPlan, features: KeptFeatures | None) -> ItemFeed:
     """Return where batches come from."""
     config, recipe = work.config, work.config.recipe
+    seed = config.seed if config.order_seed is None else config.order_seed
+    if features is not None:
+        labels = torch.tensor(work.train.labels)
+        return ItemFeed(source=features, labels=labels, batch_size=recipe.batch_size, seed=seed)
     feed = ItemFeed.open(
         work.train.items,
         work.train.labels,
         work.how,
         augment=recipe.augment,
         batch_size=recipe.batch_size,
-        seed=config.seed if config.order_seed is None else config.order_seed,
+        seed=seed,
     )
     return replace(feed, mixing=work.mixing)
 
@@ -235,7 +249,18 @@ def _look(work: TrainingPlan, feed: ItemFeed, engine: Engine, progress: Progress
     work.adapter.look(weights, (partial(loss, piece) for piece in pieces))
 
 
-def _job(work: TrainingPlan, feed: ItemFeed, engine: Engine) -> Job:
+def _build(work: TrainingPlan, features: KeptFeatures | None) -> TrainableModel:
+    """Return the model as training begins."""
+    return build_trainable(work) if features is None else on_features(load_trainable(work))
+
+
+def _validate(work: TrainingPlan, engine: Engine, model: nn.Module) -> Metrics | None:
+    """Return a model's metrics on the validation data."""
+    batches = encoded(work.val.items, work.how, batch_size=EVAL_BATCH)
+    return classifier_metrics(engine, batches, torch.tensor(work.val.labels))(model)
+
+
+def _job(work: TrainingPlan, feed: ItemFeed, engine: Engine, features: KeptFeatures | None) -> Job:
     """Say to the loop what to train."""
     config, recipe = work.config, work.config.recipe
 
@@ -246,16 +271,22 @@ def _job(work: TrainingPlan, feed: ItemFeed, engine: Engine) -> Job:
     if feed_of_members is feed and config.has_own_batches:
         feed_of_members = MemberFeeds.of(feed, len(work.header.masks), work.how)
     has_member_feed = feed_of_members is not feed
+    if work.trains_head:
+        recipe = replace(recipe, dropout=None, drop_path=None)  # of the encoder, which drops nothing
     return Job(
-        build=lambda: build_trainable(work).module,
+        build=lambda: _build(work, features).module,
         feed=feed_of_members,
         loss=of_each(work.header, loss, by_member=has_member_feed, several=config.models > 1),
         evaluate=classifier_metrics(
             engine,
-            encoded(work.val.items, work.how, batch_size=EVAL_BATCH),
+            encoded(work.val.items, work.how, batch_size=EVAL_BATCH)
+            if features is None
+            else features.val_batches(),
             torch.tensor(work.val.labels),
         ),
-        probe=blank_inputs(work.header.preprocess, 1, device="cpu"),
+        probe=blank_inputs(work.header.preprocess, 1, device="cpu")
+        if features is None
+        else features.train[:1],
         recipe=recipe,
         seed=config.seed if config.dropout_seed is None else config.dropout_seed,
         save_every=config.save_every,
@@ -263,41 +294,25 @@ def _job(work: TrainingPlan, feed: ItemFeed, engine: Engine) -> Job:
         compiles=config.model if config.compile else None,
         lesson=lesson_of(config, work.teachers, work.header, engine) if work.teachers else None,
         scales=scale_rates(work),
+        pieces=None if features is None else recipe.accumulate,
+        begin_training=partial(begin_head_training, family=work.opened.family)
+        if work.trains_head
+        else begin_training,
     )
-
-
-def _warn_equal(work: TrainingPlan, job: Job, engine: Engine, progress: Progress) -> None:
-    """Say that members which begin equal would end so."""
-    if not engine.leads or work.header.plan is None or work.config.has_own_batches or work.config.method:
-        return
-    targets = None
-    if job.lesson is not None:
-        targets = job.lesson.targets(map_inputs(lambda x: x.to(engine.device), job.probe))
-    subject = build_trainable(work)
-    drops = [
-        f"`{long_option(name)} 0.1`, or "
-        for name, has_layers in HAS_LAYERS_FOR.items()
-        if has_layers(subject.module)
-    ]
-    if stay_equal(subject, job.probe, work.config.recipe, targets):
-        progress.warn(
-            f"members that are equal now stay equal, for nothing is dropped: add {''.join(drops[:1])}"
-            "`--reset-head --head-seed 1` for classifiers of their own"
-        )
 
 
 def _final_metrics(
     work: TrainingPlan,
-    job: Job,
+    engine: Engine,
     trained: Trained,
     tensors: Sequence[Mapping[str, torch.Tensor]],
-    engine: Engine,
+    evaluate: Callable[[nn.Module], Metrics | None],
 ) -> Metrics:
     """Return the metrics of the weights as written, measured again where they are rounded."""
     rounds = work.config.recipe.precision != "fp32" or any(
         t.dtype != torch.float32 for t in tensors[0].values()
     )
-    measured = job.evaluate(load_output(work, tensors).to(engine.device).eval()) if rounds else None
+    measured = evaluate(load_output(work, tensors).to(engine.device).eval()) if rounds else None
     return measured or trained.metrics
 
 
@@ -306,32 +321,34 @@ def _report(
     job: Job,
     trained: Trained,
     tensors: Sequence[Mapping[str, torch.Tensor]],
-    metrics: Metrics,
     start: Snapshot,
+    macs: int,
 ) -> FinetuneReport:
     config = work.config
     return FinetuneReport(
         path=config.out,
         members=config.outputs() if config.models > 1 else (),
         kind=work.header.kind,
-        accuracy=metrics.accuracy,
-        nll=metrics.nll,
+        accuracy=trained.metrics.accuracy,
+        nll=trained.metrics.nll,
         lr=trained.lr,
         step=trained.step,
         total_steps=job.total,
         trained_parameters=sum(t.numel() for t in trained.weights.values()),
         frozen_parameters=sum(t.numel() for t in tensors[0].values())
         - sum(t.numel() for n, t in trained.weights.items() if is_own(n)),
-        training_macs=_training_macs(work, trained.step, job.feed.steps_per_epoch),
+        training_macs=macs,
         resumed_from=start.position.step if start.weights or start.winner else None,
     )
 
 
-def _training_macs(work: TrainingPlan, steps: int, per_epoch: int) -> int:
-    """Return three forward passes for each sample that weights have seen after so many steps."""
+def _training_macs(work: TrainingPlan, features: KeptFeatures | None, steps: int, per_epoch: int) -> int:
+    """Return three forward passes for each sample that weights have seen after so many steps; on features, of the classifiers."""
     epochs, last_steps = divmod(steps, per_epoch)
     times = 1 if work.adapter is None else work.adapter.repeat
     samples = epochs * len(work.train.items) + last_steps * work.config.recipe.batch_size
+    if features is not None:
+        return head_macs(work, features, samples)
     model = load_trainable(work).module.eval()
     return 3 * times * samples * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))
 

@@ -21,13 +21,14 @@ from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Header
 from hydractl.metrics.per_sample import ensemble_log_probs
-from hydractl.model_inputs import Inputs, split_batch, split_inputs
+from hydractl.model_inputs import Inputs, map_inputs, split_batch, split_inputs
+from hydractl.progress import Progress
+from hydractl.settings import long_option
 from hydractl.stages.shared.finite import check_finite, check_weights, stored_tensors
-from hydractl.training.dropout import set_dropout
+from hydractl.training.dropout import HAS_LAYERS_FOR, set_dropout
 from hydractl.training.methods.adapter import Adapter, SideBySide
 from hydractl.training.recipes.parameter_groups import rate_scales, reset_head
-from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.step_modes import begin_training
+from hydractl.training.trainer import Job
 from hydractl.training.weight_sites import MADE, ORIGINAL, Site, realised, sites_of
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class Together(nn.Module):
         logits = (
             self._side_by_side(inputs) if self.training and self.slots else self.hydra.member_logits(inputs)
         )
+        return self.answer(logits)
+
+    def answer(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return what `forward` does, of the members' logits (M, B, C)."""
         return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
 
     @property
@@ -180,16 +185,31 @@ class TrainableModel:
         return replace(self, sites=sites)
 
 
-def stay_equal(
-    subject: TrainableModel, probe: Inputs, recipe: Recipe, targets: torch.Tensor | None = None
-) -> bool:
+def warn_equal(
+    work: TrainingPlan, subject: TrainableModel, job: Job, device: torch.device, progress: Progress
+) -> None:
+    """Say that members which begin equal would end so; the subject's gradients and its dropout are not as they were afterwards."""
+    if work.header.plan is None or work.config.has_own_batches or work.config.method:
+        return
+    drops = [
+        f"`{long_option(name)} 0.1`, or "
+        for name, has_layers in HAS_LAYERS_FOR.items()
+        if has_layers(subject.module) and not work.trains_head
+    ]
+    if _stay_equal(subject, job, device):
+        progress.warn(
+            f"members that are equal now stay equal, for nothing is dropped: add {''.join(drops[:1])}"
+            "`--reset-head --head-seed 1` for classifiers of their own"
+        )
+
+
+def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool:
     """Return whether two members hold the same weights and would for ever, as neither dropout nor teachers tell them apart.
 
     Args:
         subject: As training begins; its gradients and its dropout are not as they were afterwards.
-        probe: Inputs of one sample, of which the members' gradients are compared.
-        recipe: How the subject would train.
-        targets: What teachers tell each member about the probe, (M, 1, C); None without any.
+        job: How it would train; the members' gradients of its probe are compared.
+        device: Where teachers are.
     """
     twins = [
         (first, second)
@@ -198,12 +218,16 @@ def stay_equal(
     ]
     if not twins:
         return False
-    noise = set_dropout(subject.module, recipe.dropout, path=recipe.drop_path)
+    noise = set_dropout(subject.module, job.recipe.dropout, path=job.recipe.drop_path)
     with noise.at(seed=0, step=0, rows=range(1), total=1, device=torch.device("cpu")):
-        begin_training(subject.module)
-        outputs = subject.module(probe)
+        job.begin_training(subject.module)
+        outputs = subject.module(job.probe)
     log_probs = outputs.log_softmax(-1)
-    (log_probs[..., 0] if targets is None else log_probs * targets.cpu()).sum().backward()
+    if job.lesson is None:
+        log_probs = log_probs[..., 0]
+    else:
+        log_probs = log_probs * job.lesson.targets(map_inputs(lambda x: x.to(device), job.probe)).cpu()
+    log_probs.sum().backward()
     return any(
         all(_same_gradient(tensor.grad, second[n].grad) for n, tensor in first.items())
         for first, second in twins

@@ -6,7 +6,6 @@ the process ends.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -20,11 +19,10 @@ from torch import Tensor
 
 from hydractl.errors import OutputError
 from hydractl.metrics.per_sample import Joined, Responses, StoredPredictions
+from hydractl.output.scratch import HELD_BYTES, ROOM_HINT, check_room
 
-HELD_BYTES = 32 << 20
-"""How much of one data set stays in memory."""
 ITEM_BYTES = 4
-HINT = "set TMPDIR to a folder on a disk with room, or write the outputs there"
+HINT = f"{ROOM_HINT}, or write the outputs there"
 
 
 BLOCK = 4096
@@ -156,15 +154,10 @@ class PredictionStore:
 
     def _open_file(self, size: int) -> BufferedRandom:
         with self._translated():
-            free = shutil.disk_usage(self._folder).free
             file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed as follows
         weakref.finalize(self, file.close)
-        if free < size:
-            raise OutputError(
-                f"{self._folder}: the predictions on {self._samples} samples take {size / 1e9:.1f} GB until they are measured, and "
-                f"{free / 1e9:.1f} GB are free",
-                hint=HINT,
-            )
+        name = f"the predictions on {self._samples} samples"
+        check_room(self._folder, size, name=name, until="they are measured", hint=HINT)
         return file
 
     @contextmanager

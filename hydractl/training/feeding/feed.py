@@ -227,10 +227,10 @@ class MemberFeeds(Feed):
 
 
 def joined_inputs(parts: Sequence[Inputs], how: Reading) -> Inputs:
-    """Return inputs (P, ...) one after another on the batch axis; texts are filled up to the longest."""
-    images = [part for part in parts if isinstance(part, torch.Tensor)]
-    if not isinstance(how, Tokenization):
-        return torch.cat(images)
+    """Return inputs or features (P, ...) one after another on the batch axis; texts are filled up to the longest."""
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    if tensors or not isinstance(how, Tokenization):
+        return torch.cat(tensors)
     texts = [part for part in parts if not isinstance(part, torch.Tensor)]
     longest = max(part["input_ids"].shape[1] for part in texts)
 

@@ -30,6 +30,8 @@ TRAINS_BLOCKS = Constraint(
     option="train",
     hint="add parts of blocks to `--train`",
 )
+TRAINS_ENCODER = Constraint("parts", PARTS[:-1], option="train", hint="add parts of blocks to `--train`")
+"""Where classifiers alone train, the encoder is in evaluation mode, and its tensors have no rate."""
 MIXES = Constraint("batch_size", range(2, sys.maxsize), hint="raise `--batch-size`")
 DEFAULT_EPOCHS = 10
 DEFAULT_LR = MappingProxyType({"sgd": (1e-2,), "adamw": (1e-4,)})
@@ -77,7 +79,7 @@ class Recipe:
         shows_range=False,
         metavar="F",
         panel=LEARN,
-        only_with=Constraint("parts", PARTS[:-1], option="train", hint="add parts of blocks to `--train`"),
+        only_with=TRAINS_ENCODER,
     )
     """Layer-wise decay of the learning rate (Clark et al. 2020, appendix B; Bao et al. 2022).
 
@@ -194,6 +196,7 @@ class Recipe:
         below=1.0,
         shows_range=False,
         panel=REGULARISE,
+        only_with=TRAINS_ENCODER,
     )
     """On the embedded tokens, the attention's output and inside the MLP (Dosovitskiy et al. 2021)."""
     drop_path: float | None = setting(
@@ -203,6 +206,7 @@ class Recipe:
         below=1.0,
         shows_range=False,
         panel=REGULARISE,
+        only_with=TRAINS_ENCODER,
     )
     """Stochastic depth (Huang et al. 2016, section 3): block l of L with probability F l / (L - 1), l from 0, as timm's and
     transformers' `drop_path_rate`. None: as the architecture says.

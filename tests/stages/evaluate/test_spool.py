@@ -15,6 +15,7 @@ from hydractl.metrics.per_sample import Joined, Responses, in_memory
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.temperature import Scaled, fit_temperature, scale
+from hydractl.output import scratch
 from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.shared import prediction_store
 from hydractl.stages.shared.prediction_store import PredictionStore
@@ -116,7 +117,7 @@ def test_what_is_saved_of_it_is_too(kept, said, tmp_path):
 
 def test_a_disk_without_room_is_refused_before_it_is_full(said, tmp_path, monkeypatch):
     monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
-    monkeypatch.setattr(prediction_store.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
+    monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
 
     with pytest.raises(OutputError, match=r"take 0\.0 GB until they are measured") as error:
         PredictionStore(N, tmp_path).store(torch.arange(N), said)

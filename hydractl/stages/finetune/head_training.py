@@ -1,0 +1,158 @@
+"""`--train head`: the frozen encoder is in evaluation mode, and runs once where each epoch would give it the same inputs.
+
+Axes: N samples, M members, B batch, P rows of a member's piece, F features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from hydractl.data.batches import Batch, BatchShare
+from hydractl.data.datasets import Items
+from hydractl.data.encode import encoded
+from hydractl.data.sources.stream import Shuffled
+from hydractl.families.base import Family
+from hydractl.families.dummy_inputs import blank_inputs
+from hydractl.families.tower import Towers
+from hydractl.fusion.features import give_head_inputs, heads_of
+from hydractl.metrics.cost import macs_of
+from hydractl.model_inputs import Inputs, inputs_like
+from hydractl.output.scratch import scratch_tensor
+from hydractl.processes.distributed import start_team
+from hydractl.progress import Progress
+from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan
+from hydractl.stages.finetune.trainable import Together, TrainableModel, load_trainable
+from hydractl.training.accelerator import Engine
+from hydractl.training.feeding.sources import InputSource, Planned
+from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.step_modes import begin_training
+
+
+def begin_head_training(model: nn.Module, *, family: Family) -> None:
+    """Switch a model to training of its classifiers: all else, which does not train, is in evaluation mode."""
+    begin_training(model)
+    for towers in (part for part in model.modules() if isinstance(part, Towers)):
+        towers.towers.eval()
+        for heads in heads_of(towers, family):
+            for head in heads:
+                head.train()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeptFeatures(InputSource):
+    """What the classifiers read of each sample, of one pass of the encoder.
+
+    Attributes:
+        train: Of the training data, (N, M, F), float32, on the CPU.
+        val: Of the validation data, likewise.
+    """
+
+    train: Tensor
+    val: Tensor
+
+    @override
+    def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
+        del epoch
+        for step in plan:
+            yield [self.train[piece] for piece in step.pieces]
+
+    def val_batches(self) -> list[Batch[Inputs]]:
+        """Return the features of the validation data in batches, in order."""
+        places = torch.arange(len(self.val)).split(EVAL_BATCH)
+        return [Batch(self.val[indices], None, indices) for indices in places]
+
+
+def keep_features(work: TrainingPlan, engine: Engine, progress: Progress) -> KeptFeatures | None:
+    """Run a frozen encoder over all data, in batches of their own: whoever computes them, the features are the same.
+
+    None where the encoder must run in each step: where more than classifiers train, where augmentation or mixing change what it
+    reads, a teacher reads it too, a stream is longer than what is kept, or the model lies in parts.
+
+    Raises:
+        DataError: If an item cannot be read.
+        OutputError: If there is no room for the features.
+    """
+    items, recipe = work.train.items, work.config.recipe
+    changes = recipe.augment or work.mixing or work.teachers or work.adapter or engine.shards
+    if not work.trains_head or changes or isinstance(items, Shuffled):
+        return None
+    model = _towers_of(load_trainable(work).module).eval()
+    give_head_inputs(model, work.opened.family)
+    shape = model.member_logits(blank_inputs(work.header.preprocess, 1, device="cpu")).shape[::2]
+    model.to(engine.device)
+    progress.step("The frozen encoder runs once, and its features are kept")
+    with start_team(engine.device) as team:
+
+        def encode_all(items: Items) -> Tensor:
+            deal = BatchShare(team.rank, team.world)
+            batches = encoded(items, work.how, batch_size=EVAL_BATCH, limit_bytes=0, deal=deal)
+            features = scratch_tensor(
+                (len(items), *shape),
+                name=f"the features of {len(items)} samples",
+                until="the classifier has trained",
+            )
+            parts = team.iterate(_features(model, batch, recipe) for batch in batches)
+            total = -(-len(items) // EVAL_BATCH)
+            for indices, part in progress.track(parts, label=f"encoding {items.name}", total=total):
+                features[indices] = part
+            return features
+
+        return KeptFeatures(train=encode_all(items), val=encode_all(work.val.items))
+
+
+def _towers_of(module: nn.Module) -> Towers:
+    towers = module.hydra if isinstance(module, Together) else module
+    if not isinstance(towers, Towers):
+        raise TypeError(f"expected one model, got {type(module).__name__}")
+    return towers
+
+
+def _features(model: Towers, batch: Batch[Inputs], recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Return the places (B,) of a batch's samples and their features (B, M, F)."""
+    autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16")
+    with torch.inference_mode(), autocast:
+        features = model.member_logits(inputs_like(batch.inputs, torch.empty(0, device=model.device)))
+        return batch.indices, features.float().transpose(0, 1).cpu()
+
+
+def on_features(subject: TrainableModel) -> TrainableModel:
+    """Let a model take features (B, M, F) in the place of inputs, (M P, M, F) where members have samples of their own."""
+    module, members = subject.module, len(subject.header.masks)
+    heads = heads_of(_towers_of(module), subject.family) * members
+    by_member = isinstance(module, Together) and module.by_member
+
+    def forward(features: Tensor) -> Tensor:
+        member_features = (
+            features.unflatten(0, (members, -1)).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+            if by_member and module.training
+            else features.unbind(1)
+        )
+        logits = torch.stack([_classified(*pair) for pair in zip(heads, member_features, strict=False)])
+        return module.answer(logits) if isinstance(module, Together) else logits.squeeze(0)
+
+    vars(module)["forward"] = forward  # names of parameters stay, as in `step_modes`
+    return subject
+
+
+def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
+    """Return the mean logits (B, C) of a member's classifiers, of features (B, F)."""
+    parts = features.chunk(len(heads), -1)
+    logits = [
+        head(part if isinstance(head, nn.Linear) else part.unsqueeze(1))
+        for head, part in zip(heads, parts, strict=True)
+    ]
+    return logits[0] if len(logits) == 1 else torch.stack(logits).mean(0)
+
+
+def head_macs(work: TrainingPlan, features: KeptFeatures, samples: int) -> int:
+    """Return the multiply-accumulates of a pass over all samples, and of three of the classifiers for each that weights have seen."""
+    encoder = macs_of(
+        load_trainable(work).module.eval(), blank_inputs(work.header.preprocess, 1, device="meta")
+    )
+    heads = macs_of(on_features(load_trainable(work)).module.eval(), features.train[:1].to("meta"))
+    return len(features.train) * encoder + 3 * samples * heads
