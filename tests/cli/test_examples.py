@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from hydractl.cli.app import COMMANDS, command_tree
@@ -23,6 +25,7 @@ from support.variants import VARIANTS
 
 SMALL = {"img_size": 16, "patch_size": 8, "embed_dim": 48, "depth": 9, "num_heads": 12}
 NAME = "vit_tiny_patch16_224"
+WORKFLOW = Path(__file__).parents[2] / "docs/examples/hydra.yml"
 LINKED = 100_000
 """Bytes from which a file is linked to and not copied; no example writes into one."""
 FOLDERS = {"train": 6, "val": 16, "test": 12, "birds": 6}
@@ -206,3 +209,25 @@ def test_an_example_does_what_it_says(work, settings, name, example):
 
 def test_every_command_has_examples():
     assert {name for name, _ in examples()} | RUN_ELSEWHERE == {*COMMANDS}
+
+
+@pytest.mark.more
+def test_the_workflow_ends_at_its_gate(tmp_path, python):
+    """What it runs before it pushes, on a smaller model; one that was never trained is not let through."""
+    import timm
+
+    write_pictures(tmp_path / "data")
+    (tmp_path / "data/birds").rename(tmp_path / "data/near")
+    options = {"img_size": 16, "patch_size": 8, "embed_dim": 48}  # and as many heads as it has
+    torch.save(timm.create_model(NAME, num_classes=2, **options).state_dict(), tmp_path / "weights.pth")
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    steps = yaml.safe_load(WORKFLOW.read_text())["jobs"]["hydra"]["steps"]
+    scripts = [step["run"] for step in steps if "run" in step and step.get("name") != "Push"]
+    small = f"'{NAME}::{','.join(f'{k}={v}' for k, v in options.items())}'"
+    *before, gate = [script.replace(NAME, small) for script in scripts if "pip install" not in script]
+
+    run("\n".join(before), tmp_path, environment(tmp_path, python()))
+    with pytest.raises(AssertionError, match=r"checks failed|1 check failed"):
+        run(gate, tmp_path, environment(tmp_path, python()))
+
+    assert json.loads((tmp_path / "build/report.json").read_text())["rows"][0]["name"] == "hydra"
