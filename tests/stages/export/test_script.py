@@ -24,6 +24,7 @@ from hydractl.stages.export.run import run_export
 from hydractl.stages.export.script import script
 from support.builders import base
 from support.heard import Heard
+from support.pairs import pair
 from support.text_folders import save_text_model
 from support.variants import PLAIN, VARIANTS, Variant
 
@@ -121,6 +122,20 @@ def test_images_are_answered_as_predict_answers_them(tmp_path, monkeypatch, suff
     assert [line["path"] for line in actual] == names
     assert {line["accepted"] for line in actual} == {True, False}
     assert answers(report.paths[1], stdin="\n".join(names)) == actual
+
+
+@pytest.mark.more
+def test_a_zero_shot_model_knows_the_classes_that_it_was_exported_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = write_images(tmp_path)
+    model = pair("clip", tmp_path).save(tmp_path / "clip.st")
+    naming = ["--classes", "3,1,4", "--template", "a photo of a {label} ."]
+
+    assert main(["export", str(model), *naming, "-o", "clip.onnx", "-q"]) == 0
+
+    actual = answers(tmp_path / "clip.onnx.py", *names)
+    agree(actual, predictions(model, *names, *naming))
+    assert {line["label"] for line in actual} <= {"3", "1", "4"}
 
 
 @pytest.mark.parametrize("suffix", [".onnx", pytest.param(".pt2", marks=pytest.mark.more)])
