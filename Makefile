@@ -1,12 +1,13 @@
-# Both targets do all set-up on a fresh machine: a virtual environment in .venv and everything in it.
+# Every target sets up a fresh machine: a virtual environment in .venv, with what that target needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PACKAGE := $(VENV)/.package
 
 .PHONY: demo checks test test-all test-lowest torture completions dist clean
 
-demo: $(STAMP)
+demo: $(PACKAGE)
 	$(BIN)/hydractl demo -o demo --force
 
 # One thread a test process: the models are tiny, and two processes fill two cores better than two threads. A file's tests
@@ -64,11 +65,16 @@ dist: $(STAMP)
 	cd dist && for file in *.whl *.tar.gz; do cmp $$file ../build/dist/$$file || exit 1; done
 	rm -rf build
 
-$(STAMP): pyproject.toml
+# The package alone, which is all that the demo needs, and with pip's progress: torch is large.
+$(PACKAGE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -e .
+	touch $@
+
+$(STAMP): $(PACKAGE)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
-	touch $(STAMP)
+	touch $@
 
 clean:
 	rm -rf $(VENV) $(LOWEST) demo dist build

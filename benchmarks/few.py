@@ -40,11 +40,11 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from clinc150 import PARTS, Part, Query, draw, ordered, read, write
+from demo_tasks import DIGITS
 from promise import run
 from pydantic import BaseModel
 
 import hydractl
-from hydractl.cli.commands.demo.digits import DIGITS
 from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
 from hydractl.data.open_dataset import open_data
@@ -172,7 +172,7 @@ class Digits:
         if not path.exists():
             model = DIGITS.architecture.replace(f"num_classes={KNOWN}", f"num_classes={count}")
             data = ("--data", f"digits::{chosen},split=train", "--val", f"digits::{chosen},split=val")
-            epochs = ("--epochs", str(DIGITS.epochs[0]), *NEVER)
+            epochs = ("--epochs", str(DIGITS.epochs), *NEVER)
             run(("finetune", model, *data, *DIGITS.training, *epochs, "-o", str(path)))
         return path
 

@@ -33,11 +33,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from demo_tasks import DIGITS
 from safetensors.torch import load_file
 from scipy.stats import beta, binom, norm
 
 from hydractl.cli.app import main as hydractl
-from hydractl.cli.commands.demo.digits import DIGITS
 from hydractl.metrics.selective import NOTHING, Selection, accepted_and_wrong, errors_among_accepted
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def digits(folder: Path) -> Population:
     """Return what a model says of digits that it was not trained on; each is answered rightly or wrongly."""
     model, path = folder / "base.st", folder / "predictions.st"
     run("finetune", DIGITS.architecture, "--data", DIGITS.train, "--val", DIGITS.val, *DIGITS.training,
-        "--epochs", DIGITS.epochs[0], "--seed", 0,
+        "--epochs", DIGITS.epochs, "--seed", 0,
         "-o", model)  # fmt: skip
     run("eval", model, "--data", DIGITS.test, "--name", "base", "--no-latency", "--bootstrap", 0, "--metrics", "accuracy",
         "--save-predictions", path)  # fmt: skip

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from promise_plan import FORWARD, Data, Plan, Task
 
-from hydractl.cli.commands.demo.zero_shot import CAPTIONS
+from hydractl.cli.commands.demo.inputs import CAPTIONS
 from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
 from hydractl.data.open_dataset import open_data

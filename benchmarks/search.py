@@ -45,12 +45,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 from scipy.stats import spearmanr
 
-from hydractl.cli.commands.demo import digits as demo_digits
-from hydractl.cli.commands.demo import text as demo_text
+from hydractl.cli.commands.demo.inputs import write_tokenizer
 from hydractl.data.encode import encoded, open_items
 from hydractl.families.load import load_model
 from hydractl.manifest.head_mask import Removal
-from hydractl.progress import Silent
+from hydractl.progress import SILENT, Silent
 from hydractl.scoring import circuit
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.method import score_circuit
@@ -59,6 +58,7 @@ from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.stages.shared.open_inputs import RepeatedBatches, open_reader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from demo_tasks import DIGITS, DemoTask, reviews
 from search_results import DEFAULT, Run, claims, publish, spelt
 
 from support import naive  # the oracle lives with the tests
@@ -79,7 +79,8 @@ SETTINGS: tuple[dict[str, float], ...] = (
     {"doubt": 0.2},
 )
 """Of `lazy`, the default first: what is claimed is claimed of that."""
-TASKS = {"digits": (demo_digits.TASK, demo_digits.DIGITS, 25), "text": (demo_text.TASK, demo_text.REVIEWS, 3)}
+TASKS = {"digits": 25, "text": 3}
+"""How many epochs each base is trained for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def main() -> int:
 
 def open_task(name: str, seed: int) -> Task:
     """Return a task, whose model is trained if that has not been done."""
-    experiment = TASKS[name][1]
+    experiment = experiment_of(name, seed)
     return Task(
         name=name,
         opened=open_reader(str(trained(name, seed))),
@@ -219,6 +220,11 @@ def open_task(name: str, seed: int) -> Task:
     )
 
 
+def experiment_of(name: str, seed: int) -> DemoTask:
+    """Return the demo that a task is of."""
+    return DIGITS if name == "digits" else reviews(folder_of(name, seed))
+
+
 def folder_of(name: str, seed: int) -> Path:
     """Return where a model is kept."""
     return Path(tempfile.gettempdir()) / "hydractl-search" / f"{name}-{seed}"
@@ -226,18 +232,29 @@ def folder_of(name: str, seed: int) -> Path:
 
 def trained(name: str, seed: int) -> Path:
     """Train a demo's base for a few epochs, unless that has been done."""
-    task, _, epochs = TASKS[name]
-    folder = folder_of(name, seed)
+    experiment, folder = experiment_of(name, seed), folder_of(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    command = list(task.plan(folder, seed)[0].commands[0])
-    command[command.index("--epochs") + 1] = str(epochs)
-    path = Path(command[-1])
+    path = folder / "base.st"
     if not path.exists():
-        if task.prepare is not None:
-            task.prepare(folder, seed, lambda _: None)
-        print(f"training {path} for {epochs} epochs")
+        if name == "text":
+            write_tokenizer(folder, seed, SILENT)
+        print(f"training {path} for {TASKS[name]} epochs")
+        data = ("--data", experiment.train, "--val", experiment.val)
+        options = (*experiment.training, "--epochs", str(TASKS[name]), "--seed", str(seed), "-q")
         subprocess.run(
-            [sys.executable, "-m", "hydractl", *command, "-q"], check=True, stdout=subprocess.DEVNULL
+            [
+                sys.executable,
+                "-m",
+                "hydractl",
+                "finetune",
+                experiment.architecture,
+                *data,
+                *options,
+                "-o",
+                str(path),
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
     return path
 

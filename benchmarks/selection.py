@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from demo_tasks import DIGITS
 
 from hydractl.cli.app import main as hydractl
-from hydractl.cli.commands.demo.digits import DIGITS
 from hydractl.manifest.head_mask import HeadMask, HeadScores
 from hydractl.manifest.report import Report
 

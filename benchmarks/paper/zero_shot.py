@@ -20,7 +20,7 @@ from promise_plan import Data, Plan, Task
 from promise_tasks import make_clip
 from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
 
-from hydractl.cli.commands.demo.zero_shot import CAPTIONS, TRAIN, VAL, class_names
+from hydractl.cli.commands.demo.inputs import CAPTIONS
 from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
 from hydractl.data.open_dataset import open_data
@@ -34,6 +34,7 @@ HYDRA_SCALED, FEWER, VISION = (
     f"{HYDRA} with more heads gone",
     f"{HYDRA} of vision alone",
 )
+TRAIN, VAL = "shapes::split=train", "shapes::split=val"
 CLIP, PAIRS, TEMPLATE = "clip", "pairs", CAPTIONS[0]
 WHOLE = "all"
 SETS = {WHOLE: range(24)} | {f"quarter-{i + 1}": range(6 * i, 6 * i + 6) for i in range(4)}
@@ -127,7 +128,7 @@ def of_set(plan: Plan, name: str) -> Plan:
         VILU,
         f"vilu:{part.task.model}::{VILU_TRAINING},augment=none,seed={part.seed},data={_of('train', name)}",
     )
-    names = class_names().split(",")
+    names = open_data(TRAIN).class_names
     classes = ",".join(names[i] for i in SETS[name])
     for row, (scores, removed) in HYDRAS.items():
         members = [

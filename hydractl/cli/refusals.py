@@ -29,8 +29,8 @@ def usage_error(error: Exception) -> UsageError | None:
         message = f"`{option}`: `{command}` has no such option"
         known_options = (
             name
-            for known in (() if context is None else context.command.params)
-            for name in (*known.opts, *known.secondary_opts)
+            for parameter in (() if context is None else context.command.params)
+            for name in (*parameter.opts, *parameter.secondary_opts)
             if name.startswith("-")
         )
         hint = did_you_mean(option, known_options)

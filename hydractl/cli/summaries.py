@@ -18,7 +18,7 @@ SUMMARIES = {
     "data": "List the named data sets, or show the references of some.",
     "doctor": "Check libraries, devices, cache, Hub and token.",
     "run": "Run the stages of a pipeline file that are not up to date.",
-    "demo": "Run the whole method on a small task in about 15 minutes.",
+    "demo": "Make a hydra of handwritten digits in two minutes.",
     "schema": "Print the JSON Schema of scores, head masks or reports.",
     "completion": "Print a script that completes command lines in your shell.",
 }

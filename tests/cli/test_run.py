@@ -111,6 +111,33 @@ def test_parameters_and_stages_are_chosen(pipeline, call):
     assert "fuse r-2-0.st r-2-1.st r-2-2.st t-0.st" in dry("--set", "members=3", "--only", "fuse")
 
 
+def test_defaults_hold_for_all_stages_of_a_command_that_do_not_say_otherwise(pipeline, call):
+    text = PIPELINE.replace("verify = false\n", "").replace("keep = 2\nmembers", "members")
+    Path("d.toml").write_text(f"[defaults.prune]\nverify = false\nkeep = 2\n{text}")
+
+    def words(file: str) -> list[list[str]]:
+        return [sorted(line.split()) for line in call("run", file, "--dry-run", "-q").out.splitlines()]
+
+    assert words("d.toml") == words("p.toml")
+
+
+@pytest.mark.parametrize(
+    ("spent", "position"),
+    [
+        ([], "command 1 of 4, about 1.7 min left"),
+        ([40.0], "command 2 of 4, about 2.7 min left"),
+        ([20.0, 0.1], "command 3 of 4, about 50 s left"),
+        ([20.0, 0.1, 90.0], "command 4 of 4"),
+    ],
+)
+def test_the_time_left_follows_the_pace_of_what_was_not_up_to_date(spent, position):
+    countdown = runs.Countdown([20.0, 30.0, 50.0, 0.0])
+    for seconds in spent:
+        countdown.step(seconds)
+
+    assert countdown.position == position
+
+
 def test_what_is_up_to_date_is_not_made_again(pipeline, call):
     first = call("run", "p.toml")
     assert first.code == 0
@@ -172,6 +199,12 @@ def test_an_interrupted_stage_ends_the_run(pipeline, call, monkeypatch):
         ("[params]", "[parms]", "did you mean `params`"),
         ("[params]", "[params", "is not TOML"),
         ('name = "fuse"', 'name = "members"', "needs a `name` of its own"),
+        ("pool = 7", "pool = 7\nseconds = -1", "seconds = -1: is no time"),
+        ("pool = 7", "pool = 7\nseconds = true", "seconds = true: is no time"),
+        ("[params]", "[defaults.fuze]\n[params]", "did you mean `fuse`"),
+        ("[params]", "[defaults.export]\n[params]", "defaults: `export` is unknown"),
+        ("[params]", "[defaults.fuse]\nkeep = 1\n[params]", "stage `fuse`: `keep` is no option of `hydractl fuse`"),
+        ("[params]", "[defaults]\nfuse = 1\n[params]", "`defaults` has no table for each command"),
     ],
 )  # fmt: skip
 def test_what_a_file_says_wrongly_is_told_before_anything_runs(pipeline, call, old, new, text):

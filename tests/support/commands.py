@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hydractl.cli.app import command_tree
 from hydractl.stages.evaluate.refs import NamedModels
 
@@ -24,7 +26,7 @@ def check_plan(plan, *options, ood=True):
 def check_order(commands, folder, written):
     """Refuse commands that read of a folder what was not `written` and no earlier one makes; `{i}` stands for three files."""
     for command in commands:
-        out = command[command.index("-o") + 1]
-        words = (word for part in command for word in part.replace("=", ",").split(","))
-        assert {word for word in words if word.startswith(str(folder)) and word != out} <= written
-        written = written | {out.replace("{i}", str(i)) for i in range(3)}
+        outputs = {path for option, path in pairwise(command) if option in {"-o", "--store"}}
+        words = {word for part in command for word in part.replace("=", ",").split(",")}
+        assert {word for word in words - outputs if word.startswith(str(folder))} <= written
+        written = written | {path.replace("{i}", str(i)) for path in outputs for i in range(3)}

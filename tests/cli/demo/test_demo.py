@@ -1,346 +1,219 @@
+"""`hydractl demo`: pipelines of commands that anybody could type, and what is shown when they have run."""
+
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from hydractl.cli.commands.demo import command as demo
-from hydractl.cli.commands.demo.plan import PAGE, REPORT, Part, page
+from hydractl.cli.app import command_tree
+from hydractl.cli.commands.demo import command as demos
+from hydractl.cli.commands.demo.inputs import CAPTIONS, vocabulary
+from hydractl.cli.commands.run.pipeline import parsed
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
-from hydractl.strict_json import parse
+from hydractl.stages.shared.zero_shot_classes import Naming
 from support.commands import check_order, check_typed
 
-TASKS = ("digits", "text")
+DEMOS = {**{task.value: demo for task, demo in demos.DEMOS.items()}, "full": demos.FULL}
+PREPARED = {
+    "text": {"tokenizer.json"},
+    "zero-shot": {"clip-30", "clip-31", "clip-32"},
+    "pretrained": {"minilm"},
+}
+FROM_SCRATCH = ("full", "text")
+TINY = """
+[params]
+model = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=8,num_classes=7"
+together = 2
+apart = 1
+long = 1
+trunk = 1
+risk = 0.9
+"""
 
 
-@pytest.fixture
-def commands(monkeypatch):
-    """Keep the demo's command lines instead of running them."""
-    kept = []
-
-    def run(_main, arguments, *, loud):
-        kept.append((arguments, loud))
-        return 0
-
-    monkeypatch.setattr(demo, "run", run)
-    monkeypatch.setattr(demo, "conclude", lambda *_: None)
-    return kept
+def lines(name, out=Path("d"), seed=3):
+    text = demos.pipeline(DEMOS[name], out, seed)
+    return [line for stage in parsed(Path("demo.toml"), text, {}, command_tree()) for line in stage.lines]
 
 
-def change_task(monkeypatch, task, **changes):
-    changed = replace(demo.load_task(task), **changes)
-    monkeypatch.setattr(demo, "load_task", lambda _: changed)
+def values(commands, *options):
+    return [b for line in commands for a, b in pairwise(line) if a in options]
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_command_is_one_that_a_user_could_type(call, commands, tmp_path, task):
-    seen = call("demo", "--task", task, "-o", tmp_path / "demo")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder of the demo that was run with a model that learns little."""
+    from hydractl.cli.app import main
 
-    assert seen.code == 0
-    check_typed(arguments for arguments, _ in commands)
-    assert [a[0] for a, _ in commands].count("finetune") == 3 + 4 + 10
-    assert [arguments[0] for arguments, _ in commands[-2:]] == ["eval", "report"]
+    folder = tmp_path_factory.mktemp("demo")
+    (folder / "tiny.toml").write_text(TINY)
+    tiny = demos.Demo((*demos.DEMOS[demos.Task.digits].files, str(folder / "tiny.toml")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(demos, "DEMOS", {demos.Task.digits: tiny})
+        yield folder, lambda *words: main(["demo", *words])
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_a_hydra_is_trained_for_no_longer_than_the_ensemble(task, tmp_path):
-    tuned = [
-        c
-        for part in demo.load_task(demo.Task(task)).plan(tmp_path, 0)
-        for c in part.commands
-        if c[0] == "finetune"
-    ]
-    epochs = [int(c[c.index("--epochs") + 1]) for c in tuned]
+@pytest.fixture(scope="module")
+def shown(whole):
+    """What a first run printed on standard output and standard error."""
+    import contextlib
+    import io
+
+    _, run = whole
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        assert run() == 0
+    return out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_every_command_is_one_that_can_be_run_by_hand_in_the_order_of_what_they_read(name, tmp_path):
+    commands = lines(name, tmp_path)
+
+    check_typed(commands)
+    check_order(commands, tmp_path, {str(tmp_path / path) for path in PREPARED.get(name, ())})
+    assert [line[0] for line in commands].count("eval") == (2 if name == "digits" else 1)
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_another_seed_changes_seeds_alone(name):
+    one, two = ([word for line in lines(name, seed=seed) for word in line] for seed in (0, 5))
+    before = ["", *one]
+    changed = {
+        before[i] for i, (a, b) in enumerate(zip(one, two, strict=True)) if a != b and "clip-" not in a
+    }
+
+    assert changed == {"--seed"}
+
+
+@pytest.mark.parametrize("name", FROM_SCRATCH)
+def test_a_hydra_is_trained_for_no_longer_than_the_ensemble(name):
+    epochs = [int(number) for number in values(lines(name), "--epochs")]
 
     assert sum(epochs[3:7]) <= sum(epochs[:3])
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_data_reference_can_be_read(call, commands, tmp_path, task):
-    call("demo", "--task", task, "-o", tmp_path / "demo")
+def test_the_single_model_of_the_digits_is_trained_as_long_as_the_hydra():
+    tuned = [line for line in lines("digits") if line[:2] == ("finetune", "d/start.st")]
+    epochs = [int(number) for number in values(tuned, "--epochs")]
 
-    wants = Content.TEXTS if task == "text" else Content.IMAGES
-    plain = {b for line, _ in commands for a, b in pairwise(line) if a in {"--data", "--val", "--ood"}}
-    named = {
-        b.partition("=")[2] for line, _ in commands for a, b in pairwise(line) if a in {"--near", "--far"}
-    }
-    assert (len(plain), len(named)) == (4, 4)
-    assert all(len(open_data(ref, content=wants)) >= 100 for ref in plain | named)
+    assert epochs[3] == sum(epochs[:3])
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_what_a_command_reads_an_earlier_one_has_written(call, commands, tmp_path, task):
-    call("demo", "--task", task, "-o", tmp_path / "demo")
+@pytest.mark.parametrize("name", DEMOS)
+def test_no_item_has_two_uses(name):
+    content = Content.TEXTS if name in {"text", "pretrained"} else Content.IMAGES
+    plain = {*values(lines(name), "--data", "--val", "--ood")}
+    ood = {ref.partition("=")[2] for ref in values(lines(name), "--near", "--far")}
+    sets = {ref: open_data(ref, content=content) for ref in plain | ood if "part=" not in ref}
+    items = [(data.name, data.key(i)) for data in sets.values() for i in range(len(data))]
 
-    written = set(map(str, (tmp_path / "demo").iterdir()))
-    check_order([arguments for arguments, _ in commands], tmp_path, written)
-
-
-def test_each_line_is_shown_before_it_runs(call, commands, tmp_path):
-    seen = call("demo", "-o", tmp_path / "demo", "--seed", 4)
-
-    shown = [line for line in seen.err.splitlines() if line.startswith("$ hydractl ")]
-    assert len(shown) == len(commands)
-    assert "--seed 4" in shown[0]
-    assert "--seed 6" in shown[2]
+    assert len({*items}) == len(items)
+    assert all(len(data) >= 100 for data in sets.values())
 
 
-def test_each_step_says_which_of_how_many_it_is(call, commands, tmp_path):
-    said = call("demo", "-o", tmp_path / "demo").err.splitlines()
+def test_the_pipelines_name_what_their_inputs_have():
+    (model,) = {line[1] for line in lines("text") if line[1].startswith("arch:")}
+    fuse = next(line for line in lines("zero-shot") if line[0] == "fuse")
 
-    steps = [one for one, after in pairwise(said) if after.startswith("$ hydractl ")]
-    assert steps == [f"step {i + 1} of {len(commands)}" for i in range(len(commands))]
-
-
-def test_each_step_says_how_long_it_took(call, commands, tmp_path):
-    seen = call("demo", "-o", tmp_path / "demo")
-
-    assert sum(line.startswith("done in ") for line in seen.err.splitlines()) == len(commands)
-
-
-@pytest.mark.parametrize("watched", [True, False])
-def test_steps_show_their_progress_where_somebody_watches(call, commands, tmp_path, monkeypatch, watched):
-    monkeypatch.setattr(demo, "watched", lambda: watched)
-    call("demo", "-o", tmp_path / "demo")
-
-    quiet = [arguments[0] for arguments, _ in commands if "-q" in arguments]
-    assert quiet == ([] if watched else [a[0] for a, _ in commands if a[0] != "eval"])
-
-
-@pytest.mark.parametrize(("option", "concluded"), [([], 1), (["--json"], 0), (["-q"], 0)])
-def test_the_table_is_read_out_to_a_person(call, commands, tmp_path, monkeypatch, option, concluded):
-    paths = []
-    monkeypatch.setattr(demo, "conclude", lambda _, out: paths.append(out / REPORT))
-    call("demo", "-o", tmp_path / "demo", *option)
-
-    assert paths == [tmp_path / "demo" / "report.json"] * concluded
-
-
-@pytest.mark.parametrize("task", demo.Task)
-def test_a_task_says_what_its_rows_are(task, tmp_path):
-    steps = demo.load_task(task)
-    parts = steps.plan(tmp_path, 0)
-    (measured,), (paged,) = (part.commands for part in parts[-2:])
-    rows = {steps.single, *(a.split("=")[1] for a in measured if a.startswith("--compare="))}
-
-    assert measured[0] == "eval"
-    assert measured[measured.index("--name") + 1] == steps.single
-    assert {*steps.ensembles, *steps.hydras} < rows
-    assert measured[-3:] == ("--curves", "-o", str(tmp_path / REPORT))
-    assert paged == ("report", str(tmp_path / REPORT), "-o", str(tmp_path / PAGE))
-
-
-@pytest.mark.parametrize(("option", "told"), [([], 1), (["--json"], 0), (["-q"], 0), (["--prepare"], 0)])
-def test_a_person_is_told_where_the_page_lies(call, commands, tmp_path, option, told):
-    seen = call("demo", "-o", tmp_path / "demo", *option)
-
-    lines = [
-        line for line in seen.err.splitlines() if line.startswith(f"{tmp_path / 'demo' / 'report.html'}: ")
-    ]
-    assert (len(lines), lines) == (told, seen.err.splitlines()[-1:] * told)
-
-
-def test_one_page_ends_every_demo(call, monkeypatch, work):
-    """With real commands: of a table with curves; `--json` prints nothing but what `eval` prints."""
-    folder = Path("demo")
-    line = (
-        "eval",
-        "base.st",
-        "--name",
-        "Single",
-        "--data",
-        "digits::classes=0-6,split=test",
-        "--compare=other=base.st",
-        "--curves",
-        "-o",
-        str(folder / "report.json"),
+    assert f"vocab_size={len(vocabulary())}," in model
+    assert (
+        Naming.parse(fuse[fuse.index("--classes") + 1], None).names
+        == open_data("shapes::split=test").class_names
     )
-    parts = (Part("Compare", (line,)), page(folder))
-    change_task(monkeypatch, demo.Task.digits, plan=lambda *_: parts)
-    seen = call("demo", "-o", folder, "--json")
-
-    assert seen.code == 0
-    assert [row["name"] for row in parse(seen.out)["rows"]] == ["Single", "other"]
-    assert 'id="reliability"' in (folder / "report.html").read_text()
-    made = (folder / "report.html").stat().st_ino
-    assert call("demo", "-o", folder, "-q").out.splitlines() == [
-        str(folder / name) for name in ("report.json", "report.html")
-    ]
-    assert (folder / "report.html").stat().st_ino == made
-
-
-def test_an_unknown_task_is_refused(call, commands, tmp_path):
-    seen = call("demo", "--task", "audio", "-o", tmp_path / "demo")
-
-    assert (seen.code, commands) == (2, [])
-    assert "zero-shot" in seen.err
-    assert not (tmp_path / "demo").exists()
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_another_seed_changes_seeds_alone(task, tmp_path):
-    steps = demo.load_task(demo.Task(task))
-    one, two = (
-        [a for part in steps.plan(tmp_path, seed) for command in part.commands for a in command]
-        for seed in (0, 5)
-    )
-    changed = [(one[i - 1], a, b) for i, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
-
-    assert changed
-    assert all(flag == "--seed" and int(b) == int(a) + 5 for flag, a, b in changed)
-
-
-def test_json_is_the_reports_alone(call, commands, tmp_path):
-    seen = call("demo", "-o", tmp_path / "demo", "--json")
-
-    assert (seen.out, seen.err) == ("", "")
-    assert [a[0] for a, _ in commands if "--json" in a] == ["eval"]
-    assert [a[0] for a, loud in commands if loud] == ["eval"]
-
-
-def test_a_failing_command_ends_the_demo_with_its_code(call, monkeypatch, tmp_path):
-    monkeypatch.setattr(demo, "run", lambda *_, **__: 3)
-
-    assert call("demo", "-o", tmp_path / "demo").code == 3
-
-
-def test_a_folder_in_use_is_refused(call, commands, tmp_path):
-    (tmp_path / "mine").write_text("x")
-
-    seen = call("demo", "-o", tmp_path)
-
-    assert (seen.code, commands) == (6, [])
-    assert "is not empty" in seen.err
-    assert call("demo", "-o", tmp_path, "--force").code == 0
-    assert all("--force" not in a for a, _ in commands)
-    assert (tmp_path / "mine").read_text() == "x"
-
-
-@pytest.mark.parametrize("force", [[], ["--force"]])
-def test_an_interrupted_demo_goes_on_with_the_same_command(call, commands, monkeypatch, tmp_path, force):
-    line = ("demo", "-o", tmp_path / "demo", *force)
-    with monkeypatch.context() as patch:
-        patch.setattr(demo, "run", lambda *_, **__: 130)
-        first = call(*line)
-
-    again = call(*line)
-
-    assert (first.code, again.code) == (130, 0)
-    assert "the same command goes on from there" in first.err
-    assert "what is done is not done again" in again.err
-    assert all("--if-changed" in a for a, _ in commands)
-
-
-def test_another_demo_is_refused_where_one_was_begun(call, commands, tmp_path):
-    line = ("demo", "-o", tmp_path / "demo")
-    assert call(*line).code == 0
-
-    others = [call(*line, *more) for more in (["--seed", 1], ["--task", "text"])]
-
-    assert [(seen.code, "holds another demo" in seen.err) for seen in others] == [(6, True)] * 2
-    assert call(*line).code == 0
-    assert call(*line, "--seed", 1, "--force").code == 0
-    assert (call(*line).code, call(*line, "--seed", 1).code) == (6, 0)
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"task": "digits"}', "{", '{"wrong": 1}'])
-def test_a_record_that_says_nothing_is_another_demo(call, commands, tmp_path, text):
-    (tmp_path / demo.RECORD).write_text(text)
-
-    assert (call("demo", "-o", tmp_path).code, commands) == (6, [])
-    assert call("demo", "-o", tmp_path, "--force").code == 0
-    assert call("demo", "-o", tmp_path).code == 0
-
-
-def test_what_is_prepared_is_prepared_again_only_where_that_did_not_end(
-    call, commands, monkeypatch, tmp_path
-):
-    steps, prepared = demo.load_task(demo.Task.text), []
-    line = ("demo", "--task", "text", "-o", tmp_path / "demo")
-    whole = steps.prepare
-
-    def prepare(out, seed, said):
-        whole(out, seed, said)
-        prepared.append(seed)
-        if len(prepared) == 1:
-            raise KeyboardInterrupt
-
-    change_task(monkeypatch, demo.Task.text, prepare=prepare)
-
-    assert [call(*line).code for _ in range(3)] == [130, 0, 0]
-    assert prepared == [0, 0]
-    (tmp_path / "demo" / "tokenizer.json").unlink()
-    assert call(*line).code == 0
-    assert call(*line, "--seed", 3, "--force").code == 0
-    assert prepared == [0, 0, 0, 3]
-
-
-def test_steps_that_are_done_are_not_done_again(call, monkeypatch, work):
-    """With real commands, of which the second is missing an input at first."""
-    made, late = Path("demo/first.st"), Path("late.st")
-    pruned = ("--strategy", "random", "--keep", "2", "--no-verify", "-o")
-    lines = (("prune", "base.st", *pruned, str(made)), ("prune", str(late), *pruned, "demo/second.st"))
-    change_task(monkeypatch, demo.Task.digits, plan=lambda *_: (Part("Prune twice", lines),))
-    monkeypatch.setattr(demo, "conclude", lambda *_: None)
-    assert call("demo", "-o", "demo").code == 3
-    first = made.stat().st_ino
-    late.write_bytes(Path("base.st").read_bytes())
-
-    assert call("demo", "-o", "demo").code == 0
-    assert made.stat().st_ino == first
-    assert Path("demo/second.st").exists()
+    assert {*values([fuse], "--template")} <= {*CAPTIONS}
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("words", "code", "text"),
     [
-        ("base.st", "does not say what made it"), ("report.json", "does not say what made it"),
-        ("report.html", "was made by something else"),
+        (("--task", "audio"), 2, "zero-shot"),
+        (("--task", "text", "--full"), 2, "`--full` has no effect with `--task text`"),
+        (("-o", "one,two"), 2, "which a comma would break"),
+        (("-o", "file/demo"), 3, "file/demo"),
+        (("--json", "-q"), 2, "exclude each other"),
     ],
-)  # fmt: skip
-def test_what_somebody_put_where_a_step_writes_is_refused_before_the_first_one(
-    call, commands, tmp_path, name, said
+)
+def test_what_cannot_be_is_refused(call, tmp_path, monkeypatch, words, code, text):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    seen = call("demo", *words)
+
+    assert seen.code == code
+    assert text in seen.err
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_a_dry_run_prints_the_commands_and_keeps_the_pipeline_where_it_is_told(
+    call, tmp_path, monkeypatch, name
 ):
-    mine = tmp_path / name
-    mine.write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    options = ["--full"] if name == "full" else ["--task", name]
+    seen = call("demo", *options, "-o", "d", "--dry-run", "--keep", "kept.toml", "-q")
 
-    seen = call("demo", "-o", tmp_path, "--force")
+    assert seen.code == 0
+    assert call("run", "kept.toml", "--dry-run", "-q").out == seen.out
+    assert len(seen.out.splitlines()) == len(lines(name))
+    assert [*tmp_path.iterdir()] == [tmp_path / "kept.toml"]
 
-    assert (seen.code, commands, [*tmp_path.iterdir()], mine.read_text()) == (6, [], [mine], "mine")
-    assert seen.err == (
-        f"error: {mine}: {said}, and the demo replaces what its own commands made\n\n"
-        "hint: move it away, or choose another folder with `-o`\n"
+
+def test_it_says_where_it_is_and_how_long_it_takes_from_the_first_line(shown):
+    _, err = shown
+    positions = [line for line in err.splitlines() if line.startswith("command ")]
+
+    assert err.lstrip().startswith("command 1 of 13, about 1.9 min left\nstart: $ hydractl finetune arch:")
+    assert [line.partition(",")[0] for line in positions] == [f"command {i + 1} of 13" for i in range(13)]
+    assert all(line.endswith(" left") for line in positions)
+
+
+def test_one_table_of_five_rows_in_80_columns_and_ten_inputs(shown):
+    out, _ = shown
+    table, inputs = (
+        text.splitlines()[2:] for text in (out.partition("Ten inputs")[0], out.partition("Ten inputs")[2])
     )
-    assert mine.rename(tmp_path / "elsewhere").read_text() == "mine"
-    assert call("demo", "-o", tmp_path, "--force").code == 0
+    rows = [line for line in table[2:] if len(line.split("   ")) > 5]
+    answers = inputs[1:11]
+
+    assert [row.split("  ")[0] for row in rows] == [
+        "hydra", "single", "trained longer", "pruned", "ensemble",
+    ]  # fmt: skip
+    assert [line for line in [*table[:8], *inputs[:11]] if len(line) > 80] == []
+    assert [line.split()[0] for line in answers] == ["digits"] * 7 + ["photos"] * 2 + ["noise"]
+    assert [" none " in line for line in answers] == [False] * 7 + [True] * 3
+    assert "with 95 % confidence, at most 90 % of the accepted inputs are answered wrongly" in out
 
 
-def test_a_comma_in_the_folders_name_is_refused(call, commands, tmp_path):
-    seen = call("demo", "-o", tmp_path / "one,two")
+def test_the_picture_and_the_page_are_there(whole, shown):
+    folder, _ = whole
+    out, _ = shown
 
-    assert (seen.code, commands) == (2, [])
-    assert "which a comma would break" in seen.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_that_cannot_be_made_is_refused(call, commands, tmp_path):
-    (tmp_path / "file").write_text("x")
-
-    seen = call("demo", "-o", tmp_path / "file" / "demo")
-
-    assert (seen.code, commands) == (3, [])
+    with Image.open(folder / "hydractl-demo/cost.png") as picture:
+        assert (picture.format, min(picture.size) > 500) == ("PNG", True)
+    assert "hydractl-demo/cost.png" in out
+    assert 'id="cost"' in (folder / "hydractl-demo/report.html").read_text(encoding="utf-8")
 
 
-def test_results_of_the_steps_go_to_stderr(capsys):
-    def main(_):
-        sys.stdout.write("a result\n")
-        return 0
+def test_the_same_command_goes_on_where_it_was_interrupted_and_makes_nothing_twice(
+    whole, shown, call, monkeypatch
+):
+    folder, run = whole
+    del shown
+    out = folder / "hydractl-demo"
+    (out / "scores.json").unlink()
+    times = {path: path.stat().st_mtime_ns for path in out.glob("*.st")}
 
-    demo.run(main, [], loud=False)
-    demo.run(main, [], loud=True)
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
 
-    assert capsys.readouterr() == ("a result\n", "a result\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("hydractl.stages.score.run.run_score", interrupt)
+        assert run() == 130
+    assert run() == 0
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert call("run", "hydractl-demo/demo.toml", "-q").code == 0
+    assert (run("--seed", "1"), {path: path.stat().st_mtime_ns for path in times}) == (6, times)

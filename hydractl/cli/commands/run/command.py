@@ -7,7 +7,9 @@ import io
 import json as jsons
 import shlex
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +21,10 @@ from hydractl.cli.command import JSON, QUIET, typer_option
 from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.errors import CheckFailed, UsageError
-from hydractl.messages import did_you_mean
+from hydractl.messages import did_you_mean, lasting
+
+UP_TO_DATE = 0.2
+"""A command that took less of its usual time had nothing to do."""
 
 
 class Example(StrEnum):
@@ -74,8 +79,8 @@ def run(
       models = ["@tune"]
       out = "hydra.st"
 
-    `{members}` stands for a parameter, `{i}` for the number of a repetition from 0, `@tune` for what that stage writes. Paths are
-    relative to the current folder. If a stage fails, the run ends with its exit code; the same command resumes there.
+    `{members}` stands for a parameter, `{i}` for the number of a repetition from 0, `@tune` for what that stage writes. Options in
+    `[defaults.finetune]` hold for all its stages. Paths are relative to the current folder. If a stage fails, the run ends with its exit code; the same command resumes there.
 
     Examples:
       hydractl run --example vit > hydra.toml
@@ -136,12 +141,16 @@ def go(
     results: list[dict[str, object]] = []
     if json:
         Terminal(as_json=True).document({"stages": results})  # which may stay empty: `repeat = 0`
+    countdown = Countdown([stage.seconds for stage in stages for _ in stage.lines])
     for stage, line in lines_of(stages, tree):
         if not (json or quiet):
-            say(f"\n{stage.name}: $ hydractl {shlex.join(line)}", style="bold")
+            say(f"\n{countdown.position}", style="dim")
+            say(f"{stage.name}: $ hydractl {shlex.join(line)}", style="bold")
         captured = io.StringIO()
+        begin = time.monotonic()
         with contextlib.redirect_stdout(captured) if json or brief else contextlib.nullcontext():
             code = main([*line, *["--json"] * json, *["-q"] * quiet])
+        countdown.step(time.monotonic() - begin)
         if json:
             result = jsons.loads(captured.getvalue() or "null")
             results.append({"stage": stage.name, "command": ["hydractl", *line], "result": result})
@@ -150,6 +159,40 @@ def go(
                 f"{file}: stage `{stage.name}` ended with exit code {code}; the same command goes on from there"
             )
             raise typer.Exit(code)
+
+
+@dataclass(slots=True)
+class Countdown:
+    """How far a run is, and how long it still takes.
+
+    Attributes:
+        seconds: About how long each command takes, as the file says it.
+        finished: How many commands have ended.
+        expected: What those that ran should have taken, in seconds.
+        spent: What they took.
+    """
+
+    seconds: Sequence[float]
+    finished: int = 0
+    expected: float = 0.0
+    spent: float = 0.0
+
+    def step(self, spent: float) -> None:
+        """Count a command that has ended; what was up to date says nothing of the pace."""
+        usual = self.seconds[self.finished]
+        if usual and spent > UP_TO_DATE * usual:
+            self.expected += usual
+            self.spent += spent
+        self.finished += 1
+
+    @property
+    def position(self) -> str:
+        """Which command is next, and the time left where the file says how long commands take."""
+        pace = self.spent / self.expected if self.expected else 1.0
+        remaining = pace * sum(self.seconds[self.finished :])
+        return f"command {self.finished + 1} of {len(self.seconds)}" + (
+            f", about {lasting(remaining)} left" if remaining else ""
+        )
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
@@ -35,7 +36,7 @@ MOST_LETTERS_OF_LINES = 10 * MOST_LETTERS
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _DEEP_KEY = re.compile(rf"(?<![\w\"'-])(?:{_PART}\.[ \t]*+){{16}}")
 """A key of many parts, for which tomllib takes memory as the square of their number."""
-STAGE_KEYS = ("name", "command", "repeat")
+STAGE_KEYS = ("name", "command", "repeat", "seconds")
 KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
 RUNS = {"force", "if_changed", "json", "quiet", "help"}
 """Options that are not a pipeline's to give."""
@@ -43,10 +44,11 @@ RUNS = {"force", "if_changed", "json", "quiet", "help"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A stage, and its command lines: one for each repetition."""
+    """A stage, and its command lines: one for each repetition, which takes about so many seconds; 0 where the file does not say it."""
 
     name: str
     lines: tuple[tuple[str, ...], ...]
+    seconds: float = 0.0
 
 
 def read(path: Path, overrides: Mapping[str, str], tree: TyperGroup) -> tuple[Stage, ...]:
@@ -88,17 +90,28 @@ def parsed(path: Path, text: str, overrides: Mapping[str, str], tree: TyperGroup
         document = tomllib.loads(text)
     except RecursionError as error:
         raise ValueError("values are nested too deep") from error
-    _check_keys(document, ("params", "stage"), f"{path}")
-    params, stages = document.get("params", {}), document.get("stage", [])
+    _check_keys(document, ("params", "defaults", "stage"), f"{path}")
+    params, defaults, stages = (document.get(key, {}) for key in ("params", "defaults", "stage"))
     if not isinstance(params, dict):
         raise InputError(f"{path}: `params` is no table", hint="write `[params]`, and `name = value` below")
+    if not isinstance(defaults, dict) or not all(isinstance(table, dict) for table in defaults.values()):
+        raise InputError(
+            f"{path}: `defaults` has no table for each command",
+            hint="write `[defaults.finetune]`, and `option = value` below",
+        )
     if (
         not isinstance(stages, list)
         or not stages
         or not all(isinstance(stage_table, dict) for stage_table in stages)
     ):
         raise InputError(f"{path}: has no stages", hint="each begins with `[[stage]]`")
-    return tuple(_Reader(path, _resolved(path, params, overrides), tree).stages(stages))
+    _check_keys(
+        defaults, [*{str(stage_table.get("command")): None for stage_table in stages}], f"{path}: defaults"
+    )
+    with_defaults = [
+        defaults.get(str(stage_table.get("command")), {}) | stage_table for stage_table in stages
+    ]
+    return tuple(_Reader(path, _resolved(path, params, overrides), tree).stages(with_defaults))
 
 
 def _check_keys(table: Mapping[str, object], known_keys: Sequence[str], where: str) -> None:
@@ -229,7 +242,16 @@ class _Reader:
                 self._letters += sum(map(len, lines[-1]))
                 _check_letters(self._letters, where, MOST_LETTERS_OF_LINES)
                 self._outputs[name] += self._parsed(command, lines[-1], where)
-            yield Stage(name=name, lines=tuple(lines))
+            yield Stage(name=name, lines=tuple(lines), seconds=self._seconds(table, where))
+
+    @staticmethod
+    def _seconds(table: Mapping[str, Any], where: str) -> float:
+        seconds = table.get("seconds", 0)
+        if type(seconds) not in (int, float) or not 0 <= seconds < inf:
+            raise InputError(
+                f"{where}: seconds = {text_of(seconds)}: is no time, of one repetition in seconds"
+            )
+        return float(seconds)
 
     def _command(self, name: object, where: str) -> TyperCommand:
         command_names = [known_name for known_name in self._tree.commands if known_name != "run"]

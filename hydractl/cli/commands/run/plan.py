@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,19 +17,29 @@ StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"
 """A stage as a pipeline file has it: its name, its command and that command's options."""
 
 
-def written(stages: Iterable[StageOptions], *, command: str) -> str:
-    """Return the text of a pipeline file that a command of hydractl makes."""
-    return "\n".join(_lines(stages, command)) + "\n"
-
-
-def _lines(stages: Iterable[StageOptions], command: str) -> Iterator[str]:
-    yield f"# Written by `hydractl {command}`; `hydractl run` on this file goes on where it stopped."
-    for stage in stages:
-        yield from ("", "[[stage]]")
+def written(
+    stages: Iterable[StageOptions],
+    *,
+    command: str,
+    params: StageOptions | None = None,
+    defaults: Mapping[str, StageOptions] | None = None,
+) -> str:
+    """Return the text of a pipeline file that a command of hydractl makes; `defaults` are options by command."""
+    tables = [
+        *([("[params]", params)] if params else []),
+        *((f"[defaults.{name}]", options) for name, options in (defaults or {}).items()),
+        *(("[[stage]]", stage) for stage in stages),
+    ]
+    lines = [f"# Written by `hydractl {command}`; `hydractl run` on this file goes on where it stopped."]
+    for heading, options in tables:
+        lines += ["", heading]
         # a string of JSON is one of TOML
-        yield from (
-            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in stage.items() if value != []
-        )
+        lines += [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}"
+            for key, value in options.items()
+            if value != []
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:

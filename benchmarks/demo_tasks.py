@@ -1,0 +1,36 @@
+"""The models, data and training of `hydractl demo --full` and `hydractl demo --task text`, as their pipelines have them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.cli.commands.demo import command as demos
+
+if TYPE_CHECKING:
+    from hydractl.cli.commands.demo.command import Demo
+
+
+class DemoTask:
+    """Parameters of a demo, as command lines have them; `out` in the architecture is the folder of the tokenizer."""
+
+    def __init__(self, demo: Demo, out: Path) -> None:
+        params: dict[str, Any] = tomllib.loads(demos.pipeline(demo, out, 0))["params"]
+        self.architecture: str = params["model"].replace("{out}", str(out))
+        self.train, self.val, self.test, self.ood_val = (
+            params[name] for name in ("train", "val", "test", "guide")
+        )
+        self.near, self.far = ((params[f"{kind}_1"], params[f"{kind}_2"]) for kind in ("near", "far"))
+        usual = ("--optimizer", "adamw", "--batch-size", "64", "--augment", params["augment"])
+        self.training = (*usual, "--lr", str(params["lr"]))
+        self.epochs = params["epochs"]
+        self.fine_tuning = (*usual, "--lr", str(params["lr_tuned"]), "--epochs", str(params["epochs_tuned"]))
+
+
+def reviews(out: Path) -> DemoTask:
+    """Return the task on reviews, whose tokenizer is in a folder."""
+    return DemoTask(demos.DEMOS[demos.Task.text], out)
+
+
+DIGITS = DemoTask(demos.FULL, Path())

@@ -1,0 +1,130 @@
+"""What a demo shows of its files when it has run: a table, what it says of the hydra, a picture, and ten inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydractl.cli.output import console, line, table, table_of, written_out
+from hydractl.data.open_dataset import open_data
+from hydractl.data.reference import DataRef
+from hydractl.manifest.report import Report
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.messages import listed
+from hydractl.output.atomic_write import publish
+from hydractl.reporting.comparison import Compared
+from hydractl.reporting.figures import figures
+from hydractl.reporting.report_values import (
+    BETTER,
+    LEVEL,
+    WORSE,
+    Cell,
+    Quantity,
+    ReportTable,
+    judgement,
+    written,
+)
+from hydractl.reporting.svg import png
+from hydractl.reporting.verdict import judged_quantities
+
+REPORT, PAGE, PICTURE = "report.json", "report.html", "cost.png"
+THRESHOLD, PREDICTIONS = "threshold.json", "predictions.jsonl"
+SINGLE, ENSEMBLE = "single", "ensemble"
+"""Rows that sentences compare the hydra with."""
+COSTS = {"compute": Quantity("macs"), "training": Quantity("training_macs")}
+
+
+def show(out: Path) -> None:
+    """Print what a demo's files say, and write its picture.
+
+    Raises:
+        InputError: If the report cannot be read.
+        OutputError: If the picture cannot be written.
+    """
+    report = Report.read(out / REPORT)
+    compared = Compared.of({REPORT: report})
+    with publish(out / PICTURE) as file:
+        file.write(png(next(figure for figure in figures(compared) if figure.name == "cost").sheet()))
+    with written_out():
+        terminal = console()
+        terminal.print(table_of(quality_table(compared)))
+        line(terminal, f"near, far: AUROC by {report.ood_scores[-1]}; compute, training: times {SINGLE}")
+        for opponent in (SINGLE, ENSEMBLE):
+            line(terminal, sentence(compared, opponent))
+        line(terminal, "level: the 95 % interval of the difference includes 0")
+        if (out / PREDICTIONS).exists():
+            heads = ["input", "truth", "votes", "confidence", "answer"]
+            rows = answers(out / PREDICTIONS)
+            terminal.print(table(heads, rows, title="Ten inputs, three of them not digits", left=len(heads)))
+            threshold = Report.read(out / THRESHOLD).rows[0].threshold
+            line(terminal, "No threshold is known." if threshold is None else f"hydra {threshold.summary}")
+        line(terminal, "")
+        line(terminal, f"The picture, quality against cost: {out / PICTURE}")
+        line(terminal, f"The page, with intervals and curves: {out / PAGE}")
+
+
+def quality(compared: Compared) -> Mapping[str, Quantity]:
+    """Return what the table shows of quality, by its heading: what labels say, and OOD detection by the last score of the report."""
+    report = compared.reports[0]
+    quantities = [q for q in judged_quantities(compared) if q.by(report.ood_scores) == report.ood_scores[-1]]
+    kinds = (
+        {"near": "near", "far": "far"} | dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
+    )
+    return {q.metric.head if q.scope is None else f"{kinds[q.scope]} ↑": q for q in quantities}
+
+
+def quality_table(compared: Compared) -> ReportTable:
+    """Return the table: quality, and cost as multiples of a single model's."""
+    quantities = quality(compared)
+    costs = {name: cost for name, cost in COSTS.items() if cost in compared.rows[SINGLE]}
+    rows = (
+        (
+            name,
+            (
+                *(Cell(written(q.metric, numbers[q].value)) for q in quantities.values()),
+                *(
+                    Cell(f"{numbers[cost].value / compared.rows[SINGLE][cost].value:.2f}")
+                    for cost in costs.values()
+                ),
+            ),
+        )
+        for name, numbers in compared.rows.items()
+    )
+    title = f"Quality on {compared.reports[0].data[ID_NAME].count} test samples, and cost"
+    return ReportTable(title=title, heads=(*quantities, *costs), rows=tuple(rows))
+
+
+def sentence(compared: Compared, opponent: str) -> str:
+    """Return where the first row is better than another one, where worse and by how much, and what it costs."""
+    first, differences = compared.names[0], compared.differences[opponent]
+    labels: dict[str, list[str]] = {BETTER: [], WORSE: [], LEVEL: []}
+    for head, quantity in quality(compared).items():
+        label, difference = head.partition(" ")[0], differences[quantity]
+        word = judgement(quantity.metric, difference) or LEVEL
+        labels[word].append(label if word == LEVEL else f"{label} (by {abs(difference.value):.3f})")
+    parts = [f"{word} in {listed(names)}" for word, names in labels.items() if names]
+    macs = COSTS["compute"]
+    times = compared.rows[first][macs].value / compared.rows[opponent][macs].value
+    return f"{first} against {opponent}: {', '.join(parts)}, at {times:.2f} times the compute."
+
+
+def answers(path: Path) -> Iterator[list[str]]:
+    """Yield a row for each prediction of a file: what it is, what it is of, what members vote, and whether the hydra answers."""
+    by_set: dict[str, list[dict[str, Any]]] = {}
+    for text in path.read_text(encoding="utf-8").splitlines():
+        prediction = json.loads(text)
+        by_set.setdefault(prediction["data"], []).append(prediction)
+    for reference, predictions in by_set.items():
+        data = open_data(reference)
+        for index, prediction in enumerate(predictions):
+            truth = "none" if data.labels is None else data.class_names[data.labels[index]]
+            accepted = prediction.get("accepted")
+            yield [
+                f"{DataRef.parse(reference).source} {prediction['row']}",
+                truth,
+                " ".join(prediction["votes"]),
+                f"{prediction['probability']:.3f}",
+                prediction["label"] if accepted else "no threshold" if accepted is None else "abstains",
+            ]
