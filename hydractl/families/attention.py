@@ -19,11 +19,13 @@ from hydractl.families.batched_members import (
     MemberParallel,
     StackedLinear,
     StackedNorm,
+    all_same,
     fixed,
     shallow_copy,
     stacked,
 )
 from hydractl.families.head_group import HeadGroup, Projection
+from hydractl.families.stream import Product, computed
 from hydractl.model_inputs import split_batch
 
 
@@ -58,6 +60,40 @@ def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
     return joint
 
 
+def on_one_stream(stacked_group: HeadGroup, groups: Sequence[HeadGroup]) -> HeadGroup | None:
+    """Return M stacked members' heads as those of one group, for a stream that is the same for all members yet; None if they cannot be.
+
+    Its projection gives each member a stream, of its own heads. So nothing that members agree on is computed for each of them, and
+    queries, keys and values are one product with its bias inside.
+
+    Args:
+        stacked_group: What `stack_head_groups` makes of `groups`.
+        groups: The members'.
+    """
+    if not all(all_same([getattr(group, name) for group in groups]) for name in ("q_norm", "k_norm")):
+        return None
+    heads = shallow_copy(stacked_group)
+    heads.members, heads.projects_for = 1, stacked_group.members
+    heads.head_numbers = tuple(range(stacked_group.members * stacked_group.heads))
+    heads.numbers = None if stacked_group.numbers is None else fixed(stacked_group.numbers.view(1, -1))
+    for name, parts in {"qkv": 3, **dict.fromkeys({*stacked_group.along_heads} - {"q", "k", "v"}, 1)}.items():
+        if (layer := getattr(stacked_group, name)) is not None:
+            setattr(heads, name, _as_one(layer, parts))
+    if isinstance(stacked_group.bias, StackedBias):
+        heads.bias = StackedBias(stacked_group.bias().flatten(0, 1).unsqueeze(0))
+    return heads
+
+
+def _as_one(layer: nn.Linear, parts: int) -> nn.Linear:
+    """Return M members' layers of (parts, H, K) outputs as one layer of (parts, M, H, K) outputs."""
+    weight, bias = layer.weight.unflatten(1, (parts, -1)).transpose(0, 1).flatten(0, 2), layer.bias
+    joint = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    joint.weight = fixed(weight)
+    if bias is not None:
+        joint.bias = fixed(bias.unflatten(1, (parts, -1)).transpose(0, 1).flatten())
+    return joint
+
+
 def _stacked_bias(groups: Sequence[HeadGroup], heads: int) -> StackedBias:
     """Return what members add to their scores as one, padded to `heads` heads."""
     biases = {m: group.bias() for m, group in enumerate(groups) if group.heads and group.bias is not None}
@@ -87,7 +123,12 @@ class Attention(MemberParallel):
 
     The stream of M > 1 members lies member after member on the batch axis: (M B, T, D). Head outputs lie member
     after member on the head axis, (B, T, H_1 + ... + H_M, K); of stacked members on the batch axis, (M B, T, H, K).
+
+    Attributes:
+        projects_for: How many members' streams it makes of the one that it reads.
     """
+
+    projects_for = 1
 
     def groups(self) -> list[HeadGroup]:
         """Return the members' head groups."""
@@ -103,6 +144,22 @@ class Attention(MemberParallel):
         group = self._copy
         layers = (group.qkv, group.gate) if isinstance(group, HeadGroup) else ()
         return cast("Sequence[StackedLinear]", [layer for layer in layers if layer is not None])
+
+    def on_one_stream(self) -> Attention | None:
+        """Return the stacked heads as they read one stream that members share yet, None where they are not stacked, or cannot."""
+        if not isinstance(self._copy, HeadGroup):
+            return None
+        group = on_one_stream(self._copy, self.groups())
+        if group is None:
+            return None
+        attention = Attention([group]).eval()
+        attention.projects_for = group.projects_for
+        return attention
+
+    @override
+    def delay(self, width: int) -> None:
+        if isinstance(group := self._copy, HeadGroup):
+            cast("StackedLinear", group.proj).delays = True
 
     @property
     def joint_group(self) -> HeadGroup | None:
@@ -124,10 +181,10 @@ class Attention(MemberParallel):
         nonempty = [z for group, z in zip(groups, outputs_by_member, strict=True) if group.heads]
         return torch.cat(nonempty, dim=-2) if nonempty else outputs_by_member[0]
 
-    def project(self, z: torch.Tensor) -> torch.Tensor:
-        """Return (M B, T', D) of z (B, T', H, K)."""
+    def project(self, z: torch.Tensor) -> torch.Tensor | Product:
+        """Return (M B, T', D) of z (B, T', H, K); not computed yet where the block has that added, see `Block.adds`."""
         if (group := self.joint_group) is not None:
             return group.project(z)
         groups = self.groups()
         parts = z.split([group.heads for group in groups], dim=-2)
-        return torch.cat([group.project(part) for group, part in zip(groups, parts, strict=True)])
+        return torch.cat([computed(group.project(part)) for group, part in zip(groups, parts, strict=True)])

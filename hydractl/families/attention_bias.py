@@ -13,6 +13,7 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.batched_members import fixed
+from hydractl.families.stream import computed, share
 from hydractl.model_inputs import split_batch
 
 
@@ -47,18 +48,13 @@ class AttentionExtras(NamedTuple):
 NOTHING = AttentionExtras()
 
 
-def share(x: torch.Tensor, member: int) -> torch.Tensor:
-    """Return a member's share (1, ...) of x (G, ...), which is all of it where it is every member's."""
-    return x if x.shape[0] == 1 else x[member : member + 1]
-
-
 class QuietDropout(nn.Dropout):
     """Dropout that is not called where it drops nothing: in evaluation, unless somebody listens."""
 
     @override
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         if self.training or self._forward_hooks or self._forward_pre_hooks:
-            dropped: torch.Tensor = super().__call__(input)
+            dropped: torch.Tensor = super().__call__(computed(input))
             return dropped
         return input
 

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - the field's own name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
+from hydractl.families.stream import Product, product, products_of
 from hydractl.runtime import at_least_single
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -108,6 +108,11 @@ class MemberParallel(nn.Module):
             self._stack = (norm.norm,)
         return bool(layers)
 
+    def delay(self, width: int) -> None:
+        """Have what is stacked, which reads `width` features, leave its last linear layer to `residual`, if it ends with that."""
+        if self._copy is not None and (layer := last_layer(self._copy, width)) is not None:
+            layer.delays = True
+
     def first_layers(self, norm: StackedNorm) -> Sequence[StackedLinear]:
         """Return the layers that alone read what this part is given, of these norms; none where it is not stacked, or reads otherwise."""
         return [] if self._copy is None else readers(self._copy, norm)
@@ -131,6 +136,11 @@ class MemberParallel(nn.Module):
         raise NotImplementedError
 
     @property
+    def folded(self) -> bool:
+        """Whether what is stacked is a norm whose weights its reader multiplies with: see `fold_into`."""
+        return self._copy is not None and not isinstance(self._copy, StackedNorm)
+
+    @property
     def _copy(self) -> nn.Module | None:
         """What is stacked, whether it runs or not."""
         return self._stack[0] if self._stack else None
@@ -143,31 +153,9 @@ class MemberParallel(nn.Module):
         return self._stack[0]
 
 
-def applied(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return what a module makes of x; one that never changes it is not called, which takes as long as a small operator."""
-    if type(module) is nn.Identity:
-        return x
-    output_tensor: torch.Tensor = module(x)
-    return output_tensor
-
-
 def fixed(tensor: torch.Tensor) -> nn.Parameter:
     """Return a parameter that is not trained; what compiles a model takes a parameter's size for given."""
     return nn.Parameter(tensor, requires_grad=False)
-
-
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return a linear layer's (N, ..., O) of x (N, ..., D): of weight (O, D), or of each member's, (M, O, D)."""
-    if weight.ndim < 3:
-        return F.linear(x, weight, bias)
-    return _products(x, weight.mT, None if bias is None else bias.unsqueeze(1))
-
-
-def _products(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return (N, ..., O) of x (N, ..., D), weights (M, D, O) and biases (M, 1, O)."""
-    rows = x.reshape(weight.shape[0], -1, x.shape[-1])
-    products = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias, rows, weight)
-    return products.view(*x.shape[:-1], weight.shape[-1])
 
 
 class StackedLinear(nn.Module):
@@ -176,10 +164,12 @@ class StackedLinear(nn.Module):
     Attributes:
         weight: (M, O, D).
         bias: (M, O), or None.
+        delays: Whether it leaves its product to `added`.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    delays = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -201,9 +191,9 @@ class StackedLinear(nn.Module):
         self._hold(scaled.to(weight.dtype), None if bias is None else bias.to(weight.dtype))
 
     @override
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor | Product:
         """Return (N, ..., O) of x (N, ..., D)."""
-        return _products(x, *self._operands)
+        return (x, *self._operands) if self.delays else products_of(x, *self._operands)
 
 
 class FeatureLinear(nn.Linear):
@@ -311,6 +301,22 @@ def readers(module: nn.Module, norm: StackedNorm) -> list[StackedLinear]:
     for hook in hooks:
         hook.remove()
     return layers if reads.count == len({*layers}) == len(layers) else []
+
+
+def last_layer(module: nn.Module, width: int) -> StackedLinear | None:
+    """Return the stacked linear layer whose output is a stacked module's, None if there is none; it is tried out, as in `readers`."""
+    outputs: dict[StackedLinear, torch.Tensor] = {}
+    if not (layers := [layer for layer in module.modules() if isinstance(layer, StackedLinear)]):
+        return None
+    hooks = [
+        x.register_forward_hook(lambda layer, _, output: outputs.update({layer: output})) for x in layers
+    ]
+    weight = layers[0].weight
+    with torch.no_grad():
+        result = module(weight.new_zeros(len(weight), 1, width))
+    for hook in hooks:
+        hook.remove()
+    return next((layer for layer, output in outputs.items() if output is result), None)
 
 
 def stacked(members: Sequence[nn.Module]) -> nn.Module | None:

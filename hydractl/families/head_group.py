@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.attention_bias import NOTHING, AttentionExtras, HeadBias
-from hydractl.families.batched_members import applied, only_rows, product, shallow_copy
+from hydractl.families.batched_members import only_rows, shallow_copy
+from hydractl.families.stream import Product, applied, product
 
 Rotation = Literal["half", "pairs"]
 
@@ -92,11 +93,12 @@ class HeadGroup(nn.Module):
     Attributes:
         along_heads: The linear layers whose output features are `(H K)`.
         members: M.
+        projects_for: How many members' streams `project` makes, of an equal share of the heads each.
         numbers: Where M > 1, (M, H): each member's heads' numbers before pruning, any for a head that pads.
     """
 
     along_heads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "gate")
-    members = 1
+    members = projects_for = 1
 
     def __init__(self, parts: HeadParts) -> None:
         super().__init__()
@@ -270,15 +272,18 @@ class HeadGroup(nn.Module):
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale)
 
-    def project(self, z: torch.Tensor) -> torch.Tensor:
+    def project(self, z: torch.Tensor) -> torch.Tensor | Product:
         """Return the layer's attention output (B, T', D) of z (B, T', H, K)."""
+        if self.projects_for > 1:
+            z = z.unflatten(2, (self.projects_for, -1)).movedim(2, 0)  # (M, B, T', H, K)
         if self.heads or z.requires_grad:
             mixed = self.proj(z.flatten(-2))
         else:  # a matrix product over nothing, which runtimes of exported models refuse: nothing, and the bias
             nothing = self.proj.weight.sum(1)
             bias = cast("torch.Tensor | None", self.proj.bias)
             mixed = (nothing if bias is None else nothing + bias).expand(*z.shape[:-2], -1)
-        return applied(self.proj_drop, mixed)
+        projected: torch.Tensor | Product = applied(self.proj_drop, mixed)
+        return projected
 
     def select(self, positions: Sequence[int]) -> HeadGroup:
         """Return a copy with only the heads at these positions among the kept, weights sliced."""

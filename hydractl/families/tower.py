@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -18,60 +17,10 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.attention_bias import QuietDropout, share
+from hydractl.families.attention_bias import QuietDropout
 from hydractl.families.batched_members import MemberParallel, Sources, all_same
-from hydractl.model_inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """What flows through a tower.
-
-    Attributes:
-        tokens: (N, T, D).
-        context: What blocks need of each sample besides, batch axis first: a padding mask.
-        constants: What they need that is the same for all samples of a member, G first, which is 1 or M: rotary angles.
-    """
-
-    tokens: torch.Tensor
-    context: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
-
-    def with_tokens(self, tokens: torch.Tensor) -> Stream:
-        """Return the stream with other tokens."""
-        return Stream(tokens, self.context, self.constants)  # `replace` takes thrice as long
-
-    def mean(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean (N, F) of x (N, T, F) over the tokens that are no padding, of texts."""
-        token_mask = self.context["mask"][:, 0, 0, :, None].to(x.dtype)
-        return (x * token_mask).sum(dim=1) / token_mask.sum(dim=1)
-
-    def tile(self, times: int) -> Stream:
-        """Return the stream `times` times over on the batch axis: as that of as many members, one after another."""
-        context = {name: repeat_batch(x, times) for name, x in self.context.items()}
-        return replace(self, tokens=repeat_batch(self.tokens, times), context=context)
-
-    def split(self, members: int) -> list[Stream]:
-        """Return each member's share."""
-        context = {name: split_batch(x, members) for name, x in self.context.items()}
-        return [
-            Stream(
-                tokens,
-                {name: parts[m] for name, parts in context.items()},
-                {name: share(x, m) for name, x in self.constants.items()},
-            )
-            for m, tokens in enumerate(split_batch(self.tokens, members))
-        ]
-
-
-def joined(streams: Sequence[Stream]) -> Stream:
-    """Return members' streams as one: the inverse of `Stream.split`."""
-    first = streams[0]
-    return Stream(
-        torch.cat([s.tokens for s in streams]),
-        {name: torch.cat([s.context[name] for s in streams]) for name in first.context},
-        {name: torch.cat([s.constants[name] for s in streams]) for name in first.constants},
-    )
+from hydractl.families.stream import Product, Stream, computed, share
+from hydractl.model_inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch
 
 
 class Block(nn.Module):
@@ -85,6 +34,11 @@ class Block(nn.Module):
         return {}
 
     @property
+    def adds(self) -> bool:
+        """Whether `join` gives what attention and MLP make to `residual` alone, or to `applied` before."""
+        return False
+
+    @property
     def tokenwise(self) -> bool:
         """Whether `join` makes each token of itself and of its attention output alone: of no other, of no context."""
         return True
@@ -93,19 +47,23 @@ class Block(nn.Module):
         """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
         raise NotImplementedError
 
-    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
+    def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
         """Return the stream after residual, norms, layer scale and MLP, for the attention output y (N, T, D)."""
         raise NotImplementedError
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return the attention output (N, T', D) of head outputs z (B, T', H, K)."""
-        return self.attn.project(z)
+        return computed(self.attn.project(z))
 
     @override
     def forward(self, stream: Stream, queries: slice | None = None) -> Stream:
         """Return the stream after this block, of the tokens `queries` only where given."""
-        y = self.project(self.heads(stream, queries))
-        return self.join(stream if queries is None else stream.with_tokens(stream.tokens[:, queries]), y)
+        y = self.attn.project(self.heads(stream, queries))
+        if queries is not None:
+            stream = stream.with_tokens(stream.tokens[:, queries])
+        if self.attn.projects_for > 1:
+            stream = stream.spread(self.attn.projects_for)
+        return self.join(stream, y)
 
     def fold(self) -> bool:
         """Have stacked norms multiplied into what alone reads them, and return whether any were: see `MemberParallel.fold_into`."""
@@ -115,6 +73,22 @@ class Block(nn.Module):
             if isinstance(norm_part, MemberParallel) and isinstance(reader_part, MemberParallel):
                 folded |= norm_part.fold_into(reader_part)
         return folded
+
+    def delay(self) -> None:
+        """Have stacked parts leave their last product to `residual`, where that is what becomes of it."""
+        if self.adds:
+            width = self.attn.groups()[0].proj.weight.shape[0]
+            for part in (self.attn, getattr(self, "mlp", None)):
+                if isinstance(part, MemberParallel):
+                    part.delay(width)
+
+    def branching(self) -> Block | None:
+        """Return this block as one stream goes in, and each member's own comes out; None where that is not possible."""
+        norms = [getattr(self, name) for name, reader in self.feeds.items() if reader == "attn"]
+        if not self.adds or any(isinstance(norm, MemberParallel) and not norm.folded for norm in norms):
+            return None
+        attention = self.attn.on_one_stream()
+        return None if attention is None else self.with_parts({"attn": attention})
 
     def with_parts(self, parts: Mapping[str, nn.Module]) -> Block:
         """Return a copy of this block that has `parts` in place of its own children and shares all others."""
@@ -158,6 +132,7 @@ class Tower(nn.Module):
         self.fork: int | None = None
         self._asked = False
         self._copied: Sources | None = None
+        self._branch: tuple[Block, ...] = ()  # in a tuple, as it holds no tensors of the model's own
 
     def stack(self, on: bool) -> None:
         """Stack what differs among members from here on, where that is possible and nothing is trained; or let it run in turn.
@@ -172,6 +147,9 @@ class Tower(nn.Module):
         for part in parts:
             part.stack(on)
         folded = [block for block in self.layers() if block.fold()]
+        for block in self.layers():
+            block.delay()
+        self._branch = self._branching() if on else ()
         self._copied = Sources(parts, within=folded) if on else None
 
     @contextmanager
@@ -186,6 +164,12 @@ class Tower(nn.Module):
             finally:
                 self._asked = was_stacked
 
+    def _branching(self) -> tuple[Block, ...]:
+        if self.fork is None or not 0 < self.fork <= len(self.blocks):
+            return ()
+        branch = self.layers()[self.fork - 1].branching()
+        return () if branch is None else (branch,)
+
     def _member_parallel_parts(self) -> list[MemberParallel]:
         return [module for module in self.modules() if isinstance(module, MemberParallel)]
 
@@ -197,7 +181,7 @@ class Tower(nn.Module):
 
     @override
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_copied": None}  # as in `MemberParallel`
+        return self.__dict__ | {"_copied": None, "_branch": ()}  # as in `MemberParallel`
 
     def layers(self) -> list[Block]:
         """Return the blocks in order."""
@@ -224,10 +208,13 @@ class Tower(nn.Module):
     def resume(self, stream: Stream, layer: int) -> torch.Tensor:
         """Return logits from the stream that enters block `layer`."""
         blocks = self.layers()
-        for i in range(layer, len(blocks) - 1):
-            stream = blocks[i](self.forked(stream, i + 1))
-        if layer < len(blocks):
-            stream = blocks[-1](self.forked(stream, len(blocks)), self.reads)
+        for i in range(layer, len(blocks)):
+            block = blocks[i]
+            if self.fork == i + 1 and self._branch and block.attn.stacked is not None:
+                (block,) = self._branch
+            elif self.fork == i + 1:
+                stream = stream.tile(self.members)
+            stream = block(stream, self.reads if i == len(blocks) - 1 else None)
         return self.finish(stream)
 
     def finish(self, stream: Stream) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.errors import CheckpointError
-from hydractl.families.attention_bias import share
+from hydractl.families.stream import share
 from hydractl.families.tower import OutputHead, Towers
 from hydractl.model_inputs import TEXTS, Inputs
 from hydractl.runtime import at_least_single

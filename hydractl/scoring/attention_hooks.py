@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from hydractl.families.attention import Attention
 from hydractl.families.attention_bias import NOTHING, AttentionExtras
+from hydractl.families.stream import Product
 from hydractl.families.tower import Model, Tower, Towers
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Gated(Attention):
         self.gate = gate
 
     @override
-    def project(self, z: torch.Tensor) -> torch.Tensor:
+    def project(self, z: torch.Tensor) -> torch.Tensor | Product:
         return super().project(z * self.gate.unsqueeze(-1).to(z.dtype))
 
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl.families.tower import Stream, Tower
+from hydractl.families.stream import Stream
+from hydractl.families.tower import Tower
 from hydractl.model_inputs import map_inputs
 from hydractl.progress import Progress
 from hydractl.scoring.attention_hooks import heads_left, keep_heads

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hydractl.families.tower import Stream, Tower
+from hydractl.families.stream import Stream
+from hydractl.families.tower import Tower
 from hydractl.runtime import compiled
 
 

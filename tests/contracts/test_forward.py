@@ -7,7 +7,7 @@ import torch
 
 from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
-from hydractl.families.tower import Stream
+from hydractl.families.stream import Stream
 from support.builders import base
 from support.variants import PLAIN, VARIANTS
 

@@ -127,6 +127,7 @@ def test_twelve_layers_call_a_tenth_more_kernels_and_functions_at_most(tmp_path,
     single = twelve_layers(family)
     samples = [single.pruned(*([(0, 1, 2)] * shared), *([(m,), (m, 3)] * 6)[: 12 - shared]) for m in range(3)]
     hydra, library, inputs = stacked(tmp_path, samples), single.library(), single.inputs()
+    check(hydra, samples)
     ratio = kernels(lambda: hydra(inputs)).total() / kernels(lambda: library(inputs)).total()
     assert ratio <= 1.1, ratio
     if family not in TURNED:

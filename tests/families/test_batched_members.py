@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from hydractl.families.attention_bias import QuietDropout
-from hydractl.families.batched_members import Sources, StackedLinear, StackedNorm, applied, readers
+from hydractl.families.batched_members import Sources, StackedLinear, StackedNorm, readers
+from hydractl.families.stream import applied
 from support.builders import base
 from support.variants import VARIANTS
 

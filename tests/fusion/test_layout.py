@@ -229,7 +229,9 @@ def test_stacked_is_one_graph_for_all_batch_sizes(files, name):
     compiled = torch.compile(hydra, backend=count, fullgraph=True, dynamic=True)
     for batch in (2, 3, 5):
         inputs = sample.inputs(batch=batch)
-        assert torch.equal(compiled(inputs).member_logits, hydra(inputs).member_logits)
+        torch.testing.assert_close(
+            compiled(inputs).member_logits, hydra(inputs).member_logits, rtol=0, atol=1e-5
+        )
     assert count.frame_count == 1
 
 

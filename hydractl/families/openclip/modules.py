@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from hydractl.families.attention import Attention
 from hydractl.families.attention_bias import AttentionExtras
-from hydractl.families.batched_members import applied
 from hydractl.families.head_group import HeadGroup, HeadParts
+from hydractl.families.stream import Product, Stream, residual
 from hydractl.families.surgery import PRE_NORM, FunctionModule, HeadNumbers, part
 from hydractl.families.timm import modules as timm
-from hydractl.families.tower import Block, Model, Stream, Tower
+from hydractl.families.tower import Block, Model, Tower
 from hydractl.families.zero_shot import Contrast, unit
 
 NAMES = {
@@ -53,6 +53,11 @@ class OpenClipBlock(Block):
         self.mlp: nn.Module = layer.mlp
         self.ls2: nn.Module = layer.ls_2
 
+    @property
+    @override
+    def adds(self) -> bool:
+        return True
+
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
         return self.attn.heads(
@@ -60,9 +65,9 @@ class OpenClipBlock(Block):
         )
 
     @override
-    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
-        x = stream.tokens + applied(self.ls1, applied(self.norm_attn, y))
-        return stream.with_tokens(x + applied(self.ls2, self.mlp(self.norm2(x))))
+    def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
+        x = residual(stream.tokens, y, self.norm_attn, self.ls1)
+        return stream.with_tokens(residual(x, self.mlp(self.norm2(x)), self.ls2))
 
 
 def _head_group(attn: Any, head_numbers: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above

@@ -13,10 +13,11 @@ from typing_extensions import override
 
 from hydractl.families.attention import Attention
 from hydractl.families.attention_bias import AttentionExtras, HeadBias, PositionBias, SharedDropout
-from hydractl.families.batched_members import applied, only_rows, shallow_copy
+from hydractl.families.batched_members import only_rows, shallow_copy
 from hydractl.families.head_group import HeadGroup, HeadParts
+from hydractl.families.stream import Product, Stream, computed, residual
 from hydractl.families.surgery import PRE_NORM, FunctionModule, HeadNumbers, LayerScale, part
-from hydractl.families.tower import Block, Model, Stream, Tower
+from hydractl.families.tower import Block, Model, Tower
 
 READOUT = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
 NORMS_LAST = (
@@ -68,6 +69,11 @@ class TimmBlock(Block):
     def feeds(self) -> Mapping[str, str]:
         return {} if self.norms_last else PRE_NORM
 
+    @property
+    @override
+    def adds(self) -> bool:
+        return not self.norms_last
+
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
         x = stream.tokens if self.norms_last else self.norm1(stream.tokens)
@@ -79,12 +85,12 @@ class TimmBlock(Block):
         return self.attn.heads(x, queries, AttentionExtras(rope=rope, bias=stream.constants.get("bias")))
 
     @override
-    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
+    def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
         if self.norms_last:
-            x = stream.tokens + self.drop_path1(self.norm1(y))
+            x = stream.tokens + self.drop_path1(self.norm1(computed(y)))
             return stream.with_tokens(x + self.drop_path2(self.norm2(self.mlp(x))))
-        x = stream.tokens + applied(self.drop_path1, applied(self.ls1, y))
-        return stream.with_tokens(x + applied(self.drop_path2, applied(self.ls2, self.mlp(self.norm2(x)))))
+        x = residual(stream.tokens, y, self.ls1, self.drop_path1)
+        return stream.with_tokens(residual(x, self.mlp(self.norm2(x)), self.ls2, self.drop_path2))
 
 
 class HostedBias(HeadBias):

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hydractl.families.stream import Stream
 from hydractl.families.surgery import HeadNumbers
-from hydractl.families.tower import Model, Stream
+from hydractl.families.tower import Model
 from hydractl.families.transformers.encoder import Paired
 from hydractl.families.transformers.encoder_modules import Ends, embed_images, key_mask, tower
 from hydractl.families.zero_shot import Contrast, unit

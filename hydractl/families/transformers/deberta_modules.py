@@ -16,8 +16,9 @@ from typing_extensions import override
 from hydractl.families.attention_bias import AttentionExtras, SharedDropout
 from hydractl.families.batched_members import StackedLinear
 from hydractl.families.head_group import HeadGroup, HeadParts, Projection
+from hydractl.families.stream import Product, Stream
 from hydractl.families.surgery import Hosted
-from hydractl.families.tower import Stream, Tower
+from hydractl.families.tower import Tower
 from hydractl.families.transformers.encoder import EncoderNames, TextEncoderNames
 from hydractl.families.transformers.encoder_modules import PostNormBlock, key_mask
 
@@ -96,7 +97,7 @@ class DebertaBlock(PostNormBlock):
         return self.conv is None
 
     @override
-    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
+    def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
         out = super().join(stream, y)
         if self.conv is None:
             return out

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from hydractl.families.attention import Attention
 from hydractl.families.attention_bias import AttentionExtras, PositionBias, looked_up
-from hydractl.families.batched_members import applied
 from hydractl.families.head_group import HeadGroup, HeadParts
+from hydractl.families.stream import Product, Stream, residual
 from hydractl.families.surgery import PRE_NORM, FunctionModule, HeadNumbers, LayerScale, part
-from hydractl.families.tower import Block, Stream, Tower
+from hydractl.families.tower import Block, Tower
 from hydractl.families.transformers.encoder import EncoderNames, heads_of
 
 FULL, LOCAL = "full_attention", "sliding_attention"
@@ -41,6 +41,11 @@ class EncoderBlock(Block):
         self.drop = _drop(layer, encoder, 1)
         self.drop_path = layer.get_submodule("drop_path") if encoder.drop_path else nn.Identity()
 
+    @property
+    @override
+    def adds(self) -> bool:
+        return True
+
     def side(self, stream: Stream) -> AttentionExtras:
         """Return what attention needs beside the tokens, of what the stream has: mask, angles, bias, positions."""
         context, constants = stream.context, stream.constants
@@ -60,10 +65,9 @@ class PostNormBlock(EncoderBlock):
         return self.attn.heads(stream.tokens, queries, self.side(stream))
 
     @override
-    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
-        x = self.norm1(applied(self.drop_path, y) + stream.tokens)
-        z = applied(self.drop_path, applied(self.drop, self.mlp(x)))
-        return stream.with_tokens(self.norm2(z + x))
+    def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
+        x = self.norm1(residual(stream.tokens, y, self.drop_path))
+        return stream.with_tokens(self.norm2(residual(x, self.mlp(x), self.drop, self.drop_path)))
 
 
 class PreNormBlock(EncoderBlock):
@@ -83,10 +87,11 @@ class PreNormBlock(EncoderBlock):
         return self.attn.heads(self.norm1(stream.tokens), queries, self.side(stream))
 
     @override
-    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
-        x = stream.tokens + applied(self.drop_path, applied(self.scale1, y))
-        z = applied(self.scale2, applied(self.drop, self.mlp(self.norm2(x))))
-        return stream.with_tokens(x + applied(self.drop_path, z))
+    def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
+        x = residual(stream.tokens, y, self.scale1, self.drop_path)
+        return stream.with_tokens(
+            residual(x, self.mlp(self.norm2(x)), self.drop, self.scale2, self.drop_path)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

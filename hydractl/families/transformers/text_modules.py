@@ -14,8 +14,9 @@ from typing_extensions import override
 
 from hydractl.families.attention_bias import AttentionExtras
 from hydractl.families.head_group import HeadGroup, HeadParts
+from hydractl.families.stream import Stream
 from hydractl.families.surgery import HeadNumbers
-from hydractl.families.tower import Model, Stream
+from hydractl.families.tower import Model
 from hydractl.families.transformers import deberta_modules as deberta
 from hydractl.families.transformers.encoder import TextEncoderNames
 from hydractl.families.transformers.encoder_modules import (

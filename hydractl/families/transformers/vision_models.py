@@ -23,8 +23,9 @@ from hydractl.manifest.header import Preprocess
 if TYPE_CHECKING:
     import torch
 
+    from hydractl.families.stream import Stream
     from hydractl.families.surgery import HeadNumbers
-    from hydractl.families.tower import Model, Stream
+    from hydractl.families.tower import Model
 
 OBLONG = "oblong images: the library resizes positions of squares only"
 

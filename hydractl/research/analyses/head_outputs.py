@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.families.attention import Attention
-from hydractl.families.tower import Stream, Towers
+from hydractl.families.stream import Stream
+from hydractl.families.tower import Towers
 from hydractl.manifest.head_mask import HeadName
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.feature_scores import whitening

@@ -14,7 +14,8 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hydractl.families.head_group import HeadGroup
-from hydractl.families.tower import Block, Model, Stream, Tower
+from hydractl.families.stream import Stream
+from hydractl.families.tower import Block, Model, Tower
 from hydractl.model_inputs import Inputs
 from hydractl.runtime import compiled
 from hydractl.scoring.circuit.memory_budget import MemoryBudget
