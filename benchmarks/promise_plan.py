@@ -8,15 +8,20 @@ What several checkpoints of a row hang on counts once. Scoring heads and fusing 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 SINGLE = "single"
 LONGER = "single for 3 x as long"
+ONE_TRUNK, OWN_BLOCK = "merged trunk of 3 K 0", "merged trunk of 3 K 1"
+TAUGHT_HYDRA = "merged trunk of 3 tuned on with teachers K 1"
 TAUGHT = "single taught by the ensemble of 3"
 RIVAL, SMALLER = "deep ensemble of 3", "deep ensemble of 2"
-ALL_SCORES = "msp,entropy,mi,energy,max-logit"
+SIX = (SINGLE, LONGER, RIVAL, ONE_TRUNK, OWN_BLOCK, TAUGHT_HYDRA)
+"""The rows that are made unless all are asked for."""
+LOGIT_SCORES = ("msp", "entropy", "mi", "energy", "max-logit")
+DEFAULT_SCORE = "energy+density"
 MEMBERS = 3
 FORWARD = 1 / 3
 
@@ -119,6 +124,23 @@ class Plan:
     files: dict[str, Made] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
+    def keep(self, names: Sequence[str]) -> None:
+        """Drop all rows but these, and the files that only others need."""
+        self.rows = [row for name in names for row in self.rows if row.name == name]
+        needed = self.needed(model for row in self.rows for model in row.models)
+        self.files = {name: made for name, made in self.files.items() if name in needed}
+
+    def needed(self, names: Iterable[str]) -> set[str]:
+        """Return these files and all that they are made of."""
+        found: set[str] = set()
+        left = [*names]
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.add(name)
+                left += self.files[name].needs
+        return found
+
     def path(self, name: str) -> str:
         """Return where a file lies."""
         return str(self.folder / name)
@@ -160,14 +182,9 @@ class Plan:
 
     def training(self, row: Row) -> float:
         """Return what all that a row hangs on costs, in trainings of the single model."""
-        found: set[str] = set()
-        left = list(row.models)
-        while left:
-            name = left.pop()
-            if name not in found:
-                found.add(name)
-                left += self.files[name].needs
-        return math.fsum(self.files[name].cost for name in found)  # whatever the order of a set
+        return math.fsum(
+            self.files[name].cost for name in self.needed(row.models)
+        )  # whatever the order of a set
 
     def report(self, name: str, *options: str, ood: bool = True) -> tuple[str, ...]:
         """Return the command that measures all rows; a model that is no file of the plan is a reference of its own."""
@@ -187,7 +204,8 @@ class Plan:
         )
         return (
             "eval", self.path(first.models[0]), "--name", first.name, "--data", data.test, *named, *compared,
-            *(("--ood-score", ALL_SCORES) if ood else ()), "--bootstrap", "0", *options, "-o", self.path(name),
+            *(("--ood-score", ",".join((*LOGIT_SCORES, DEFAULT_SCORE)), "--fit", data.train, "--val", data.val) if ood else ()),
+            "--bootstrap", "0", *options, "-o", self.path(name),
         )  # fmt: skip
 
 
