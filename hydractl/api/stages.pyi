@@ -434,6 +434,7 @@ def evaluate(
     store: str | Path | None = ...,
     out: str | Path | None = ...,
     curves: bool | None = ...,
+    keep_examples: int | None = ...,
     save_predictions: str | Path | None = ...,
     analyse: str | Sequence[str] | None = ...,
     scores: str | Sequence[str] | None = ...,
@@ -476,7 +477,8 @@ def evaluate(
         delta: Probability that the threshold breaks the promise (default: 0.05).
         store: Write a copy of MODEL with its threshold, `--temperature` and fitted OOD scores, which `predict` applies.
         out: Report in JSON, or `-` for standard output.
-        curves: Keep curves, head maps and lineage in the report, which the page of `hydractl report` shows.
+        curves: Keep curves, accuracy by class, head maps and lineage in the report, which the page of `hydractl report` shows.
+        keep_examples: Keep the N inputs with most disagreement and the N most confident mistakes in the report; `push` omits them.
         save_predictions: Write all log-probabilities, scaled by `--temperature`, as safetensors.
         analyse: Analyse the rows: proposition, centroids, pca, members, mlps, heads, taylor, or `all` that apply (docs/analysis.md).
         scores: Scores of heads, for analyses that read them.

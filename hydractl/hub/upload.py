@@ -65,7 +65,7 @@ class Publication:
             **weights_of(checkpoint, header, limit=self.max_shard_size, scratch=scratch),
         }
         if report is not None:
-            files[REPORT] = report.to_json().encode()
+            files[REPORT] = report.without_examples().to_json().encode()
         if (picture := _picture(header)) is not None:
             files[PICTURE] = picture
         facts = Facts(

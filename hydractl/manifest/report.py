@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from hydractl.manifest.analyses import Analyses
+from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.document import (
     ConfigDigest,
     Document,
@@ -192,7 +193,8 @@ class Row(StrictModel):
         tuned_on_ood: Whether heads were chosen by how well OOD data are told.
         difference: What the first row has more than this one.
         curves: What figures show; `--no-curves` keeps none.
-        origins: Where the models come from, one a model; kept beside curves.
+        by_class: Its answers class by class, on the same classes as the first row's; kept beside curves.
+        origins: Where the models come from, one a model; likewise.
         analyses: What `--analyse` found.
     """
 
@@ -215,6 +217,7 @@ class Row(StrictModel):
     tuned_on_ood: bool = Field(default=False, exclude_if=lambda value: not value)
     difference: Difference | None = Field(default=None, exclude_if=lambda value: value is None)
     curves: Curves | None = Field(default=None, exclude_if=lambda value: value is None)
+    by_class: ByClass | None = Field(default=None, exclude_if=lambda value: value is None)
     origins: tuple[Origin, ...] = Field(default=(), exclude_if=lambda value: not value)
     analyses: Analyses | None = Field(default=None, exclude_if=lambda value: value is None)
 
@@ -246,7 +249,7 @@ class Report(Document):
     """Every number that `eval` prints, `hydractl.report/1`.
 
     `warnings` say why some may be less than they seem; `scores` are the files of heads' scores that analyses looked at, `NAME=FILE`;
-    `config_digest` is as in a checkpoint's step.
+    `config_digest` is as in a checkpoint's step. `examples` are inputs that the first row fails on, where `--keep-examples` kept them.
     """
 
     kind_of_file: ClassVar[str] = "report"
@@ -265,8 +268,13 @@ class Report(Document):
     scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
     checks: tuple[Check, ...] = ()
     warnings: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
+    examples: Examples | None = Field(default=None, exclude_if=lambda value: value is None)
     versions: dict[Key, Version]
     config_digest: ConfigDigest = None
+
+    def without_examples(self) -> Self:
+        """Return what may be shown to others: a report without the user's data."""
+        return self.model_copy(update={"examples": None})
 
     def row_of(self, digest: str) -> Row | None:
         """Return the row that is of one model alone as it is, by the digest of its weights."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from hydractl.manifest.report import MOST_POINTS, Bins, Curves, Line
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.classification import BINS
-from hydractl.metrics.compute import answered, scored
+from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import StoredPredictions, places
 
@@ -22,17 +22,19 @@ PARTS = 20
 
 
 def curves_of(
-    tested: StoredPredictions, labels: Tensor, foreign: Mapping[str, StoredPredictions], score: str
+    tested: StoredPredictions,
+    answers: Mapping[str, Tensor],
+    foreign: Mapping[str, StoredPredictions],
+    score: str,
 ) -> Curves:
     """Return the curves of one model or ensemble.
 
     Args:
         tested: On the ID set.
-        labels: Shape (N,), int64, in 0..C-1.
+        answers: Of these, as `per_sample.answers`.
         foreign: On each OOD set.
         score: The name of what ROC curves rank samples by.
     """
-    answers = answered(tested, labels)
     confidence, hits = answers["confidence"], answers["hits"]
     id_scores = scored(tested, score) if foreign else confidence
     return Curves(

@@ -193,9 +193,9 @@ def at_labels(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -> dict[str, Tensor]:
-    """Return what metrics of labelled data read, each (N,), float64 but for the boolean hits.
+    """Return what metrics of labelled data read, each (N,), float64 but for the boolean hits and the classes.
 
-    `hits` says whether the most probable class is the label (of equal ones the lowest is the prediction), `confidence` is the
+    `predicted` is the most probable class, int64, of equal ones the lowest; `hits` says whether it is the label, `confidence` is the
     probability of the former, `nll` the negative logarithm of the latter's in nats, `error` the squared error summed over
     classes.
 
@@ -213,6 +213,7 @@ def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -
     confidence, predicted = probs.max(1)
     error = probs.double() - torch.nn.functional.one_hot(labels.long(), probs.shape[1])
     return {
+        "predicted": predicted,
         "hits": predicted == labels,
         # a row of low precision may sum to a little more than 1, and bins end at 1
         "confidence": confidence.double().clamp(max=1.0),

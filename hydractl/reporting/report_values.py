@@ -124,6 +124,7 @@ class ReportTable:
         of: What its lines are.
         heads: What stands above its columns.
         rows: The name of each line, and its cells.
+        pictures: What pages of HTML show beside the name of each line, JPEG files in base64; empty where there is none.
     """
 
     title: str
@@ -131,6 +132,7 @@ class ReportTable:
     of: str = "model"
     heads: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    pictures: tuple[str, ...] = ()
 
 
 def scopes(report: Report) -> tuple[str, ...]:

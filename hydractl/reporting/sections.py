@@ -11,6 +11,7 @@ from hydractl.manifest.report import Report, Row
 from hydractl.messages import counted
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.reporting.analyses.tables import analysis_tables
+from hydractl.reporting.answers import class_tables, example_tables
 from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.intervals import SETS
 from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
@@ -88,6 +89,8 @@ def sections(compared: Compared) -> Iterator[Section]:
         ),
         ("roc",),
     )
+    yield Section("classes", "Classes", tuple(class_tables(compared)))
+    yield Section("examples", "Examples", tuple(example_tables(compared)))
     yield Section(
         "corruption",
         "Corrupted data",

@@ -124,7 +124,7 @@ def _sentences(compared: Compared) -> Iterator[str]:
     if len(others) == 1:
         yield f"{_in_words(compared, others[0], judged[others[0]])}{_at_cost(compared, others[0])}."
     for cost in (True, False):
-        yield f"{first} is better {'; '.join(_in_counts(compared, judged, cost=cost))}."
+        yield f"{first} is {'; '.join(_in_counts(compared, judged, cost=cost))}."
     counts = Counter(word for by_word in judged.values() for word, labels in by_word.items() for _ in labels)
     judgement = ", ".join(f"{word} in {counts[word]}" for word in WORDS if counts[word])
     yield f"{first} against {counted(len(others), 'model')}, {counted(counts.total(), 'comparison')}: {judgement}."
@@ -155,7 +155,11 @@ def _in_counts(
         measures = sum(map(len, labels.values()))
         of = f" of {counted(measures, 'measure')}" if measures != previous else ""
         at = _at_cost(compared, row) if cost else ""
-        yield f"than {row} in {better}{of}, worse in {worse}{at.removesuffix(' its compute') if previous else at}"
+        if labels.keys() == {LEVEL}:
+            judgement = f"level with {row} in all{of.removeprefix(' of')}"
+        else:
+            judgement = f"better than {row} in {better}{of}, worse in {worse}"
+        yield f"{judgement}{at.removesuffix(' its compute') if previous else at}"
         previous = measures
 
 

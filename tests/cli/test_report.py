@@ -161,7 +161,7 @@ def test_curves_are_kept_unless_they_are_not_wanted_and_say_what_the_numbers_do(
 
     assert (curved / "with.json").read_bytes() == (curved / "again.json").read_bytes()
     assert "curves" not in (curved / "without.json").read_text()
-    bare = [row.model_copy(update={"curves": None, "origins": ()}) for row in report.rows]
+    bare = [row.model_copy(update={"curves": None, "by_class": None, "origins": ()}) for row in report.rows]
     assert tuple(bare) == without.rows
     for row in report.rows:
         bins = row.curves.reliability
@@ -179,8 +179,9 @@ def test_curves_are_kept_unless_they_are_not_wanted_and_say_what_the_numbers_do(
     assert (len(hydra.masks), hydra.made_by.command, base.made_by) == (3, "fuse", None)
 
 
-def test_curves_of_this_version_are_read_for_ever_and_dumped_byte_for_byte(call):
-    golden = Path(__file__).parent.parent / "golden" / "report-curves-1.json"
+@pytest.mark.parametrize("name", ["report-curves-1", "report-answers-1"])
+def test_curves_and_answers_of_this_version_are_read_for_ever_and_dumped_byte_for_byte(call, name):
+    golden = Path(__file__).parent.parent / "golden" / f"{name}.json"
     text = golden.read_text(encoding="utf-8")
 
     assert Report.from_json(text, where="golden").to_json() == text

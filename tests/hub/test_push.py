@@ -18,7 +18,7 @@ from hydractl.runtime import digest_file
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample, base
-from support.reports import write_report
+from support.reports import examples, write_report
 from support.text_folders import save_text_model
 from support.variants import variant
 
@@ -105,6 +105,23 @@ def test_a_hydra_is_pushed_once_and_read_back(models, call, hub, tmp_path):
             assert torch.equal(found(INPUTS).logits, local(INPUTS).logits)
     assert b"hf_secret" not in b"".join(files.values())
     assert f"{tmp_path}".encode() not in b"".join(files.values())
+
+
+def test_examples_of_a_report_are_never_pushed(models, tmp_path, call, hub):
+    """They are the user's data; all else of the report is."""
+    report = Report.read(models / "report.json")
+    private = report.model_copy(update={"examples": examples()})
+    (tmp_path / "private.json").write_text(private.to_json())
+
+    with hub() as served:
+        code, out, err = call(
+            models / "hydra.st", NAME, "--report", tmp_path / "private.json", "--license", "mit"
+        )
+        assert code == 0, err
+        files = served.repositories[NAME].files()
+    assert Report.from_json(files["report.json"].decode(), where="report") == report
+    for shown in (out.encode(), *files.values()):
+        assert not [secret for secret in (b"secret", b"/9j/AAAA", b"cat/1.png") if secret in shown]
 
 
 def test_the_card_says_what_it_is_and_what_was_measured(models, call):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from functools import cache
@@ -10,18 +11,19 @@ from statistics import fmean, stdev
 
 import pytest
 
-from hydractl.errors import InputError
+from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.report import Bins, Report, Value
+from hydractl.reporting.answers import class_tables
 from hydractl.reporting.chart import series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.page import FIRST, markdown, page
-from hydractl.reporting.report_values import Quantity
+from hydractl.reporting.report_values import Cell, Quantity
 from hydractl.reporting.sections import sections
 from hydractl.reporting.svg import PAINTS, SvgPath, svg
 from hydractl.reporting.verdict import sentence, verdict_table
 from support.analysed import analysed
-from support.reports import seeded
+from support.reports import examples, seeded
 
 ALL = ["cost", "reliability", "confidence", "risk", "roc", "heads"]
 FIGURES = [*ALL[:-1], "shift", "heads"]
@@ -362,6 +364,68 @@ def test_each_ood_score_has_tables_of_its_own():
     assert [t.title for t in two] == [f"{t.title}, by {score}" for t in one for score in ("msp", "mi")]
     assert [t.heads for t in two[::2]] == [t.heads for t in two[1::2]] == [t.heads for t in one]
     assert [t.rows for t in two[::2]] == [t.rows for t in two[1::2]] == [t.rows for t in one]
+
+
+def test_accuracy_by_class_is_of_all_samples_of_all_reports():
+    reports = {f"{seed}.json": seeded(seed) for seed in range(3)}
+    by_class, confusions = class_tables(Compared.of(reports))
+
+    hits = {
+        (row.name, c.name): sum(
+            other.hits
+            for report in reports.values()
+            for same in report.rows
+            if same.name == row.name
+            for other in same.by_class.classes
+            if other.name == c.name
+        )
+        for row in reports["0.json"].rows
+        for c in row.by_class.classes
+    }
+    assert by_class.heads == ("samples", "hydra", "base", "Deep ensemble")
+    assert {name: [cell.value for cell in cells] for name, cells in by_class.rows} == {
+        name: ["150", *(f"{hits[row, name] / 150:.3f}" for row in by_class.heads[1:])] for name in "abc"
+    }
+    assert [cells[1].value for _, cells in by_class.rows] == sorted(
+        cells[1].value for _, cells in by_class.rows
+    )
+    assert ("b", (Cell("c"), Cell("9"))) in confusions.rows
+
+
+def test_classes_of_one_name_are_told_apart():
+    report = seeded(0)
+    first = report.rows[0]
+    same = tuple(c.model_copy(update={"name": "crane"}) for c in first.by_class.classes)
+    rows = tuple(
+        row.model_copy(update={"by_class": row.by_class.model_copy(update={"classes": same})})
+        for row in report.rows
+    )
+
+    by_class, _ = class_tables(Compared.of({"a.json": report.model_copy(update={"rows": rows})}))
+    assert {name for name, _ in by_class.rows} == {"crane (0)", "crane (1)", "crane (2)"}
+
+
+def test_examples_are_pictures_in_the_page_and_texts_that_are_no_markup():
+    report = seeded(0).model_copy(update={"examples": examples()})
+    text = made(Report.from_json(report.to_json(), where="a"))
+    read = Read(text)
+
+    assert [a["src"] for a in read.all("img")] == ["data:image/jpeg;base64,/9j/AAAA"]
+    assert "the &lt;img src=x&gt; `secret` text" in text
+    assert {"examples", "classes"} <= {a["id"] for a in read.all("section")}
+    told = markdown(Compared.of({"a.json": report}), (), None)
+    assert "| cat/1.png | cat | dog | 0.600 | 0.250 | cat, dog, dog |" in told
+    assert r"the &lt;img src=x&gt; \`secret\` text" in told
+    assert "examples" not in {a.get("id") for a in Read(made(seeded(0))).all("section")}
+
+
+@pytest.mark.parametrize("picture", ['"><script>', "data:x", "a b", "", "a" * 20_001])
+def test_a_picture_is_base64_and_small(picture):
+    raw = json.loads(seeded(0).model_copy(update={"examples": examples()}).to_json())
+    raw["examples"]["disagreements"][0]["picture"] = picture
+
+    with pytest.raises(ManifestError, match=r"examples\.disagreements\[0\]\.picture"):
+        Report.from_json(json.dumps(raw), where="a")
 
 
 def test_lineage_is_told_once():

@@ -79,13 +79,18 @@ def test_against_one_model_the_sentence_names_the_measures():
 
 
 def test_against_several_it_counts_them():
-    same = (0.6, 0.7, 0.8)
-    compared = of(names=("hydra", "base", "Deep ensemble"), **dict.fromkeys(MIXED, (same, same)))
+    compared = of(names=("hydra", "base", "Deep ensemble"), **MIXED)
 
     words = [*judgements(compared)["Deep ensemble"].values()]
+    assert (words.count("better"), words.count("worse")) == (1, 0)
     assert sentence(compared) == (
-        "hydra is better than base in none of 3 measures, worse in none, at 2.6 times its compute; than Deep ensemble in "
-        f"{words.count('better') or 'none'}, worse in {words.count('worse') or 'none'}, at 0.88 times."
+        "hydra is better than base in 1 of 3 measures, worse in 1, at 2.6 times its compute; better than Deep ensemble in "
+        "1, worse in none, at 0.88 times."
+    )
+    same = (0.6, 0.7, 0.8)
+    alike = of(names=("hydra", "base", "other"), **dict.fromkeys(MIXED, (same, same)))
+    assert sentence(alike).startswith(
+        "hydra is level with base in all 3 measures, at 2.6 times its compute; better than"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from hydractl.manifest.answers import ByClass, ClassHits, Confusion, Example, Examples
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import InputFile, Step
@@ -58,7 +59,7 @@ def seeded(
         names: Of the rows.
         near: The near OOD sets.
         far: The far ones.
-        curves: Whether `--curves` was given.
+        curves: Whether curves were kept, and what is kept beside them.
         shape: Members of the first row, and layers and heads of each.
         fixed: The rows that are the same model whatever the seed.
         shift: Whether `--corrupt all` was given.
@@ -122,6 +123,7 @@ def _row(
         ood=ood,
         means={"all": means} if sets else {},
         curves=_curves(sets, draw) if curves else None,
+        by_class=_by_class(draw) if curves else None,
         origins=(_origin(name, i, draw, shape),) if curves else (),
     )
 
@@ -147,6 +149,38 @@ def _curves(sets: tuple[str, ...], draw: Random) -> Curves:
         risk=Line(x=(0.01, 0.5, 1.0), y=(0.0, end / 4, end)),
         roc={name: Line(x=(0.0, 0.2, 1.0), y=(0.0, draw.uniform(0.6, 0.9), 1.0)) for name in sets},
     )
+
+
+def _by_class(draw: Random) -> ByClass:
+    hits = [draw.randrange(10, 50) for _ in "abc"]
+    confusions = (
+        Confusion(label="a", answer="b", count=50 - hits[0]),
+        Confusion(label="b", answer="c", count=3),
+    )
+    classes = tuple(ClassHits(index=i, name="abc"[i], count=50, hits=n) for i, n in enumerate(hits))
+    return ByClass(total=3, classes=classes, confusions=confusions)
+
+
+def examples() -> Examples:
+    """Return a picture that members disagree on, and a text that is a mistake."""
+    one = Example(
+        name="cat/1.png",
+        label="cat",
+        answer="dog",
+        confidence=0.6,
+        disagreement=0.25,
+        votes=("cat", "dog", "dog"),
+        picture="/9j/AAAA",
+    )
+    other = Example(
+        name="row 7",
+        label="<b>",
+        answer="|",
+        confidence=0.9,
+        votes=("|",),
+        text="the <img src=x> `secret` text " * 12,
+    )
+    return Examples(disagreements=(one,), mistakes=(other,))
 
 
 def _origin(name: str, i: int, draw: Random, shape: tuple[int, int, int]) -> Origin:

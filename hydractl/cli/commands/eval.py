@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from hydractl.stages.evaluate.report import EvalReport
 
 
+OF_PAGES = ("classes", "examples", "costs")
+"""The sections that only pages show; costs are in the first table."""
+
+
 def show_stored(config: EvalConfig, terminal: Terminal) -> None:
     """Show the report that is there, as if it had been made, and exit as it says."""
     from hydractl.manifest.report import Report
@@ -59,6 +63,7 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
       hydractl eval hydra.st --data test/ --compare ensemble=a.st,b.st,c.st \
         --temperature val/
       hydractl eval hydra.st --data test/ --corrupt fog:3 --corrupt jpeg
+      hydractl eval hydra.st --data test/ --keep-examples 10 -o report.json
       hydractl eval hydra.st --data val/ --threshold-for 'risk<=0.1' \
         --store selective.st
     """
@@ -70,6 +75,8 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
             "`-q` prints the paths written, and nothing is written: nothing would be said",
             hint="add `-o report.json` or `--fail-if COND`, or leave `-q` out",
         )
+    if config.keep_examples and config.out is None and not terminal.as_json:
+        raise UsageError("`--keep-examples`: no report keeps them", hint="add `-o report.json`, or `--json`")
     report = run_eval(config, terminal.progress())
     if terminal.as_json and terminal.speaks:
         terminal.document(as_json(report.document))
@@ -116,7 +123,7 @@ def show(report: EvalReport, out: Console) -> None:
 
 
 def render(document: Report, out: Console) -> None:
-    """Show a report: a table over all rows, what must be known of it, and the tables of a page but for costs, which the first has."""
+    """Show a report: a table over all rows, what must be known of it, and the shorter tables of a page."""
     from hydractl.reporting.comparison import Compared
     from hydractl.reporting.sections import sections
 
@@ -130,7 +137,7 @@ def render(document: Report, out: Console) -> None:
     paired = {row.name for row in document.rows if row.difference is not None}
     differences = {name: numbers for name, numbers in compared.differences.items() if name in paired}
     for section in sections(replace(compared, differences=differences)):
-        for report_table in section.tables if section.name != "costs" else ():
+        for report_table in section.tables if section.name not in OF_PAGES else ():
             out.print(table_of(report_table))
 
 

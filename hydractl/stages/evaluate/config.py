@@ -12,6 +12,7 @@ from typing_extensions import override
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.errors import UsageError
+from hydractl.manifest.answers import MOST_EXAMPLES
 from hydractl.manifest.guarantee import Guarantee
 from hydractl.manifest.shift_groups import scopes
 from hydractl.metrics import ood_scores
@@ -176,11 +177,19 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     curves: bool = flag(
         Setting(
-            "Keep curves, head maps and lineage in the report, which the page of `hydractl report` shows.",
+            "Keep curves, accuracy by class, head maps and lineage in the report, which the page of `hydractl report` shows.",
             option_names=("--curves/--no-curves",),
             panel=shared.OUTPUT,
         ),
         on=True,
+    )
+    keep_examples: int = setting(
+        0,
+        "Keep the N inputs with most disagreement and the N most confident mistakes in the report; `push` omits them.",
+        low=0,
+        high=MOST_EXAMPLES,
+        metavar="N",
+        panel=shared.OUTPUT,
     )
     save_predictions: Path | None = setting(
         None,
@@ -208,7 +217,8 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     def __post_init__(self) -> None:
         check(self)
         check_rivals(self.model, self.compare, self.fitted)
-        check_whole(self.data, corrupted=bool(self.corrupt))
+        check_whole(self.data, "--corrupt", is_set=bool(self.corrupt))
+        check_whole(self.data, "--keep-examples", is_set=self.keep_examples > 0)
         check_distinct([row.name for row in self.rows], kind="rows", option="--compare")
         check_distinct([d.name for d in self.ood + self.ood_val], kind="OOD data sets", option="--near")
         refuse_shared_input(*(model for row in self.rows for model in row.models))

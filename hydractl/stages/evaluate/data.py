@@ -179,6 +179,11 @@ class EvalData:
         check_count(config, len(labels))
         return DataSummary(labels, fingerprints, caveats)
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the models' classes are called, once the labels are known."""
+        return self.alignment.names
+
     def validate(self) -> None:
         """Take note of what is known of the data, all of which were read.
 
@@ -273,6 +278,14 @@ class ClassAlignment:
         self._progress = progress
         self._classes: tuple[int, ...] | None = None
         self._class_by_name: dict[str, int] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the models' classes are called: as the models do, else as the ID set does, else by their numbers."""
+        if self._names and not nameless(self._names):
+            return tuple(self._names)
+        name_by_class = {place: name for name, place in self._class_by_name.items()}
+        return tuple(name_by_class.get(i, str(i)) for i in range(self._count))
 
     def align(self, tested: Items | ItemStream, labelled: Mapping[str, Items]) -> dict[str, Tensor]:
         """Settle the ID set's classes as far as they are known, and return the labels (N,) of other sets by what names them.

@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.encode import with_corruption
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Scores, WithOodScores
+from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.compute import RowNumbers, ShiftNumbers, means, measure
+from hydractl.metrics.by_class import by_class
+from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means, measure
 from hydractl.metrics.curves import curves_of
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
@@ -28,6 +31,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst
+from hydractl.stages.evaluate.extras.examples import examples_of
 from hydractl.stages.evaluate.measure_ood import (
     best_on_validation,
     score_sizes,
@@ -95,6 +99,7 @@ class RowCollector:
         caveats: Why some numbers are less than they seem.
         predictions: By row and data set, for `--save-predictions`.
         first_numbers: Those of the first row, which each other row is compared with.
+        examples: Inputs that the first row fails on.
         fitted_scores: The OOD scores that were fitted for the first model, for `--store`.
         loaded: The models of all rows if time is measured.
     """
@@ -103,6 +108,7 @@ class RowCollector:
     caveats: list[str] = field(default_factory=list)
     predictions: dict[str, Mapping[str, StoredPredictions]] = field(default_factory=dict)
     first_numbers: RowNumbers | None = None
+    examples: Examples | None = None
     fitted_scores: Scores | None = None
     loaded: list[RowModels] = field(default_factory=list)
 
@@ -146,7 +152,22 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     if table.first_numbers is None:
         table.first_numbers = numbers
         table.fitted_scores = _fitted_scores(run, scored_models)
-    table.rows.append(_with_curves(run, row, models, predictions) if config.curves else row)
+    answers = (
+        answered(predictions[ID_NAME], data.summary.labels) if config.curves or config.keep_examples else {}
+    )
+    if config.curves:
+        like = table.rows[0].by_class if table.rows else None
+        row = _with_curves(run, row, models, predictions, answers, like)
+    if config.keep_examples and not table.rows:
+        table.examples = examples_of(
+            data.prepared(ID_NAME).dataset,
+            predictions[ID_NAME],
+            answers,
+            data.summary.labels,
+            data.class_names,
+            most=config.keep_examples,
+        )
+    table.rows.append(row)
     if config.save_predictions is not None:
         table.predictions[named.name] = predictions
     if needing(config.chosen, MetricNeeds.TIME):
@@ -276,17 +297,23 @@ def _fitted_scores(run: Evaluation, models: Sequence[Predictor | WithOodScores])
 
 
 def _with_curves(
-    run: Evaluation, row: Row, models: Sequence[OpenModel], predictions: Mapping[str, StoredPredictions]
+    run: Evaluation,
+    row: Row,
+    models: Sequence[OpenModel],
+    predictions: Mapping[str, StoredPredictions],
+    answers: Mapping[str, Tensor],
+    like: ByClass | None,
 ) -> Row:
-    """Return a row with its curves, and which heads its models keep and what made them."""
+    """Return a row with its curves, its answers by class, and which heads its models keep and what made them."""
     config = run.config
     ood = {data.name: predictions[data.name] for data in config.ood}
-    curves = curves_of(predictions[ID_NAME], run.data.summary.labels, ood, config.scores[0])
+    curves = curves_of(predictions[ID_NAME], answers, ood, config.scores[0])
+    classes = by_class(answers["predicted"], run.data.summary.labels, run.data.class_names, like=like)
     origins = tuple(
         Origin(name=model.as_input().name, masks=model.header.masks, made_by=model.header.made_by)
         for model in models
     )
-    return row.model_copy(update={"curves": curves, "origins": origins})
+    return row.model_copy(update={"curves": curves, "by_class": classes, "origins": origins})
 
 
 def _add_latencies(table: RowCollector, run: Evaluation) -> None:

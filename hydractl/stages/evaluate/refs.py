@@ -195,17 +195,14 @@ def check_distinct(names: Sequence[str], *, kind: str, option: str) -> None:
             )
 
 
-def check_whole(data: DataRef, *, corrupted: bool) -> None:
-    """Refuse to corrupt a stream that does not say how long it is: each corruption would read it once more.
+def check_whole(data: DataRef, option: str, *, is_set: bool) -> None:
+    """Refuse an option that reads data again, where these are a stream that does not say how long it is.
 
     Raises:
         UsageError: If that is asked for.
     """
-    if corrupted and data.endless:
-        raise UsageError(
-            f"`--corrupt`: `{data}` is a stream, which would be read anew for each corruption at each severity",
-            hint=ENDLESS_HINT,
-        )
+    if is_set and data.endless:
+        raise UsageError(f"`{option}` reads samples again, and `{data}` is a stream", hint=ENDLESS_HINT)
 
 
 def check_rivals(model: str, compared: Sequence[NamedModels], fitted: Sequence[str]) -> None:

@@ -158,6 +158,7 @@ def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
             for scores in config.analysing.scores
         ),
         warnings=tuple(caveats),
+        examples=table.examples,
         checks=tuple(condition.check(table.rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
         config_digest=digest,

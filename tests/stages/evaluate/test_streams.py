@@ -336,7 +336,16 @@ def test_a_stream_that_breaks_off_and_an_interruption_leave_nothing(served, work
 @pytest.mark.parametrize(
     ("changes", "message", "hint"),
     [
-        ({"corrupt": "blur:3"}, "`--corrupt`: `hf:org/name::streaming=true` is a stream", "add `limit=N`"),
+        (
+            {"corrupt": "blur:3"},
+            "`--corrupt` reads samples again, and `hf:org/name::streaming=true` is a stream",
+            "add `limit=N`",
+        ),
+        (
+            {"keep_examples": 3},
+            "`--keep-examples` reads samples again, and `hf:org/name::streaming=true` is a stream",
+            "add `limit=N`",
+        ),
         ({"data": "id.parquet", "temperature": STREAM}, "a stream does not say how long", "add `limit=N`"),
         (
             {"data": "id.parquet", "fit": STREAM, "ood_score": ("knn",), "threshold_for": 0.9},

@@ -1,0 +1,189 @@
+"""Examples of `eval --keep-examples`: those that the predictions say, shown as the data hold them, and nobody else's business."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydractl.cli.app import main
+from hydractl.data.open_dataset import open_data
+from hydractl.manifest.report import Report
+from support.builders import base
+from support.predictions import SavedPredictions
+from support.text_folders import save_text_model
+from support.variants import variant
+
+DATA = "digits::split=test,classes=0-6,limit=60"
+QUICK = ("--no-latency", "--device", "cpu", "--bootstrap", "0", "-q")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """Reports of a pair of models beside one of them, with examples and without, and what they said."""
+    folder = tmp_path_factory.mktemp("examples")
+    for seed in (0, 1):
+        base().pruned((0, 1), (2,), (0, 3)).tuned(seed).save(folder / f"m{seed}.st")
+    rows = ("--name", "one", "--compare", f"pair={folder}/m0.st,{folder}/m1.st")
+    plain = ("eval", f"{folder}/m0.st", "--data", DATA, *rows, *QUICK)
+    assert main([*plain, "-o", f"{folder}/plain.json", "--save-predictions", f"{folder}/p.st"]) == 0
+    assert main([*plain, "-o", f"{folder}/one.json", "--keep-examples", "5"]) == 0
+    assert main(["fuse", f"{folder}/m0.st", f"{folder}/m1.st", "-q", "-o", f"{folder}/pair.st"]) == 0
+    assert (
+        main(["eval", f"{folder}/pair.st", "--data", DATA, *QUICK, "-o", f"{folder}/pair.json", "--keep-examples", "5",
+              "--save-predictions", f"{folder}/pair.p.st"])
+        == 0
+    )  # fmt: skip
+    return folder
+
+
+def test_they_are_the_most_disagreed_on_and_the_surest_mistakes(here):
+    found = Report.read(here / "pair.json").examples
+    saved = SavedPredictions.load(here / "pair.p.st")
+    log_probs, labels = saved.log_probs["pair"]["id"].double().numpy(), saved.labels["id"].numpy()
+    members = np.exp(log_probs)
+    mean = members.mean(0)
+    disagreement = -(mean * np.log(mean)).sum(1) + (members * log_probs).sum(2).mean(0)
+    wrong = np.flatnonzero(mean.argmax(1) != labels)
+
+    digits = open_data(DATA)
+    most = np.argsort(-disagreement, kind="stable")[:5]
+    surest = wrong[np.argsort(-mean.max(1)[wrong], kind="stable")][:5]
+    for kept, places in ((found.disagreements, most), (found.mistakes, surest)):
+        assert [example.name for example in kept] == [f"row {digits.key(int(i))}" for i in places]
+        assert [example.label for example in kept] == [str(labels[i]) for i in places]
+        assert [example.answer for example in kept] == [str(mean[i].argmax()) for i in places]
+        assert [example.votes for example in kept] == [
+            tuple(map(str, log_probs[:, i].argmax(1))) for i in places
+        ]
+        assert [example.confidence for example in kept] == pytest.approx(
+            [mean[i].max() for i in places], abs=1e-6
+        )
+        assert [example.disagreement for example in kept] == pytest.approx(
+            [disagreement[i] for i in places], abs=1e-6
+        )
+        for example, i in zip(kept, places, strict=True):
+            shown = Image.open(io.BytesIO(base64.b64decode(example.picture)))
+            held = digits.image(int(i)).convert("RGB")
+            assert (shown.format, shown.size, example.text) == ("JPEG", held.size, None)
+            assert np.abs(np.asarray(shown, int) - np.asarray(held, int)).mean() < 8
+
+
+def test_of_one_model_there_are_mistakes_alone_and_no_number_changes(here):
+    plain, kept = (Report.read(here / f"{name}.json") for name in ("plain", "one"))
+
+    assert plain.examples is None
+    assert (len(kept.examples.disagreements), len(kept.examples.mistakes)) == (0, 5)
+    assert all((e.disagreement, len(e.votes)) == (None, 1) for e in kept.examples.mistakes)
+    assert kept.rows == plain.rows
+    assert "examples" not in (here / "plain.json").read_text()
+
+
+def test_accuracy_by_class_is_of_the_same_classes_in_every_row(here):
+    saved, report = SavedPredictions.load(here / "p.st"), Report.read(here / "plain.json")
+    labels = saved.labels["id"]
+
+    shown = [[c.index for c in row.by_class.classes] for row in report.rows]
+    assert shown[0] == shown[1]
+    assert sorted(shown[0]) == labels.unique().tolist()
+    for row in report.rows:
+        predicted = saved.log_probs[row.name]["id"].double().exp().mean(0).argmax(1)
+        for c in row.by_class.classes:
+            of = labels == c.index
+            assert (c.name, c.count, c.hits) == (
+                str(c.index),
+                int(of.sum()),
+                int((predicted[of] == c.index).sum()),
+            )
+        wrong = int((predicted != labels).sum())
+        assert sum(c.count - c.hits for c in row.by_class.classes) == wrong
+        assert sum(c.count for c in row.by_class.confusions) <= wrong
+
+
+def test_images_in_memory_stay_as_they_are(tmp_path):
+    """A thumbnail is made of a copy."""
+    rgb = base(variant("class-token"))
+    rgb.save(tmp_path / "m.st")
+    folder = tmp_path / "d" / "0"
+    folder.mkdir(parents=True)
+    drawn = np.random.default_rng(0).integers(0, 256, (3, 300, 200, 3), dtype=np.uint8)
+    for i, pixels in enumerate(drawn):
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    out = tmp_path / "r.json"
+    assert (
+        main(
+            [
+                "eval",
+                str(tmp_path / "m.st"),
+                "--data",
+                f"{tmp_path}/d::classes-by=position",
+                *QUICK,
+                "-o",
+                str(out),
+                "--keep-examples",
+                "9",
+            ]
+        )
+        == 0
+    )
+
+    report = Report.read(out)
+    for example in report.examples.mistakes:
+        assert example.name in {f"0/{i}.png" for i in range(3)}
+        assert Image.open(io.BytesIO(base64.b64decode(example.picture))).size == (64, 96)
+    assert str(tmp_path) not in out.read_text()
+
+
+def test_of_texts_the_texts_are_kept(tmp_path):
+    save_text_model(variant("transformers-bert-plain"), tmp_path / "bert")
+    long = " ".join(["the cat sat on a mat"] * 60)
+    texts = ["the cat sat", long, "a mat"]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": t, "label": 0}) + "\n" for t in texts))
+    out = tmp_path / "r.json"
+    assert (
+        main(
+            [
+                "eval",
+                str(tmp_path / "bert"),
+                "--data",
+                f"{tmp_path}/t.jsonl",
+                *QUICK,
+                "-o",
+                str(out),
+                "--keep-examples",
+                "9",
+            ]
+        )
+        == 0
+    )
+
+    mistakes = Report.read(out).examples.mistakes
+    right = sum(c.hits for c in Report.read(out).rows[0].by_class.classes)
+    assert len(mistakes) == 3 - right
+    for example in mistakes:
+        text = texts[int(example.name.removeprefix("row "))]
+        assert example.picture is None
+        assert example.text == text or (len(example.text) == 400 and example.text.endswith(text[-200:]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "hint"),
+    [
+        (["3"], "`--keep-examples`: no report keeps them", "add `-o report.json`, or `--json`"),
+        (
+            ["101", "-o", "r.json"],
+            "`--keep-examples`: input should be less than or equal to 100",
+            "see `hydractl eval --help`",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(here, capsys, options, said, hint):
+    assert main(["eval", str(here / "m0.st"), "--data", DATA, "--keep-examples", *options]) == 2
+
+    err = capsys.readouterr().err
+    assert said in err
+    assert hint in err
