@@ -132,6 +132,16 @@ def test_what_a_script_saved_is_imported_first(folder, call):
     shutil.rmtree(folder / "other")
 
 
+def test_a_plan_of_which_nothing_was_made_is_in_nobody_s_way(folder, call):
+    words = ("make", "m0.st", "saved.pth", *DATA, "-o", "other/")
+    first = call(*words)
+    second = call(*words, "--arch", ARCH)
+
+    assert (first.code, second.code) == (3, 0)
+    assert "--arch" in first.err
+    shutil.rmtree(folder / "other")
+
+
 @pytest.mark.parametrize(
     ("risk", "model"),
     [("0.001", "hydra"), ("0.1", "model")],

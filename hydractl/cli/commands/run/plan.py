@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+import typer
+
 from hydractl.cli.commands.run.command import go, show
 from hydractl.cli.commands.run.pipeline import Stage, parsed
 from hydractl.cli.output import Terminal
@@ -81,21 +83,27 @@ def run_plan(
     """
     from hydractl.cli.app import command_tree, main
 
+    is_new = not plan.exists()
     if keep or not dry_run:
         _publish(plan, text)
     if dry_run:
         show(stages, command_tree(), json=terminal.as_json, quiet=terminal.quiet)
         return
-    go(
-        plan,
-        stages,
-        command_tree(),
-        main,
-        json=terminal.as_json,
-        quiet=terminal.quiet,
-        brief=brief,
-        may_fail=may_fail,
-    )
+    try:
+        go(
+            plan,
+            stages,
+            command_tree(),
+            main,
+            json=terminal.as_json,
+            quiet=terminal.quiet,
+            brief=brief,
+            may_fail=may_fail,
+        )
+    except typer.Exit:
+        if is_new and not keep and [*plan.parent.iterdir()] == [plan]:
+            plan.unlink()  # nothing was made yet, so that other options may be tried
+        raise
 
 
 def _publish(plan: Path, text: str) -> None:
