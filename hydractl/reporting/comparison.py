@@ -223,7 +223,7 @@ def _notes(files: Sequence[str], reports: Sequence[Report], over: str) -> Iterat
         if 0 < sum(any(row.curves for row in report.rows) for report in reports) < len(reports):
             yield "Curves are drawn where every report has them: `hydractl eval --no-curves` was given for some."
     yield from (
-        f"Heads of {row.name} were chosen by how well they tell OOD data, an advantage over other rows."
+        f"The heads of {row.name} were chosen with OOD data, which gives it an advantage over the other models."
         for row in reports[0].rows
         if row.ood and row.tuned_on_ood
     )
@@ -235,31 +235,31 @@ def _notes(files: Sequence[str], reports: Sequence[Report], over: str) -> Iterat
             if report_row.name == row.name
         } - {None}
         if best:
-            yield f"Of OOD scores {listed(sorted(map(str, best)))} {'is' if len(best) == 1 else 'are'} best for {row.name} on validation data."
+            yield f"On validation data the best OOD score for {row.name} is {' or '.join(sorted(map(str, best)))}."
     for file, report in zip(files, reports, strict=True):
         yield from (f"{file}: {warning}" if len(reports) > 1 else warning for warning in report.warnings)
 
 
 def _of_one(report: Report) -> Iterator[str]:
     yield (
-        "Intervals are of these very models, over the samples that they were measured on. Models of other seeds would give other "
-        "numbers: reports of several seeds together say how much."
+        "Intervals hold for these models on samples like these. Models from other seeds give other numbers: `hydractl report` of "
+        "several seeds shows how much."
     )
     others = report.rows[1:]
     if paired := [row.name for row in others if row.difference is not None]:
-        yield f"Differences from {listed(paired)} are of both rows on the same resamples."
+        yield f"Differences from {listed(paired)} use the same resamples for both models."
     if unpaired := [row.name for row in others if row.difference is None]:
         yield (
-            f"Intervals of differences from {listed(unpaired)} follow from those of both rows as if each had samples of its own "
-            "(square-and-add). Rows are right and wrong on the same ones, so these are too wide rather than too narrow."
+            f"Intervals of differences from {listed(unpaired)} follow from the intervals of both models, as if each had its own "
+            "samples (square-and-add). They are too wide rather than too narrow."
         )
 
 
 def _of_sets(reports: Sequence[Report]) -> Iterator[str]:
     yield (
-        f"Numbers are means over {len(reports)} data sets, each of which counts alike, in brackets are 95 % intervals of these means: they "
-        "follow from the sets' own (square-and-add), so that they are of these sets and models. Means of OOD metrics have none, as "
-        "several sets may be told from the same samples."
+        f"Numbers are means over {len(reports)} data sets with equal weights. Brackets hold their 95 % intervals, which follow from those "
+        "of the sets (square-and-add) and hold for these sets and models. Means of OOD metrics have none, because sets may share OOD "
+        "samples."
     )
 
 
@@ -267,8 +267,8 @@ def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
     first, *others = reports
     freedom = counted(len(others), "degree")
     yield (
-        f"Numbers are means over {len(reports)} reports, ± is the standard deviation among them, in brackets are 95 % intervals of the "
-        f"mean by Student's t with {freedom} of freedom. Differences are taken report by report."
+        f"Numbers are means over {len(reports)} reports, ± their standard deviation. Brackets hold 95 % intervals of the mean by "
+        f"Student's t with {freedom} of freedom. Differences are taken report by report."
     )
     for row in first.rows:
         models = [
@@ -278,7 +278,7 @@ def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
             if report_row.name == row.name
         ]
         if any(model in models[:i] for i, model in enumerate(models)):
-            yield f"{row.name} is the same model in several reports: its deviation does not say what another seed does."
+            yield f"{row.name} is the same model in several reports, so its deviation does not show the effect of a seed."
     for name, data in first.data.items():
         strange = [
             f
@@ -286,4 +286,4 @@ def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
             if name in report.data and report.data[name].sha256 != data.sha256
         ]
         if strange:
-            yield f"The data set {name} holds other samples in {quoted(strange)} than in `{files[0]}`: deviations are of data, too (`--over sets`: means over sets)."
+            yield f"The data set {name} has other samples in {quoted(strange)} than in `{files[0]}`, so deviations include the data (`--over sets` for means over sets)."

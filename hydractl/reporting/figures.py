@@ -48,8 +48,8 @@ def _cost(compared: Compared) -> Figure | None:
     return Figure.unless_empty(
         "cost",
         "Cost and quality",
-        "Multiply-accumulates for one sample against quality. The dashed line joins the rows that none other beats in both; "
-        "bars are 95 % intervals.",
+        "Multiply-accumulates for one sample against quality. The dashed line joins the models that no other model beats in "
+        "both. Bars are 95 % intervals.",
         [_frontier(compared, cost, quality) for quality in qualities],
         compared.names,
     )
@@ -158,8 +158,8 @@ def _reliability(compared: Compared) -> Figure | None:
     return Figure.unless_empty(
         "reliability",
         "Reliability",
-        "How often answers of a confidence are right: bars below the dashed line are of answers that are surer than right. Bins are "
-        "those of ECE; a bar stands at the mean confidence of its samples, and is pale where they are few.",
+        "How often predictions with a given confidence are right. Bars below the dashed line are overconfident. Bins are those of "
+        "ECE; a bar stands at the mean confidence of its samples and is pale if they are few.",
         _row_charts(compared, chart),
     )
 
@@ -197,7 +197,7 @@ def _confidence(compared: Compared) -> Figure | None:
     return Figure.unless_empty(
         "confidence",
         "Confidence",
-        "How sure the answers are on in-distribution data (id) and on each out-of-distribution set, of which a good model is less sure.",
+        "Confidence on in-distribution data (id) and on each out-of-distribution set, where it should be lower.",
         _row_charts(compared, chart),
         sets,
     )
@@ -236,8 +236,8 @@ def _roc(compared: Compared) -> Figure | None:
     return Figure.unless_empty(
         "roc",
         "ROC",
-        f"What share of out-of-distribution samples is flagged by {report.ood_scores[0]} where so much of in-distribution data is; "
-        "the dashed line is chance.",
+        f"Share of out-of-distribution samples that `{report.ood_scores[0]}` flags, by the share of in-distribution samples that it flags "
+        "too. The dashed line is chance.",
         map(chart, sets if has_curves else ()),
         compared.names,
     )
@@ -251,14 +251,14 @@ def _risk(compared: Compared) -> Figure | None:
     chart = Chart(
         title="Risk over coverage",
         description="; ".join(_numbers(compared, Quantity("accuracy"))) or "risk over coverage",
-        x=Axis(label="share answered, surest first"),
+        x=Axis(label="share answered, most confident first"),
         y=Axis(label="share of these wrong", high=1.05 * high or 1.0, written="{:.3g}".format),
         series=series,
     )
     return Figure.unless_empty(
         "risk",
         "Risk and coverage",
-        "What share of answers is wrong where only the surest ones are given: lower is better.",
+        "Share of wrong answers if the model answers only its most confident predictions. Lower is better.",
         [chart.drawing()],
         compared.names,
     )
@@ -268,11 +268,11 @@ def _shift(compared: Compared) -> Figure | None:
     """Quality by the severity of corruptions, clean data at 0."""
     under = {q.name for q in compared.quantities if q.under_shift}
     charts = [severity_chart(compared, Quantity(name)) for name in UNDER_SHIFT if name in under]
-    bars = "; bars are 95 % intervals" if any(s.kind == "marks" for c in charts for s in c.series) else ""
+    bars = ". Bars are 95 % intervals" if any(s.kind == "marks" for c in charts for s in c.series) else ""
     return Figure.unless_empty(
         "shift",
         "Corruption",
-        f"In-distribution data as corruptions leave them, means over the corruptions that were tried; 0 is the clean data{bars}.",
+        f"Quality on corrupted in-distribution data, as means over the corruptions. Severity 0 is the clean data{bars}.",
         [chart.drawing() for chart in charts],
         compared.names,
     )

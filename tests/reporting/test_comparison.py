@@ -213,7 +213,7 @@ def test_a_paired_difference_counts_where_there_is_one():
     }
     assert found[Quantity("ece")] == without[Quantity("ece")]
     assert compared.differences["Deep ensemble"] == plain.differences["Deep ensemble"]
-    assert "Differences from base are of both rows on the same resamples." in compared.notes
+    assert "Differences from base use the same resamples for both models." in compared.notes
     assert any(
         note.startswith("Intervals of differences from Deep ensemble follow") for note in compared.notes
     )
@@ -226,7 +226,7 @@ def test_warnings_and_marks_of_reports_are_notes():
 
     one = Compared.of({"a.json": report}).notes
     two = Compared.of({"a.json": report, "b.json": seeded(1)}).notes
-    said = "Heads of base were chosen by how well they tell OOD data, an advantage over other rows."
+    said = "The heads of base were chosen with OOD data, which gives it an advantage over the other models."
     assert one[-2:] == (said, "few samples")
     assert two[-2:] == (said, "a.json: few samples")
 
@@ -246,6 +246,6 @@ def test_notes_say_what_numbers_do_not():
     assert "means over 5 reports" in notes[0]
     assert "4 degrees of freedom" in notes[0]
     assert notes[1:] == (
-        "base is the same model in several reports: its deviation does not say what another seed does.",
-        "The data set id holds other samples in `x.json` than in `0.json`: deviations are of data, too (`--over sets`: means over sets).",
+        "base is the same model in several reports, so its deviation does not show the effect of a seed.",
+        "The data set id has other samples in `x.json` than in `0.json`, so deviations include the data (`--over sets` for means over sets).",
     )

@@ -150,7 +150,7 @@ def _remarks(document: Report, main: Sequence[Quantity]) -> Iterator[str]:
         fitted_on = dict.fromkeys(_samples(fitted_scores.data, ", ") for fitted_scores in stored)
         yield f"OOD scores of features are as the checkpoint stores them, fitted on {listed([*fitted_on])}"
     if tuned := [row.name for row in document.rows if _is_marked(row)]:
-        yield f"*: heads of {listed(tuned)} were chosen by how well they tell OOD data, an advantage over other rows"
+        yield f"*: heads of {listed(tuned)} were chosen with OOD data, an advantage over other rows"
     for row in document.rows if document.ood_val else ():
         yield _best(row, document)
     if any(TEMPERATURE in row.values or row.stored_temperatures for row in document.rows):

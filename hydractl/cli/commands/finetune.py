@@ -50,5 +50,5 @@ def render(report: FinetuneReport, out: Console) -> None:
         count(report.trained_parameters),
         count(report.frozen_parameters),
     )
-    columns = ["model", "validation accuracy", "nll", "lr", "steps", "trained", "frozen"]
+    columns = ["model", "validation accuracy ↑", "NLL ↓", "lr", "steps", "trained", "frozen"]
     out.print(table(columns, [(str(report.path), *cells)]))

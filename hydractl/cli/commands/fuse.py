@@ -91,7 +91,7 @@ def measured(quality: Measured, out: Console) -> None:
     ]
     out.print(
         table(
-            ["model", "T", "Acc", "NLL", "MI", "Loss", "Agree"],
+            ["model", "T", "Acc ↑", "NLL ↓", "MI", "Loss ↓", "Agree ↑"],
             rows,
             title=f"{quality.data}: {counted(quality.samples, 'sample')}",
         )
