@@ -41,11 +41,11 @@ class StageFunction(NamedTuple):
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """The options, those without a name first; a call has a report to return, so nothing is left as it is."""
+        """The options, those without a name first; a call has a report to return, so nothing is left as it is or only estimated."""
         call_options = [
             o._replace(default=...) if o.name in self.needs else o
             for o in options_of(self.config)
-            if o.name != "if_changed"
+            if o.name not in {"if_changed", "estimate"}
         ]
         return tuple(sorted(call_options, key=lambda o: not o.setting.positional))
 

@@ -69,7 +69,6 @@ def score(
     device: str | None = ...,
     dtype: str | None = ...,
     compile: bool | None = ...,
-    estimate: bool | None = ...,
     force: bool | None = ...,
     wait: bool | None = ...,
     progress: Callable[[str], object] | Progress | None = ...,
@@ -128,7 +127,6 @@ def score(
         device: Device: auto, cpu, cuda, cuda:N or mps.
         dtype: Data type of the weights: bf16, fp16 or fp32 (default: as stored).
         compile: Compile the blocks, for circuit: takes minutes at first, then runs faster; results change by rounding only.
-        estimate: Estimate time and memory of a circuit search from a few candidates and write nothing.
         force: Overwrite existing output and discard an unfinished run.
         wait: Wait while another command writes the same output, instead of exiting with 6.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.

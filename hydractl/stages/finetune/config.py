@@ -137,6 +137,13 @@ class FinetuneConfig(CommandConfig):
             ),
         )
     )
+    estimate: bool = flag(
+        Setting(
+            "Estimate time and memory of the training from a few steps and write nothing.",
+            panel=shared.MACHINE,
+            role=Role.EXECUTION,
+        )
+    )
     save_every: int | None = setting(
         None,
         "Steps between saves of the state to resume from (default: 30 s, and each epoch).",

@@ -67,24 +67,47 @@ class KeptFeatures(InputSource):
         return [Batch(self.val[indices], None, indices) for indices in places]
 
 
-def keep_features(work: TrainingPlan, engine: Engine, progress: Progress) -> KeptFeatures | None:
+def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
+    """Return the training data if a frozen encoder reads the same of them in each epoch, so that its features can be kept.
+
+    None where it must run in each step where more than classifiers train, where augmentation or mixing change what it reads, a teacher reads
+    it too, a stream is longer than what is kept, or the model lies in parts.
+    """
+    changes = work.config.recipe.augment or work.mixing or work.teachers or work.adapter or engine.shards
+    items = work.train.items
+    return None if changes or not work.trains_head or isinstance(items, Shuffled) else items
+
+
+def frozen_encoder(work: TrainingPlan, engine: Engine) -> Towers:
+    """Return the model that trains, in evaluation mode on its device, which answers with what its classifiers read, (M, B, F)."""
+    model = _towers_of(load_trainable(work).module).eval()
+    give_head_inputs(model, work.opened.family)
+    return model.to(engine.device)
+
+
+def features_of(model: Towers, batch: Batch[Inputs], recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Return the places (B,) of a batch's samples and their features (B, M, F), float32, on the CPU."""
+    autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16")
+    with torch.inference_mode(), autocast:
+        features = model.member_logits(inputs_like(batch.inputs, torch.empty(0, device=model.device)))
+        return batch.indices, features.float().transpose(0, 1).cpu()
+
+
+def keep_features(work: TrainingPlan, items: Items, engine: Engine, progress: Progress) -> KeptFeatures:
     """Run a frozen encoder over all data, in batches of their own: whoever computes them, the features are the same.
 
-    None where the encoder must run in each step: where more than classifiers train, where augmentation or mixing change what it
-    reads, a teacher reads it too, a stream is longer than what is kept, or the model lies in parts.
+    Args:
+        work: What trains.
+        items: The training data.
+        engine: Where.
+        progress: Hears of it.
 
     Raises:
         DataError: If an item cannot be read.
         OutputError: If there is no room for the features.
     """
-    items, recipe = work.train.items, work.config.recipe
-    changes = recipe.augment or work.mixing or work.teachers or work.adapter or engine.shards
-    if not work.trains_head or changes or isinstance(items, Shuffled):
-        return None
-    model = _towers_of(load_trainable(work).module).eval()
-    give_head_inputs(model, work.opened.family)
-    shape = model.member_logits(blank_inputs(work.header.preprocess, 1, device="cpu")).shape[::2]
-    model.to(engine.device)
+    model = frozen_encoder(work, engine)
+    shape = model.member_logits(blank_inputs(work.header.preprocess, 1, device=engine.device)).shape[::2]
     progress.step("The frozen encoder runs once, and its features are kept")
     with start_team(engine.device) as team:
 
@@ -96,7 +119,7 @@ def keep_features(work: TrainingPlan, engine: Engine, progress: Progress) -> Kep
                 name=f"the features of {len(items)} samples",
                 until="the classifier has trained",
             )
-            parts = team.iterate(_features(model, batch, recipe) for batch in batches)
+            parts = team.iterate(features_of(model, batch, work.config.recipe) for batch in batches)
             total = -(-len(items) // EVAL_BATCH)
             for indices, part in progress.track(parts, label=f"encoding {items.name}", total=total):
                 features[indices] = part
@@ -110,14 +133,6 @@ def _towers_of(module: nn.Module) -> Towers:
     if not isinstance(towers, Towers):
         raise TypeError(f"expected one model, got {type(module).__name__}")
     return towers
-
-
-def _features(model: Towers, batch: Batch[Inputs], recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """Return the places (B,) of a batch's samples and their features (B, M, F)."""
-    autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16")
-    with torch.inference_mode(), autocast:
-        features = model.member_logits(inputs_like(batch.inputs, torch.empty(0, device=model.device)))
-        return batch.indices, features.float().transpose(0, 1).cpu()
 
 
 def on_features(subject: TrainableModel) -> TrainableModel:

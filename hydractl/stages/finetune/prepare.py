@@ -97,8 +97,8 @@ class TrainingPlan:
         return self.config.recipe.parts == ("head",)
 
 
-def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock) -> TrainingPlan:
-    """Check everything that headers and labels can tell, and whether the output may be where it is to go.
+def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock | None) -> TrainingPlan:
+    """Check everything that headers and labels can tell, and whether the output may be where it is to go; None: nothing is written.
 
     Raises:
         InputError: If the model, a teacher or the data cannot be used, or the output cannot be written.
@@ -110,7 +110,10 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock)
     opened = reading_images(open_trained(config), config.images)
     check_takes(opened.header, where=opened.reference)
     teachers = open_teachers(config)
-    check_models(config.outputs(), output_lock, models=[opened, *teachers], data=[config.data, config.val])
+    if output_lock is not None:
+        check_models(
+            config.outputs(), output_lock, models=[opened, *teachers], data=[config.data, config.val]
+        )
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened, progress)
     items = _opened(config, opened, progress)

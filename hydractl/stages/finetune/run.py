@@ -11,55 +11,37 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.checkpoint import write_tensors
-from hydractl.data.encode import encoded
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
 from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Kind
-from hydractl.messages import counted
 from hydractl.metrics.cost import macs_of
-from hydractl.model_inputs import map_inputs
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, versions
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.head_training import (
-    KeptFeatures,
-    begin_head_training,
-    head_macs,
-    keep_features,
-    on_features,
-)
-from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan, prepare
-from hydractl.stages.finetune.teachers import lesson_of
+from hydractl.stages.finetune.head_training import KeptFeatures, head_macs, items_to_encode, keep_features
+from hydractl.stages.finetune.job import build, open_job, val_batches, validate
+from hydractl.stages.finetune.prepare import TrainingPlan, prepare
 from hydractl.stages.finetune.trainable import (
-    TrainableModel,
-    build_trainable,
     check_initial_weights,
     is_own,
     load_output,
     load_trainable,
-    of_each,
     output_tensors,
-    scale_rates,
     warn_equal,
 )
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import claim, resumable, resume_hint
 from hydractl.training import fsdp
-from hydractl.training.accelerator import Engine, Share, start_engine
-from hydractl.training.evaluate import classifier_metrics
-from hydractl.training.feeding.feed import Feed, ItemFeed, MemberFeeds, Piece
+from hydractl.training.accelerator import Engine, start_engine
 from hydractl.training.loop import Trained, train
 from hydractl.training.resume import Metrics, Snapshot, StateFolder
 from hydractl.training.run_settings import texts_of
-from hydractl.training.step_modes import begin_training
 from hydractl.training.trainer import Job
-from hydractl.training.weight_sites import sites_of
 from hydractl.version import __version__
 
 
@@ -126,16 +108,15 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
             _settling_state(config, folder, leads=leads),
             start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine,
         ):
-            features = keep_features(work, engine, progress)
-            feed = _feed(work, features)
-            _look(work, feed, engine, progress)
-            job = _job(work, feed, engine, features)
+            items = items_to_encode(work, engine)
+            features = None if items is None else keep_features(work, items, engine, progress)
+            job = open_job(work, features, val_batches(work, features), engine, progress)
             if engine.leads:
-                warn_equal(work, _build(work, features), job, engine.device, progress)
+                warn_equal(work, build(work, features), job, engine.device, progress)
             engine.wait()  # all have read the state before one writes it
             trained = train(job, engine, progress, folder=folder, start=start)
             tensors = output_tensors(work, trained.weights)
-            evaluate = job.evaluate if features is None else partial(_validate, work, engine)
+            evaluate = job.evaluate if features is None else partial(validate, work, engine)
             trained = replace(trained, metrics=_final_metrics(work, engine, trained, tensors, evaluate))
             macs = _training_macs(work, features, trained.step, job.feed.steps_per_epoch)
             report = _report(work, job, trained, tensors, start, macs)
@@ -210,95 +191,6 @@ def _way_on(config: FinetuneConfig, folder: StateFolder | None) -> str | None:
         if folder is not None and folder.check(force=False):
             return resume_hint(config.out, force=config.force)
     return None
-
-
-def _feed(work: TrainingPlan, features: KeptFeatures | None) -> ItemFeed:
-    """Return where batches come from."""
-    config, recipe = work.config, work.config.recipe
-    seed = config.seed if config.order_seed is None else config.order_seed
-    if features is not None:
-        labels = torch.tensor(work.train.labels)
-        return ItemFeed(source=features, labels=labels, batch_size=recipe.batch_size, seed=seed)
-    feed = ItemFeed.open(
-        work.train.items,
-        work.train.labels,
-        work.how,
-        augment=recipe.augment,
-        batch_size=recipe.batch_size,
-        seed=seed,
-    )
-    return replace(feed, mixing=work.mixing)
-
-
-def _look(work: TrainingPlan, feed: ItemFeed, engine: Engine, progress: Progress) -> None:
-    """Show a method the batches that it must see before anything trains: every process all of them, so that all find the same."""
-    if work.adapter is None or not work.adapter.data:
-        return
-    subject, accumulate = load_trainable(work), work.config.recipe.accumulate
-    sites = sites_of(subject.family, subject.module, subject.states[0])
-    model, device = subject.module.to(engine.device).eval(), engine.device
-    count = min(work.adapter.data, feed.steps_per_epoch)
-    progress.step(f"Looking at {counted(count, 'batch', 'batches')}")
-
-    def loss(piece: Piece) -> torch.Tensor:
-        logits = model(map_inputs(lambda x: x.to(device), piece.inputs))
-        return F.cross_entropy(logits, piece.labels.to(device)) * piece.weight
-
-    pieces = (piece for step in feed.steps(0, count, Share(0, accumulate, accumulate)) for piece in step)
-    weights = {name: sites[name].layer.weight for name in work.adapter.own(sites, work.names)}
-    work.adapter.look(weights, (partial(loss, piece) for piece in pieces))
-
-
-def _build(work: TrainingPlan, features: KeptFeatures | None) -> TrainableModel:
-    """Return the model as training begins."""
-    return build_trainable(work) if features is None else on_features(load_trainable(work))
-
-
-def _validate(work: TrainingPlan, engine: Engine, model: nn.Module) -> Metrics | None:
-    """Return a model's metrics on the validation data."""
-    batches = encoded(work.val.items, work.how, batch_size=EVAL_BATCH)
-    return classifier_metrics(engine, batches, torch.tensor(work.val.labels))(model)
-
-
-def _job(work: TrainingPlan, feed: ItemFeed, engine: Engine, features: KeptFeatures | None) -> Job:
-    """Say to the loop what to train."""
-    config, recipe = work.config, work.config.recipe
-
-    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="none")
-
-    feed_of_members: Feed = feed if work.adapter is None else work.adapter.feed(feed)
-    if feed_of_members is feed and config.has_own_batches:
-        feed_of_members = MemberFeeds.of(feed, len(work.header.masks), work.how)
-    has_member_feed = feed_of_members is not feed
-    if work.trains_head:
-        recipe = replace(recipe, dropout=None, drop_path=None)  # of the encoder, which drops nothing
-    return Job(
-        build=lambda: _build(work, features).module,
-        feed=feed_of_members,
-        loss=of_each(work.header, loss, by_member=has_member_feed, several=config.models > 1),
-        evaluate=classifier_metrics(
-            engine,
-            encoded(work.val.items, work.how, batch_size=EVAL_BATCH)
-            if features is None
-            else features.val_batches(),
-            torch.tensor(work.val.labels),
-        ),
-        probe=blank_inputs(work.header.preprocess, 1, device="cpu")
-        if features is None
-        else features.train[:1],
-        recipe=recipe,
-        seed=config.seed if config.dropout_seed is None else config.dropout_seed,
-        save_every=config.save_every,
-        recomputes=config.gradient_checkpointing,
-        compiles=config.model if config.compile else None,
-        lesson=lesson_of(config, work.teachers, work.header, engine) if work.teachers else None,
-        scales=scale_rates(work),
-        pieces=None if features is None else recipe.accumulate,
-        begin_training=partial(begin_head_training, family=work.opened.family)
-        if work.trains_head
-        else begin_training,
-    )
 
 
 def _final_metrics(

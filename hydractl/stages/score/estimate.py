@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -20,12 +19,12 @@ from hydractl.progress import SILENT, Progress
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.lazy_greedy import trials_of
 from hydractl.scoring.circuit.local_search import PATIENCE
-from hydractl.scoring.circuit.memory_budget import Peak
 from hydractl.scoring.circuit.settings import RECHECK, CircuitSettings
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.stages.score.config import Estimate, ScoreConfig
 from hydractl.stages.score.run import amounts, make_job, open_base, open_inputs, scored_towers
 from hydractl.stages.score.training import State
+from hydractl.stages.shared.time_and_memory import highest_bytes, seconds_of
 
 DEVICES = (1, 2, 4, 8, 16)
 BATCHES, LAYERS, AT_ONCE = 2, 3, 4
@@ -71,7 +70,7 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
         # what a compiler takes is not what a search takes
         circuit = Circuit(replace(job_of_few, compiles=None))
         heads = [head for head in circuit.candidates() if head.layer == 0]
-        memory = _highest(circuit.model.device, partial(circuit.outcomes, heads))
+        memory = highest_bytes(circuit.model.device, partial(circuit.outcomes, heads))
         seconds = _timed(Circuit(job_of_few), sum(counts.values()) / measured)
     candidates, total = _summed(job, seconds, heads=total_heads(scored))
     dealt = sum(batches.values())
@@ -101,7 +100,8 @@ def _spread(data: Iterable[Samples], count: int) -> list[Samples]:
 
 def _timed(circuit: Circuit, times: float) -> Timed:
     """Return seconds for so many times the samples that a circuit has."""
-    full_pass, warming = _seconds(circuit, circuit.evaluate)
+    device = circuit.model.device
+    full_pass, warming = seconds_of(device, circuit.evaluate, forget=circuit.forget)
     layer_costs: dict[str, list[float]] = {}
     for name in circuit.towers:
         remaining = circuit.left[name]
@@ -110,30 +110,11 @@ def _timed(circuit: Circuit, times: float) -> Timed:
         costs = []
         for layer in layers:
             heads = [HeadId(name, layer, head) for head in remaining[layer][:AT_ONCE]]
-            spent, compiling = _seconds(circuit, partial(circuit.outcomes, heads))
+            spent, compiling = seconds_of(device, partial(circuit.outcomes, heads), forget=circuit.forget)
             warming += compiling
             costs.append(max(0.0, spent - full_pass) / len(heads))
         layer_costs[name] = [times * float(np.interp(layer, layers, costs)) for layer in range(last + 1)]
     return Timed(times * full_pass, layer_costs, warming if circuit.compiles else 0.0)
-
-
-def _seconds(circuit: Circuit, work: Callable[[], object]) -> tuple[float, float]:
-    """Return the least of a few runs, after one that warms up; and how much longer that one takes."""
-    spent = []
-    for _ in range(3):
-        circuit.forget()
-        _wait(circuit.model.device)
-        begin = time.perf_counter()
-        work()
-        _wait(circuit.model.device)
-        spent.append(time.perf_counter() - begin)
-    least = min(spent[1:])
-    return least, max(0.0, spent[0] - least)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _summed(job: ScoreJob, seconds: Timed, *, heads: int) -> tuple[int, float]:
@@ -153,20 +134,6 @@ def _summed(job: ScoreJob, seconds: Timed, *, heads: int) -> tuple[int, float]:
         valued += heads + trials
         spent += every + seconds.full_pass + trials * seconds.full_pass / 2
     return round(valued), spent
-
-
-def _highest(device: torch.device, work: Callable[[], object]) -> int:
-    """Return the most bytes that are in use at once for a piece of work."""
-    if device.type != "cuda":
-        peak = Peak()
-        with peak:
-            work()
-        return peak.highest
-    torch.cuda.reset_peak_memory_stats(device)
-    before: int = torch.cuda.memory_allocated(device)
-    work()
-    highest: int = torch.cuda.max_memory_allocated(device)
-    return highest - before
 
 
 def _bytes(samples: Samples) -> int:

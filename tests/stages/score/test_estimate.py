@@ -13,6 +13,7 @@ from hydractl.progress import Silent
 from hydractl.stages.score import estimate
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
+from hydractl.stages.shared import time_and_memory
 from support.builders import base
 from support.variants import variant
 
@@ -36,7 +37,7 @@ class Watched(Silent):
 @pytest.mark.parametrize("given", [{}, {"search": "lazy"}], ids=["exact", "lazy"])
 def test_an_estimate_is_near_what_a_run_takes(model, tmp_path, monkeypatch, given):
     # others on the machine make seconds of the clock longer
-    monkeypatch.setattr(estimate.time, "perf_counter", time.process_time)
+    monkeypatch.setattr(time_and_memory.time, "perf_counter", time.process_time)
     config = ScoreConfig(
         model=model, out=tmp_path / "s.json", budget=HeadBudget(remove=6), batch_size=16, given=given, **DATA
     )

@@ -1,0 +1,154 @@
+"""What the training loop is given: batches, the model, its loss and how it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+
+from hydractl.data.batches import Batch
+from hydractl.data.encode import encoded
+from hydractl.families.dummy_inputs import blank_inputs
+from hydractl.messages import counted
+from hydractl.model_inputs import Inputs, map_inputs
+from hydractl.progress import Progress
+from hydractl.stages.finetune.head_training import KeptFeatures, begin_head_training, on_features
+from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan
+from hydractl.stages.finetune.teachers import lesson_of
+from hydractl.stages.finetune.trainable import (
+    TrainableModel,
+    build_trainable,
+    load_trainable,
+    of_each,
+    scale_rates,
+)
+from hydractl.training.accelerator import Engine, Share
+from hydractl.training.evaluate import classifier_metrics
+from hydractl.training.feeding.feed import Feed, ItemFeed, MemberFeeds, Piece
+from hydractl.training.resume import Metrics
+from hydractl.training.step_modes import begin_training
+from hydractl.training.trainer import Job
+from hydractl.training.weight_sites import sites_of
+
+
+def open_job(
+    work: TrainingPlan,
+    features: KeptFeatures | None,
+    batches: Iterable[Batch[Inputs]],
+    engine: Engine,
+    progress: Progress,
+) -> Job:
+    """Open the training data, and return what the loop needs.
+
+    Args:
+        work: What trains.
+        features: Of a frozen encoder, where they are kept.
+        batches: Of the validation data.
+        engine: Where.
+        progress: Hears of it.
+
+    Raises:
+        DataError: If an item cannot be read.
+    """
+    feed = _feed(work, features)
+    _look(work, feed, engine, progress)
+    return _job(work, feed, engine, features, batches)
+
+
+def _feed(work: TrainingPlan, features: KeptFeatures | None) -> ItemFeed:
+    """Return where batches come from."""
+    config, recipe = work.config, work.config.recipe
+    seed = config.seed if config.order_seed is None else config.order_seed
+    if features is not None:
+        labels = torch.tensor(work.train.labels)
+        return ItemFeed(source=features, labels=labels, batch_size=recipe.batch_size, seed=seed)
+    feed = ItemFeed.open(
+        work.train.items,
+        work.train.labels,
+        work.how,
+        augment=recipe.augment,
+        batch_size=recipe.batch_size,
+        seed=seed,
+    )
+    return replace(feed, mixing=work.mixing)
+
+
+def _look(work: TrainingPlan, feed: ItemFeed, engine: Engine, progress: Progress) -> None:
+    """Show a method the batches that it must see before anything trains: every process all of them, so that all find the same."""
+    if work.adapter is None or not work.adapter.data:
+        return
+    subject, accumulate = load_trainable(work), work.config.recipe.accumulate
+    sites = sites_of(subject.family, subject.module, subject.states[0])
+    model, device = subject.module.to(engine.device).eval(), engine.device
+    count = min(work.adapter.data, feed.steps_per_epoch)
+    progress.step(f"Looking at {counted(count, 'batch', 'batches')}")
+
+    def loss(piece: Piece) -> torch.Tensor:
+        logits = model(map_inputs(lambda x: x.to(device), piece.inputs))
+        return F.cross_entropy(logits, piece.labels.to(device)) * piece.weight
+
+    pieces = (piece for step in feed.steps(0, count, Share(0, accumulate, accumulate)) for piece in step)
+    weights = {name: sites[name].layer.weight for name in work.adapter.own(sites, work.names)}
+    work.adapter.look(weights, (partial(loss, piece) for piece in pieces))
+
+
+def build(work: TrainingPlan, features: KeptFeatures | None) -> TrainableModel:
+    """Return the model as training begins."""
+    return build_trainable(work) if features is None else on_features(load_trainable(work))
+
+
+def val_batches(work: TrainingPlan, features: KeptFeatures | None) -> Iterable[Batch[Inputs]]:
+    """Return batches of the validation data, of features where they are kept; what fits in memory is decoded at once."""
+    if features is not None:
+        return features.val_batches()
+    return encoded(work.val.items, work.how, batch_size=EVAL_BATCH)
+
+
+def validate(work: TrainingPlan, engine: Engine, model: nn.Module) -> Metrics | None:
+    """Return a model's metrics on the validation data."""
+    return classifier_metrics(engine, val_batches(work, None), torch.tensor(work.val.labels))(model)
+
+
+def _job(
+    work: TrainingPlan,
+    feed: ItemFeed,
+    engine: Engine,
+    features: KeptFeatures | None,
+    batches: Iterable[Batch[Inputs]],
+) -> Job:
+    """Say to the loop what to train."""
+    config, recipe = work.config, work.config.recipe
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="none")
+
+    feed_of_members: Feed = feed if work.adapter is None else work.adapter.feed(feed)
+    if feed_of_members is feed and config.has_own_batches:
+        feed_of_members = MemberFeeds.of(feed, len(work.header.masks), work.how)
+    has_member_feed = feed_of_members is not feed
+    if work.trains_head:
+        recipe = replace(recipe, dropout=None, drop_path=None)  # of the encoder, which drops nothing
+    return Job(
+        build=lambda: build(work, features).module,
+        feed=feed_of_members,
+        loss=of_each(work.header, loss, by_member=has_member_feed, several=config.models > 1),
+        evaluate=classifier_metrics(engine, batches, torch.tensor(work.val.labels)),
+        probe=blank_inputs(work.header.preprocess, 1, device="cpu")
+        if features is None
+        else features.train[:1],
+        recipe=recipe,
+        seed=config.seed if config.dropout_seed is None else config.dropout_seed,
+        save_every=config.save_every,
+        recomputes=config.gradient_checkpointing,
+        compiles=config.model if config.compile else None,
+        lesson=lesson_of(config, work.teachers, work.header, engine) if work.teachers else None,
+        scales=scale_rates(work),
+        pieces=None if features is None else recipe.accumulate,
+        begin_training=partial(begin_head_training, family=work.opened.family)
+        if work.trains_head
+        else begin_training,
+    )
