@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from hydractl.cli.commands.demo import command as demos
 
 if TYPE_CHECKING:
-    from hydractl.cli.commands.demo.command import Demo
+    from collections.abc import Sequence
 
 
 class DemoTask:
     """Parameters of a demo, as command lines have them; `out` in the architecture is the folder of the tokenizer."""
 
-    def __init__(self, demo: Demo, out: Path) -> None:
-        params: dict[str, Any] = tomllib.loads(demos.pipeline(demo, out, 0))["params"]
+    def __init__(self, files: Sequence[str], out: Path) -> None:
+        params: dict[str, Any] = tomllib.loads(demos.pipeline(files, out, 0))["params"]
         self.architecture: str = params["model"].replace("{out}", str(out))
         self.train, self.val, self.test, self.ood_val = (
             params[name] for name in ("train", "val", "test", "guide")

@@ -121,6 +121,14 @@ def test_defaults_hold_for_all_stages_of_a_command_that_do_not_say_otherwise(pip
     assert words("d.toml") == words("p.toml")
 
 
+def test_folders_of_outputs_are_made(pipeline, call):
+    seen = call("run", "p.toml", "--only", "members", "--set", "out=new/folder/r")
+
+    assert seen.code == 0
+    assert sorted(path.name for path in Path("new/folder").glob("*.st")) == ["r-0.st", "r-1.st"]
+    assert call("run", "p.toml", "--only", "members", "--set", "out=base.st/r").code == 3
+
+
 @pytest.mark.parametrize(
     ("spent", "position"),
     [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+import hydractl
 from hydractl.cli.app import command_tree
 from hydractl.cli.commands.demo import command as demos
 from hydractl.cli.commands.demo.inputs import CAPTIONS, vocabulary
@@ -17,12 +19,13 @@ from hydractl.data.open_dataset import open_data
 from hydractl.stages.shared.zero_shot_classes import Naming
 from support.commands import check_order, check_typed
 
-DEMOS = {**{task.value: demo for task, demo in demos.DEMOS.items()}, "full": demos.FULL}
+DEMOS = {**{task.value: files for task, files in demos.DEMOS.items()}, "full": demos.FULL}
 PREPARED = {
     "text": {"tokenizer.json"},
     "zero-shot": {"clip-30", "clip-31", "clip-32"},
     "pretrained": {"minilm"},
 }
+ROOT = Path(hydractl.__file__).parents[1]
 FROM_SCRATCH = ("full", "text")
 TINY = """
 [params]
@@ -51,7 +54,7 @@ def whole(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("demo")
     (folder / "tiny.toml").write_text(TINY)
-    tiny = demos.Demo((*demos.DEMOS[demos.Task.digits].files, str(folder / "tiny.toml")))
+    tiny = (*demos.DEMOS[demos.Task.digits], str(folder / "tiny.toml"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(demos, "DEMOS", {demos.Task.digits: tiny})
@@ -217,3 +220,13 @@ def test_the_same_command_goes_on_where_it_was_interrupted_and_makes_nothing_twi
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert call("run", "hydractl-demo/demo.toml", "-q").code == 0
     assert (run("--seed", "1"), {path: path.stat().st_mtime_ns for path in times}) == (6, times)
+
+
+def test_make_demo_installs_the_package_alone_and_shows_the_progress_of_pip():
+    def commands(target: str) -> str:
+        words = ["make", "-n", "-C", str(ROOT), "VENV=/nowhere", target]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+    assert "pip install --disable-pip-version-check -e .\n" in commands("demo")
+    assert all(word not in commands("demo") for word in ("[dev]", "--quiet"))
+    assert "-e '.[dev]'" in commands("test")

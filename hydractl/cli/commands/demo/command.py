@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +13,10 @@ from typing import Annotated
 import typer
 
 from hydractl.cli.command import JSON, QUIET, typer_option
+from hydractl.cli.commands.run.command import make_folder
 from hydractl.cli.commands.run.plan import read_back, run_plan, written
 from hydractl.cli.output import Terminal
-from hydractl.errors import OutputError, UsageError
+from hydractl.errors import UsageError
 from hydractl.plugins import load
 from hydractl.stages.shared.settings import FORCE, SEED
 
@@ -34,22 +35,17 @@ class Task(StrEnum):
     pretrained = "pretrained"
 
 
-@dataclass(frozen=True, slots=True)
-class Demo:
-    """Where a demo's stages and parameters are, later files over earlier ones, and the function that makes what they need."""
-
-    files: tuple[str, ...]
-    prepare: str | None = None
-
-
-DEMOS: Mapping[Task, Demo] = {
-    Task.digits: Demo(("digits.toml",)),
-    Task.text: Demo(("full.toml", "text.toml"), "write_tokenizer"),
-    Task.zero_shot: Demo(("zero-shot.toml",), "train_clips"),
-    Task.pretrained: Demo(("pretrained.toml",), "link_encoder"),
+DEMOS: Mapping[Task, tuple[str, ...]] = {
+    Task.digits: ("digits.toml",),
+    Task.text: ("full.toml", "text.toml"),
+    Task.zero_shot: ("zero-shot.toml",),
+    Task.pretrained: ("pretrained.toml",),
 }
-FULL = Demo(("full.toml",))
+"""The pipelines: a second file has other parameters, and stages before those of the first."""
+FULL = ("full.toml",)
 """The digits with controls."""
+PREPARE = {Task.text: "write_tokenizer", Task.zero_shot: "train_clips", Task.pretrained: "link_encoder"}
+"""What makes the inputs that no command makes."""
 
 
 def demo(
@@ -109,18 +105,14 @@ def demo(
             f"`-o {out}`: the demo's commands name files in lists, which a comma would break",
             hint="choose a folder without a comma in its name",
         )
-    chosen_demo, plan = FULL if full else DEMOS[task], keep or out / PLAN
-    text = pipeline(chosen_demo, out, seed)
-    stages = read_back(plan, text, force=force or prepare or (dry_run and keep is None))
-    if not dry_run:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{out}: cannot be made: {error.strerror}") from error
-        if chosen_demo.prepare is not None:
-            load(f"{__package__}.inputs:{chosen_demo.prepare}")(out, seed, terminal.progress())
     if prepare:
+        make_folder(out)
+        if task in PREPARE:
+            load(f"{__package__}.inputs:{PREPARE[task]}")(out, seed, terminal.progress())
         return
+    plan = keep or out / PLAN
+    text = pipeline(FULL if full else DEMOS[task], out, seed)
+    stages = read_back(plan, text, force=force or (dry_run and keep is None))
     run_plan(
         plan,
         text,
@@ -137,14 +129,14 @@ def demo(
         show(out)
 
 
-def pipeline(demo: Demo, out: Path, seed: int) -> str:
-    """Return the text of a demo's pipeline file."""
+def pipeline(files: Sequence[str], out: Path, seed: int) -> str:
+    """Return the text of a demo's pipeline."""
     folder = Path(__file__).parent
-    documents = [tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in demo.files]
-    params = {name: value for document in documents for name, value in document["params"].items()}
+    documents = [tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in files]
     return written(
-        documents[0]["stage"],
+        [stage for document in reversed(documents) for stage in document.get("stage", ())],
         command="demo",
-        params=params | {"out": str(out), "seed": seed},
+        params={k: v for document in documents for k, v in document["params"].items()}
+        | {"out": str(out), "seed": seed},
         defaults=documents[0].get("defaults", {}),
     )

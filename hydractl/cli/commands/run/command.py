@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from hydractl.cli.command import JSON, QUIET, typer_option
 from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
-from hydractl.errors import CheckFailed, UsageError
+from hydractl.errors import CheckFailed, OutputError, UsageError
 from hydractl.messages import did_you_mean, lasting
 
 UP_TO_DATE = 0.2
@@ -80,7 +80,7 @@ def run(
       out = "hydra.st"
 
     `{members}` stands for a parameter, `{i}` for the number of a repetition from 0, `@tune` for what that stage writes. Options in
-    `[defaults.finetune]` hold for all its stages. Paths are relative to the current folder. If a stage fails, the run ends with its exit code; the same command resumes there.
+    `[defaults.finetune]` hold for all its stages. Paths are relative to the current folder; folders of outputs are made. If a stage fails, the run ends with its exit code; the same command resumes there.
 
     Examples:
       hydractl run --example vit > hydra.toml
@@ -137,12 +137,15 @@ def go(
 
     Raises:
         Exit: With the exit code of a stage that failed.
+        OutputError: If the folder of an output cannot be made.
     """
     results: list[dict[str, object]] = []
     if json:
         Terminal(as_json=True).document({"stages": results})  # which may stay empty: `repeat = 0`
     countdown = Countdown([stage.seconds for stage in stages for _ in stage.lines])
     for stage, line in lines_of(stages, tree):
+        for path in stage.outputs:
+            make_folder(path.parent)
         if not (json or quiet):
             say(f"\n{countdown.position}", style="dim")
             say(f"{stage.name}: $ hydractl {shlex.join(line)}", style="bold")
@@ -159,6 +162,18 @@ def go(
                 f"{file}: stage `{stage.name}` ended with exit code {code}; the same command goes on from there"
             )
             raise typer.Exit(code)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder where there is none.
+
+    Raises:
+        OutputError: If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made: {error.strerror}") from error
 
 
 @dataclass(slots=True)

@@ -44,10 +44,18 @@ RUNS = {"force", "if_changed", "json", "quiet", "help"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A stage, and its command lines: one for each repetition, which takes about so many seconds; 0 where the file does not say it."""
+    """A stage of a pipeline.
+
+    Attributes:
+        name: Its name.
+        lines: A command line for each repetition.
+        outputs: What they write.
+        seconds: About how long one takes; 0 where the file does not say it.
+    """
 
     name: str
     lines: tuple[tuple[str, ...], ...]
+    outputs: tuple[Path, ...] = ()
     seconds: float = 0.0
 
 
@@ -242,7 +250,12 @@ class _Reader:
                 self._letters += sum(map(len, lines[-1]))
                 _check_letters(self._letters, where, MOST_LETTERS_OF_LINES)
                 self._outputs[name] += self._parsed(command, lines[-1], where)
-            yield Stage(name=name, lines=tuple(lines), seconds=self._seconds(table, where))
+            yield Stage(
+                name=name,
+                lines=tuple(lines),
+                outputs=tuple(map(Path, self._outputs[name])),
+                seconds=self._seconds(table, where),
+            )
 
     @staticmethod
     def _seconds(table: Mapping[str, Any], where: str) -> float:

@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 import typer
 
-from hydractl.cli.commands.run.command import go, show
+from hydractl.cli.commands.run.command import go, make_folder, show
 from hydractl.cli.commands.run.pipeline import Stage, parsed
 from hydractl.cli.output import Terminal
-from hydractl.errors import OutputError, OutputExists
+from hydractl.errors import OutputExists
 from hydractl.output.atomic_write import publish_text
 
 StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"
@@ -85,7 +85,8 @@ def run_plan(
 
     is_new = not plan.exists()
     if keep or not dry_run:
-        _publish(plan, text)
+        make_folder(plan.parent)
+        publish_text(plan, text)
     if dry_run:
         show(stages, command_tree(), json=terminal.as_json, quiet=terminal.quiet)
         return
@@ -104,11 +105,3 @@ def run_plan(
         if is_new and not keep and [*plan.parent.iterdir()] == [plan]:
             plan.unlink()  # nothing was made yet, so that other options may be tried
         raise
-
-
-def _publish(plan: Path, text: str) -> None:
-    try:
-        plan.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{plan.parent}: cannot be made: {error.strerror}") from error
-    publish_text(plan, text)
