@@ -39,8 +39,9 @@ from hydractl.tensor_spec import (
     Chunks,
     Span,
     TensorSpec,
+    bytes_in_order,
+    in_file_order,
     spec_of,
-    tensor_bytes,
     tensor_of,
 )
 
@@ -256,7 +257,7 @@ def write_checkpoint(
     Raises:
         ValueError: If `data` yields another number of bytes than the spec says, or `final` a longer or shorter header.
     """
-    names = sorted(specs, key=lambda name: (-ITEM_BYTES[specs[name].dtype], name))
+    names = in_file_order(specs)
     head = _head(names, specs, header)
     file.write(head)
     for name in names:
@@ -300,12 +301,9 @@ def _head(names: Sequence[str], specs: Mapping[str, TensorSpec], header: Header 
 
 def write_tensors(file: Sink, tensors: Mapping[str, torch.Tensor], *, header: Header | None) -> None:
     """Write tensors that are in memory; see `write_checkpoint`."""
-    write_checkpoint(
-        file,
-        {name: spec_of(t) for name, t in tensors.items()},
-        lambda name: [tensor_bytes(tensors[name])],
-        header=header,
-    )
+    specs = {name: spec_of(t) for name, t in tensors.items()}
+    contents = bytes_in_order(tensors[name] for name in in_file_order(specs))
+    write_checkpoint(file, specs, lambda _: [next(contents)], header=header)
 
 
 def _spool(path: Path) -> tuple[ScratchFolder, tuple[Path, ...]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from hydractl.runtime import on_device
+
 if TYPE_CHECKING:
     import torch
 
@@ -84,7 +86,14 @@ def batch_of(inputs: Inputs) -> int:
 
 def inputs_like(inputs: Inputs, weight: torch.Tensor) -> Inputs:
     """Return inputs on the device of `weight`, floating-point ones in its dtype."""
-    return map_inputs(lambda x: x.to(weight if x.is_floating_point() else weight.device), inputs)
+    return map_inputs(
+        lambda x: on_device(x, weight.device, weight.dtype if x.is_floating_point() else None), inputs
+    )
+
+
+def inputs_on(inputs: Inputs, device: torch.device) -> Inputs:
+    """Return inputs on a device."""
+    return map_inputs(lambda x: on_device(x, device), inputs)
 
 
 def split_inputs(inputs: Inputs, parts: int) -> list[Inputs]:

@@ -222,6 +222,34 @@ def compiled(run: Callable[..., Any], *, name: str, dynamic: bool | None = None)
     return outer
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has computed all that it was given; a processor has when its call returns."""
+    import torch  # noqa: PLC0415 - as above
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # without it, of whichever GPU is the current one
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def on_cpu(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return tensors on the CPU after one wait for their device, however many they are."""
+    copies = tuple(tensor.detach().to("cpu", non_blocking=True) for tensor in tensors)
+    for device in {tensor.device for tensor in tensors}:
+        wait_for(device)
+    return copies
+
+
+def on_device(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a tensor on a device, in a dtype if one is given; of CUDA nobody waits for the copy.
+
+    It leaves from memory that the GPU reads by itself: from other memory the processor would have to hand it over.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, dtype, non_blocking=True)
+    return tensor.to(device, dtype)
+
+
 def pick_device(name: str) -> torch.device:
     """Return the device that `auto`, `cpu`, `cuda[:N]` or `mps` means here.
 

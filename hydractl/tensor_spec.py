@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from hydractl.errors import CheckpointError
 from hydractl.output.atomic_write import Sink
-from hydractl.runtime import CHUNK_BYTES
+from hydractl.runtime import CHUNK_BYTES, on_cpu
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,7 @@ TORCH_NAMES = {
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
 DTYPE_NAMES = {value: key for key, value in TORCH_NAMES.items()}
+COPIED_AT_ONCE = 1 << 26
 Chunks = Iterable["bytes | memoryview | Span"]
 
 
@@ -155,6 +156,22 @@ def tensor_of(spec: TensorSpec, chunks: Chunks) -> torch.Tensor:
             view[offset : offset + len(piece)] = piece
             offset += len(piece)
     return raw.view(spec.torch_dtype).reshape(spec.shape)
+
+
+def in_file_order(specs: Mapping[str, TensorSpec]) -> list[str]:
+    """Return tensors' names as they follow one another in a file: those of large elements first, so that each lies aligned."""
+    return sorted(specs, key=lambda name: (-ITEM_BYTES[specs[name].dtype], name))
+
+
+def bytes_in_order(tensors: Iterable[torch.Tensor]) -> Iterator[memoryview | bytes]:
+    """Yield each tensor's elements as raw bytes, row-major; a device is waited for once in `COPIED_AT_ONCE` bytes."""
+    group: list[torch.Tensor] = []
+    for tensor in (*tensors, None):
+        if group and (tensor is None or sum(t.nbytes for t in group) >= COPIED_AT_ONCE):
+            yield from map(tensor_bytes, on_cpu(*group))
+            group.clear()
+        if tensor is not None:
+            group.append(tensor)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:

@@ -103,8 +103,10 @@ class FeatureExtractor:
         """
         model = _FeatureKeeper(self)
         for batch in batches:
-            member_responses = respond(model, batch.inputs, name=name, data=data)
-            yield batch.indices, member_responses, model.features.float().cpu()
+            log_probs, logsumexp, features = respond(
+                model, batch.inputs, name=name, data=data, extra_outputs=lambda: (model.features.float(),)
+            )
+            yield batch.indices, Responses(log_probs, logsumexp), features
 
 
 class _FeatureKeeper:

@@ -5,7 +5,7 @@ Axes: M members, B batch, N samples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from hydractl.errors import InputError
 from hydractl.metrics.per_sample import Responses
 from hydractl.model_inputs import Inputs, batch_of, inputs_like
+from hydractl.runtime import on_cpu
 
 if TYPE_CHECKING:
     from hydractl.data.batches import Batch
@@ -39,17 +40,25 @@ class Answers(Protocol):
         ...
 
 
-def respond(model: Answers, inputs: Inputs, *, name: str, data: str) -> Responses:
-    """Return what each of a model's members says of a batch.
+def respond(
+    model: Answers,
+    inputs: Inputs,
+    *,
+    name: str,
+    data: str,
+    extra_outputs: Callable[[], Sequence[torch.Tensor]] = tuple,
+) -> tuple[torch.Tensor, ...]:
+    """Return what each of a model's members says of a batch; its device is waited for once.
 
     Args:
         model: In evaluation mode, on the device and in the dtype that it shall run in.
         inputs: Wherever they are.
         name: What errors call the model.
         data: What errors call the data.
+        extra_outputs: Gives what else is wanted of the pass that has just ended, on the device.
 
     Returns:
-        In float32, on the CPU: log-softmax of the logits (M, B, C) and their logsumexp (M, B), taken in float32.
+        On the CPU: log-softmax of the logits (M, B, C) and their logsumexp (M, B), in and taken in float32; and `extra_outputs`.
 
     Raises:
         InputError: If a logit is not finite, or the device's memory does not suffice.
@@ -58,8 +67,8 @@ def respond(model: Answers, inputs: Inputs, *, name: str, data: str) -> Response
         with torch.inference_mode():
             like = torch.empty(0, device=model.device, dtype=model.dtype)
             logits = model.member_logits(inputs_like(inputs, like))
-            finite = bool(logits.isfinite().all())
-            responses = Responses(logits.float().log_softmax(-1).cpu(), logits.float().logsumexp(-1).cpu())
+            log_probs, logsumexp = logits.float().log_softmax(-1), logits.float().logsumexp(-1)
+            finite, *answers = on_cpu(logits.isfinite().all(), log_probs, logsumexp, *extra_outputs())
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"{name}: the device has not enough memory for {batch_of(inputs)} samples at once",
@@ -70,15 +79,20 @@ def respond(model: Answers, inputs: Inputs, *, name: str, data: str) -> Response
             f"{name}: gives logits that are not finite on `{data}`",
             hint=NOT_FINITE,
         )
-    return responses
+    return tuple(answers)
 
 
 def responses(
-    model: Answers, batches: Iterable[Batch[Inputs]], *, name: str, data: str
+    model: Answers,
+    batches: Iterable[Batch[Inputs]],
+    *,
+    name: str,
+    data: str,
+    extra_outputs: Callable[[], Sequence[torch.Tensor]] = tuple,
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield for each batch the places of its items and what `respond` says of them; arguments as there."""
     for batch in batches:
-        yield batch.indices, *respond(model, batch.inputs, name=name, data=data).tensors()
+        yield batch.indices, *respond(model, batch.inputs, name=name, data=data, extra_outputs=extra_outputs)
 
 
 def respond_to_all(

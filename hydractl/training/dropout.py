@@ -47,7 +47,7 @@ class StepNoise:
         """
         self.rows = torch.arange(rows.start, rows.stop, device=device)
         self.batch = torch.empty(total, 0, device=device)
-        devices = [] if device.type == "cpu" else [device.index or 0]
+        devices = [] if device.type == "cpu" else [self.rows.device.index]  # `cuda` has none of its own
         with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
             torch.manual_seed(sample_seed(_STREAM, seed, step))
             yield

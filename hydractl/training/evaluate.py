@@ -10,7 +10,7 @@ from torch import nn
 from hydractl.data.batches import Batch
 from hydractl.metrics.classification import mean
 from hydractl.metrics.per_sample import answers
-from hydractl.model_inputs import Inputs, map_inputs
+from hydractl.model_inputs import Inputs, inputs_on
 from hydractl.training.accelerator import Engine
 from hydractl.training.resume import Metrics
 
@@ -37,11 +37,11 @@ def classifier_metrics(
                 last = batch.inputs
                 if (i - 1) % engine.world != engine.rank:
                     continue
-                inputs = map_inputs(lambda x: x.to(engine.device), batch.inputs)
+                inputs = inputs_on(batch.inputs, engine.device)
                 batch_sums = tally(model(inputs), labels[batch.indices])
                 sums = [total + batch_sum for total, batch_sum in zip(sums, batch_sums, strict=True)]
             if engine.shards and last is not None and engine.rank >= i % engine.world > 0:
-                model(map_inputs(lambda x: x.to(engine.device), last))  # the others need this process's parts
+                model(inputs_on(last, engine.device))  # the others need this process's parts
         return metrics_of(engine.sum(sums))
 
     return measure

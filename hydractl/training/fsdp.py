@@ -86,6 +86,17 @@ def made_whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {n: cast("Any", t).full_tensor().cpu() if in_parts(t) else t for n, t in tensors.items()}
 
 
+def copy_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies where tensors lie, made all at once: on a GPU by a few kernels, however many tensors there are."""
+    copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+    torch._foreach_copy_([_local(copy) for copy in copies.values()], [_local(t) for t in tensors.values()])
+    return copies
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return cast("Any", tensor).to_local() if in_parts(tensor) else tensor
+
+
 def like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
     """Return this process's part of a whole tensor of a parameter's shape; a tensor of another shape as it is."""
     if not in_parts(parameter) or tensor.shape != parameter.shape:

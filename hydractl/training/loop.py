@@ -14,6 +14,7 @@ import torch
 from hydractl.errors import CheckFailed
 from hydractl.processes.signals import signals_held
 from hydractl.progress import Progress
+from hydractl.runtime import on_cpu
 from hydractl.training.accelerator import Engine
 from hydractl.training.resume import Metrics, Position, Snapshot, StateFolder, Winner
 from hydractl.training.trainer import Job, TrainingRun
@@ -74,7 +75,7 @@ def train(
         )
     won = snapshot.winner
     return Trained(
-        weights={name: tensor.detach().cpu() for name, tensor in snapshot.winner_weights.items()},
+        weights=dict(zip(snapshot.winner_weights, on_cpu(*snapshot.winner_weights.values()), strict=True)),
         lr=job.recipe.lr[won.candidate],
         metrics=won.metrics,
         step=won.step,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from hydractl.model_inputs import Inputs, map_inputs
+from hydractl.model_inputs import Inputs, inputs_on
+from hydractl.runtime import on_device
 from hydractl.training.accelerator import Engine, OrderedGradients
 from hydractl.training.dropout import set_dropout
-from hydractl.training.fsdp import like, made_whole, part_again
+from hydractl.training.fsdp import copy_tensors, like, made_whole, part_again
 from hydractl.training.recipes.optimizers import (
     PEAK,
     SCALE,
@@ -168,9 +169,9 @@ class TrainingRun:
     def _loss(self, piece: Piece) -> torch.Tensor:
         """Return a piece's part of the batch's loss."""
         device = self.engine.device
-        inputs = map_inputs(lambda x: x.to(device), piece.inputs)
+        inputs = inputs_on(piece.inputs, device)
         outputs = self.prepared(inputs)
-        losses = self.job.loss(outputs, piece.labels.to(device))
+        losses = self.job.loss(outputs, on_device(piece.labels, device))
         if self.job.lesson is not None:
             losses = self.job.lesson(losses, outputs, inputs)
         loss = losses.mean()
@@ -208,7 +209,7 @@ class TrainingRun:
             update |= {"best": metrics, "best_step": position.step}
             if recipe.keep_best:
                 measured = self.parameters if average is None else average.tensors
-                self.best = {n: t.detach().clone() for n, t in measured.items()}
+                self.best = copy_tensors({n: t.detach() for n, t in measured.items()})
         if metrics.beats(position.mark, delta=recipe.patience_delta):
             return update | {"mark": metrics, "stale": 0}
         stale = position.stale + 1

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hydractl.processes.signals import signals_held
-from hydractl.training.fsdp import like
+from hydractl.training.fsdp import copy_tensors, like
 from hydractl.training.recipes.recipe import Recipe
 
 WARMUP_POWER = 2 / 3
@@ -61,7 +61,7 @@ class Average:
         """Let the weights as they are now count a share of the mean, which begins with a share of 1."""
         current = {name: parameter.detach() for name, parameter in self.parameters.items()}
         if share == 1:
-            self.tensors = {name: tensor.clone() for name, tensor in current.items()}
+            self.tensors = copy_tensors(current)
         elif share:
             get_ema_multi_avg_fn(1 - share)(list(self.tensors.values()), list(current.values()), None)
 

@@ -9,6 +9,7 @@ from importlib import metadata
 import httpx2
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub import constants
 
 from hydractl.errors import CheckFailed
@@ -211,6 +212,35 @@ def test_threads_beyond_the_cores_and_a_gpu_that_torch_does_not_see(monkeypatch)
     assert found(findings, "threads").fix.startswith("export OMP_NUM_THREADS=")
     assert found(findings, "cuda").state is FindingState.WARNING
     assert "bf16 fp16 fp32" in found(findings, "cpu").found
+
+
+def test_a_device_whose_numbers_are_wrong_fails(monkeypatch):
+    """One that adds nothing up, one that has no product in a dtype, and one that computes."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    right = torch.ones
+
+    def ones(*size, dtype, device):
+        return right(*size, dtype=dtype, device=device) * (0.5 if dtype == torch.bfloat16 else 1)
+
+    monkeypatch.setattr("torch.ones", ones)
+    wrong = found(machine(), "cpu")
+    assert wrong.state is FindingState.FAILED
+    assert wrong.fix
+    assert wrong.found.endswith("; fp16 fp32; wrong in bf16")
+
+    monkeypatch.setattr("torch.ones", lambda *_, **__: right(8, 8) / 2)
+    assert found(machine(), "cpu").found.endswith("; wrong in bf16, fp16, fp32")
+    assert "; ;" not in found(machine(), "cpu").found
+
+    def refuses(*size, dtype, device):
+        if dtype == torch.float16:
+            raise RuntimeError("not implemented")
+        return right(*size, dtype=dtype, device=device)
+
+    monkeypatch.setattr("torch.ones", refuses)
+    lacking = found(machine(), "cpu")
+    assert (lacking.state, lacking.fix) == (FindingState.OK, None)
+    assert "; bf16 fp32; not fp16 (" in lacking.found
 
 
 def test_the_command(call, asked, releases):

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._pytree import tree_iter
 
+from hydractl.checkpoint import write_tensors
 from hydractl.cli.app import main
+from hydractl.data.batches import Batch
+from hydractl.families.registry import family_of
+from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.inference import responses
+from hydractl.fusion.loaded_model import load
 from hydractl.scoring.methods import METHODS
 from support.gpu import crossings, made_up
 
@@ -162,6 +170,53 @@ def test_predictions_are_the_same():
     for found, expected in zip(map(json.loads, one), map(json.loads, other), strict=True):
         assert found.keys() == expected.keys()
         assert found["probability"] == pytest.approx(expected["probability"], abs=1e-5)
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_a_batch_is_answered_after_one_wait(features):
+    """Logits, whether they are finite, and features come together."""
+    with made_up():
+        model = load("hydra.st").to("cuda")
+        images = torch.rand(6, 1, 8, 8)
+        batches = [Batch(part, None, torch.arange(2)) for part in images.split(2)]
+        if features:
+            extractor = FeatureExtractor.of(model, family_of(model.header.architecture), name="hydra.st")
+        with crossings() as found:
+            answers = [
+                *(extractor.responses if features else partial(responses, model))(batches, name="", data="")
+            ]
+    assert found == {"wait in hydractl.runtime.wait_for": len(batches)}
+    assert len(answers) == len(batches)
+    assert all(not tensor.is_cuda for tensor in tree_iter(answers) if isinstance(tensor, torch.Tensor))
+
+
+def test_training_waits_where_a_number_is_read():
+    """Not for a batch's inputs and labels, and not for each tensor that is kept; weights come to the device one by one, once."""
+    with crossings() as found:
+        run("finetune", "m-0.st", *TRAINS, "--batch-size", "35", "-o", "w.st", device="cuda")
+    del found["copy in hydractl.training.trainer.__init__"]
+    found.pop(
+        "stack in accelerate.accelerator.backward", None
+    )  # zeros of a gradient, which C++ makes where it sees the tensor
+    assert found == {
+        "_local_scalar_dense in hydractl.training.loop._steps": 4,
+        "copy in hydractl.training.evaluate.tally": 4,
+        "wait in hydractl.runtime.wait_for": 1,
+    }
+
+
+def test_tensors_are_written_after_one_wait_in_so_many_bytes(monkeypatch):
+    with made_up():
+        tensors = {str(i): torch.rand(4, device="cuda") for i in range(7)}
+        with crossings() as found, Path("written.st").open("wb") as file:
+            write_tensors(file, tensors, header=None)
+        assert found == {"wait in hydractl.runtime.wait_for": 1}
+        monkeypatch.setattr("hydractl.tensor_spec.COPIED_AT_ONCE", 32)
+        with crossings() as found, Path("again.st").open("wb") as file:
+            write_tensors(file, tensors, header=None)
+        assert found == {"wait in hydractl.runtime.wait_for": 4}
+        assert Path("written.st").read_bytes() == Path("again.st").read_bytes()
+    same("written.st", "again.st")
 
 
 def test_diverse_members_are_the_same():

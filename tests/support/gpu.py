@@ -43,8 +43,8 @@ _heard: list[Counter[str]] = []
 def crossings() -> Iterator[Counter[str]]:
     """Count what the processor and the device wait for each other for, by the function that asks for it.
 
-    That is each copy of a tensor from one to the other, of an index or a number made on the processor too; and each answer
-    that the processor reads. What is given to an operator as a number costs nothing, and is none.
+    That is each copy of a tensor from one to the other that is not asynchronous, of an index or a number made on the processor
+    too; each answer that the processor reads; and each time that it waits. What is given to an operator as a number costs nothing, and is none.
     """
     found: Counter[str] = Counter()
     _heard.append(found)
@@ -181,13 +181,14 @@ class _Move(torch.autograd.Function):
     """Moves a tensor to the other device, and its gradient back."""
 
     @staticmethod
-    def forward(_: Any, tensor: Tensor) -> Tensor:
-        _crossed("copy")
+    def forward(_: Any, tensor: Tensor, waits: bool = True) -> Tensor:
+        if waits:
+            _crossed("copy")
         return tensor.held.clone() if isinstance(tensor, OnGpu) else OnGpu(tensor.clone())
 
     @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        return _Move.apply(gradient)
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Move.apply(gradient), None
 
 
 # What asks CUDA itself in torch's own code.
@@ -198,6 +199,7 @@ _to, _apply, _autocast = Tensor.to, nn.Module._apply, torch.autocast.__init__
 def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Do what `Tensor.to` does."""
     copies, rest = kwargs.pop("copy", False), {}
+    waits = not kwargs.get("non_blocking", False) or not (self.is_cuda or getattr(self, "pinned", False))
     if args and isinstance(args[0], Tensor):
         device, dtype = args[0].device, args[0].dtype
     else:
@@ -206,7 +208,14 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if device is not None and device.type == "meta":
         return torch.empty_like(self.held if isinstance(self, OnGpu) else self, dtype=dtype, device=device)
     out = _to(self, dtype or self.dtype, copy=copies, **rest)
-    return out if device is None or device.type == self.device.type else _Move.apply(out)
+    return out if device is None or device.type == self.device.type else _Move.apply(out, waits)
+
+
+def pin_memory(self: Tensor) -> Tensor:
+    """Let copies of it be asynchronous."""
+    out = self.detach().requires_grad_(self.requires_grad)
+    out.pinned = True
+    return out
 
 
 def type_as(self: Tensor, other: Tensor) -> Tensor:
@@ -267,7 +276,7 @@ FOUND: dict[str, Any] = {
     "memory_allocated": 0,
     "max_memory_allocated": 0,
     "get_rng_state": torch.empty(0, dtype=torch.uint8),
-    **dict.fromkeys(("_lazy_init", "set_device", "synchronize", "empty_cache"), None),
+    **dict.fromkeys(("_lazy_init", "set_device", "empty_cache"), None),
     **dict.fromkeys(("reset_peak_memory_stats", "set_rng_state", "manual_seed", "manual_seed_all"), None),
 }
 """What `torch.cuda` says. What is drawn on the device is drawn by the processor's generator."""
@@ -285,12 +294,15 @@ def made_up() -> Iterator[None]:
         for name, said in FOUND.items():
             stack.enter_context(mock.patch(f"torch.cuda.{name}", lambda *_, said=said, **__: said))
         for patch in (
+            mock.patch("torch.cuda.synchronize", lambda *_: _crossed("wait")),  # noqa: PT008 - as follows
             mock.patch("torch.accelerator.is_available", lambda: False),  # noqa: PT008 - compilers trace no mock
             *(
                 mock.patch(f"torch.{name}", then_moved(getattr(torch, name)))
                 for name in ("tensor", "as_tensor")
             ),
-            mock.patch.multiple(Tensor, new_tensor=new_tensor, type_as=type_as, **moves),
+            mock.patch.multiple(
+                Tensor, new_tensor=new_tensor, pin_memory=pin_memory, type_as=type_as, **moves
+            ),
             mock.patch.object(nn.Module, "_apply", apply),
             mock.patch.object(torch.autocast, "__init__", autocast),
             mock.patch.multiple(torch.inference_mode, __enter__=without_gradients, __exit__=as_before),

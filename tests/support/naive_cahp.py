@@ -166,7 +166,8 @@ def cahp(
         y = y.astype(np.float64)
     distances = np.array([[np.linalg.norm(p - q) for q in y] for p in y])
     ks = list(range(2, len(x)))
-    runs = [kmedoids.fasterpam(distances, k, random_state=seed) for k in ks]
+    whole = np.round(distances / distances.max() * 2.0**40)  # sums are exact, whatever their order
+    runs = [kmedoids.fasterpam(whole, k, random_state=seed) for k in ks]
     curve = [silhouette(y, [int(c) for c in r.labels], [int(m) for m in r.medoids]) for r in runs]
     k = int(
         KneeLocator(

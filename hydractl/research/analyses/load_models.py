@@ -15,6 +15,7 @@ from hydractl.fusion.prompts import prompts_of
 from hydractl.manifest.header import Kind
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.model_inputs import inputs_like
+from hydractl.runtime import on_device
 from hydractl.scoring.job import Samples
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
@@ -52,5 +53,5 @@ class LabelledBatches:
 
     def __iter__(self) -> Iterator[Samples]:
         for batch in self.context.batches(self.part, ID_NAME):
-            labels = self.context.labels[batch.indices].to(self.like.device)
+            labels = on_device(self.context.labels[batch.indices], self.like.device)
             yield Samples(inputs_like(batch.inputs, self.like), labels)

@@ -32,6 +32,7 @@ from hydractl.manifest.header import Kind
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.research.analyses.load_models import single
+from hydractl.runtime import on_device
 from hydractl.scoring.gradients.weight_gradients import losses_of
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
@@ -164,7 +165,7 @@ class ExpansionTerms:
 
         def batch_sums() -> Iterator[list[Tensor]]:
             for batch in context.batches(part, of):
-                labels = context.labels[batch.indices].to(self.model.device)
+                labels = on_device(context.labels[batch.indices], self.model.device)
                 yield [self.of_batch(batch.inputs, labels).cpu(), torch.tensor(len(labels))]
 
         with (

@@ -33,6 +33,7 @@ from hydractl.metrics.cost import count_macs, macs_of
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.progress import Progress
 from hydractl.research.baselines.options import ViluOptions
+from hydractl.runtime import on_device
 from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import ItemFeed, Piece
@@ -241,7 +242,7 @@ class Vilu(WithConfidence):
     def _embedded(self, piece: Piece) -> tuple[Tensor, Tensor]:
         like = torch.empty(0, device=self.device, dtype=self.dtype)
         images = self.run_tower(VISION, inputs_like(piece.inputs, like))
-        return images[0].float(), piece.labels.to(images.device)
+        return images[0].float(), on_device(piece.labels, images.device)
 
     def _counted(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels in batches:

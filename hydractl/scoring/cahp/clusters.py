@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 STEPS = 1000
 FIRST_SPREAD = 1e-4
 """The standard deviation of the first coordinate to begin with, as scikit-learn's own."""
+STEPS_OF_DISTANCE = 1 << 40
+"""The largest distance as k-medoids sees it."""
+OTHER_MACHINES = 2e-3
+"""By how much distances may differ between a CPU and a GPU, in proportion."""
 FLAT = 1e-9
 """A curve that rises by less has no knee: what a polynomial adds by rounding would decide."""
 
@@ -124,18 +128,30 @@ class KneeSource(StrEnum):
 def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Clustering:
     """Group points by k-medoids, FasterPAM (Schubert and Rousseeuw 2021) from random medoids.
 
-    On one thread, as the library's results depend on how many there are.
+    On one thread, as the library's results depend on how many there are. Distances are whole numbers to it, whose sums are exact: of
+    two points that are a group either may be the medoid, and rounding would decide, then a swap, and then all swaps that follow.
 
     Args:
         distances: (N, N), finite.
         k: 1 to N.
         seed: Of the first medoids and the order of swaps.
     """
-    result = kmedoids.fasterpam(distances.numpy(), k, random_state=seed, n_cpu=1)
+    steps = (
+        distances * (STEPS_OF_DISTANCE / distances.max().clamp(min=torch.finfo(distances.dtype).tiny))
+    ).round()
+    result = kmedoids.fasterpam(steps.numpy(), k, random_state=seed, n_cpu=1)
     medoids = sorted(int(m) for m in result.medoids)
     group = distances[:, medoids].argmin(dim=1)
     group[medoids] = torch.arange(k)  # two medoids may lie on one spot
     return Clustering(tuple(medoids), group)
+
+
+def hangs_on_rounding(distances: torch.Tensor, grouped: Clustering, *, seed: int) -> bool:
+    """Return whether distances that are up to `OTHER_MACHINES` longer or shorter, drawn once, would be grouped otherwise."""
+    noise = torch.rand(distances.shape, generator=torch.Generator().manual_seed(seed), dtype=distances.dtype)
+    change = OTHER_MACHINES * (2 * noise - 1).triu()
+    nearby = group_points(distances * (1 + change + change.T), len(grouped.medoids), seed=seed)
+    return {*map(tuple, nearby.members())} != {*map(tuple, grouped.members())}
 
 
 def mean_simplified_silhouette(distances: torch.Tensor, grouped: Clustering) -> float:

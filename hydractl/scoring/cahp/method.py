@@ -12,11 +12,13 @@ from hydractl.manifest.head_mask import HeadName
 from hydractl.messages import counted
 from hydractl.progress import Progress
 from hydractl.scoring.cahp.clusters import (
+    OTHER_MACHINES,
     Clustering,
     embed,
     find_knee,
     fitting_perplexity,
     group_points,
+    hangs_on_rounding,
     silhouettes,
 )
 from hydractl.scoring.cahp.moments import SignatureMoments, class_moments
@@ -69,6 +71,10 @@ def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
     salience = min_max({tower: gate_gradients(job, batches=share)[tower].abs().mean(dim=0).tolist()})[tower]
     distances, results = _placed(compared, settings, heads, job.seed, progress)
     grouped, cluster_results = _grouped(distances, job, settings, progress)
+    if hangs_on_rounding(distances, grouped, seed=job.seed):
+        progress.warn(
+            f"heads lie between groups: distances that differ by {OTHER_MACHINES:.1%}, as on another device, would give other groups"
+        )
     return Ranking(
         scores={tower: salience},
         clusters=_clusters(tower, grouped, torch.tensor(salience, dtype=torch.float64), distances, settings),

@@ -26,17 +26,12 @@ def machine() -> Iterator[Finding]:
     except Exception:  # noqa: BLE001 - of a broken installation
         return
     yield _threads(torch.get_num_threads())
-    yield finding(
-        name="cpu", found=f"{torch.backends.cpu.get_cpu_capability()}; {computes(torch.device('cpu'))}"
-    )
+    yield computes(torch.device("cpu"), torch.backends.cpu.get_cpu_capability())
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        device = torch.device("cuda", index)
-        yield finding(
-            name=f"cuda:{index}", found=f"{about.name}, {about.total_memory / 1e9:.1f} GB; {computes(device)}"
-        )
+        yield computes(torch.device("cuda", index), f"{about.name}, {about.total_memory / 1e9:.1f} GB")
     if torch.backends.mps.is_available():
-        yield finding(name="mps", found=computes(torch.device("mps")))
+        yield computes(torch.device("mps"))
     if not torch.cuda.is_available() and shutil.which("nvidia-smi"):
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU alone"
         yield finding(
@@ -57,11 +52,17 @@ def _threads(threads: int) -> Finding:
     )
 
 
-def computes(device: torch.device) -> str:
-    """Return which dtypes a device multiplies matrices with, found by trying."""
+def computes(device: torch.device, about: str | None = None) -> Finding:
+    """Return which dtypes a device multiplies matrices with, found by trying: where a product is wrong, the check fails.
+
+    Args:
+        device: Any.
+        about: What else is known of it.
+    """
     import torch  # noqa: PLC0415 - as above
 
     able: list[str] = []
+    wrong: list[str] = []
     unable: list[str] = []
     for name in sorted(DTYPES):
         try:
@@ -70,5 +71,24 @@ def computes(device: torch.device) -> str:
         except (RuntimeError, TypeError) as error:
             unable.append(f"{name} ({reason_of(error)})")
         else:
-            (able if right else unable).append(name)
-    return " ".join(able) + (f"; not {', '.join(unable)}" if unable else "")
+            (able if right else wrong).append(name)
+    parts = [
+        about,
+        " ".join(able),
+        unable and f"not {', '.join(unable)}",
+        wrong and f"wrong in {', '.join(wrong)}",
+    ]
+    failed = bool(wrong) or not able
+    return finding(
+        name=str(device),
+        found="; ".join(part for part in parts if part),
+        state=FindingState.FAILED if failed else FindingState.OK,
+        fix=_fix(device) if failed else None,
+    )
+
+
+def _fix(device: torch.device) -> str:
+    """Return what to type where a device does not multiply matrices as it should."""
+    if device.type == "cuda":
+        return f"`nvidia-smi -q -d ECC -i {device.index}` shows errors of its memory; use `--device cpu` until it computes right"
+    return "pip install --force-reinstall torch" if device.type == "cpu" else "use `--device cpu`"

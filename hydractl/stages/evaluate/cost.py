@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.model_inputs import Inputs
 from hydractl.progress import SILENT, Progress
+from hydractl.runtime import wait_for
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.training.methods.registry import is_one_network
 
@@ -128,11 +129,12 @@ def measure_latencies(
             continue
         progress.step(f"Measuring time at batch {size}")
         calls = [_call(row, size) for row in rows]
+        devices = {model.device for row in rows for model in row.models}
         begin, ran = perf_counter(), thread_time()
-        for values, times in zip(latencies, _in_turn(calls), strict=True):
+        for values, times in zip(latencies, _in_turn(calls, devices), strict=True):
             values[metric] = _median(torch.tensor(times, dtype=torch.float64) * 1e3, seed)
         share = (thread_time() - ran) / (perf_counter() - begin)
-        if share < LEAST_SHARE and all(model.device.type == "cpu" for row in rows for model in row.models):
+        if share < LEAST_SHARE and all(device.type == "cpu" for device in devices):
             caveats.append(
                 f"`{metric}` was measured on a busy machine: the processor ran hydractl for {share:.0%} of the time, so times are too "
                 "long; measure again when nothing else runs"
@@ -205,37 +207,33 @@ def _call(row: RowModels, batch_size: int) -> Callable[[], object]:
     return call
 
 
-def _in_turn(calls: Sequence[Callable[[], object]]) -> list[list[float]]:
+def _in_turn(
+    calls: Sequence[Callable[[], object]], devices: Collection[torch.device] = ()
+) -> list[list[float]]:
     """Return the seconds of repeated calls, one round after the other over all of them."""
     for call in calls:
         end = perf_counter() + WARMUP_S
         for _ in range(WARMUP):
-            _seconds_of(call)
+            _seconds_of(call, devices)
             if perf_counter() > end:
                 break
     times: list[list[float]] = [[] for _ in calls]
     end = perf_counter() + BUDGET_S * len(calls)
     while len(times[0]) < LEAST or (len(times[0]) < MOST and perf_counter() < end):
         for call, seconds in zip(calls, times, strict=True):
-            seconds.append(_seconds_of(call))
+            seconds.append(_seconds_of(call, devices))
     return times
 
 
-def _seconds_of(fn: Callable[[], object]) -> float:
-    """Return the seconds of one call, until its last kernel is done."""
-    _wait_for_gpu()
+def _seconds_of(fn: Callable[[], object], devices: Collection[torch.device] = ()) -> float:
+    """Return the seconds of one call, until its last kernel is done on the devices where it runs."""
+    for device in devices:
+        wait_for(device)
     start = perf_counter()
     fn()
-    _wait_for_gpu()
+    for device in devices:
+        wait_for(device)
     return perf_counter() - start
-
-
-def _wait_for_gpu() -> None:
-    """Wait for queued kernels, without waking a GPU that is not in use."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    if torch.backends.mps.is_available():
-        torch.mps.synchronize()
 
 
 def _median(times: Tensor, seed: int) -> Value:

@@ -14,8 +14,9 @@ from hydractl.data.batches import Batch
 from hydractl.data.encode import encoded
 from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.messages import counted
-from hydractl.model_inputs import Inputs, map_inputs
+from hydractl.model_inputs import Inputs, inputs_on
 from hydractl.progress import Progress
+from hydractl.runtime import on_device
 from hydractl.stages.finetune.head_training import KeptFeatures, begin_head_training, on_features
 from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan
 from hydractl.stages.finetune.teachers import lesson_of
@@ -88,8 +89,8 @@ def _look(work: TrainingPlan, feed: ItemFeed, engine: Engine, progress: Progress
     progress.step(f"Looking at {counted(count, 'batch', 'batches')}")
 
     def loss(piece: Piece) -> torch.Tensor:
-        logits = model(map_inputs(lambda x: x.to(device), piece.inputs))
-        return F.cross_entropy(logits, piece.labels.to(device)) * piece.weight
+        logits = model(inputs_on(piece.inputs, device))
+        return F.cross_entropy(logits, on_device(piece.labels, device)) * piece.weight
 
     pieces = (piece for step in feed.steps(0, count, Share(0, accumulate, accumulate)) for piece in step)
     weights = {name: sites[name].layer.weight for name in work.adapter.own(sites, work.names)}

@@ -21,7 +21,7 @@ from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Header
 from hydractl.metrics.per_sample import ensemble_log_probs
-from hydractl.model_inputs import Inputs, map_inputs, split_batch, split_inputs
+from hydractl.model_inputs import Inputs, inputs_on, split_batch, split_inputs
 from hydractl.progress import Progress
 from hydractl.settings import long_option
 from hydractl.stages.shared.finite import check_finite, check_weights, stored_tensors
@@ -226,7 +226,7 @@ def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool
     if job.lesson is None:
         log_probs = log_probs[..., 0]
     else:
-        log_probs = log_probs * job.lesson.targets(map_inputs(lambda x: x.to(device), job.probe)).cpu()
+        log_probs = log_probs * job.lesson.targets(inputs_on(job.probe, device)).cpu()
     log_probs.sum().backward()
     return any(
         all(_same_gradient(tensor.grad, second[n].grad) for n, tensor in first.items())

@@ -21,6 +21,7 @@ from hydractl.messages import quoted
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
+from hydractl.runtime import on_device
 from hydractl.scoring.job import Samples
 from hydractl.stages.shared.image_preprocessing import warn_assumed
 from hydractl.stages.shared.zero_shot_classes import Classes
@@ -123,7 +124,7 @@ class RepeatedBatches:
 
     def __iter__(self) -> Iterator[Samples]:
         for batch in self.cached:
-            labels = None if self.labels is None else self.labels[batch.indices].to(self.like.device)
+            labels = None if self.labels is None else on_device(self.labels[batch.indices], self.like.device)
             yield Samples(inputs_like(batch.inputs, self.like), labels)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
@@ -221,9 +222,10 @@ class _ResponseCollector:
         if isinstance(model, WithOodScores):
             local_responses = model.responses(batches, name=name, data=part.name)
         else:
-            local_responses = responses(model, batches, name=name, data=part.name)
-            if isinstance(model, WithConfidence):
-                local_responses = _unsure(model, local_responses)
+            extra_outputs = partial(_unsure, model) if isinstance(model, WithConfidence) else tuple
+            local_responses = responses(
+                model, batches, name=name, data=part.name, extra_outputs=extra_outputs
+            )
         for indices, log_probs, logsumexp, *scored in self._team.iterate(local_responses):
             if self._team.leads:
                 self._spool.store(indices + begin, Responses(log_probs, logsumexp))
@@ -239,12 +241,9 @@ class _ResponseCollector:
         return Scored(predictions, dict(zip(self._names, scores.unbind(1), strict=True)))
 
 
-def _unsure(
-    model: WithConfidence, local_responses: Iterator[tuple[Tensor, ...]]
-) -> Iterator[tuple[Tensor, ...]]:
-    """Yield what is said, and of each batch minus the confidence (1, B, 1)."""
-    for response in local_responses:
-        yield *response, -model.confidence.cpu().double()[None, :, None]
+def _unsure(model: WithConfidence) -> tuple[Tensor]:
+    """Return minus the confidence of a model's last batch (1, B, 1)."""
+    return (-model.confidence[None, :, None],)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

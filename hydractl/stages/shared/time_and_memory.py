@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from hydractl.runtime import wait_for
 from hydractl.scoring.circuit.memory_budget import Peak
 
 REPEATS = 2
@@ -35,8 +36,7 @@ def seconds_of(
 
 def clock(device: torch.device) -> float:
     """Return the time in seconds when a device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return time.perf_counter()
 
 

@@ -190,6 +190,17 @@ def test_few_heads_lower_the_perplexity():
     assert heard.warnings == ["12 heads are too few for a perplexity of 50: taking 3.67"]
 
 
+@pytest.mark.parametrize("hangs", [True, False])
+def test_groups_that_hang_on_rounding_are_told_of(hangs, monkeypatch):
+    monkeypatch.setattr("hydractl.scoring.cahp.method.hangs_on_rounding", lambda *_, **__: hangs)
+    heard = Heard()
+
+    score_cahp(job_for(base(VIT), settings=NONE), heard)
+
+    said = "heads lie between groups: distances that differ by 0.2%"
+    assert [warning.startswith(said) for warning in heard.warnings] == [True] * hangs
+
+
 def test_single_samples_are_told_of():
     sample = base(VIT)
     heard = Heard()

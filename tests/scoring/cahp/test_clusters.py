@@ -14,6 +14,7 @@ from hydractl.scoring.cahp.clusters import (
     KneeSource,
     find_knee,
     group_points,
+    hangs_on_rounding,
     mean_simplified_silhouette,
     silhouettes,
 )
@@ -73,6 +74,27 @@ def test_every_point_is_in_the_group_of_its_nearest_medoid(count, k, seed):
     again = group_points(distances, k, seed=seed)
     assert again.medoids == found.medoids
     assert torch.equal(again.group, found.group)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounding_changes_no_group(seed):
+    """Of two points that are a group either may be the medoid; of 100 groups most are such."""
+    distances = apart(scattered(144, seed))
+    noise = torch.rand(distances.shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).triu()
+
+    found = group_points(distances, 100, seed=seed)
+    again = group_points(distances * (1 + 1e-12 * (noise + noise.T)), 100, seed=seed)
+
+    assert again.medoids == found.medoids
+    assert torch.equal(again.group, found.group)
+
+
+def test_groups_that_hang_on_rounding_are_known():
+    """Three families far from each other do not; of two groups of points that are equally far from each other any do."""
+    families = apart(scattered(30, 0) + 100 * torch.arange(3).repeat_interleave(10)[:, None])
+    assert not hangs_on_rounding(families, group_points(families, 3, seed=0), seed=0)
+    alike = 1 - torch.eye(30, dtype=DOUBLE)
+    assert hangs_on_rounding(alike, group_points(alike, 2, seed=0), seed=0)
 
 
 def test_points_on_one_spot_leave_no_group_empty():

@@ -191,6 +191,21 @@ def test_rows_take_turns(monkeypatch):
     assert len(times[0]) == len(times[1]) == evaluate_cost.MOST
 
 
+def test_each_row_is_waited_for_on_its_own_devices(monkeypatch):
+    """And on no other, which it would wake."""
+    waited = []
+    monkeypatch.setattr("torch.cuda.synchronize", waited.append)
+    monkeypatch.setattr(evaluate_cost, "_call", lambda *_: lambda: None)
+    rows = [
+        loaded(*(SimpleNamespace(device=torch.device(device)) for device in devices))
+        for devices in (("cpu",), ("cuda:1", "cuda:2"))
+    ]
+
+    measure_latencies(rows, ("latency_ms",), batch_size=2)
+
+    assert {*waited} == {torch.device("cuda:1"), torch.device("cuda:2")}
+
+
 def test_only_the_times_asked_for_are_measured(monkeypatch):
     monkeypatch.setattr(evaluate_cost, "MOST", 4)
     rows = [loaded(base().model()), loaded(base(seed=1).model(), base().model())]
