@@ -188,6 +188,9 @@ def test_one_table_of_five_rows_in_80_columns_and_ten_inputs(shown):
     assert [line for line in [*table[:8], *inputs[:11]] if len(line) > 80] == []
     assert [line.split()[0] for line in answers] == ["digits"] * 7 + ["photos"] * 2 + ["noise"]
     assert [" none " in line for line in answers] == [False] * 7 + [True] * 3
+    assert [line.partition(":")[0] for line in out.splitlines() if line.startswith("hydra against ")] == [
+        f"hydra against {row}" for row in ("single", "trained longer", "ensemble")
+    ]
     assert "with 95 % confidence, at most 90 % of the accepted inputs are answered wrongly" in out
 
 

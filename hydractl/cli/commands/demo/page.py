@@ -31,8 +31,9 @@ from hydractl.reporting.verdict import judged_quantities
 
 REPORT, PAGE, PICTURE = "report.json", "report.html", "cost.png"
 THRESHOLD, PREDICTIONS = "threshold.json", "predictions.jsonl"
-SINGLE, ENSEMBLE = "single", "ensemble"
-"""Rows that sentences compare the hydra with."""
+SINGLE = "single"
+OPPONENTS = (SINGLE, "trained longer", "ensemble")
+"""Rows that sentences compare the hydra with, as far as there are such."""
 COSTS = {"compute": Quantity("macs"), "training": Quantity("training_macs")}
 
 
@@ -51,7 +52,7 @@ def show(out: Path) -> None:
         terminal = console()
         terminal.print(table_of(quality_table(compared)))
         line(terminal, f"near, far: AUROC by {report.ood_scores[-1]}; compute, training: times {SINGLE}")
-        for opponent in (SINGLE, ENSEMBLE):
+        for opponent in filter(compared.rows.__contains__, OPPONENTS):
             line(terminal, sentence(compared, opponent))
         line(terminal, "level: the 95 % interval of the difference includes 0")
         if (out / PREDICTIONS).exists():
