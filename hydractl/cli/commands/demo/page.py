@@ -106,9 +106,8 @@ def sentence(compared: Compared, opponent: str) -> str:
         word = judgement(quantity.metric, difference) or LEVEL
         labels[word].append(label if word == LEVEL else f"{label} (by {abs(difference.value):.3f})")
     parts = [f"{word} in {listed(names)}" for word, names in labels.items() if names]
-    macs = COSTS["compute"]
-    times = compared.rows[first][macs].value / compared.rows[opponent][macs].value
-    return f"{first} against {opponent}: {', '.join(parts)}, at {times:.2f} times the compute."
+    cost, other_cost = (compared.rows[row][COSTS["compute"]].value for row in (first, opponent))
+    return f"{first} against {opponent}: {', '.join(parts)}, at {cost / other_cost:.2f} times the compute."
 
 
 def answers(path: Path) -> Iterator[list[str]]:
