@@ -68,6 +68,8 @@ def score(
     num_workers: str | int | None = ...,
     device: str | None = ...,
     dtype: str | None = ...,
+    log_to: str | Sequence[str] | None = ...,
+    log_dir: str | Path | None = ...,
     compile: bool | None = ...,
     force: bool | None = ...,
     wait: bool | None = ...,
@@ -126,6 +128,8 @@ def score(
         num_workers: Processes that decode and augment images; 0 uses threads. Default: auto.
         device: Device: auto, cpu, cuda, cuda:N or mps.
         dtype: Data type of the weights: bf16, fp16 or fp32 (default: as stored).
+        log_to: Log figures and options to experiment trackers: tensorboard, wandb, mlflow, trackio; may be repeated.
+        log_dir: Folder that tensorboard and wandb write to (default: the output's name with `.logs`).
         compile: Compile the blocks, for circuit: takes minutes at first, then runs faster; results change by rounding only.
         force: Overwrite existing output and discard an unfinished run.
         wait: Wait while another command writes the same output, instead of exiting with 6.
@@ -257,6 +261,8 @@ def finetune(
     teacher_weight: float | None = ...,
     gradient_checkpointing: bool | None = ...,
     compile: bool | None = ...,
+    log_to: str | Sequence[str] | None = ...,
+    log_dir: str | Path | None = ...,
     save_every: int | None = ...,
     seed: int | None = ...,
     order_seed: int | None = ...,
@@ -323,6 +329,8 @@ def finetune(
         teacher_weight: Weight of the distillation loss, in (0, 1]; labels have the rest (default: 0.9).
         gradient_checkpointing: Recompute activations in the backward pass: less memory, a third more time, the same result.
         compile: Compile the training step: takes minutes at first, then runs faster; rounds differently.
+        log_to: Log figures and options to experiment trackers: tensorboard, wandb, mlflow, trackio; may be repeated.
+        log_dir: Folder that tensorboard and wandb write to (default: the output's name with `.logs`).
         save_every: Steps between saves of the state to resume from (default: 30 s, and each epoch).
         seed: Random seed.
         order_seed: Seed of data order and augmentation (default: `--seed`).

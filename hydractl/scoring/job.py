@@ -13,6 +13,7 @@ from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.scoring.settings import Settings
+from hydractl.training.run_log import NO_LOG, RunLog
 
 if TYPE_CHECKING:
     import torch
@@ -78,12 +79,14 @@ class GateTraining:
         folder: Where the state of an unfinished run goes; None saves nothing.
         start: Where to go on; None from the beginning.
         keeps_weights: Whether weights that train are kept.
+        run_log: Where figures are logged.
     """
 
     feed: Callable[[], Feed]
     folder: StateFolder | None = None
     start: Snapshot | None = None
     keeps_weights: bool = False
+    run_log: RunLog = NO_LOG
 
 
 @dataclass(frozen=True, kw_only=True)

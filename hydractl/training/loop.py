@@ -163,6 +163,7 @@ def _steps(run: TrainingRun, saver: _Saver, progress: Progress) -> None:
     start_time = spoken = time.monotonic()
     if run.evaluation_due:  # it was interrupted
         run.evaluate()
+        _log(run, None, evaluates=True)
         progress.step(_line(run, loss=None, left_s=0.0))
     # of several processes one cannot finish a step that another has left
     guard = signals_held if run.engine.world == 1 else contextlib.nullcontext
@@ -172,9 +173,11 @@ def _steps(run: TrainingRun, saver: _Saver, progress: Progress) -> None:
             run.step(pieces)
         step = run.position.step
         loss = None
-        if evaluates := run.evaluation_due:
+        if (evaluates := run.evaluation_due) or job.run_log.due(step):
             (loss,) = run.engine.sum([run.loss.item()])
+        if evaluates:
             run.evaluate()
+        _log(run, loss, evaluates=evaluates)
         time_now = time.monotonic()
         left_s = (time_now - start_time) / (step - first) * (job.total - step)
         if evaluates:
@@ -186,6 +189,18 @@ def _steps(run: TrainingRun, saver: _Saver, progress: Progress) -> None:
         saver.after_step(run)
         if run.position.ended:
             break
+
+
+def _log(run: TrainingRun, loss: float | None, *, evaluates: bool) -> None:
+    """Log a step's figures; steps of learning rates are counted on, one rate after the other."""
+    position, job = run.position, run.job
+    values = {}
+    if loss is not None:
+        values = {"train/loss": loss, "train/lr": run.rate, "epoch": position.step / job.feed.steps_per_epoch}
+    if evaluates and position.last is not None and not position.diverged:
+        values |= {f"{job.measured_on}/{name}": figure for name, figure in position.last.model_dump().items()}
+    if values:
+        job.run_log.log(values, step=position.candidate * job.total + position.step)
 
 
 def _line(run: TrainingRun, *, loss: float | None, left_s: float) -> str:

@@ -24,6 +24,7 @@ from hydractl.training.recipes.optimizers import (
     restore_optimizer,
 )
 from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.run_log import NO_LOG, RunLog
 from hydractl.training.step_modes import begin_training, compile_step, recompute_blocks
 from hydractl.training.weight_averaging import Average, share_of
 
@@ -56,6 +57,7 @@ class Job:
             of the data: the weights then have the same bits for any number. None for the recipe's `accumulate` pieces a
             process, averaged as DDP does.
         lesson: What teachers make of the losses, given the outputs and the inputs of the same piece.
+        run_log: Where losses, rates and metrics are logged.
         measured_on: What progress calls the data of `evaluate`.
         recomputes: Whether blocks run again in the backward pass, rather than hold what they computed.
         compiles: What messages call a model that is compiled; None compiles none.
@@ -76,6 +78,7 @@ class Job:
     penalty: Callable[[nn.Module], torch.Tensor] | None = None
     pieces: int | None = None
     lesson: DistillationLoss | None = None
+    run_log: RunLog = NO_LOG
     measured_on: str = "validation"
     recomputes: bool = False
     compiles: str | None = None
@@ -99,6 +102,8 @@ class TrainingRun:
         self.position = snapshot.position
         self.lr = job.recipe.lr[self.position.candidate]
         self.loss = torch.zeros((), device=engine.device)
+        self.rate = 0.0
+        """Of the last step: the peak rate as the schedule has it then."""
         self.whole = True
         """Whether weights, optimiser and position belong together; not in the middle of a step."""
         model = job.build()
@@ -138,6 +143,7 @@ class TrainingRun:
             schedule=recipe.schedule,
             floor=recipe.floor,
         )
+        self.rate = self.lr * factor
         for group in self.optimizer.param_groups:
             group["lr"] = group.get(PEAK, self.lr) * group[SCALE] * factor
         if job.begin_step is not None:

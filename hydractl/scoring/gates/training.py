@@ -122,6 +122,7 @@ def train_gates(
         penalty=None if penalty is None else lambda model: penalty(_gates_of(model)),
         pieces=PIECES,
         measured_on="training",
+        run_log=job.training.run_log,
     )
     trained = _trained(job.training, work, job.model.device, progress, settings=settings)
     model = build()

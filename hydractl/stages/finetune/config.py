@@ -137,6 +137,8 @@ class FinetuneConfig(CommandConfig):
             ),
         )
     )
+    log_to: tuple[str, ...] = by_default((), shared.LOG_TO)
+    log_dir: Path | None = by_default(None, shared.LOG_DIR)
     estimate: bool = flag(
         Setting(
             "Estimate time and memory of the training from a few steps and write nothing.",
@@ -192,6 +194,7 @@ class FinetuneConfig(CommandConfig):
         check(self)
         method = self.trains_by
         self.outputs()  # refuses names that do not number them
+        shared.log_folder(self.out, self.log_to, self.log_dir)
         if method is not None:
             method.check_model(self.model)
         if self.teacher and method is not None and not method.TAKES_TEACHERS:

@@ -34,12 +34,14 @@ from hydractl.stages.finetune.trainable import (
     output_tensors,
     warn_equal,
 )
+from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import claim, resumable, resume_hint
 from hydractl.training import fsdp
 from hydractl.training.accelerator import Engine, start_engine
 from hydractl.training.loop import Trained, train
 from hydractl.training.resume import Metrics, Snapshot, StateFolder
+from hydractl.training.run_log import open_run_log
 from hydractl.training.run_settings import texts_of
 from hydractl.training.trainer import Job
 from hydractl.version import __version__
@@ -111,10 +113,19 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
             items = items_to_encode(work, engine)
             features = None if items is None else keep_features(work, items, engine, progress)
             job = open_job(work, features, val_batches(work, features), engine, progress)
+            log = open_run_log(
+                config.log_to,
+                shared.log_folder(config.out, config.log_to, config.log_dir),
+                run=config.out.name,
+                options={"model": config.model, "seed": config.seed, **config.options()},
+                resumes=bool(start.weights or start.winner),
+                leads=engine.leads,
+            )
             if engine.leads:
                 warn_equal(work, build(work, features), job, engine.device, progress)
             engine.wait()  # all have read the state before one writes it
-            trained = train(job, engine, progress, folder=folder, start=start)
+            with log as run_log:
+                trained = train(replace(job, run_log=run_log), engine, progress, folder=folder, start=start)
             tensors = output_tensors(work, trained.weights)
             evaluate = job.evaluate if features is None else partial(validate, work, engine)
             trained = replace(trained, metrics=_final_metrics(work, engine, trained, tensors, evaluate))

@@ -17,7 +17,7 @@ from hydractl.parsing import bytes_of
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
-from hydractl.scoring.settings import CIRCUIT, GATES, Settings
+from hydractl.scoring.settings import CIRCUIT, GATES, BudgetMeaning, Settings
 from hydractl.settings import (
     Constraint,
     OptionGroup,
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from hydractl.manifest.head_mask import HeadScores
 
 READING = Constraint("entry.needs_data", option="method", why="it reads no data")
+LOGGING = Constraint(
+    "logs_figures", option="method", why="it goes no steps whose figures could be logged", hint="leave it out"
+)
 SEARCHING = Constraint("entry.searches", option="method", hint="leave it out; it is for `--method circuit`")
 
 
@@ -115,6 +118,8 @@ class ScoreConfig(CommandConfig):
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     device: str = by_default("auto", shared.DEVICE)
     dtype: str | None = by_default(None, shared.DTYPE)
+    log_to: tuple[str, ...] = by_default((), replace(shared.LOG_TO, only_with=LOGGING))
+    log_dir: Path | None = by_default(None, shared.LOG_DIR)
     compile: bool = flag(
         Setting(
             "Compile the blocks, for circuit: takes minutes at first, then runs faster; results change by rounding only.",
@@ -140,6 +145,7 @@ class ScoreConfig(CommandConfig):
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", settings_for(self.method, self.given))
         check(self)
+        shared.log_folder(self.out, self.log_to, self.log_dir)
         if self.settings.needs_ood and self.ood is None:
             raise UsageError(
                 f"objective `{self.settings.objective}` needs out-of-distribution data",
@@ -181,6 +187,11 @@ class ScoreConfig(CommandConfig):
     def sample_limit(self) -> int | None:
         """How many in-distribution samples are used at most; None for all."""
         return self.entry.default_limit if self.limit is None else self.limit
+
+    @property
+    def logs_figures(self) -> bool:
+        """Whether the method trains, or removes head after head."""
+        return self.entry.trains or self.settings.budget_means == BudgetMeaning.REMOVALS
 
     @property
     def entry(self) -> Method:

@@ -30,6 +30,7 @@ from hydractl.stages.score.training import settings_of
 from hydractl.stages.shared.outputs import first_line
 from hydractl.strict_json import compact, parse, read_limited
 from hydractl.training.resume import DROPPED, FORCED, OTHERS, OtherRunError
+from hydractl.training.run_log import NO_LOG, RunLog
 from hydractl.training.run_settings import changes, stored_texts
 
 SCHEMA = "hydractl.journal/1"
@@ -53,6 +54,10 @@ class ScoreJournal(Log):
     settings: Mapping[str, str] = field(default_factory=dict)
     chain: str = ""
     """The last line's digest."""
+    run_log: RunLog = NO_LOG
+    """Where objectives are logged too, by the number of heads removed."""
+    removals: int = 0
+    """So many are logged, or were on disk."""
 
     @classmethod
     def parsed(cls, text: str, path: Path | None = None) -> Self:
@@ -92,15 +97,19 @@ class ScoreJournal(Log):
     @override
     def begin(self, baseline: float) -> None:
         """Write the first line of a new journal, or cut an old one back to its whole lines."""
-        self.baseline = baseline
+        self.baseline, self.removals = baseline, len(self.recorded)
         if self.path is not None:
             publish_text(self.path, self.text())
+        if not self.recorded:
+            self.run_log.log({"objective": baseline}, step=0)
 
     @override
     def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
         """Add one removal, and what the search remembers after it."""
         if self.path is not None:
             append(self.path, self._line(_document(removal, memory)).encode())
+        self.removals += 1
+        self.run_log.log({"objective": removal.objective}, step=self.removals)
 
     def discard(self) -> None:
         """Remove the journal: its output is there."""

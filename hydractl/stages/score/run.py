@@ -27,6 +27,7 @@ from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
 from hydractl.stages.score.journal import open_journal
 from hydractl.stages.score.training import State, check_training, offered, open_state, publish_scores
+from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import config_digest, recorded_argv
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.mask_selection import quota_of
@@ -34,6 +35,7 @@ from hydractl.stages.shared.open_inputs import RepeatedBatches, digests, labels_
 from hydractl.stages.shared.output_record import TOOL, library_versions
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.zero_shot_classes import Classes, ask
+from hydractl.training.run_log import open_run_log
 
 
 class ScoreInputs(NamedTuple):
@@ -74,7 +76,17 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
         job = make_job(config, inputs, team, state, progress)
         job = replace(job, keep=keep, budget=removals, free=config.budget is None, log=journal)
         progress.step(f"Scoring {counted(total_heads(scored), 'head')} by {config.method}")
-        ranking = _rank(config, job, state, progress)
+        with open_run_log(
+            config.log_to,
+            shared.log_folder(config.out, config.log_to, config.log_dir),
+            run=config.out.name,
+            options={"model": config.model, "method": config.method, **document.options},
+            resumes=bool(journal.recorded or state.resumes),
+            leads=team.leads,
+        ) as journal.run_log:
+            if job.training is not None:
+                job = replace(job, training=replace(job.training, run_log=journal.run_log))
+            ranking = _rank(config, job, state, progress)
         scores = _add_ranking(config, opened, document, ranking)
         if team.leads:
             scores = publish_scores(config, opened, scores, ranking, claim=output_lock)

@@ -65,6 +65,11 @@ class State(NamedTuple):
     folder: StateFolder | None = None
     start: Snapshot | None = None
 
+    @property
+    def resumes(self) -> bool:
+        """Whether an interrupted run goes on."""
+        return self.start is not None and bool(self.start.weights)
+
     def clear(self) -> None:
         """Remove it: the output is there, or going on is of no use."""
         if self.folder is not None:

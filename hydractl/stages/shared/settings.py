@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,13 @@ from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import HeadBudget
 from hydractl.model_inputs import LARGEST_SIDE
+from hydractl.output.atomic_write import is_stream
 from hydractl.output.paths import DOCUMENT, WEIGHTS, output
 from hydractl.parsing import number, words
 from hydractl.runtime import DTYPES
 from hydractl.settings import LARGEST_SEED, CheckedSettings, Option, OptionGroup, Role, Setting, setting
 from hydractl.stages.shared.zero_shot_classes import FORMS, Naming
+from hydractl.training.run_log import TRACKERS, check_trackers
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
@@ -97,6 +100,38 @@ IF_CHANGED = Setting(
 )
 IF_CHANGED_BESIDE = replace(IF_CHANGED, help=f"{IF_CHANGED.help} A file beside it records what made it.")
 SEED = Setting("Random seed.", low=0, high=LARGEST_SEED, shows_range=False, metavar="N")
+LOG_TO = Setting(
+    f"Log figures and options to experiment trackers: {', '.join(TRACKERS)}; may be repeated.",
+    metavar="NAME",
+    choices=TRACKERS,
+    parse=partial(words, "--log-to"),
+    repeated=True,
+    panel=OUTPUT,
+    role=Role.EXECUTION,
+)
+LOG_DIR = Setting(
+    "Folder that tensorboard and wandb write to (default: the output's name with `.logs`).",
+    metavar="DIR",
+    panel=OUTPUT,
+    role=Role.EXECUTION,
+    only_with="log_to",
+)
+
+
+def log_folder(out: Path, log_to: tuple[str, ...], log_dir: Path | None) -> Path | None:
+    """Return where a run logs to beside its output, None where it does not.
+
+    Raises:
+        UsageError: If a tracker is not installed, or the output is a stream and names no folder.
+    """
+    check_trackers(log_to)
+    if log_to and log_dir is None and is_stream(out):
+        raise UsageError(
+            "`--log-to`: nothing says where, as the output is a stream", hint="add `--log-dir DIR`"
+        )
+    return None if not log_to else out.with_name(f"{out.name}.logs") if log_dir is None else log_dir
+
+
 DEVICE = Setting(
     "Device: auto, cpu, cuda, cuda:N or mps.",
     metavar="DEVICE",
