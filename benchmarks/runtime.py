@@ -17,7 +17,18 @@ It needs torch, timm and hydractl's sources, where they are: nothing else is ins
     python benchmarks/runtime.py --device cuda --dtype bf16 --batch 1,4,16,64,256 [--how calls eager graph compiled] [--minutes 5]
 
 What would end after `--minutes` is not begun, and a row that fails is left out: its table says why. Each table is followed by itself
-as a line of JSON, which stays where the command is killed; the last line is one of JSON, too, with all tables.
+as a line of JSON, which stays where the command is killed; a line of JSON with all tables ends it. On a GPU a block follows, to
+paste into an issue.
+
+No GPU has run this yet: what is claimed of CUDA at batch 4 are estimates. The paper reports 1.07 of a hydra, and a trunk of 10 is
+claimed to cost nothing. Counted, a hydra (a trunk of 10) takes these times what the single model takes:
+
+    launches         148 / 133 = 1.11        138 / 133 = 1.04       of an eager pass; a graph has none
+    bytes of weights 115 M / 87 M = 1.33     91 M / 87 M = 1.05     attention twice: 3 members with 8 of 12 heads
+    work             46.17 / 17.56 = 2.63    20.58 / 17.56 = 1.17     multiply-accumulates, in G
+
+So eager time is near the first where the processor's calls are what a GPU waits for, a graph's near the second where memory is, and
+both near the third where the GPU is busy: the claims may well fail.
 """
 
 from __future__ import annotations
@@ -34,7 +45,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -125,7 +136,34 @@ def main() -> int:
                 failed += fails
     whole = {"arch": ARCH, "torch": torch.__version__, "timm": TIMM, "device": options.device}
     print(json.dumps(whole | {"tables": tables}), flush=True)
+    if cuda:
+        print(for_an_issue(torch.cuda.get_device_name(), tables), flush=True)
     return 1 if failed else 0
+
+
+def for_an_issue(name: str, tables: Sequence[dict[str, object]]) -> str:
+    """Return what was measured on a GPU as a block of Markdown."""
+    lines = [
+        "", "Paste this into an issue:", "",
+        f"### benchmarks/runtime.py on {name}", "",
+        f"{ARCH}, torch {torch.__version__} (CUDA {torch.version.cuda}), timm {TIMM}", "",
+        "| how | batch | dtype | row | ms | x single | x MACs | MiB |", "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for table in tables:
+        setting = " | ".join(str(table[key]) for key in ("how", "batch", "dtype"))
+        rows = cast("dict[str, dict[str, object] | str]", table["rows"])
+        for row, cells in rows.items():
+            known = [cells, "", "", ""] if isinstance(cells, str) else cells.values()
+            lines.append(
+                f"| {setting} | {row} | " + " | ".join("" if x is None else str(x) for x in known) + " |"
+            )
+    lines += ["", "| how | batch | dtype | claim | at most | found | |", "|---|---|---|---|---|---|---|"]
+    for table in tables:
+        setting = " | ".join(str(table[key]) for key in ("how", "batch", "dtype"))
+        for claim in cast("list[dict[str, object]]", table["claims"]):
+            found = " | ".join(str(claim[key]) for key in ("bound", "ratio", "verdict"))
+            lines.append(f"| {setting} | {claim['row']} / {claim['against']} | {found} |")
+    return "\n".join(lines)
 
 
 def parsed() -> argparse.Namespace:

@@ -101,6 +101,21 @@ def test_a_row_that_fails_leaves_the_others(runtime, monkeypatch, capsys):
     assert sum("not measured: hydra" in line for line in printed) == failed == 4
 
 
+def test_a_gpus_tables_end_as_a_block_for_an_issue(runtime):
+    """What was not measured says why, and a line has as many cells as its heading."""
+    found = {runtime.SINGLE: runtime.Times([0.002], 12.0), "hydra": "failed: E: "}
+    made = {name: runtime.Row(torch.neg, 1.0) for name in found}
+    table, _ = runtime.report(found, made, runtime.Setting("cuda", "bf16", "eager", 4))
+    lines = runtime.for_an_issue("A GPU", [table]).splitlines()
+
+    assert "| eager | 4 | bf16 | single | 2.0 | 1.0 | 1.0 | 12.0 |" in lines
+    assert "| eager | 4 | bf16 | hydra | failed: E:  |  |  |  |" in lines
+    assert "| eager | 4 | bf16 | hydra / single | 1.07 | None | not measured |" in lines
+    rows, claims = [i for i, line in enumerate(lines) if line.startswith("| how")]
+    assert {line.count("|") for line in lines[rows : claims - 1]} == {9}
+    assert {line.count("|") for line in lines[claims:]} == {8}
+
+
 def test_a_table_whose_single_failed_has_no_ratios(runtime, capsys):
     found = {runtime.SINGLE: "failed: E: ", "hydra": runtime.Times([0.1], None)}
     made = {name: runtime.Row(torch.neg, 1.0) for name in found}
