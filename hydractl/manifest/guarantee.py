@@ -1,8 +1,11 @@
-"""What a threshold may promise of the answers to the inputs that it accepts. Importing it loads no pydantic."""
+"""What commands and reports agree on that loads no pydantic: what a threshold may promise, and how many examples are kept."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+MOST_EXAMPLES = 100
+"""Inputs of each kind that a report keeps of a model."""
 
 
 class Guarantee(StrEnum):

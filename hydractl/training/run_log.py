@@ -201,9 +201,11 @@ def _read(path: Path) -> dict[str, str]:
     try:
         record = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {reason_of(error)}", hint="remove it") from error
+        raise InputError(
+            f"{path}: cannot be read: {reason_of(error)}", hint="choose another `--log-dir`"
+        ) from error
     if not isinstance(record, dict) or not all(isinstance(v, str) for v in record.values()):
-        raise InputError(f"{path}: does not say what a run was called", hint="remove it")
+        raise InputError(f"{path}: does not say what a run was called", hint="choose another `--log-dir`")
     return record
 
 

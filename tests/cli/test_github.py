@@ -76,7 +76,7 @@ def test_the_headline_table_is_added_to_the_summary(github, work, call):
     assert call(*EVAL.split(), "--fail-if", "nll>0").code == 5
 
     lines = github.read_text().splitlines()
-    assert lines[:3] == ["before", "| model | NLL |", "|---|---:|"]
+    assert lines[:3] == ["before", "| model | NLL ↓ |", "|---|---:|"]
     assert re.fullmatch(r"\| a\\\|&lt;b&gt; \| [\d.]+ \|", lines[3])
     assert lines[5].startswith("- ❌ failed: `nll>0`, found ")
 

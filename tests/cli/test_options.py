@@ -100,6 +100,7 @@ TEXTS = {
     "ood_val": "birds=noise",
     "corrupt": "fog:3",
     "words": "list",
+    "log_to": "tensorboard",
 }
 """What is typed where any word will not do."""
 MEANT = {"classes": ("a", "b"), "recipe": [*RECIPES.values()][-1]}
@@ -126,6 +127,8 @@ COMPANIONS = {
         "search": ("--objective", "acc"),
         **dict.fromkeys(("recheck", "doubt", "swaps"), ("--objective", "acc", "--search", "lazy")),
         "weights_lr": ("--method", "l0", "--training", "joint"),
+        "log_to": ("--method", "l0"),
+        "log_dir": ("--method", "l0", "--log-to", "tensorboard"),
         "trained": ("--method", "l0", "--training", "joint"),
     },
     "prune": {
@@ -162,6 +165,7 @@ COMPANIONS = {
     "bench": {**TRAINING, **dict.fromkeys(("start_epochs", "start_lr"), ("--start", "b.st"))},
     "finetune": {
         **TRAINING,
+        "log_dir": ("--log-to", "tensorboard"),
         **dict.fromkeys(("teacher_temperature", "teacher_weight"), ("--teacher", "t.st")),
     },
 }
