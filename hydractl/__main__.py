@@ -60,7 +60,9 @@ def _leave_signals(*, launched: bool) -> None:
 def _run() -> int:
     """Make the streams safe to print anything on, then run."""
     if find_spec("fcntl") is None:  # outputs are locked with it, and renamed while they are open
-        sys.stderr.write("error: hydractl runs on Linux, macOS and their like\n\nhint: on Windows use WSL\n")
+        sys.stderr.write(
+            "error: hydractl runs only on Linux, macOS and similar systems\n\nhint: on Windows use WSL\n"
+        )
         return 3
     while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # no file of ours may get the number of a standard stream that is closed

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 METADATA_KEY = "hydractl"
 BESIDE = "hydractl.ood/"
-"""So begin the names of tensors that are no weights."""
+"""Prefix of the names of tensors that are not weights."""
 MOST_TENSORS = 50_000
-"""In one file: that of a large model of experts has some ten thousand."""
+"""Maximum number of tensors in a file; a large mixture of experts has some ten thousand."""
 _SCRATCH = re.compile("hydractl-held-[0-9a-f]{16}")
-"""Earlier versions held no lock on theirs: those have other names, and are left alone."""
+"""Prefix of locked temporary files. Files of earlier versions have other names and no lock, and are kept."""
 
 
 class ScratchFolder:
@@ -103,8 +103,8 @@ class ScratchFolder:
             if error.errno not in FULL and not str(error.filename).startswith(str(self.path)):
                 raise  # about what is read meanwhile
             raise OutputError(
-                f"{self.path}: a temporary file cannot be written: {error.strerror}",
-                hint="set TMPDIR to a folder on a disk with room",
+                f"{self.path}: cannot write a temporary file: {error.strerror}",
+                hint="set TMPDIR to a folder on a disk with more space",
             ) from error
 
 
@@ -152,7 +152,7 @@ class Checkpoint:
         for file in files:
             found, places, meta = _read_header(file, where=str(path if spool else file))
             if twice := specs.keys() & found.keys():
-                raise CheckpointError(f"{file}: tensor `{min(twice)}` is in another shard too")
+                raise CheckpointError(f"{file}: tensor `{min(twice)}` is also in another shard")
             specs |= found
             metadata |= meta
             spans |= places
@@ -181,9 +181,7 @@ class Checkpoint:
         try:
             return Header.from_json(text, where=f"{self.name}: metadata.{METADATA_KEY}")
         except ManifestError as error:
-            raise CheckpointError(
-                error.message, hint="was it written by another version of hydractl?"
-            ) from error
+            raise CheckpointError(error.message, hint="it may be from another version of hydractl") from error
 
     @property
     def digest(self) -> str:
@@ -220,7 +218,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.name}: has no tensor `{name}`")
         if spec.dtype not in TORCH_NAMES:
             raise CheckpointError(
-                f"{self.name}: tensor `{name}` has dtype {spec.dtype}, which torch cannot hold"
+                f"{self.name}: tensor `{name}` has dtype {spec.dtype}, which torch does not support"
             )
         return tensor_of(spec, [self.spans[name]])
 
@@ -324,14 +322,14 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
             begin = file.read(8)
             if b"\0" not in begin and begin.lstrip()[:1] == b"{":  # a length has zero bytes, JSON has none
                 raise CheckpointError(
-                    f"{where}: is JSON, not a checkpoint",
-                    hint=f"`hydractl inspect {shlex.quote(where)}` says what it is",
+                    f"{where}: is a JSON file, not a checkpoint",
+                    hint=f"`hydractl inspect {shlex.quote(where)}` shows what it contains",
                 )
             length = int.from_bytes(begin, "little")
             if size < 8 or length > MAX_BYTES or 8 + length > size:
                 raise CheckpointError(
-                    f"{where}: is not a safetensors file, or is cut off: {size} bytes cannot hold its header",
-                    hint="copy or download it again; a `.pth` or `.bin` file is for `hydractl import`",
+                    f"{where}: is not a safetensors file, or is truncated: {size} bytes are too few for its header",
+                    hint="copy or download it again; convert a `.pth` or `.bin` file with `hydractl import`",
                 )
             text = file.read(length)
     except FileNotFoundError as error:
@@ -343,7 +341,7 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
     try:
         return _checked(text, Span("", path, 8 + length, size - 8 - length))
     except ValueError as error:
-        raise CheckpointError(f"{where}: is not a well-formed safetensors file: {error}") from error
+        raise CheckpointError(f"{where}: is not a valid safetensors file: {error}") from error
 
 
 def _checked(text: bytes, data: Span) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:
@@ -355,7 +353,7 @@ def _checked(text: bytes, data: Span) -> tuple[dict[str, TensorSpec], dict[str, 
         raise ValueError("the header is not a JSON object")  # noqa: TRY004 - translated by the caller
     metadata = table.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError("__metadata__ must map names to texts")
+        raise ValueError("__metadata__ must map names to strings")
     specs: dict[str, TensorSpec] = {}
     spans: dict[str, Span] = {}
     for name, entry in table.items():
@@ -365,13 +363,13 @@ def _checked(text: bytes, data: Span) -> tuple[dict[str, TensorSpec], dict[str, 
     for span in sorted(spans.values(), key=lambda span: (span.begin, span.size, span.name)):
         if span.begin != end:
             raise ValueError(
-                f"tensor `{span.name}` begins at {span.begin - data.begin}, expected {end - data.begin}: "
-                "data overlaps or has a hole"
+                f"tensor `{span.name}` begins at {span.begin - data.begin}, expected "
+                f"{end - data.begin}: data overlaps or has a gap"
             )
         end += span.size
     if end != data.begin + data.size:
         raise ValueError(
-            f"the header describes {end - data.begin} bytes of data, the file has {data.size}; is it cut off?"
+            f"the header describes {end - data.begin} bytes of data, but the file has {data.size}; it may be truncated"
         )
     return specs, spans, metadata
 
@@ -391,8 +389,8 @@ def _check_entry(name: str, entry: object) -> tuple[TensorSpec, int]:
                 raise ValueError(f"tensor `{name}` has data_offsets {[begin, end]}")
             if begin < 0 or end - begin != spec.size_bytes:
                 raise ValueError(
-                    f"tensor `{name}` takes {end - begin} bytes, its shape {shape} needs {spec.size_bytes}"
+                    f"tensor `{name}` takes {end - begin} bytes, but its shape {shape} needs {spec.size_bytes}"
                 )
             return spec, begin
         case _:
-            raise ValueError(f"tensor `{name}` is not described by dtype, shape and data_offsets")
+            raise ValueError(f"tensor `{name}` needs exactly dtype, shape and data_offsets")

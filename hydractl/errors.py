@@ -23,10 +23,10 @@ import re
 from collections.abc import Callable
 from typing import ClassVar
 
-EDITED = "was the file edited?"
-"""The hint where a file says what no command of ours writes."""
+EDITED = "the file may have been edited"
+"""Hint for a file with content that no command writes."""
 VALUE, MESSAGE, HINT = 200, 480, 480
-"""How many letters of a value, a message and a hint are shown: what is wrong with a file may be a megabyte long."""
+"""Maximum lengths of a value, a message and a hint in characters; a bad value in a file may be a megabyte long."""
 
 
 def shortened(text: str, letters: int) -> str:
@@ -38,7 +38,7 @@ def shortened(text: str, letters: int) -> str:
 
 
 BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
-"""Letters and marks of no width, which Python calls printable."""
+"""Characters without width that Python calls printable."""
 
 
 def is_safe(letter: str) -> bool:
@@ -191,4 +191,4 @@ _TREE: tuple[type[HydraError], ...] = (
     *InputError.__subclasses__(),
 )
 KINDS = {error.kind: error.exit_code for error in _TREE}
-"""Every kind of failure, and its exit code. A class of another module is of its parent's kind."""
+"""Error kinds and their exit codes. A class of another module has the kind of its parent."""

@@ -17,21 +17,22 @@ if TYPE_CHECKING:
     import httpx2
 
 PATIENCE_S = 300
-"""For how long the Hub may tell us to wait: it counts what one asks over five minutes."""
+"""Longest wait that the Hub may request, in seconds; its rate limit covers five minutes."""
 NO_ANSWER = (
-    "does the network want a log-in, or is HF_ENDPOINT set? a browser shows what the Hub's address answers"
+    "check whether the network needs a login, and whether HF_ENDPOINT is right; a browser shows "
+    "the response of that address"
 )
 TOO_LONG = "it is compressed, or too long"
 READING = ("GET", "HEAD")
 PLAIN = "identity"
 LIMIT = re.compile(r";\s*r\s*=\s*0+\s*;\s*t\s*=\s*(\d+)")
-"""In the header `RateLimit`: how many requests are left, here none, and in how many seconds there are more."""
+"""Header `RateLimit` without remaining requests, with the seconds until the next."""
 
 
 def unusable(reference: str, error: Exception | str) -> HubError:
     """Return what is said of an answer that is no answer: the client takes each for what it should be."""
     return HubError(
-        f"{reference}: the answer of the Hub cannot be used: {error}",
+        f"{reference}: the response of the Hub is not valid: {error}",
         hint=NO_ANSWER,
     )
 
@@ -113,8 +114,8 @@ def _check(reference: str, response: httpx2.Response) -> None:
     wait = "" if response.is_success else _wait(response)
     if _is_more(wait, PATIENCE_S):
         raise HubError(
-            f"{reference}: the Hub answers {response.status_code} and wants to be asked again in {wait} seconds",
-            hint="try again then; `hf auth login` raises what the Hub allows",
+            f"{reference}: the Hub responds with {response.status_code} and asks to wait {wait} seconds",
+            hint="try again later; the rate limit is higher after `hf auth login`",
         )
 
 

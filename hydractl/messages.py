@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 MOST_ENTRIES = 2000
-"""Of a folder that are compared with a name that is missing in it: a data set may have a million."""
+"""Maximum number of folder entries that are compared with a missing name; a data set may have a million."""
 
 
 def count(value: float) -> str:

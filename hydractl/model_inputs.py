@@ -18,7 +18,7 @@ TEXTS = ("input_ids", "attention_mask", "token_type_ids")
 PIXELS = "pixel_values"
 IMAGE_AXES = 4
 LARGEST_SIDE = 4096
-"""Of an image, in pixels."""
+"""Maximum side of an image, in pixels."""
 
 
 def checked_inputs(
@@ -51,10 +51,10 @@ def checked_inputs(
                 raise TypeError(f"{_expected(towers)}; `{name}` is of type {type(tensor).__name__}")
         return named_inputs[PIXELS] if named_inputs.keys() == {PIXELS} else named_inputs
     if named:
-        raise TypeError(f"{_expected(towers)}: as one argument or by name, not both")
+        raise TypeError(f"{_expected(towers)}: give one positional argument or keywords, not both")
     if not hasattr(inputs, "dtype"):
         raise TypeError(
-            f"{_expected(towers)}; found {type(inputs).__name__}: make tensors with `model.encode`"
+            f"{_expected(towers)}; found {type(inputs).__name__}: convert items to tensors with `model.encode`"
         )
     if "vision" not in towers or inputs.ndim != IMAGE_AXES:
         raise TypeError(f"{_expected(towers)}; found one tensor of shape {tuple(inputs.shape)}")

@@ -24,7 +24,9 @@ WEIGHTS = "model.safetensors"
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
 NEEDED = ["*.safetensors", "*.st", "*.json", "*.txt", "*.model", "bpe.codes"]
-IMPORT = "`hydractl import {weights} --arch {arch} -o base.st` makes a base of it, and runs nothing in it"
+IMPORT = (
+    "`hydractl import {weights} --arch {arch} -o base.st` converts it to a base without running code in it"
+)
 BESIDE = (
     "*config.json",
     "*.index*.json",
@@ -36,14 +38,16 @@ BESIDE = (
     "bpe.codes",
     "*.model",
 )
-"""What libraries read beside weights."""
+"""Files that libraries read in addition to weights."""
 INNER = ("0_Transformer", "checkpoint-*")
-"""Folders within one that hold a model: sentence-transformers' older layout, and what transformers' Trainer writes."""
+"""Sub-folders that contain a model: the older layout of sentence-transformers, and checkpoints of the Trainer
+of transformers.
+"""
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of peft."""
 PICKLES = ("*.bin", "*.pth", "*.pth.tar", "*.pt", "*.ckpt")
 INDEXES = re.compile(r"\.index(\.[\w-]+)?\.json$")
-"""How the names of tables of shards end, with the variant that transformers puts into them (`fp16`)."""
+"""Suffix of index files of shards, with the optional variant of transformers (`fp16`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +101,7 @@ def locate(reference: str) -> Located:
     if _is_hub_id(reference):
         return _in_folder(reference, download(reference))
     bare = not path.suffix and path.name == reference
-    architecture = f"; `arch:{reference}` if that is the name of an architecture" if bare else ""
+    architecture = f"; `arch:{reference}` for random weights of that architecture" if bare else ""
     raise CheckpointError(
         f"{reference}: no such file or folder",
         hint=did_you_mean_path(str(path))
@@ -141,11 +145,11 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
             )
         if not equals or not key:
             raise UsageError(
-                f"`{item}` in `arch:{text}` is not key=value",
+                f"`{item}` in `arch:{text}`: expected key=value",
                 hint="for example `arch:vit_tiny_patch16_224::num_classes=10`",
             )
         if key in options:
-            raise UsageError(f"`arch:{text}`: the option `{key}` is given twice")
+            raise UsageError(f"`arch:{text}`: the option `{key}` appears twice")
         try:
             options[key] = parse(value)
         except NotJSONError:
@@ -192,12 +196,12 @@ def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hu
     except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
         hint = "check the spelling; a private or gated model needs `hf auth login`"
         raise HubError(
-            f"{identifier}: the Hub has no such model, or you may not read it", hint=hint
+            f"{identifier}: the Hub has no such model, or you have no access to it", hint=hint
         ) from error
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{identifier}: the model has no revision `{revision}`") from error
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
-        hint = "check the connection, unset HF_HUB_OFFLINE, or give a local path"
+        hint = "check the connection, unset HF_HUB_OFFLINE, or use a local path"
         reason = f": {error.__cause__}" if error.__cause__ else ""
         raise HubError(
             f"{identifier}: is not in the local cache and the Hub cannot be reached{reason}", hint=hint
@@ -215,7 +219,7 @@ def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hu
         httpx2.InvalidURL,
         OSError,  # the Hub's own HfHubHTTPError is one, and so is a full disk
     ) as error:
-        raise HubError(f"{identifier}: the Hub could not be read: {error}") from error
+        raise HubError(f"{identifier}: reading from the Hub failed: {error}") from error
     except ValueError as error:
         raise unusable(identifier, error) from error
 
@@ -225,7 +229,7 @@ def _one_file(reference: str, path: Path) -> Located:
         check_no_adapter(path.parent)
     if any(path.match(pattern) for pattern in (*PICKLES, "*.pkl")):
         raise CheckpointError(
-            f"{path}: is a pickle, which can run code when it is read; hydractl reads safetensors only",
+            f"{path}: is a pickle, which can run code when it is loaded; hydractl reads only safetensors",
             hint=IMPORT.format(weights=shlex.quote(str(path)), arch="NAME"),
         )
     return Located(reference=reference, path=path, weights=(path,))
@@ -238,7 +242,7 @@ def _in_folder(reference: str, folder: Path) -> Located:
             if (folder / name).is_file():
                 return Located(reference=reference, path=folder, weights=(folder / name,), config=config)
     if (folder / WEIGHTS).is_file():
-        both = f"holds `{WEIGHTS}` and an index of shards; read is `{WEIGHTS}`, as transformers does"
+        both = f"has `{WEIGHTS}` and an index of shards; using `{WEIGHTS}`, as transformers does"
         return Located(
             reference=reference,
             path=folder,
@@ -257,8 +261,9 @@ def _in_folder(reference: str, folder: Path) -> Located:
     if found:
         names = ", ".join(f.name for f in found[:4])
         raise CheckpointError(
-            f"{folder}: holds {len(found)} {'indexes of shards' if variants else 'safetensors files and no index'}: {names}",
-            hint="name one of them",
+            f"{folder}: has {len(found)} "
+            f"{'indexes of shards' if variants else 'safetensors files and no index'}: {names}",
+            hint="give one of them",
         )
     raise _no_weights(folder, config)
 
@@ -271,7 +276,7 @@ def _no_weights(folder: Path, config: dict[str, object] | None) -> CheckpointErr
     )
     if pickles:
         return CheckpointError(
-            f"{folder}: has only pickled weights (`{pickles[0]}`), which hydractl does not read",
+            f"{folder}: has only pickled weights (`{pickles[0]}`), which hydractl does not load",
             hint=IMPORT.format(
                 weights=shlex.quote(str(folder / pickles[0])),
                 arch="NAME" if config is None else shlex.quote(str(folder)),
@@ -280,19 +285,22 @@ def _no_weights(folder: Path, config: dict[str, object] | None) -> CheckpointErr
     if inner := [path.parent for pattern in INNER for path in folder.glob(f"{pattern}/config.json")]:
         last = max(inner, key=lambda path: int(re.sub(r"\D", "", path.name) or 0))
         return CheckpointError(
-            f"{folder}: holds no model itself, but the folder `{last.name}` in it does",
-            hint=f"name that folder: `{shlex.quote(str(last))}`"
+            f"{folder}: has no model, but its sub-folder `{last.name}` has one",
+            hint=f"give that folder: `{shlex.quote(str(last))}`"
             + (
-                "; `1_Pooling/config.json` beside it is not read then: for the mean over tokens add `--pooling mean` to `finetune`"
+                (
+                    "; its `1_Pooling/config.json` is then ignored: for the mean over tokens add "
+                    "`--pooling mean` to `finetune`"
+                )
                 if (folder / "1_Pooling").is_dir()
                 else ""
             ),
         )
     return CheckpointError(
-        f"{folder}: no safetensors weights in this folder",
+        f"{folder}: the folder has no safetensors weights",
         hint=f"expected `{WEIGHTS}` or `{INDEX}`"
         + (
-            f"; of a pickle, {IMPORT.format(weights='FILE', arch=shlex.quote(str(folder)))}"
+            f"; for a pickle, {IMPORT.format(weights='FILE', arch=shlex.quote(str(folder)))}"
             if config is not None
             else ""
         ),
@@ -309,7 +317,9 @@ def _in_index(reference: str, index: Path, *, config: dict[str, object] | None =
     shards = tuple(index.parent / name for name in sorted(set(table.values())))
     for shard in shards:
         if shard.parent != index.parent or not shard.is_file():
-            raise CheckpointError(f"{index}: names the shard `{shard.name}`, which is not beside it")
+            raise CheckpointError(
+                f"{index}: refers to the shard `{shard.name}`, which does not exist in its folder"
+            )
     config = _config_in(index.parent) if config is None else config
     return Located(reference=reference, path=index.parent, weights=shards, config=config)
 
@@ -328,7 +338,7 @@ def folder_config(folder: Path) -> dict[str, object]:
     config = _config_in(folder)
     if config is None:
         raise CheckpointError(
-            f"{folder}: has no config.json", hint="name the architecture instead: `--arch NAME`"
+            f"{folder}: has no config.json", hint="give the architecture instead: `--arch NAME`"
         )
     return config
 
@@ -341,7 +351,7 @@ def check_no_adapter(folder: Path) -> None:
     """
     if (folder / ADAPTER).is_file():
         raise CheckpointError(
-            f"{folder}: holds an adapter (`{ADAPTER}`), which is no model of its own and is not applied to one",
+            f"{folder}: contains an adapter (`{ADAPTER}`) without the weights of its base",
             hint="merge it into its base first, in Python with peft: `AutoPeftModelForSequenceClassification.from_pretrained("
             "FOLDER).merge_and_unload().save_pretrained(OTHER)`",
         )

@@ -1,6 +1,6 @@
 """What was typed, as values: a configuration of options, lists, numbers, sizes, and the `option=value,...` of a reference.
 
-Importing this loads no torch.
+Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def written(
                 f"`{where}`: expected option=value, found `{key}{equals}`", hint=f"for example `{example}`"
             )
         if key in option_texts:
-            raise UsageError(f"`{where}`: the option `{key}` is given twice")
+            raise UsageError(f"`{where}`: the option `{key}` appears twice")
         if key not in settings:
             hint = did_you_mean(key, settings) or (f"there are {', '.join(settings)}" if settings else None)
             raise UsageError(f"`{where}`: `{called}` has no option `{key}`", hint=hint)
@@ -174,7 +174,7 @@ def bytes_of(option: str, text: str) -> int:
     size = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match else 0.0
     if not 1 <= size < 1 << 63:
         raise UsageError(
-            f"`{option} {text}`: is not a size",
-            hint="a number and a unit: 512MB, 2GiB; without a unit, bytes",
+            f"`{option} {text}`: is not a memory size",
+            hint="write a number and a unit, such as 512MB or 2GiB; a number without a unit means bytes",
         )
     return int(size)

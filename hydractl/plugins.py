@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import Any
 
 PACKAGES = ("hydractl.research",)
-"""Each has a `PLUGIN`. Names in the code, not entry points: a checkout on PYTHONPATH has no installation metadata."""
+"""Packages with a `PLUGIN`. They are listed in code, not as entry points, because a checkout on PYTHONPATH
+has no installation metadata.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

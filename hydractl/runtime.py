@@ -26,14 +26,14 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 SPARE_BYTES, ROOM_BYTES = 1 << 25, 1 << 28
-"""What is held for a report, and what a process without which has no virtual memory left."""
+"""Virtual memory reserved for the error report, in bytes. A process that cannot reserve it has run out of memory."""
 LESS_MEMORY = {
     "batch_size": "a smaller `--batch-size`",
     "accumulate": "a larger `--accumulate`",
     "gradient_checkpointing": "`--gradient-checkpointing`",
     "device": "`--device cpu`",
 }
-"""What lowers the memory of a device that a command takes, by the name of the option."""
+"""Hints that lower the device memory of a command, by option name."""
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def enough_memory(options: Iterable[str]) -> Iterator[None]:
             if name in option_names and (on_device or name != "device")
         ]
         raise InputError(
-            f"{'the device' if on_device else 'this machine'} has not enough memory: {reason_of(error)}",
+            f"{'the device' if on_device else 'this machine'} has too little memory: {reason_of(error)}",
             hint=f"try {listed(advice, last='or')}" if advice else None,
         ) from error
 
@@ -81,7 +81,8 @@ def short_of_memory(error: Exception) -> InputError | None:
     if not (loading or exhausted or isinstance(error, MemoryError)):
         return None
     return InputError(
-        f"the libraries need more virtual memory than this process may have, {limit / 2**30:.1f} GiB: {reason_of(error)}",
+        "the libraries need more virtual memory than the limit of this process, "
+        f"{limit / 2**30:.1f} GiB: {reason_of(error)}",
         hint="raise the limit before the command: `ulimit -v unlimited`",
     )
 
@@ -149,7 +150,7 @@ def torch_dtype(name: str) -> torch.dtype:
     import torch  # noqa: PLC0415 - naming dtypes must not cost the import of torch
 
     if name not in DTYPES:
-        raise UsageError(f"unknown dtype `{name}`", hint=f"choose one of {', '.join(DTYPES)}")
+        raise UsageError(f"unknown dtype `{name}`", hint=f"use one of {', '.join(DTYPES)}")
     return cast("torch.dtype", getattr(torch, DTYPES[name]))
 
 
@@ -216,7 +217,7 @@ def compiled(run: Callable[..., Any], *, name: str, dynamic: bool | None = None)
             why = error.inner_exception if isinstance(error, exc.BackendCompilerFailed) else error
             raise UsageError(
                 f"`--compile`: {name} cannot be compiled here: {str(why).strip().splitlines()[0]}",
-                hint="leave `--compile` out",
+                hint="leave out `--compile`",
             ) from error
 
     return outer
@@ -263,7 +264,7 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"unknown device `{name}`", hint="choose auto, cpu, cuda, cuda:N or mps") from error
+        raise UsageError(f"unknown device `{name}`", hint="use auto, cpu, cuda, cuda:N or mps") from error
     absent = (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()) or (
         device.type == "mps" and not torch.backends.mps.is_available()
     )

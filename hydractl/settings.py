@@ -1,6 +1,6 @@
 """Settings: what a user may set, each declared once, as a field of a frozen dataclass with its help, range and choices.
 
-Options of commands, help, completions and validation follow from the declaration. Importing this loads no torch.
+Options of commands, help, completions and validation follow from the declaration. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ C = TypeVar("C")
 P = ParamSpec("P")
 LARGEST_SEED = 2**63 - 1  # what torch and numpy can begin with
 PLACEHOLDERS = ("{i}", "{name}")
-"""What some commands replace in the name of an output: by a number, and by the name of an input."""
+"""Placeholders in output names: for a number, and for the name of an input."""
 KEY = "setting"
-"""Where a field's metadata hold its declaration."""
+"""Key of a field's metadata that holds its declaration."""
 
 
 class Role(Enum):
@@ -87,7 +87,7 @@ class Constraint:
 
 
 Constraints: TypeAlias = str | Constraint | tuple[str | Constraint, ...]
-"""Other settings; a text is a field of which any value will do."""
+"""Other settings that satisfy the constraint; a string names a field that may have any value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +203,9 @@ class Setting:
         placeholder = next((p for p in PLACEHOLDERS if p in path.name and p not in self.placeholders), None)
         if self.role is Role.OUTPUT and placeholder is not None:
             raise UsageError(
-                f"`{self.option(name)} {path}`: `{placeholder}` stands for nothing here: this command writes one file",
-                hint=f"name it without, for example `{path.with_name(path.name.replace(placeholder, '0'))}`",
+                f"`{self.option(name)} {path}`: this command writes one file, so its name must not "
+                f"contain `{placeholder}`",
+                hint=f"for example `{path.with_name(path.name.replace(placeholder, '0'))}`",
             )
 
     def _check_range(self, name: str, value: float) -> None:
@@ -310,7 +311,7 @@ def _setting(declare: Callable[P, Setting]) -> Callable[Concatenate[object, P], 
 
 
 setting = _setting(Setting)
-"""Returns a field by its default and what `Setting` takes."""
+"""Return a dataclass field from its default and the arguments of `Setting`."""
 
 
 def flag(setting: Setting, *, on: bool = False) -> Any:  # noqa: ANN401 - as above

@@ -27,9 +27,9 @@ MAX_VALUES = 4_000_000
 DEEPEST = 200
 STDIN = Path("-")
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""What halves of surrogate pairs are written as, whole pairs too."""
+"""Escape sequences of surrogates, alone or in pairs."""
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
-"""What Python makes of the bytes of a file's name that are not UTF-8."""
+"""Characters with which Python represents non-UTF-8 bytes of a file name."""
 
 
 class NotJSONError(ValueError):
@@ -67,7 +67,7 @@ def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401
         if HALF.search(text):
             json.dumps(parsed, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise NotJSONError("half of a surrogate pair, which is no character") from error
+        raise NotJSONError("an unpaired surrogate, which is not a character") from error
     except json.JSONDecodeError as error:
         raise NotJSONError(_words(error), error.lineno, error.colno) from error
     except RecursionError as error:
@@ -77,7 +77,7 @@ def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401
     return parsed
 
 
-_TOO_DEEP = f"is nested deeper than {DEEPEST} times"
+_TOO_DEEP = f"is nested more than {DEEPEST} levels deep"
 
 
 def _shallow(value: object) -> object:
@@ -153,7 +153,7 @@ def read_text(path: Path) -> str:
     Raises:
         ManifestError: If it cannot be read, is too long or is not UTF-8.
     """
-    hint = "is it a checkpoint? this argument takes a JSON file"
+    hint = "this argument takes a JSON file; a checkpoint is not one"
     try:
         return _read(path).decode()
     except FileNotFoundError as error:
@@ -190,7 +190,7 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     by_key = dict(pairs)
     if len(by_key) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"key `{next(n for n in names if names.count(n) > 1)}` stands twice")
+        raise ValueError(f"key `{next(n for n in names if names.count(n) > 1)}` appears twice")
     return by_key
 
 
@@ -203,9 +203,9 @@ def _words(error: json.JSONDecodeError) -> str:
     if after.startswith(","):  # Python 3.13 points at the comma, earlier ones behind it
         before, after = f"{before},", after[1:].lstrip()
     if before.endswith(",") and after[:1] in {"}", "]"}:
-        return f"a comma stands before the closing `{after[0]}`"
+        return f"there is a comma before the closing `{after[0]}`"
     if before.endswith(",") and _is_json(before[:-1]):
-        return "a comma stands after the end"
+        return "there is a comma after the end"
     return error.msg
 
 

@@ -136,7 +136,7 @@ class Span:
 
     def _ends_early(self) -> CheckpointError:
         return CheckpointError(
-            f"{self.path}: tensor `{self.name}` ends early; was the file changed while it was read?"
+            f"{self.path}: tensor `{self.name}` ends early; the file may have changed while it was read"
         )
 
 

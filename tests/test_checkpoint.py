@@ -152,7 +152,7 @@ def test_reading_a_tensor_that_is_not_there_names_it(tmp_path):
 def test_a_dtype_that_torch_lacks_is_named_when_it_is_read(tmp_path):
     (tmp_path / "a.st").write_bytes(file_of({"a": entry("U64", [1], 0, 8)}, b"12345678"))
     opened = Checkpoint.open(tmp_path / "a.st")
-    with pytest.raises(CheckpointError, match="tensor `a` has dtype U64, which torch cannot hold"):
+    with pytest.raises(CheckpointError, match="tensor `a` has dtype U64, which torch does not support"):
         opened.tensor("a")
 
 
@@ -182,45 +182,48 @@ def file_of(table, data: bytes = b"") -> bytes:
 
 GOOD = file_of({"a": entry(), "b": entry("I8", [3], 4, 7)}, b"1234567")
 MALFORMED = {
-    "empty": (b"", "0 bytes cannot hold its header"),
-    "short": (b"\x01\x02\x03", "3 bytes cannot hold its header"),
-    "length-only": ((2).to_bytes(8, "little"), "8 bytes cannot hold its header"),
-    "huge-length": ((2**63).to_bytes(8, "little") + b"{}", "10 bytes cannot hold its header"),
-    "length-over-limit": ((MAX_BYTES + 1).to_bytes(8, "little") + b"{}", "cannot hold its header"),
-    "not-json": (raw_file(b"{nope"), "is not a well-formed safetensors file: Expecting"),
-    "no-header": (raw_file(b""), "is not a well-formed safetensors file"),
-    "bad-utf8": (raw_file(b'{"\xff\xfe": 1}'), "is not a well-formed safetensors file: 'utf-8' codec"),
-    "utf-16": (raw_file('{"a": 1}'.encode("utf-16")), "is not a well-formed safetensors file"),
+    "empty": (b"", "0 bytes are too few for its header"),
+    "short": (b"\x01\x02\x03", "3 bytes are too few for its header"),
+    "length-only": ((2).to_bytes(8, "little"), "8 bytes are too few for its header"),
+    "huge-length": ((2**63).to_bytes(8, "little") + b"{}", "10 bytes are too few for its header"),
+    "length-over-limit": ((MAX_BYTES + 1).to_bytes(8, "little") + b"{}", "are too few for its header"),
+    "not-json": (raw_file(b"{nope"), "is not a valid safetensors file: Expecting"),
+    "no-header": (raw_file(b""), "is not a valid safetensors file"),
+    "bad-utf8": (raw_file(b'{"\xff\xfe": 1}'), "is not a valid safetensors file: 'utf-8' codec"),
+    "utf-16": (raw_file('{"a": 1}'.encode("utf-16")), "is not a valid safetensors file"),
     "list": (raw_file(b"[]"), "the header is not a JSON object"),
-    "deep": (raw_file(b"[" * 200_000), "is not a well-formed safetensors file"),
-    "huge-number": (raw_file(b'{"a": ' + b"9" * 5000 + b"}"), "is not a well-formed safetensors file"),
+    "deep": (raw_file(b"[" * 200_000), "is not a valid safetensors file"),
+    "huge-number": (raw_file(b'{"a": ' + b"9" * 5000 + b"}"), "is not a valid safetensors file"),
     "many-tensors": (raw_file(b"{" + b'"a":{"data_offsets"' * 50_001), "lists more than 50000 tensors"),
-    "trailing": (GOOD + b"x", "the header describes 7 bytes of data, the file has 8"),
-    "json": (b'{"schema": "hydractl.report/1"}', "is JSON, not a checkpoint"),
-    "truncated": (GOOD[:-1], "the header describes 7 bytes of data, the file has 6; is it cut off"),
+    "trailing": (GOOD + b"x", "the header describes 7 bytes of data, but the file has 8"),
+    "json": (b'{"schema": "hydractl.report/1"}', "is a JSON file, not a checkpoint"),
+    "truncated": (GOOD[:-1], "the header describes 7 bytes of data, but the file has 6; it may be truncated"),
     "overlap": (file_of({"a": entry(), "b": entry(begin=2, end=6)}, b"123456"), "tensor `b` begins at 2, expected 4"),
     "hole": (file_of({"a": entry(), "b": entry(begin=8, end=12)}, b"x" * 12), "tensor `b` begins at 8, expected 4"),
     "hole-first": (file_of({"a": entry(begin=4, end=8)}, b"x" * 8), "tensor `a` begins at 4, expected 0"),
     "unknown-dtype": (file_of({"a": entry("F31")}, b"1234"), "tensor `a` has the unknown dtype F31"),
-    "duplicate-tensor": (raw_file(b'{"a":{},"a":{}}'), "key `a` stands twice"),
-    "duplicate-metadata": (raw_file(b'{"__metadata__":{"k":"1","k":"2"}}'), "key `k` stands twice"),
-    "metadata-number": (file_of({"__metadata__": {"k": 1}}), "__metadata__ must map names to texts"),
-    "metadata-list": (file_of({"__metadata__": ["k"]}), "__metadata__ must map names to texts"),
-    "metadata-null": (file_of({"__metadata__": None}), "__metadata__ must map names to texts"),
+    "duplicate-tensor": (raw_file(b'{"a":{},"a":{}}'), "key `a` appears twice"),
+    "duplicate-metadata": (raw_file(b'{"__metadata__":{"k":"1","k":"2"}}'), "key `k` appears twice"),
+    "metadata-number": (file_of({"__metadata__": {"k": 1}}), "__metadata__ must map names to strings"),
+    "metadata-list": (file_of({"__metadata__": ["k"]}), "__metadata__ must map names to strings"),
+    "metadata-null": (file_of({"__metadata__": None}), "__metadata__ must map names to strings"),
     "negative-shape": (file_of({"a": entry(shape=[-1])}, b"1234"), "tensor `a` has shape [-1]"),
     "negative-twice": (file_of({"a": entry(shape=[-1, -1])}, b"1234"), "tensor `a` has shape [-1, -1]"),
     "bool-shape": (file_of({"a": entry(shape=[True])}, b"1234"), "tensor `a` has shape [True]"),
     "float-shape": (file_of({"a": entry(shape=[1.0])}, b"1234"), "tensor `a` has shape [1.0]"),
     "enormous-shape": (file_of({"a": entry(shape=[2**62, 2**62])}, b"1234"), "its shape"),
-    "wrong-size": (file_of({"a": entry(shape=[2])}, b"1234"), "tensor `a` takes 4 bytes, its shape [2] needs 8"),
+    "wrong-size": (file_of({"a": entry(shape=[2])}, b"1234"), "tensor `a` takes 4 bytes, but its shape [2] needs 8"),
     "backwards": (file_of({"a": entry(shape=[0], begin=4, end=0)}, b"1234"), "tensor `a` takes -4 bytes"),
     "negative-offset": (file_of({"a": entry(begin=-4, end=0)}, b""), "tensor `a` takes 4 bytes"),
     "bool-offset": (file_of({"a": entry("I8", begin=False, end=True)}, b"1"), "tensor `a` has data_offsets [False, True]"),
-    "three-offsets": (file_of({"a": entry() | {"data_offsets": [0, 2, 4]}}, b"1234"), "tensor `a` is not described by"),
-    "no-dtype": (file_of({"a": {"shape": [1], "data_offsets": [0, 4]}}, b"1234"), "tensor `a` is not described by"),
-    "extra-key": (file_of({"a": entry() | {"x": 1}}, b"1234"), "tensor `a` is not described by"),
-    "entry-is-text": (file_of({"a": "F32"}), "tensor `a` is not described by"),
-    "pickle": (pickle.dumps({"a": 1}), "a `.pth` or `.bin` file is for `hydractl import`"),
+    "three-offsets": (file_of({"a": entry() | {"data_offsets": [0, 2, 4]}}, b"1234"), "tensor `a` needs exactly"),
+    "no-dtype": (file_of({"a": {"shape": [1], "data_offsets": [0, 4]}}, b"1234"), "tensor `a` needs exactly"),
+    "extra-key": (file_of({"a": entry() | {"x": 1}}, b"1234"), "tensor `a` needs exactly"),
+    "entry-is-text": (file_of({"a": "F32"}), "tensor `a` needs exactly"),
+    "pickle": (pickle.dumps({"a": 1}), (
+        "copy or download it again; convert a `.pth` or `.bin` file "
+        "with `hydractl import"
+    )),
     "zip": (b"PK\x03\x04" + b"\0" * 60, "is not a safetensors file"),
 }  # fmt: skip
 
@@ -356,7 +359,7 @@ def test_shards_are_one_model(tmp_path):
 def test_a_tensor_in_two_shards_is_refused(tmp_path):
     for name in ("1", "2"):
         save_file({"a": torch.zeros(1)}, tmp_path / name)
-    with pytest.raises(CheckpointError, match="tensor `a` is in another shard too"):
+    with pytest.raises(CheckpointError, match="tensor `a` is also in another shard"):
         Checkpoint.open(tmp_path, shards=[tmp_path / "1", tmp_path / "2"])
 
 

@@ -119,7 +119,7 @@ def test_a_scoring_method_with_a_setting_is_two_files(copy):
     assert "level: all alike" in " ".join(help_text.split())
     assert "--height N" in help_text
     assert "`--height` has no effect with `--method random`" in refused.stderr
-    assert "it is for `--method level`" in refused.stderr
+    assert "it applies to `--method level`" in refused.stderr
     assert len(copy.changed) == 2
 
 

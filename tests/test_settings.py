@@ -161,7 +161,7 @@ def test_units(text, count):
 
 @pytest.mark.parametrize("text", ["", "GiB", "2 G", "1e3", "0", "-1", "99999999TB", "2GiB!"])
 def test_bad_sizes(text):
-    with pytest.raises(UsageError, match="is not a size") as caught:
+    with pytest.raises(UsageError, match="is not a memory size") as caught:
         bytes_of("--x", text)
 
     assert "512MB" in caught.value.hint

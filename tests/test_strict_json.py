@@ -13,10 +13,10 @@ from hydractl.strict_json import NotJSONError, canonical, compact, parse, plain,
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ('{"a": 1,}', "a comma stands before the closing `}`"),
-    ('[1, 2,\n]', "a comma stands before the closing `]`"),
-    ('{"a": [1,], "b": 2}', "a comma stands before the closing `]`"),
-    ('{"a": 1},', "a comma stands after the end"),
+    ('{"a": 1,}', "there is a comma before the closing `}`"),
+    ('[1, 2,\n]', "there is a comma before the closing `]`"),
+    ('{"a": [1,], "b": 2}', "there is a comma before the closing `]`"),
+    ('{"a": 1},', "there is a comma after the end"),
 ])  # fmt: skip
 def test_a_comma_too_many_is_said(text, words):
     with pytest.raises(NotJSONError) as caught:
@@ -27,7 +27,7 @@ def test_a_comma_too_many_is_said(text, words):
 
 @pytest.mark.parametrize("text", ['"\\ud800"', '{"\\uDFFF": 1}', b'["\\ud83d \\ude42"]'])
 def test_half_a_character_is_no_text(text):
-    with pytest.raises(NotJSONError, match="half of a surrogate pair"):
+    with pytest.raises(NotJSONError, match="an unpaired surrogate, which is not a character"):
         parse(text)
     assert parse('"\\ud83d\\ude42"') == "\U0001f642"
 
@@ -93,7 +93,7 @@ def test_a_key_that_stands_twice():
     text = '{"b": {"a": 1, "c": 2, "a": 3}}'
 
     assert parse(text) == {"b": {"a": 3, "c": 2}}
-    with pytest.raises(NotJSONError, match="key `a` stands twice"):
+    with pytest.raises(NotJSONError, match="key `a` appears twice"):
         parse(text, keys_once=True)
 
 
@@ -114,7 +114,7 @@ def test_a_file_is_not_read_beyond_the_limit(tmp_path, monkeypatch, data, proble
 
     with pytest.raises(ManifestError, match=f"a.json: {problem}") as caught:
         read_text(tmp_path / "a.json")
-    assert caught.value.hint == "is it a checkpoint? this argument takes a JSON file"
+    assert caught.value.hint == "this argument takes a JSON file; a checkpoint is not one"
     with pytest.raises(CheckpointError, match=r"a\.json: cannot be read as JSON: "):
         read_object(tmp_path / "a.json")
     if problem.startswith("has"):

@@ -1,1 +1,1 @@
-"""The stages as functions of Python."""
+"""The stages as Python functions."""

@@ -1,4 +1,4 @@
-"""A stage as a function: its keyword arguments are the command's options, made of what its configuration declares."""
+"""A stage as a function. Its keyword arguments are the options of the command, generated from its configuration."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FIRST_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class StageFunction(NamedTuple):
-    """What makes a function.
+    """Description from which a function is made.
 
     Attributes:
-        name: Of the function.
-        does: One sentence.
-        config: Declares the options.
-        run: The stage's own function, `MODULE:NAME`, from a configuration and a `Progress` to a report.
-        report: The report's class, likewise.
-        needs: Options that have a default on a command line alone.
+        name: Name of the function.
+        does: Summary in one sentence.
+        config: Configuration class that declares the options.
+        run: Function of the stage, as `MODULE:NAME`; takes a configuration and a `Progress` and returns a report.
+        report: Class of the report, as `MODULE:NAME`.
+        needs: Options that have a default only on the command line, and are required here.
     """
 
     name: str
@@ -41,7 +41,7 @@ class StageFunction(NamedTuple):
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """The options, those without a name first; a call has a report to return, so nothing is left as it is or only estimated."""
+        """The options, positional ones first, without those after which a call would have no report to return."""
         call_options = [
             o._replace(default=...) if o.name in self.needs else o
             for o in options_of(self.config)
@@ -51,18 +51,20 @@ class StageFunction(NamedTuple):
 
     @property
     def doc(self) -> str:
-        """What the function's help says."""
+        """Docstring of the function."""
         argument_lines = "\n".join(f"    {keyword_of(o)}: {o.setting.help}" for o in self.options)
         return (
-            f"{self.does}\n\nArguments are those of `hydractl {self.command}`, and read as it reads them; None is an option that is "
-            f"not given.\n\nArgs:\n{argument_lines}\n    progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is "
-            "quiet, and warnings are those of Python's `warnings`.\n\nReturns:\n    What the command tells with `--json`, as an object.\n\n"
-            "Raises:\n    HydraError: Whatever ends the command; `exit_code` is the command's.\n    TypeError: If there is no such option.\n"
+            f"{self.does}\n\nArguments are those of `hydractl {self.command}`, and are parsed "
+            f"in the same way. None stands for an option that is not given.\n\nArgs:\n{argument_lines}\n    progress: "
+            "Receives progress messages: a function of one string, or a `Progress`. If None, the stage "
+            "is silent and warns through Python's `warnings`.\n\nReturns:\n    The result that the "
+            "command prints with `--json`, as an object.\n\nRaises:\n    HydraError: If the "
+            "command fails; `exit_code` is its exit code.\n    TypeError: If an option does not exist.\n"
         )
 
     @property
     def command(self) -> str:
-        """What the command is called."""
+        """Name of the command."""
         return {"evaluate": "eval"}.get(self.name, self.name)
 
     def function(self) -> Callable[..., Any]:
@@ -97,7 +99,7 @@ class StageFunction(NamedTuple):
 
 
 class _Warning(Silent):
-    """A `Progress` that is quiet but for warnings, which are Python's."""
+    """A `Progress` that only issues warnings, through Python's `warnings`."""
 
     def warn(self, message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=2)
@@ -125,10 +127,10 @@ def _heard(progress: Any) -> Progress:  # noqa: ANN401 - what a caller gave
 
 
 def _command_value(option: Option, value: object) -> object:
-    """Return what a command line would hold: lists as it writes them, paths as such.
+    """Return a value in the form that the command line has: lists as comma-separated texts, paths as `Path`.
 
     Raises:
-        ValueError: If a text of a list that a command line writes with commas holds one.
+        ValueError: If an item of a comma-separated list contains a comma.
     """
     setting, plural = option.setting, option.kind.startswith("tuple[")
     listed = setting.repeated or (plural and setting.parse is None)
@@ -140,12 +142,12 @@ def _command_value(option: Option, value: object) -> object:
     if listed or not all(isinstance(item, str) for item in items):
         return items if listed else tuple(items)
     if odd := [item for item in items if "," in str(item)]:
-        raise ValueError(f"{keyword_of(option)}: `{odd[0]}` holds a comma, which parts items")
+        raise ValueError(f"{keyword_of(option)}: `{odd[0]}` contains a comma, which separates items")
     return ",".join(map(str, items))
 
 
 def _as_path(option: Option, value: object) -> object:
-    """Return a text as a path where the option is one and takes it as it is, and a path as a text where it is none."""
+    """Convert a string to a `Path` if the option is a path, and a path to a string otherwise."""
     bare = "Path" in option.kind and option.setting.parse is None
     if isinstance(value, Path):
         return value if bare else str(value)
@@ -167,7 +169,7 @@ _PROGRESS = inspect.Parameter(
 
 
 def keyword_of(option: Option) -> str:
-    """Return the name of an option's argument: the option's own, `min_lr_rate` for `--min-lr-rate`."""
+    """Return the keyword of an option: `min_lr_rate` for `--min-lr-rate`."""
     named = [
         word[2:].replace("-", "_")
         for form in option.setting.option_names
@@ -178,7 +180,7 @@ def keyword_of(option: Option) -> str:
 
 
 def type_of(option: Option) -> str:
-    """Return the type of an argument as it is written."""
+    """Return the source text of an argument's type annotation."""
     given_type = _given_type(option.kind.removesuffix(" | None"), option.setting)
     return given_type if option.default is ... else f"{given_type} | None"
 

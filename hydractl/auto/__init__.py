@@ -1,1 +1,1 @@
-"""What lets transformers and timm load members and hydras themselves."""
+"""Members and hydras as models of transformers and timm."""

@@ -1,4 +1,4 @@
-"""What transformers' callers ask of a model when they load or save it: done, or refused; nothing silently does nothing."""
+"""Arguments of transformers for loading and saving a model. Each is honoured or refused; none is ignored silently."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from hydractl.hub.layout import CONFIG, labels_of
 from hydractl.manifest.header import Header
 
 NAMES = frozenset({"id2label", "label2id"})
-"""Settings of a configuration that rename classes, which `relabelled` looks at."""
+"""Settings of a configuration that rename classes, which `relabelled` checks."""
 ACCEPTED_SETTINGS = frozenset({*NAMES, "dtype", "return_dict", "transformers_version"})
-"""Settings of a configuration that are done when they are asked for, or ask for nothing."""
+"""Settings of a configuration that are honoured elsewhere or have no effect."""
 ATTENTION = (None, "sdpa")
 
 
 def check_settings(config: HydraConfig, folder: str, model_config: HydraConfig) -> None:
-    """Refuse settings that a configuration has and the model's own has not, where they have no effect.
+    """Refuse settings of a configuration that the model's own configuration lacks and that have no effect.
 
     Args:
-        config: What a caller hands over, which may be the folder's with changes.
-        folder: The model's.
-        model_config: What the configuration is made of, where the folder has none.
+        config: Configuration from the caller, possibly a modified one of the folder.
+        folder: Folder of the model.
+        model_config: Source of the configuration if the folder has none.
 
     Raises:
-        UsageError: Naming the setting.
+        UsageError: If a setting has no effect; the message names it.
     """
     stored = HydraConfig.from_pretrained(folder) if (Path(folder) / CONFIG).is_file() else model_config
     before, settings = stored.to_dict(), config.to_dict()
@@ -42,20 +42,20 @@ def check_settings(config: HydraConfig, folder: str, model_config: HydraConfig) 
     )
     if name := next((name for name in changed if not name.startswith("_")), None):
         raise UsageError(
-            f"`{name}={settings[name]!r}`: members and hydras have no such setting", hint="leave it out"
+            f"`{name}={settings[name]!r}`: members and hydras do not have this setting", hint="leave it out"
         )
     if config._attn_implementation not in ATTENTION:
         raise UsageError(
-            f"`attn_implementation={config._attn_implementation!r}`: members and hydras run `sdpa`",
+            f"`attn_implementation={config._attn_implementation!r}`: members and hydras support only `sdpa`",
             hint="leave it out",
         )
 
 
 def relabelled(header: Header, config: PreTrainedConfig) -> Header:
-    """Return a header whose classes have the names that a configuration has.
+    """Return a header with the class names of a configuration.
 
     Raises:
-        UsageError: If it names other than the model's classes, or those that a zero-shot model was asked.
+        UsageError: If the number of classes differs from the model's, or the model is zero-shot.
     """
     model_labels, config_labels = (
         labels_of(header),
@@ -63,31 +63,32 @@ def relabelled(header: Header, config: PreTrainedConfig) -> Header:
     )
     if sorted(config_labels) != list(range(len(model_labels))):
         raise UsageError(
-            f"`num_labels` or `id2label` has {len(config_labels)} classes: the model has {len(model_labels)}, numbered from 0",
-            hint="`hydractl finetune --num-classes N` makes another classifier, of a base",
+            f"`num_labels` or `id2label` has {len(config_labels)} classes, but the model has "
+            f"{len(model_labels)}, numbered from 0",
+            hint="`hydractl finetune --num-classes N` replaces the classifier of a base",
         )
     names = tuple(config_labels[i] for i in range(len(model_labels)))
     if names == model_labels:
         return header
     if header.prompting is not None:
         raise UsageError(
-            "`id2label`: a zero-shot model is asked by its classes' names",
-            hint='`hydractl.load(..., classes=["cat", "dog"])` asks for others',
+            "`id2label`: a zero-shot model uses the names of its classes as prompts",
+            hint='`hydractl.load(..., classes=["cat", "dog"])` sets other classes',
         )
     return header.model_copy(update={"labels": names})
 
 
 def device_of(device_map: Any) -> torch.device | str:  # noqa: ANN401 - a device, or a map to one
-    """Return the one device of a `device_map`; a number is a CUDA device's.
+    """Return the single device of a `device_map`; an integer is the index of a CUDA device.
 
     Raises:
-        UsageError: If it names several.
+        UsageError: If it has several devices.
     """
     if isinstance(device_map, dict):
         if len({*map(str, device_map.values())}) != 1:
             raise UsageError(
-                "`device_map` names several devices: members and hydras run on one",
-                hint='name one: `device_map="cuda:0"`',
+                "`device_map` has several devices, but members and hydras run on one",
+                hint='use one: `device_map="cuda:0"`',
             )
         device_map = next(iter(device_map.values()))
     if device_map is None:

@@ -13,7 +13,7 @@ from hydractl.runtime import DTYPES
 
 
 class HydraConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # transformers is untyped here
-    """What `config.json` says; `hydractl` in it is the checkpoint's header."""
+    """Configuration of a member or a hydra; its key `hydractl` is the header of the checkpoint."""
 
     model_type = TYPE
     # what has members first cannot be joined batch after batch, and `compute_metrics` wants the logits alone
@@ -25,30 +25,30 @@ class HydraConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # transfo
     ]
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - as the library has it
-        """Settle what follows of the settings.
+        """Set derived attributes.
 
         Raises:
-            UsageError: If the dtype is none.
+            UsageError: If the dtype is not valid.
         """
         self.dtype = floating(self.dtype or kwargs.pop("torch_dtype", None))
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]  # as above
 
 
 def floating(dtype: Any) -> torch.dtype | None:  # noqa: ANN401 - a dtype, or the name of one
-    """Return a dtype of weights, None where the checkpoint's own is meant.
+    """Return the dtype of weights, None for that of the checkpoint.
 
     Args:
-        dtype: A dtype, its name or `bf16`, `fp16`, `fp32`; `auto` or None for the checkpoint's own.
+        dtype: A dtype, its name or `bf16`, `fp16`, `fp32`; `auto` or None for that of the checkpoint.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not a floating-point dtype.
     """
     if dtype is None or dtype == "auto":
         return None
     torch_dtype = getattr(torch, DTYPES.get(dtype, dtype), None) if isinstance(dtype, str) else dtype
     if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
         raise UsageError(
-            f"`dtype={dtype!r}`: is no dtype of floating-point weights",
-            hint=f"choose one of {', '.join(DTYPES.values())}, or `auto`",
+            f"`dtype={dtype!r}`: is not a floating-point dtype",
+            hint=f"use one of {', '.join(DTYPES.values())}, or `auto`",
         )
     return torch_dtype

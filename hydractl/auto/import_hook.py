@@ -1,8 +1,8 @@
-"""Auto classes know hydractl's models as soon as both are imported, in whichever order, and neither costs the other anything.
+"""Registers the models of hydractl with Auto classes and timm as soon as both are imported, in any order, without import cost.
 
-`import hydractl` loads neither torch nor transformers. Where transformers' Auto classes or timm's registry are loaded already,
-ours are registered at once; else when they are. Python has no other way to hear of that than a finder of modules; this one
-looks for three names and leaves all others alone.
+`import hydractl` loads neither torch nor transformers. If the Auto classes of transformers or the registry of timm are
+already loaded, the models are registered at once, otherwise when they are loaded. Python offers only a module finder to
+detect that; this one handles three names and ignores all others.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ HEARD = {
 
 
 class ImportHook:
-    """A finder of modules that has the module after which ours are registered found by the others."""
+    """A module finder that wraps the loader of certain modules to register the models after it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module is whose end of loading is waited for."""
+        """Return the spec of a module after which models are registered, None for any other."""
         if name not in HEARD:
             return None
         for finder in sys.meta_path:
@@ -44,7 +44,7 @@ class ImportHook:
 
 
 class Loader:
-    """A loader that registers ours when another has done its work."""
+    """A loader that registers the models after another loader has executed the module."""
 
     def __init__(self, loader: Any, name: str) -> None:  # noqa: ANN401 - loaders share no type
         self._loader = loader
@@ -54,12 +54,12 @@ class Loader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Make the module as the other loader does."""
+        """Create the module with the other loader."""
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then register ours."""
+        """Execute the module, then register the models."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
@@ -68,14 +68,14 @@ class Loader:
 
 
 def register(name: str) -> None:
-    """Register with a module that has been loaded."""
+    """Register the models with a loaded module."""
     from importlib import import_module  # noqa: PLC0415 - `import hydractl` does without
 
     import_module(HEARD[name]).after(name)
 
 
 def listen() -> None:
-    """Register ours with what is loaded, and with the others when they are."""
+    """Register the models with loaded modules, and with others once they are loaded."""
     sys.meta_path.insert(0, ImportHook())
     for name in HEARD:
         if name in sys.modules:

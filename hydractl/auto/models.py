@@ -1,4 +1,4 @@
-"""Members and hydras as models of transformers: what `from_pretrained`, pipelines and trainers work with.
+"""Members and hydras as models of transformers, for `from_pretrained`, pipelines and trainers.
 
 Axes: M members, B batch, C classes.
 """
@@ -38,25 +38,26 @@ OF_NO_CONCERN = frozenset(
     {"_commit_hash", "_from_auto", "_from_pipeline", "adapter_kwargs", "code_revision", "low_cpu_mem_usage",
      "proxies", "resume_download", "trust_remote_code", "use_safetensors", "weights_only", "name_or_path"}
 )  # fmt: skip
-"""What the library hands to every model, and says nothing about this one."""
+"""Arguments that the library passes to every model and that have no effect here."""
 NOT_SAVED = frozenset(
     {"safe_serialization", "save_function", "save_original_format", "save_peft_format", "token"}
 )
-"""What it hands over likewise when a model is saved."""
+"""Arguments that the library passes in the same way when a model is saved."""
 
 
 @dataclass
 class HydraClassifierOutput(ModelOutput):
-    """What a member or a hydra answers.
+    """Output of a member or a hydra.
 
     Attributes:
-        loss: The mean of the members' cross-entropies, if labels were given.
+        loss: Mean of the members' cross-entropies, if labels are given.
         logits: `log mean_m softmax(z_m)`, (B, C): their softmax is the ensemble's mean probability.
-        member_logits: Each member's own z_m, (M, B, C), divided by the stored temperature, in the dtype of the weights; all
-            else is in float32 at least.
-        entropy: Of the mean probabilities, in nats, (B,).
-        mutual_information: How much members disagree, in nats, (B,).
-        ood_score: How strange an input is, (B,): `energy+density` where the model stores it, else `msp`.
+        member_logits: Logits z_m of each member, (M, B, C), divided by the stored temperature, in the dtype of the
+            weights; all other fields have at least float32.
+        entropy: Entropy of the mean probabilities, in nats, (B,).
+        mutual_information: Disagreement of the members, in nats, (B,).
+        ood_score: OOD score, (B,), higher for inputs unlike the training data: `energy+density` if the model stores it,
+            else `msp`.
     """
 
     loss: torch.Tensor | None = None
@@ -68,12 +69,12 @@ class HydraClassifierOutput(ModelOutput):
 
 
 class Stated(NamedTuple):
-    """A member that stands in for one whose weights are not its own, but those of a state dict."""
+    """A stand-in for a member, with the weights of a state dict."""
 
     state: Mapping[str, torch.Tensor]
 
     def library_state(self) -> Mapping[str, torch.Tensor]:
-        """Return them under the library's names."""
+        """Return the tensors under the library's names."""
         return self.state
 
 
@@ -88,12 +89,12 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         """Wrap a loaded model.
 
         Raises:
-            ValueError: If there is none: heads were chosen and members fused for their weights.
+            ValueError: If it is None, because members and hydras exist only with their weights.
         """
         super().__init__(config)
         if loaded is None:
             raise ValueError(
-                "a member or a hydra is what its weights are: `from_pretrained` makes one, `from_config` cannot"
+                "`from_config` is not supported: load a member or a hydra with `from_pretrained`"
             )
         self.loaded = loaded
         family = family_of(loaded.header.architecture)
@@ -109,13 +110,13 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         """Load a folder or a model of the Hub; see `hydractl.load`.
 
         Args:
-            pretrained_model_name_or_path: Which.
-            kwargs: `dtype`, `device_map` (one device), `id2label`, `output_loading_info`, and what says where in the Hub or its
-                cache.
+            pretrained_model_name_or_path: Folder or Hub id.
+            kwargs: `dtype`, `device_map` (one device), `id2label`, `output_loading_info`, and arguments for the Hub and
+                its cache.
 
         Raises:
-            TypeError: If anything else is asked for.
-            UsageError: If the model cannot be as it is asked for: of other classes, a dtype that is none, several devices.
+            TypeError: If any other argument is given.
+            UsageError: If an argument does not fit the model: other classes, an invalid dtype, several devices.
         """
         user_config = kwargs.pop("config", None)
         dtype, device = (
@@ -126,7 +127,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         place = {key: kwargs.pop(key) for key in HUB if kwargs.get(key) is not None}
         strange = sorted(kwargs.keys() - OF_NO_CONCERN - {*HUB, "torch_dtype"})
         if strange := [name for name in strange if kwargs[name] is not None]:
-            raise TypeError(f"hydractl's models do not take `{strange[0]}`")
+            raise TypeError(f"models of hydractl do not support the argument `{strange[0]}`")
         kind, device = floating(dtype or getattr(user_config, "dtype", None)), device_of(device)
         name = str(pretrained_model_name_or_path)
         folder = name if Path(name).exists() else str(download(name, **place))
@@ -157,24 +158,26 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         push_to_hub: bool = False,
         **kwargs: Any,  # noqa: ANN401 - as above
     ) -> None:
-        """Write the folder that `-o folder/` writes, of the weights as they are now; a model in it is replaced.
+        """Write the present weights to a folder, as `-o folder/` does; a model in it is replaced.
 
         Args:
             save_directory: The folder.
-            is_main_process: Whether this process is the one that writes.
-            state_dict: The weights in place of those that the model holds, of which a process may have but its part.
-            push_to_hub: Whether it is pushed.
-            kwargs: What has no effect on members and hydras.
+            is_main_process: Whether this process writes.
+            state_dict: Weights to write instead of the model's, of which a process may hold only a part.
+            push_to_hub: Not supported.
+            kwargs: Arguments of the library without effect on members and hydras.
 
         Raises:
-            UsageError: If tensors are not those of the model, or classes were renamed to others than it has.
-            TypeError: If anything else is asked for.
-            ValueError: If it is to be pushed, for which `model.loaded.push_to_hub` is.
+            UsageError: If the tensors are not those of the model, or the number of renamed classes differs.
+            TypeError: If any other argument is given.
+            ValueError: If `push_to_hub` is set; use `model.loaded.push_to_hub` instead.
         """
         if push_to_hub:
-            raise ValueError('`model.loaded.push_to_hub("org/name")` pushes, with a card')
+            raise ValueError('`model.loaded.push_to_hub("org/name")` pushes the model with a card')
         if strange := sorted(name for name in kwargs.keys() - NOT_SAVED if kwargs[name] is not None):
-            raise TypeError(f"hydractl's models are not saved with `{strange[0]}`")
+            raise TypeError(
+                f"models of hydractl do not support the argument `{strange[0]}` in `save_pretrained`"
+            )
         if not is_main_process:
             return
         written = copy.copy(self.loaded)
@@ -187,11 +190,11 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take over a state dict of this module, or one by the names that a checkpoint has, as `save_pretrained` writes it.
+        """Load a state dict with the names of this module, or with those of a checkpoint as written by `save_pretrained`.
 
         Raises:
-            CheckpointError: If a tensor is not of a hydra with these heads.
-            RuntimeError: As any module: if names do not fit, where `strict`, or shapes.
+            CheckpointError: If a tensor belongs to a hydra with other heads.
+            RuntimeError: As for any module: if names (with `strict`) or shapes do not fit.
         """
         return super().load_state_dict(self._by_own_names(state_dict), strict, assign)
 
@@ -209,7 +212,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             )
         except ValueError as error:
             raise CheckpointError(
-                f"the state dict: {error}", hint="it is one of a hydra with other heads"
+                f"the state dict: {error}", hint="it belongs to a hydra with other heads"
             ) from error
         tensors = {name: tensor for name, tensor in state.items() if name not in library}
         if self.loaded.scores is not None:  # weights have no part in them, so they are what they were
@@ -222,10 +225,10 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         """Return stand-ins for the parts, with the weights of a state dict."""
         tensors = self._by_own_names(state)
         if odd := sorted(tensors.keys() ^ self._places.keys()):
-            lacks = "has none" if odd[0] in self._places else "has one that the model has not"
+            problem = "lacks the tensor" if odd[0] in self._places else "has the unexpected tensor"
             raise UsageError(
-                f"`state_dict`: {lacks}, `{odd[0]}`",
-                hint="it must hold every tensor of `model.state_dict()`, gathered from all processes",
+                f"`state_dict`: {problem} `{odd[0]}`",
+                hint="it must contain every tensor of `model.state_dict()`, gathered from all processes",
             )
         parts: list[dict[str, torch.Tensor]] = [{} for _ in self.loaded.parts]
         for key, (m, name) in self._places.items():
@@ -261,7 +264,7 @@ class HydraForImageClassification(HydraModel):  # type: ignore[no-untyped-call] 
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
     ) -> Any:  # noqa: ANN401 - an output or a tuple
-        """Return the ensemble's log-probabilities and what members say, for images (B, channels, height, width)."""
+        """Return the ensemble's log-probabilities and the members' outputs for images (B, channels, height, width)."""
         return self._answer(pixel_values, labels, return_dict)
 
 
@@ -278,7 +281,7 @@ class HydraForSequenceClassification(HydraModel):  # type: ignore[no-untyped-cal
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
     ) -> Any:  # noqa: ANN401 - an output or a tuple
-        """Return the ensemble's log-probabilities and what members say, for tokens (B, T)."""
+        """Return the ensemble's log-probabilities and the members' outputs for tokens (B, T)."""
         by_name = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         return self._answer(
             {name: value for name, value in by_name.items() if value is not None}, labels, return_dict
@@ -286,7 +289,7 @@ class HydraForSequenceClassification(HydraModel):  # type: ignore[no-untyped-cal
 
 
 def _places(model: HydraModel) -> dict[str, tuple[int, str]]:
-    """Return of which part, and what there by the library's name, each tensor of a model's state dict is."""
+    """Return the part and the library's name of each tensor of a model's state dict."""
     named = {
         id(tensor): (m, name)
         for m, part in reversed([*enumerate(model.loaded.parts)])  # what all share is the first's

@@ -1,10 +1,10 @@
-"""What is registered with whom."""
+"""Registration of the models with the libraries."""
 
 from __future__ import annotations
 
 
 def after(name: str) -> None:
-    """Register what a module has a place for."""
+    """Register the models with a module's registry."""
     if name == "timm.models":
         from timm.models import register_model  # noqa: PLC0415 - loaded by now
 

@@ -1,4 +1,4 @@
-"""Members and hydras of images in timm's registry."""
+"""Image members and hydras in timm's registry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TimmHydra(nn.Module):
-    """A member or a hydra that answers as timm's models do: images to logits; `loaded` tells what members say."""
+    """A member or a hydra with the interface of timm's models, from images to logits; `loaded` gives the members' outputs."""
 
     def __init__(self, loaded: LoadedModel | LoadedHydra, pretrained_cfg: dict[str, Any]) -> None:
         super().__init__()
@@ -32,22 +32,23 @@ def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: 
     """Load a member or a hydra: `timm.create_model("hf-hub:org/name", pretrained=True)`, or `local-dir:folder`.
 
     Raises:
-        RuntimeError: Without `pretrained=True`, or without a place: it is what its weights are.
-        TypeError: If timm's constructors' options are given that would make it another model, or have no effect.
+        RuntimeError: Without `pretrained=True`, or without a source of the weights.
+        TypeError: If options of timm's constructors are given that would change the model or have no effect.
     """
     cfg = dict(kwargs.pop("pretrained_cfg", None) or {})
     name = cfg.get("hf_hub_id")
     where = f"hf-hub:{name}" if name else cfg.get("file")
     if not pretrained or where is None:
         raise RuntimeError(
-            "a hydra is what its weights are: `timm.create_model('hf-hub:org/name', pretrained=True)`, or `local-dir:folder`"
+            "a hydra needs its weights: use `timm.create_model('hf-hub:org/name', "
+            "pretrained=True)`, or `local-dir:folder`"
         )
     cache = kwargs.pop("cache_dir", None)
     model_settings = {"num_classes": cfg.get("num_classes"), "in_chans": cfg.get("input_size", (None,))[0]}
     if strange := sorted(
         key for key, value in kwargs.items() if value not in (None, model_settings.get(key))
     ):
-        raise TypeError(f"a hydra is not made with `{strange[0]}={kwargs[strange[0]]!r}`")
+        raise TypeError(f"a hydra does not support `{strange[0]}={kwargs[strange[0]]!r}`")
     if name and cache:
         where = download(name, cache_dir=cache)
     from hydractl.fusion.loaded_model import load  # noqa: PLC0415 - importing timm must not cost all that this needs

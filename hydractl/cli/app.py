@@ -31,7 +31,7 @@ C = TypeVar("C", typer.core.TyperCommand, typer.core.TyperGroup)
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141
 BROKEN_DISK = {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT}
-"""What may come of reading or writing an open file, and then without its name."""
+"""Errors of reading or writing an open file, which carry no file name."""
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Make a hydra": {
@@ -65,14 +65,14 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "completion": "hydractl.cli.shells.command:completion",
     },
 }
-"""Where each command's function is, by what the commands are for."""
+"""Module of each command, by group."""
 COMMANDS = {name: path for commands in GROUPS.values() for name, path in commands.items()}
 
 
 COMPLETE = "_HYDRACTL_COMPLETE"
-"""The variable by which a shell's script asks what may be typed; it holds the shell's name."""
+"""Environment variable that holds the shell's name when a completion script asks for candidates."""
 LETTERS = 60
-"""How much of a word that is no choice is said again."""
+"""Maximum length of an unknown word in a message, in characters."""
 
 
 EXIT_CODES = """\
@@ -113,7 +113,7 @@ class Strict(Helped):
                 and (not option.is_flag or option.secondary_opts)
             ):
                 name = "/".join((option.opts[0], *option.secondary_opts))
-                raise UsageError(f"`{name}` is given twice", hint="only one can count: leave the others out")
+                raise UsageError(f"`{name}` appears more than once", hint="give it once")
         for parameter in self.params:
             if not isinstance(parameter, typer.core.TyperOption | typer.core.TyperArgument):
                 continue
@@ -161,7 +161,7 @@ class Tree(typer.core.TyperGroup):
         if args[0] not in self.commands and not args[0].startswith("-"):
             near = did_you_mean(args[0], self.commands)
             raise UsageError(
-                f"`{shortened(args[0], LETTERS)}`: `hydractl` has no such command",
+                f"`{shortened(args[0], LETTERS)}` is not a command of `hydractl`",
                 hint=near or help_of("hydractl"),
             )
         return super().resolve_command(ctx, args)
@@ -316,7 +316,7 @@ def _usage_or_bug(error: Exception, document: CommandDocument) -> int:
     if isinstance(error, OSError):
         failed = refusal()  # of what typer prints itself: help, the version
         if failed is None and (error.filename is not None or error.errno in BROKEN_DISK):
-            name = "a file of this command" if error.filename is None else os.fsdecode(error.filename)
+            name = "an input or output file" if error.filename is None else os.fsdecode(error.filename)
             failed = InputError(f"{name}: {error.strerror}")
         if failed is not None:
             return _failed(failed, document)

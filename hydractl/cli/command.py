@@ -31,19 +31,19 @@ KINDS: dict[str, Any] = {
     "tuple[str, ...]": list[str],
     "tuple[Path, ...]": list[Path],
 }
-"""What typer reads for a field's type as it is written; anything else is declared with `parse`."""
+"""Typer's type for each field type; any other type needs `parse`."""
 METAVARS = {"int": "N", "float": "X"}
-"""What stands in help for the value of an option that does not say it."""
+"""Metavar of an option that declares none."""
 INLINE = 16
-"""The most characters of choices that stand in the place of a value; help lists more of them."""
+"""Maximum length of choices in a metavar; longer lists go into the help text."""
 OWN_PANELS = "a command's own"
 PANELS = (
     None, shared.BUDGET_PANEL, shared.DATA, OWN_PANELS, shared.IMAGES_PANEL, shared.ZERO_SHOT,
     shared.MODEL_PANEL, shared.MACHINE, shared.OUTPUT,
 )  # fmt: skip
-"""The subjects of options in the order of help; what everybody needs has none."""
+"""Panels of options in the order of help; the main options have none."""
 CONFIGURATIONS: ContextVar[list[Any] | None] = ContextVar("configurations", default=None)
-"""Where commands put their configurations instead of running: what is to be checked before anything runs."""
+"""List to which commands append their configurations instead of running, to check them first."""
 JSON = Setting("Print the result as one JSON document.", panel=shared.OUTPUT)
 PROVENANCE = Setting(
     "Also write an in-toto statement (SLSA provenance) of inputs and command to FILE.",

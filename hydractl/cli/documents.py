@@ -14,7 +14,7 @@ import typer
 from hydractl.errors import HydraError, Interrupted, OutputError, reason_of
 
 DOCUMENT: ContextVar[CommandDocument | None] = ContextVar("document", default=None)
-"""The document of the command line that runs."""
+"""The JSON document of the running command."""
 REPORT_A_BUG = "please report it, with the lines above: https://github.com/hydractl/hydractl/issues"
 
 

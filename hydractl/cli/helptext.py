@@ -19,7 +19,7 @@ HELP, HELP_SUMMARY = "help", "Show the options and examples of a command."
 """`hydractl help COMMAND` is `hydractl COMMAND --help`."""
 ARGUMENTS, OPTIONS = "Arguments", "Options"
 NAMES_WIDTH = 24
-"""How wide the column of names is at most; a longer name has a line of its own."""
+"""Maximum width of the column of names; a longer name gets its own line."""
 BOLD, CYAN = 1, 36
 Command: TypeAlias = typer.core.TyperCommand | typer.core.TyperGroup
 Parameter: TypeAlias = typer.core.TyperOption | typer.core.TyperArgument

@@ -69,8 +69,8 @@ class Terminal:
         if self.stdout_taken and as_json:
             conflict = f"`--json`: standard output already has {prints}"
             raise UsageError(
-                conflict if prints else "`-o -` and `--json` both want standard output",
-                hint="leave `--json` out, or write the output to a file: `-o FILE`",
+                conflict if prints else "`-o -` and `--json` both write to standard output",
+                hint="leave out `--json`, or write the output to a file: `-o FILE`",
             )
         self.as_json = as_json
         self.quiet = quiet

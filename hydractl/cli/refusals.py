@@ -26,7 +26,7 @@ def usage_error(error: Exception) -> UsageError | None:
         message = f"{name_of(parameter)} is missing" if missing else f"{name_of(parameter)}: {message}"
     elif type(error).__name__ == "NoSuchOption":
         option = str(getattr(error, "option_name", ""))
-        message = f"`{option}`: `{command}` has no such option"
+        message = f"`{option}` is not an option of `{command}`"
         known_options = (
             name
             for parameter in (() if context is None else context.command.params)

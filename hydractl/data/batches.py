@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 Transform: TypeAlias = "Callable[[Image.Image], Tensor] | PerItem"
 CACHE_BYTES = 512 * 2**20
 _AHEAD = 2
-"""How many batches are decoded while one is in use."""
+"""Number of batches that are decoded while one is in use."""
 _PART = 16
-"""How many items of a batch one thread or process reads at a time, at most."""
+"""Maximum number of items that a thread or process reads at a time."""
 
 
 T = TypeVar("T")

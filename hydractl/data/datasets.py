@@ -19,11 +19,9 @@ from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
 from hydractl.messages import quoted
 
-LABELS_HINT = (
-    "a folder has one sub-folder a class; a table a column `label`, or one that you name: `::label=COLUMN`"
-)
+LABELS_HINT = "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`"
 Text: TypeAlias = "str | tuple[str, str]"
-"""One text, or two that belong together, as a premise and a hypothesis do."""
+"""One text or a pair of texts, such as a premise and a hypothesis."""
 
 
 def change_text(text: Text, change: Callable[[str], str]) -> Text:
@@ -140,7 +138,7 @@ class Items(Classed, ABC):
         """
         if self.labels is None:
             raise DataError(
-                f"{self.name}: has no labels, so `classes=` cannot choose among them{columns_there(self.columns)}",
+                f"{self.name}: has no labels, so `classes=` has nothing to select{columns_there(self.columns)}",
                 hint=LABELS_HINT,
             )
         position = {label: place for place, label in enumerate(classes)}
@@ -309,7 +307,7 @@ class ImageSet(Items):
 
 def columns_there(columns: Sequence[str]) -> str:
     """Return the end of a message about labels that a table has not: the columns that it has."""
-    return f"; its columns are {quoted(columns)}: name one with `::label=COLUMN`" if columns else ""
+    return f"; its columns are {quoted(columns)}: select one with `::label=COLUMN`" if columns else ""
 
 
 def fingerprint_of(

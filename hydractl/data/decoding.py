@@ -19,12 +19,14 @@ FORMATS = (
     "PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF",
     *(["AVIF"] if "avif" in features.modules and features.check("avif") else []),
 )  # fmt: skip
-"""The formats that Pillow may read. It chooses by content, and some of its other readers start programs: EPS Ghostscript."""
+"""Formats that Pillow may read. Pillow detects the format from the content, and some other readers start
+programs, such as Ghostscript for EPS.
+"""
 PILLOW_ERRORS = (
     OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, AssertionError, EOFError, ArithmeticError, struct.error,
     zlib.error,
 )  # fmt: skip
-"""What Pillow's readers let escape of files that are not what they take them for: slips of parsing too."""
+"""Exceptions that Pillow's readers raise for damaged files."""
 _TRANSPOSES = MappingProxyType(
     {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -36,7 +38,7 @@ _TRANSPOSES = MappingProxyType(
         8: Image.Transpose.ROTATE_90,
     }
 )
-"""How an image is made upright, by its EXIF orientation."""
+"""Transposition that makes an image upright, by its EXIF orientation."""
 _LEAST: ContextVar[int | None] = ContextVar("least", default=None)
 
 
@@ -121,13 +123,13 @@ def _named(where: str) -> Iterator[None]:
     except Image.DecompressionBombError as error:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise DataError(
-            f"{where}: has more than {limit} pixels, which is Pillow's limit",
-            hint="make the image smaller, or from Python raise `PIL.Image.MAX_IMAGE_PIXELS`, which is half the limit",
+            f"{where}: has more than {limit} pixels, the limit of Pillow",
+            hint="make the image smaller, or raise `PIL.Image.MAX_IMAGE_PIXELS` (half the limit) in Python",
         ) from error
     except UnidentifiedImageError as error:
         raise DataError(
             f"{where}: is not an image that can be decoded",
-            hint=f"the formats that can be read are {', '.join(FORMATS)}; convert the image to one of them",
+            hint=f"convert the image to a supported format: {', '.join(FORMATS)}",
         ) from error
     except PILLOW_ERRORS as error:
         raise DataError(

@@ -35,7 +35,7 @@ from hydractl.progress import SILENT, Progress
 
 T = TypeVar("T", bound=Items)
 Reading: TypeAlias = "Preprocess | Tokenization"
-"""How an item becomes a model's input, as its header says."""
+"""Preprocessing of items as the model's header specifies it."""
 
 
 def content_of(how: Reading) -> Content:
@@ -118,11 +118,11 @@ def open_readable(
     items = replace(items, lenient=False)
     if not unreadable:
         return items, None
-    first = f"the first: {unreadable[min(unreadable)]}"
+    first = f"the first is {unreadable[min(unreadable)]}"
     if len(unreadable) == len(items):
-        raise DataError(f"{items.name}: no image can be read; {first}")
+        raise DataError(f"{items.name}: all images are unreadable; {first}")
     readable = items.subset([i for i in range(len(items)) if i not in unreadable])
-    left_out = f"left out {len(unreadable)} of {counted(len(items), 'image')}, which cannot be read"
+    left_out = f"skipped {len(unreadable)} of {counted(len(items), 'image')}, which are unreadable"
     return readable, f"{items.name}: {left_out}; {first}"
 
 
@@ -170,7 +170,7 @@ def check_skips(ref: DataRef, *, skip_bad: bool) -> None:
         UsageError: If that is asked for.
     """
     if skip_bad:
-        raise UsageError(f"`--skip-bad`: no rows of the stream `{ref}` can be left out", hint=ENDLESS_HINT)
+        raise UsageError(f"`--skip-bad`: rows of the stream `{ref}` cannot be skipped", hint=ENDLESS_HINT)
 
 
 def crewed(items: T, workers: int | None) -> T:
@@ -194,7 +194,7 @@ def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
         raise UsageError(f"`--max-length` is for texts, but {model} reads images", hint="leave it out")
     if how.padding == "max_length" and max_length != how.max_length:
         raise UsageError(
-            f"`--max-length {max_length}`: {model} reads texts of {counted(how.max_length, 'token')} only"
+            f"`--max-length {max_length}`: {model} reads only texts of {counted(how.max_length, 'token')}"
         )
     if not 1 <= max_length <= how.max_length:
         raise UsageError(
@@ -308,5 +308,5 @@ def of_kind(items: Items, kind: type[T]) -> T:
         DataError: If they are something else.
     """
     if not isinstance(items, kind):
-        raise DataError(f"{items.name}: holds {items.content}, and the model reads {kind.content}")
+        raise DataError(f"{items.name}: contains {items.content}, but the model reads {kind.content}")
     return items

@@ -82,13 +82,13 @@ def checked_picture(item: object) -> Picture:
         channels = item.shape[2] if item.ndim == COLOURED else 1
         if item.dtype != np.uint8 or item.ndim not in {GREY, COLOURED} or channels not in {1, 3, 4}:
             raise TypeError(
-                f"arrays are uint8 of shape (height, width, 1, 3 or 4), found {item.dtype} {item.shape}"
+                f"arrays must be uint8 of shape (height, width, 1, 3 or 4), found {item.dtype} {item.shape}"
             )
     elif not isinstance(item, Image.Image | Path | str):
         if is_text(item):
             raise TypeError(f"the model reads images, found {kinds([item])}")
         raise TypeError(
-            f"images are paths, arrays uint8 (height, width, channels), or images of Pillow, found {kinds([item])}"
+            f"an image must be a path, a uint8 array (height, width, channels) or a Pillow image, found {kinds([item])}"
         )
     return item
 

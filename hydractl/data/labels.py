@@ -64,7 +64,7 @@ def select_classes(class_names: Sequence[str], selectors: Sequence[str]) -> tupl
         else:
             first, last = int(ends[1]), int(ends[2])
             if first > last:
-                raise UsageError(f"`classes={item}`: the range runs backwards", hint=f"write {last}-{first}")
+                raise UsageError(f"`classes={item}`: the range is reversed", hint=f"write {last}-{first}")
             # both ends first: a range far too long must not be walked
             _number_of(str(last), numbered, class_names)
             chosen.update(_number_of(str(number), numbered, class_names) for number in range(first, last + 1))
@@ -84,7 +84,7 @@ def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> 
     """
     if items.labels is None:
         raise DataError(
-            f"{items.name}: has no labels, which `{option}` needs{columns_there(items.columns)}", hint=hint
+            f"{items.name}: has no labels, but `{option}` needs them{columns_there(items.columns)}", hint=hint
         )
     return items.labels
 
@@ -98,8 +98,8 @@ def training_labels(items: Classed, option: str) -> tuple[int, ...]:
     labels = required_labels(items, option)
     if len({*labels}) < LEAST:
         raise DataError(
-            f"{items.name}: every label is `{items.class_names[labels[0]]}`, and training needs two classes",
-            hint=f"name data of several classes with `{option}`",
+            f"{items.name}: every label is `{items.class_names[labels[0]]}`, but training needs at least two classes",
+            hint=f"give data with several classes to `{option}`",
         )
     return labels
 
@@ -113,8 +113,8 @@ def normal_names(names: Iterable[str], *, where: str) -> tuple[str, ...]:
     normalised = tuple(map(normal, names))
     if (twice := first_twice(normalised)) is not None:
         raise DataError(
-            f"{where}: two classes are called `{twice}`",
-            hint="rename one; blanks around a name do not count, nor does how Unicode composes its letters",
+            f"{where}: two classes have the name `{twice}`",
+            hint="rename one; names are compared without surrounding spaces and in Unicode normal form",
         )
     return normalised
 
@@ -159,7 +159,8 @@ def _ordered(items: T, by: str, progress: Progress) -> T:
         order = by_number(names)
     if order is None:
         raise DataError(
-            f"{items.name}: `classes-by={by}`: its classes are {first_names(names)}, which differ in more than a number",
+            f"{items.name}: `classes-by={by}`: needs class names that differ only in a number, "
+            f"found {first_names(names)}",
             hint=f"write `classes-by={POSITION}` or `classes-by={ALPHABET}`",
         )
     if by == POSITION and order != range(len(names)):

@@ -23,7 +23,7 @@ from hydractl.errors import DataError
 from hydractl.messages import counted, nearest
 from hydractl.progress import SILENT, Progress
 
-_BY_POSITION = f"add `::classes-by={POSITION}` to take the classes in order whatever their names"
+_BY_POSITION = f"add `::classes-by={POSITION}` to match classes by position and ignore their names"
 
 
 def match_classes(
@@ -67,7 +67,9 @@ def match_classes(
     matched = tuple(place for place in matches if place is not None)
     if len(matched) == len(class_names):
         if not exactly:
-            progress.warn(f"{called}'s class names are the model's but for capitals: taken for the same")
+            progress.warn(
+                f"{called}: class names differ from the model's only in upper and lower case, so they count as equal"
+            )
         return matched
     if items.numbered:
         _check_numbers(class_names, model_labels, num_classes)
@@ -79,12 +81,10 @@ def match_classes(
     order = None if matched or by_text else _order(class_names, model_labels, num_classes)
     if order is None:
         raise _unlike(items, strange, model_labels, num_classes=num_classes, by_text=by_text)
-    reason = (
-        "the model's classes have no names" if nameless(model_labels) else f"{called}'s classes are numbered"
-    )
+    reason = "the model has no class names" if nameless(model_labels) else f"{called} has numbered classes"
     progress.warn(
-        f"{reason}: {called}'s {len(order)} classes are taken in order, from `{class_names[order[0]]}` as class 0 "
-        f"to `{class_names[order[-1]]}` as class {len(order) - 1}{_other_order(items)}"
+        f"{reason}: the {len(order)} classes of {called} are matched by position, from `{class_names[order[0]]}` "
+        f"as class 0 to `{class_names[order[-1]]}` as class {len(order) - 1}{_other_order(items)}"
     )
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
@@ -200,17 +200,17 @@ def _in_position(items: Classed, model_labels: Sequence[str], num_classes: int) 
     count = len(items.class_names)
     if count != num_classes and (model_labels or count > num_classes):
         raise DataError(
-            f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes}, so that "
-            "`classes-by=` cannot take them in order",
-            hint=f"leave it out, and name the data's classes as the model does: `::{MAP}=OLD:NEW,...`",
+            f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes}, so "
+            "`classes-by=` cannot match them by position",
+            hint=f"leave it out, and rename the data's classes to the model's: `::{MAP}=OLD:NEW,...`",
         )
     matches, _ = _by_name(items.class_names, () if nameless(model_labels) else model_labels)
     moved = next((i for i, place in enumerate(matches) if place not in {None, i}), None)
     if moved is not None:
         raise DataError(
-            f"{items.name}: its class {moved}, `{items.class_names[moved]}`, is class {matches[moved]} of the model, so that "
-            "`classes-by=` cannot take classes in order",
-            hint=f"leave it out, and map names that differ: `::{MAP}=OLD:NEW,...`",
+            f"{items.name}: its class {moved}, `{items.class_names[moved]}`, is class {matches[moved]} "
+            "of the model, so `classes-by=` cannot match classes by position",
+            hint=f"leave it out, and rename the classes that differ: `::{MAP}=OLD:NEW,...`",
         )
     return tuple(range(count))
 
@@ -229,7 +229,8 @@ def _warn_indices(
         return
     class_text = f"`{model_labels[index]}`" if model_labels else f"class {index}"
     progress.warn(
-        f"{called}'s classes are named by numbers: taken for the model's class indices (`{name}` is {class_text}){other_order}"
+        f"{called}: class names are numbers, so they count as class indices of the model (`{name}` "
+        f"is {class_text}){other_order}"
     )
 
 
@@ -245,22 +246,28 @@ def _unlike(
     if not model_labels:
         return DataError(
             f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes}",
-            hint=f"set `num_classes={count}` in an `arch:` reference, or choose some of the data's classes with `::classes=`",
+            hint=(
+                f"set `num_classes={count}` in an `arch:` reference, or select some of the data's "
+                "classes with `::classes=`"
+            ),
         )
     matched = {place for place in _by_name(class_names, model_labels)[0] if place is not None}
     others = [name for i, name in enumerate(model_labels) if i not in matched]
     near = next(((old, new) for old in strange if (new := nearest(old, others))), ("OLD", "NEW"))
     pair = ":".join(map(write_name, near))
-    hint = f"name them as the model does, for example `::{MAP}={pair}`, or choose classes with `::classes=`"
+    hint = f"rename them to the model's classes, for example `::{MAP}={pair}`, or select classes with `::classes=`"
     if by_text:
-        hint += "; or name the model's classes as the data's are, with `--classes`, in any order"
+        hint += "; or rename the model's classes to the data's with `--classes`, in any order"
     elif count == num_classes and (not matched or near[0] == near[1]):
         hint += f"; or {_BY_POSITION}"
     return DataError(
-        f"{items.name}: {len(strange)} of {count} class names are not those of the model: {first_names(strange)}; "
-        f"the model's other classes are {first_names(others) or 'none'}"
+        f"{items.name}: {len(strange)} of {count} class names are not those of the model: "
+        f"{first_names(strange)}; the model's other classes are {first_names(others) or 'none'}"
         if matched
-        else f"{items.name}: no class name is the model's: the data have {first_names(class_names)}, the model {first_names(model_labels)}",
+        else (
+            f"{items.name}: no class name is in the model: the data have {first_names(class_names)}, "
+            f"the model has {first_names(model_labels)}"
+        ),
         hint=hint,
     )
 
@@ -269,8 +276,8 @@ def _check_numbers(class_names: Sequence[str], model_labels: Sequence[str], num_
     """Refuse a number that is none of the model's classes."""
     high = next((name for name in class_names if int(name) >= num_classes), None)
     if high is not None:
-        names = f", or give names: the model's are {first_names(model_labels)}" if model_labels else ""
+        names = f", or use class names; the model has {first_names(model_labels)}" if model_labels else ""
         raise DataError(
             f"label {high} is out of range: the model has {num_classes} classes, 0 to {num_classes - 1}",
-            hint=f"count the labels from 0{names}; of an `arch:` reference set the number of classes",
+            hint=f"count the labels from 0{names}; for an `arch:` reference set the number of classes",
         )

@@ -1,4 +1,4 @@
-"""Names of classes: how they are compared and counted, and how `::map=OLD:NEW,...` writes them. Importing it loads no torch."""
+"""Names of classes: how they are compared and counted, and how `::map=OLD:NEW,...` writes them. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 from hydractl.errors import UsageError
 
 LEAST = 2
-"""As many classes as can be told apart."""
+"""Maximum number of classes."""
 MAP = "map"
 POSITION, NUMBER, ALPHABET = "position", "number", "alphabet"
 ORDERS = (POSITION, NUMBER, ALPHABET)
 """Values of `classes-by=`."""
 TWO_ORDERS = (
-    "they are taken in the order of their numbers, and the alphabet (torchvision's order) has another: "
-    f"`::classes-by={ALPHABET}` takes that, `::classes-by={NUMBER}` this"
+    f"classes are sorted by number, not alphabetically as in torchvision: `::classes-by={ALPHABET}` "
+    f"sorts alphabetically, `::classes-by={NUMBER}` confirms this order"
 )
-"""What is said where numbers within names decide."""
+"""Message if numbers within names determine the order of classes."""
 
 _PLACEHOLDER = re.compile(r"(?:label_|unnamed class )?([0-9]{1,18})(?:\.0+)?", re.IGNORECASE)
 _COUNTED = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
@@ -111,8 +111,8 @@ def read_pairs(text: str) -> tuple[tuple[str, str], ...]:
         if match is None:
             raise UsageError(
                 f"`{MAP}={text}`: expected OLD:NEW,...",
-                hint='put names with one of `" , : =` in double quotes, and a quote in them twice: '
-                """`'data::map="a:b, c":d'`""",
+                hint='put names that contain one of `" , : =` in double quotes, and double each quote '
+                "in them: `'data::map=\"a:b, c\":d'`",
             )
         pairs.append((_read(match[1]), _read(match[2])))
         at = match.end()
@@ -136,7 +136,7 @@ def check_pairs(pairs: Sequence[tuple[str, str]]) -> None:
         UsageError: If it is so.
     """
     if not pairs or not all(map(all, pairs)):
-        raise UsageError(f"the key `{MAP}` has an empty name", hint=f"write {MAP}=OLD:NEW or leave it out")
+        raise UsageError(f"the key `{MAP}` has an empty name", hint=f"write `{MAP}=OLD:NEW`, or leave it out")
     twice = first_twice(old for old, _ in pairs)
     if twice is not None:
         raise UsageError(f"`{MAP}={write_pairs(pairs)}`: renames the class `{twice}` twice")

@@ -30,8 +30,14 @@ TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
 )
 SOURCES: Mapping[Content, str] = MappingProxyType(
     {
-        Content.IMAGES: "images are `digits`, `shapes`, a folder with one sub-folder a class, a table, .tar shards, or `hf:org/name`",
-        Content.TEXTS: "texts are `reviews`, `intents`, or come from a .jsonl, .json, .csv, .tsv or .parquet file, a folder of .txt files, or `hf:org/name`",
+        Content.IMAGES: (
+            "for images use `digits`, `shapes`, a folder with one sub-folder per class, a table, .tar "
+            "shards, or `hf:org/name`"
+        ),
+        Content.TEXTS: (
+            "for texts use `reviews`, `intents`, a .jsonl, .json, .csv, .tsv or .parquet file, a "
+            "folder of .txt files, or `hf:org/name`"
+        ),
     }
 )
 
@@ -74,7 +80,7 @@ def open_data(
         number, parts = ref.part_of
         items = items.subset(sorted(epoch_order(len(items), seed=0, epoch=0)[number - 1 :: parts].tolist()))
     if len(items) == 0:
-        raise DataError(f"{ref}: no {content.singular} is left")
+        raise DataError(f"{ref}: selects no {content.singular}")
     if isinstance(items, ImageSet) and not skip_bad:
         items.store.check_there(items.places)
     return _named(ref, items)
@@ -133,13 +139,13 @@ def _check_columns(ref: DataRef, content: Content) -> None:
     """Refuse a reference that asks for the other kind of items."""
     if content is Content.TEXTS and ref.image is not None:
         raise UsageError(
-            f"`image={ref.image}` names a column of images, and the model reads texts",
-            hint="name the column with the texts: `::text=COLUMN`",
+            f"`image={ref.image}` selects a column of images, but the model reads texts",
+            hint="select the column with the texts: `::text=COLUMN`",
         )
     if content is Content.IMAGES and ref.text is not None:
         raise UsageError(
-            f"`text={ref.text}` names a column of texts, and images are wanted here",
-            hint="name the column with the images: `::image=COLUMN`",
+            f"`text={ref.text}` selects a column of texts, but images are needed",
+            hint="select the column with the images: `::image=COLUMN`",
         )
 
 
@@ -148,7 +154,7 @@ def _opened(ref: DataRef, content: Content, progress: Progress, *, reads_labels:
         toy_content = Content.TEXTS if ref.kind in BUILT_IN_TEXTS else Content.IMAGES
         if toy_content is not content:
             raise DataError(
-                f"{ref.kind.value} are {toy_content}, and the model reads {content}", hint=SOURCES[content]
+                f"{ref.kind.value} are {toy_content}, but the model reads {content}", hint=SOURCES[content]
             )
         return TOYS[ref.kind](ref)
     # without labels a folder's files may lie beside its sub-folders
@@ -171,7 +177,7 @@ def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
     for key in ("image", "label", "text"):
         if getattr(ref, key) is not None:
             raise UsageError(
-                f"`{ref}`: the folder is no table, so `{key}=` names no column", hint=f"leave `{key}=` out"
+                f"`{ref}`: the folder is not a table, so `{key}=` has no effect", hint=f"leave `{key}=` out"
             )
     return True
 
@@ -190,6 +196,6 @@ def _items_of(
     table: tables.DataTable, ref: DataRef, content: Content, progress: Progress, *, labelled: bool
 ) -> Items:
     if len(table) == 0:
-        raise DataError(f"{table.where}: holds no row")
+        raise DataError(f"{table.where}: has no rows")
     read_column = column_roles.texts_of if content is Content.TEXTS else column_roles.images_of
     return read_column(table, ref, progress, labelled=labelled)

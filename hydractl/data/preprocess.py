@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 MODES = MappingProxyType({1: "L", 3: "RGB"})
 AUGMENTATIONS = ("rrc", "flip", "shift", "randaugment")
-"""Random changes to training images, in the order they apply: a random resized crop of 8 to 100 % of the area;
-a horizontal flip of every other image; in one image of five a move by up to an eighth of the side, black moving
-in; two operations of RandAugment at magnitude 12 of 30 (Cubuk et al. 2020)."""
+"""Augmentations of training images, in the order of application: a random resized crop of 8 to 100 % of the area;
+a horizontal flip of every other image; in one image of five a shift by up to an eighth of the side, filled with
+black; two operations of RandAugment at magnitude 12 of 30 (Cubuk et al. 2020)."""
 
 _DRAWS = frozenset(
     {torch.rand, torch.randint, torch.randn, torch.randperm, torch.bernoulli, torch.multinomial, torch.normal}
@@ -41,10 +41,10 @@ _DRAWS = frozenset(
     }
 )
 CROPPING = frozenset({"crop_mode", "crop_offset", "crop_pct"})
-"""The fields of a `Preprocess` that together say which steps an image goes through."""
+"""Fields of a `Preprocess` that determine the steps of the preprocessing."""
 SMALLEST_CROP = 0.08
 GAP = 2.0
-"""How much larger an image that suffices is than what it becomes: Pillow's own measure, where a filter sees little difference."""
+"""Size factor up to which an image is reduced before resizing, as in Pillow, where the filter makes little difference."""
 SHIFT_PROBABILITY = 0.2
 SHIFT_FRACTION = 1 / 8
 
@@ -118,12 +118,12 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
     """Return an image as mode `L` (1 channel) or `RGB` (3), transparency dropped.
 
     Raises:
-        DataError: If it has more than 8 bits a channel, which a conversion would cut off at white; or a mode that Pillow does
+        DataError: If it has more than 8 bits per channel, which a conversion would cut off at white; or a mode that Pillow does
             not convert.
     """
     if image.mode.startswith(("I", "F")):
         raise DataError(
-            f"an image of mode `{image.mode}` has more than 8 bits a channel",
+            f"an image of mode `{image.mode}` has more than 8 bits per channel",
             hint="convert the images to 8 bits first",
         )
     if image.mode == MODES[channels]:
@@ -227,11 +227,11 @@ def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> Trai
     for name in augment:
         if name not in AUGMENTATIONS:
             raise UsageError(
-                f"unknown augmentation `{name}`; known are {', '.join(AUGMENTATIONS)}",
+                f"unknown augmentation `{name}`; known augmentations: {', '.join(AUGMENTATIONS)}",
                 hint=did_you_mean(name, AUGMENTATIONS),
             )
         if augment.count(name) > 1:
-            raise UsageError(f"augmentation `{name}` is given twice")
+            raise UsageError(f"augmentation `{name}` appears twice")
     return TrainTransform(
         channels=preprocessing.input_size[0],
         least=_least(preprocessing, SMALLEST_CROP if "rrc" in augment else 1.0),

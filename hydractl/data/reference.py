@@ -55,11 +55,11 @@ class SourceKind(Enum):
 BUILT_IN_IMAGES = (SourceKind.DIGITS, SourceKind.SHAPES, SourceKind.PHOTOS, SourceKind.NOISE)
 BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.INTENTS, SourceKind.MANUAL, SourceKind.LETTERS)
 BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS))
-"""What the built-in sources are called."""
+"""Names of the built-in sources."""
 _COLUMNS = frozenset({"image", "label", "text"})
 _SELECTION = frozenset({"classes", "classes-by", "limit", "part", MAP})
 OF_IMAGES = frozenset({"decode", "exif"})
-"""Keys that say how images are decoded."""
+"""Keys that control the decoding of images."""
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     {
         SourceKind.DIGITS: _SELECTION | {"split"},
@@ -76,7 +76,7 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     }
 )
 ONLY = MappingProxyType({"decode": "fast", "exif": "ignore", "streaming": "true"})
-"""Keys that have one value."""
+"""Keys with only one valid value."""
 LABELLED_BUILT_IN = tuple(name for name in BUILT_IN if "classes" in KEYS[SourceKind(f"`{name}`")])
 """Built-in sources with labels."""
 
@@ -138,14 +138,14 @@ class DataRef:
         for key, value in self._options().items():
             if key not in allowed:
                 raise UsageError(
-                    f"`{self.source}` has no use for the key `{key}`; "
-                    f"{self.kind.value} reads {', '.join(sorted(allowed))}"
+                    f"`{self.source}` does not take the key `{key}`; {self.kind.value} takes "
+                    f"{', '.join(sorted(allowed))}"
                 )
             _check_value(key, value)
         if len(self.text_columns) > MOST_TEXTS or not all(self.text_columns):
             raise UsageError(
-                f"`text={self.text}`: an item has one text or two",
-                hint="write text=COLUMN, or text=FIRST+SECOND for pairs",
+                f"`text={self.text}`: expected one or two columns",
+                hint="write `text=COLUMN`, or `text=FIRST+SECOND` for pairs",
             )
 
         for key, only in ONLY.items():
@@ -155,7 +155,7 @@ class DataRef:
             raise UsageError(f"`classes-by={self.classes_by}`: must be one of {quoted(ORDERS)}")
         if self.buffer is not None and not self.endless:
             raise UsageError(
-                f"`{self}`: `buffer` is for streams whose rows do not lie in memory",
+                f"`{self}`: `buffer` applies only to streams",
                 hint="leave it out" if self.streaming else "add `streaming=true`, or leave it out",
             )
         if self.endless and (self.reads_classes or self.part):
@@ -184,8 +184,8 @@ class DataRef:
         """
         if self.endless:
             raise UsageError(
-                f"`{self}`: a stream does not say how long it is",
-                hint=f"{ENDLESS_HINT}. `predict` takes all of it, and `eval` what it measures",
+                f"`{self}`: a stream has no known length",
+                hint=f"{ENDLESS_HINT}. `predict` and the test data of `eval` accept streams",
             )
 
     @classmethod
@@ -201,8 +201,8 @@ class DataRef:
         if len(named_refs) > 1:
             example = f"{text.partition('/')[0]}/{named_refs[0][0]}"
             raise UsageError(
-                f"`{text}`: names {len(named_refs)} data sets, where one is read",
-                hint=f"name one of {', '.join(f'`{name}`' for name, _ in named_refs)}: `{example}`",
+                f"`{text}`: stands for {len(named_refs)} data sets, but only one is expected",
+                hint=f"give one of {', '.join(f'`{name}`' for name, _ in named_refs)}: `{example}`",
             )
         return named_refs[0][1]
 
@@ -226,7 +226,7 @@ class DataRef:
         for _, ref in named_refs:
             if ref.buffer is not None and not buffered:
                 raise UsageError(
-                    f"`buffer={ref.buffer}`: has no effect here, where rows are not shuffled",
+                    f"`buffer={ref.buffer}`: has no effect, because rows are not shuffled here",
                     hint="leave it out; `finetune --data` shuffles",
                 )
             if not endless:
@@ -301,10 +301,10 @@ class DataRef:
 
     def _check_source(self) -> None:
         if not self.source:
-            raise UsageError("the data reference names no source", hint=SOURCES_HINT)
+            raise UsageError("the data reference has no source", hint=SOURCES_HINT)
         if self.source.startswith(HUB_PREFIX) and not _HUB.fullmatch(self.source):
             raise UsageError(
-                f"`{self.source}`: a Hub data set is written hf:org/name or hf:org/name@revision",
+                f"`{self.source}`: expected `hf:org/name` or `hf:org/name@revision`",
                 hint="for example `hf:ylecun/mnist`",
             )
 
@@ -323,7 +323,7 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
     options: dict[str, str] = {}
     _, twice, before = source.rpartition("::")
     if twice and "=" in before and before.partition("=")[0] in known_keys:
-        raise UsageError(f"`{text}`: `::` stands twice", hint="for example `digits::split=test,classes=0-6`")
+        raise UsageError(f"`{text}`: `::` appears twice", hint="for example `digits::split=test,classes=0-6`")
     ends_name = not options_text and ("::" in source or source.endswith(":"))
     for part in split_keys(options_text) if separator and not ends_name else ():
         key, equals, value = part.partition("=")
@@ -333,7 +333,7 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
                 example = f"classes={options['classes']}+{part}"
             raise UsageError(
                 f"`{text}`: expected key=value after `::`, found `{part}`",
-                hint=f"for example `{example}`; a name that holds `::` ends with it: `{text}::`",
+                hint=f"for example `{example}`; if the name contains `::`, end it with `::`: `{text}::`",
             )
         if key not in known_keys:
             raise UsageError(
@@ -341,7 +341,7 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
                 hint=did_you_mean(key, known_keys),
             )
         if key in options:
-            raise UsageError(f"`{text}`: the key `{key}` is given twice")
+            raise UsageError(f"`{text}`: the key `{key}` appears twice")
         options[key] = value
     return source, options
 
@@ -350,7 +350,7 @@ def _part(text: str) -> tuple[int, int]:
     match = _PART.fullmatch(text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(
-            f"`part={text}`: expected K/N, the K-th of N parts", hint="for example `val/::part=1/2`"
+            f"`part={text}`: expected `K/N` for part K of N", hint="for example `val/::part=1/2`"
         )
     return int(match[1]), int(match[2])
 
@@ -363,7 +363,7 @@ def _value(key: str, text: str) -> Any:  # noqa: ANN401 - of the field's type
     if key not in {"limit", "seed", "size", "buffer"}:
         return text
     if not _NATURAL.fullmatch(text):
-        raise UsageError(f"`{key}={text}`: expected a whole number, not negative")
+        raise UsageError(f"`{key}={text}`: expected a non-negative integer")
     return int(text)
 
 
@@ -380,9 +380,9 @@ def _check_value(key: str, value: Any) -> None:  # noqa: ANN401 - of a program, 
         _part(value)
     items = value if isinstance(value, tuple) else (value,)
     if not items or not all(items):
-        raise UsageError(f"the key `{key}` has an empty value", hint=f"write {key}=VALUE or leave it out")
+        raise UsageError(f"the key `{key}` has an empty value", hint=f"write `{key}=VALUE`, or leave it out")
     for item in items:
         if "," in item or (key == "classes" and "+" in item):
-            raise UsageError(f"`{key}={item}`: a value cannot hold a comma, nor a class name a `+`")
+            raise UsageError(f"`{key}={item}`: a value must not contain a comma, and a class name no `+`")
     if len(set(items)) != len(items):
-        raise UsageError(f"`{key}={'+'.join(items)}` names a class twice")
+        raise UsageError(f"`{key}={'+'.join(items)}` repeats a class")

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, float)
 Steps: TypeAlias = tuple[Callable[[Any], Any], ...]
-"""From image to image."""
+"""A function from image to image."""
 RADIUS = 3
-"""How many pixels of the coarser side the widest of Pillow's filters, Lanczos's, reaches."""
+"""Support of Lanczos, the widest of Pillow's filters, in pixels of the coarser side."""
 EXACT = 1 << 24
-"""Whole numbers below this are exact in single precision, in which Pillow is told what to resize."""
+"""Integers below this are exact in single precision, in which Pillow takes the box to resize."""
 
 
 def resizing(preprocessing: Preprocess) -> Steps:

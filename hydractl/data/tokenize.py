@@ -49,15 +49,15 @@ if TYPE_CHECKING:
     from hydractl.manifest.header import Tokenization
 
 CHUNK = 1024
-"""How many texts are tokenised side by side."""
+"""Number of texts that are tokenized together."""
 SHORT = 1000
-"""How many characters of a text are tokenised whatever `max_length` is: more than any word has."""
+"""Minimum number of characters that are tokenized, whatever `max_length` is; more than any word has."""
 CHARACTERS = 16
-"""How many characters a token of a long text may have before more of the text is tokenised."""
+"""Characters per token up to which the prefix of a long text is enough; otherwise more of the text is tokenized."""
 GROWTH = 8
-"""How many times more that is."""
+"""Factor by which the prefix grows."""
 SEGMENTS = 2
-"""How many parts a text has at most."""
+"""Maximum number of segments of a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,14 +123,14 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
     special = tokenizer.num_special_tokens_to_add(is_pair=any(isinstance(text, tuple) for text in texts))
     if how.max_length <= special:
         raise UsageError(
-            f"{counted(how.max_length, 'token')} {'leaves' if how.max_length == 1 else 'leave'} no room for a text: "
-            f"{special} {'is a special one' if special == 1 else 'are special ones'}",
+            f"{counted(how.max_length, 'token')} {'leaves' if how.max_length == 1 else 'leave'} no "
+            f"room for a text: {special} {'is a special one' if special == 1 else 'are special ones'}",
             hint=f"add `--max-length {2 * special + 1}` or more",
         )
     shorten = partial(_shortened, tokenizer=tokenizer, how=how)
     ids, segments, lengths = [], [], []
     for begin in range(0, len(texts), CHUNK):
-        with _translated("fails on the texts"):
+        with _translated("fails on the data"):
             encodings = tokenizer.encode_batch_fast(
                 [change_text(text, shorten) for text in texts[begin : begin + CHUNK]]
             )
@@ -168,19 +168,22 @@ def _check(tokens: Tokens, where: str) -> None:
     lengths = tokens.starts.diff()
     if int(lengths.min()) == 0:
         raise DataError(
-            f"{where}: text {int(lengths.argmin())} holds no token that the model knows",
-            hint="write a text into that row, or name another column: `::text=COLUMN`",
+            f"{where}: text {int(lengths.argmin())} has no token that the model knows",
+            hint="write a text into that row, or select another column: `::text=COLUMN`",
         )
     most, vocab_size = int(tokens.ids.max()), tokens.how.vocab_size
     if most >= vocab_size:
         raise CheckpointError(
-            f"the tokenizer gave token {most}, but the model knows tokens 0 to {vocab_size - 1}",
-            hint="is it another model's tokenizer? in an `arch:` reference set `vocab_size=` to the tokenizer's",
+            f"the tokenizer returns token {most}, but the model has tokens 0 to {vocab_size - 1}",
+            hint=(
+                "the tokenizer may be of another model; in an `arch:` reference set `vocab_size=` to "
+                "that of the tokenizer"
+            ),
         )
     if "token_type_ids" in tokens.how.names and int(tokens.segments.max()) >= SEGMENTS:
         raise CheckpointError(
-            "the tokenizer marks the parts of a text by numbers above 1, where a text is one or two",
-            hint="is it another model's tokenizer?",
+            "the tokenizer returns segment ids above 1, but an item has at most two texts",
+            hint="the tokenizer may be of another model",
         )
 
 
@@ -194,7 +197,7 @@ def require_tokenizer(how: Tokenization, *, model: str) -> None:
     if how.tokenizer is None:
         raise CheckpointError(
             f"{model}: is a text model without a tokenizer",
-            hint="name one in the reference that it is made from: `arch:NAME::...,tokenizer=PATH/tokenizer.json`",
+            hint="give one in its `arch:` reference: `arch:NAME::...,tokenizer=PATH/tokenizer.json`",
         )
     if is_python_tokenizer(how.tokenizer):
         _tokenizer(how.tokenizer, how.max_length, how.truncation_side)
@@ -280,7 +283,7 @@ def _python_tokenizer(text: str, *, max_length: int, truncation_side: str) -> Py
     try:
         if strange := files.keys() - {SETTINGS, *tokenizer_class.vocab_files_names.values()}:
             raise CheckpointError(
-                f"the model's tokenizer holds `{min(strange)}`, which is no file of a {name}"
+                f"the model's tokenizer contains `{min(strange)}`, which is not a file of a {name}"
             )
         with TemporaryDirectory() as folder:
             for file, content in files.items():

@@ -1,4 +1,4 @@
-"""Worker processes that decode images: one crew, shared by all data sets that a command reads. Importing it loads no torch.
+"""Worker processes that decode images: one crew, shared by all data sets that a command reads. Importing this module does not load torch.
 
 They are forked by a server that has loaded the libraries and nothing else: a fork of this process, with its threads of OpenMP
 and CUDA, may hang where it waits for one of them.
@@ -27,13 +27,13 @@ from hydractl.processes.signals import told_to_end
 P = ParamSpec("P")
 T = TypeVar("T")
 MOST = 8
-"""How many workers `auto` takes."""
+"""Maximum number of workers with `auto`."""
 MANY = 4096
-"""How many images make up for the seconds that workers take to start."""
+"""Number of images from which the start-up time of workers pays off."""
 SPARE = 2
-"""Cores that threads keep busy: the part of the work that the interpreter does one thread at a time is small beside them."""
+"""Number of cores that threads can keep busy in spite of the interpreter lock."""
 SHARED_BYTES = 1 << 30
-"""What `auto` wants of the memory that batches are handed over in."""
+"""Shared memory that `auto` requires, in bytes."""
 DEAF_TO = {signal.SIGINT, signal.SIGHUP}
 _SHARED = "/dev/shm"  # noqa: S108 - not a place for scratch files: what the system shares memory through
 _LOADED = [
@@ -118,7 +118,7 @@ class WorkerPool:
             if told_to_end():  # so were they
                 raise KeyboardInterrupt from error
             raise InputError(
-                f"one of {self.workers} processes that decode images was ended, as when memory runs out",
+                f"one of {self.workers} processes that decode images was killed, perhaps because memory ran out",
                 hint=f"add `--num-workers 0`, or let the machine share more memory (`df {_SHARED}`)",
             ) from error
 

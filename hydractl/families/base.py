@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 COMPILED = "_orig_mod."
-"""What torch.compile puts before the names of a module's tensors."""
+"""Prefix that torch.compile adds to tensor names."""
 DEFAULT_POOLING = "own"
 POOLINGS = (DEFAULT_POOLING, "mean")
-"""What a classifier of texts may read: what its family's does, or the mean over all tokens but padding."""
+"""Poolings of a text classifier: that of its family, or the mean over all tokens except padding."""
 
 
 class TensorRole(StrEnum):
@@ -135,7 +135,7 @@ class Described:
 
 
 SCALE = ("logit_scale", "logit_bias")
-"""What makes logits of cosines in models of images and texts."""
+"""Tensors that turn cosines into logits in models of images and texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 _VERSION, _TRAINING = operator.attrgetter("_version"), operator.attrgetter("training")
-"""How often a tensor was written to; whether a module is in training mode."""
+"""Version counters of tensors and training modes of modules."""
 
 
 class Sources:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 CLASSES = {"timm": "num_classes", "transformers": "num_labels", "open_clip_torch": "num_classes"}
-"""What the libraries call the number of classes."""
+"""Option name of the number of classes in each library."""
 
 
 def with_classifier(

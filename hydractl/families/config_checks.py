@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[\w.+ -]*", re.ASCII)
 LARGEST = 2**20
-"""No whole number of an architecture is as large: vocabularies end below a million."""
+"""Upper bound of every integer option; vocabularies have less than a million tokens."""
 MOST_MODULES = 10_000
 MAX_SHOWN_CHARACTERS = 60
 
@@ -70,11 +70,11 @@ def check_values(name: str, key: str, value: object) -> None:
             pending += nested
         elif isinstance(nested, str) and not NAME.fullmatch(nested):
             raise OptionsError(
-                f"`{name}`: option `{key}` is {nested[:MAX_SHOWN_CHARACTERS]!r}; an architecture is told names and numbers, "
-                "no paths, addresses or code"
+                f"`{name}`: option `{key}` is {nested[:MAX_SHOWN_CHARACTERS]!r}; options of an "
+                "architecture may be names and numbers, but no paths, addresses or code"
             )
         elif isinstance(nested, int) and abs(nested) > LARGEST:
-            raise OptionsError(f"`{name}`: option `{key}` is beyond {LARGEST}, which no model has")
+            raise OptionsError(f"`{name}`: option `{key}` is above {LARGEST}")
 
 
 def check_patches(name: str, *, image: Sequence[int], patch: int | Sequence[int]) -> None:
@@ -90,7 +90,7 @@ def check_patches(name: str, *, image: Sequence[int], patch: int | Sequence[int]
     """
     (h, w), (p, q) = image, (patch, patch) if isinstance(patch, int) else patch
     if not (1 <= p <= h and 1 <= q <= w):
-        raise OptionsError(f"`{name}`: its patches of {p}x{q} pixels do not fit in its images of {h}x{w}")
+        raise OptionsError(f"`{name}`: patches of {p}x{q} pixels do not fit into images of {h}x{w}")
 
 
 def check_filled(name: str, state: Mapping[str, torch.Tensor]) -> None:
@@ -106,7 +106,7 @@ def check_filled(name: str, state: Mapping[str, torch.Tensor]) -> None:
     for key, tensor in state.items():
         if not tensor.numel():
             raise OptionsError(
-                f"`{name}`: its tensor `{key}` would be of the shape {tuple(tensor.shape)}, which holds nothing"
+                f"`{name}`: its tensor `{key}` would be empty, with shape {tuple(tensor.shape)}"
             )
 
 

@@ -32,7 +32,7 @@ def naming_import(
     except CheckpointError as error:
         probe, memory_names = max(expected, key=len), {name_in_memory(family, name) for name in names}
         if probe not in memory_names and any(name.endswith(f".{probe}") for name in memory_names):
-            error.hint = f"its tensors have a prefix, which `import` takes off: {_import(located)}"
+            error.hint = f"its tensors have a prefix, which `import` strips: {_import(located)}"
         raise
 
 

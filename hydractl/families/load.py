@@ -119,7 +119,9 @@ def open_model(
     header = checkpoint.header
     if header is not None:
         if arch is not None:
-            raise UsageError(f"{reference}: describes itself; `--arch` is for files that do not")
+            raise UsageError(
+                f"{reference}: already describes its architecture; `--arch` applies only to files that do not"
+            )
         return _of_header(reference, checkpoint, header, backbone=backbone)
     described = _describe(located, arch, checkpoint.specs, backbone=backbone)
     if described.lacks and not backbone:
@@ -213,7 +215,7 @@ def load_model(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model:
         CheckpointError: If its tensors are not those of its architecture and mask, or it is a hydra.
     """
     if opened.header.kind == Kind.HYDRA:
-        raise CheckpointError(f"{opened.reference}: is a hydra; a base or a member is wanted here")
+        raise CheckpointError(f"{opened.reference}: is a hydra, but a base or a member is needed")
     return build_checked(
         opened.family, opened.header, opened.checkpoint.tensors(), where=opened.reference, dtype=dtype
     )
@@ -253,13 +255,13 @@ def _check_inputs(family: Family, header: Header, where: str) -> None:
         length, vocab_size = family.texts(header.architecture)
         if texts.max_length > length or texts.vocab_size > vocab_size or texts.pad_id >= vocab_size:
             raise CheckpointError(
-                f"{where}: reads texts of {texts.max_length} tokens out of {texts.vocab_size} and pads with {texts.pad_id}, its "
-                f"architecture takes {length} out of {vocab_size}",
+                f"{where}: reads texts of {texts.max_length} tokens out of {texts.vocab_size} and pads "
+                f"with {texts.pad_id}, but its architecture takes {length} out of {vocab_size}",
                 hint=EDITED,
             )
     if isinstance(header.preprocess, Preprocess) and not takes_images(header):
         raise CheckpointError(
-            f"{where}: reads images of {header.preprocess.input_size}, which its architecture does not take",
+            f"{where}: reads images of {header.preprocess.input_size}, which its architecture does not accept",
             hint=EDITED,
         )
 
@@ -304,7 +306,7 @@ def check_tensors(where: str, actual: Mapping[str, TensorSpec], expected: Mappin
     Raises:
         CheckpointError: Naming the first tensor that is missing, unexpected or otherwise.
     """
-    hint = "is it another architecture, or another number of classes?"
+    hint = "the weights may be of another architecture, or have another number of classes"
     if missing := sorted(expected.keys() - actual.keys()):
         raise CheckpointError(
             f"{where}: lacks {counted(len(missing), 'tensor')} of its architecture, for example `{missing[0]}`",
@@ -318,14 +320,16 @@ def check_tensors(where: str, actual: Mapping[str, TensorSpec], expected: Mappin
     for name, spec in sorted(expected.items()):
         if actual[name].shape != spec.shape:
             raise CheckpointError(
-                f"{where}: tensor `{name}` has shape {actual[name].shape}, its architecture needs {spec.shape}",
+                f"{where}: tensor `{name}` has shape {actual[name].shape}, but its architecture needs {spec.shape}",
                 hint=hint,
             )
         if actual[name].is_floating != spec.is_floating:
             raise CheckpointError(
-                f"{where}: tensor `{name}` holds {actual[name].dtype}, its architecture needs {spec.dtype}, or "
-                f"{'floating-point numbers' if spec.is_floating else 'integers'} of another size",
-                hint="was the file edited, or quantised? hydractl reads weights as they were trained",
+                f"{where}: tensor `{name}` has dtype {actual[name].dtype}, but its architecture needs "
+                f"{spec.dtype}, or {'floating-point numbers' if spec.is_floating else 'integers'} of another size",
+                hint=(
+                    "the file may have been edited or quantized; hydractl needs the original floating-point weights"
+                ),
             )
 
 
@@ -345,7 +349,7 @@ def _describe(
         return replace(described, lacks=answer_problem({}, described.architecture.num_classes) or "")
     if located.config is None:
         raise CheckpointError(
-            f"{located.reference}: does not say which architecture it is",
+            f"{located.reference}: does not name its architecture",
             hint="add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`",
         )
     return registry.describe_folder(located.path, located.config, specs, backbone=backbone)

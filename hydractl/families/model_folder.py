@@ -22,7 +22,7 @@ QUANTIZED = frozenset(
         "weight_format", "weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "zero_point",
     }
 )  # fmt: skip
-"""Last parts of the names of tensors that hold quantised weights, or that scale them."""
+"""Suffixes of tensors with quantized weights or their scales."""
 REPARAMETRIZED = (
     ".weight_orig",
     ".weight_mask",
@@ -32,10 +32,10 @@ REPARAMETRIZED = (
     ".original1",
     ".original",
 )
-"""Ends of the names of tensors of which PyTorch's pruning and its parametrizations compute a weight."""
+"""Suffixes of tensors from which PyTorch's pruning and parametrizations compute a weight."""
 DEQUANTIZE = (
-    "store the weights as they were trained: in transformers `model.dequantize().save_pretrained(FOLDER)`; after PyTorch's "
-    "pruning `torch.nn.utils.prune.remove`"
+    "store plain floating-point weights: in transformers `model.dequantize().save_pretrained(FOLDER)`; "
+    "after PyTorch's pruning `torch.nn.utils.prune.remove`"
 )
 
 
@@ -143,10 +143,10 @@ def weights_problem(specs: Mapping[str, TensorSpec]) -> str | None:
     for name, spec in sorted(specs.items()):
         *_, last = name.split(".")
         if last in QUANTIZED or ".quant_state." in name:
-            return f"its weights are quantised: the tensor `{name}` scales or packs others"
+            return f"its weights are quantized: the tensor `{name}` is a scale or packed weights"
         eight_bits = ITEM_BYTES[spec.dtype] == 1 and spec.dtype != "BOOL"
         if eight_bits or (last in {"weight", "bias"} and not spec.is_floating):
-            return f"its weights are quantised: the tensor `{name}` holds {spec.dtype}"
+            return f"its weights are quantized: the tensor `{name}` has dtype {spec.dtype}"
         if name.endswith(REPARAMETRIZED):
             return f"the tensor `{name}` is one of several from which PyTorch computes a weight"
     return None
@@ -161,11 +161,9 @@ def answer_problem(config: Mapping[str, object], num_classes: int | None) -> str
     """
     kind = config.get("problem_type")
     if kind not in (None, SINGLE_LABEL):
-        return (
-            f"its `problem_type` is `{kind}`, and only classifiers of one label out of several are supported"
-        )
+        return f"its `problem_type` is `{kind}`, but only single-label classifiers are supported"
     if num_classes == 1:
-        return "its classifier has a single logit (a regression or a cross-encoder), of which no softmax can be taken"
+        return "its classifier has a single logit (a regression or a cross-encoder), so there is no softmax over classes"
     return None
 
 
@@ -173,24 +171,24 @@ COMMON_RULES = (
     Rule(
         library="all",
         name="`adapter_config.json` of peft",
-        effect="refused, with full weights beside it and without",
+        effect="refused, with or without full weights in the folder",
     ),
     Rule(
         library="all",
         name="`model.safetensors` beside `model.safetensors.index.json`",
-        effect="the file is read, as transformers reads it, with a warning",
+        effect="the file is used, as in transformers, with a warning",
     ),
     Rule(
         library="all",
         name="`metadata` of `model.safetensors.index.json`",
-        effect="has no effect; refused where it is no object",
+        effect="ignored; refused if it is not an object",
     ),
     Rule(
         library="all",
-        name="quantised weights: 8-bit tensors, integers, scales",
+        name="quantized weights: 8-bit tensors, integers, scales",
         effect="refused",
         problem=lambda folder: weights_problem(folder.specs),
         hint=DEQUANTIZE,
     ),
 )
-"""What holds for the folders of every library."""
+"""Rules that apply to folders of every library."""

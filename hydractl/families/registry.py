@@ -53,13 +53,14 @@ def family_of(architecture: Architecture) -> Family:
     family = FAMILIES.get(architecture.family)
     if family is None:
         raise UnsupportedModelError(
-            f"{architecture.name}: family `{architecture.family}` is unknown here",
+            f"{architecture.name}: family `{architecture.family}` is unknown in this version",
             hint=did_you_mean(architecture.family, FAMILIES)
-            or f"a newer version may know it: `{INSTALL} --upgrade`",
+            or f"a newer version may support it: `{INSTALL} --upgrade`",
         )
     if family.towers.keys() != architecture.towers.keys():
         raise UnsupportedModelError(
-            f"{architecture.name}: has towers {sorted(architecture.towers)}, models of `{family.name}` have {sorted(family.towers)}",
+            f"{architecture.name}: has towers {sorted(architecture.towers)}, but models of `{family.name}` "
+            f"have {sorted(family.towers)}",
             hint=EDITED,
         )
     return family
@@ -138,7 +139,7 @@ def as_typed(options: Mapping[str, object]) -> Iterator[None]:
     except OptionsError as error:
         hint = error.hint
         if error.__cause__ is not None and options:
-            hint = f"look at {quoted(f'{key}={value}' for key, value in options.items())}"
+            hint = f"check {quoted(f'{key}={value}' for key, value in options.items())}"
         raise UsageError(error.message, hint=hint) from error
 
 
@@ -177,9 +178,9 @@ def family_for_config(config: Mapping[str, object], *, where: str, backbone: boo
     _refuse(config.get("model_type"), where=where)
     if "model_type" not in config:
         raise UnsupportedModelError(
-            f"{where}: config.json names no `model_type` and no `architecture`: no library reads it",
-            hint='add the `"model_type"` that transformers has for the model, for example `"bert"`; or take the folder that '
-            "`save_pretrained` wrote",
+            f"{where}: config.json has neither `model_type` nor `architecture`, so no library can read it",
+            hint='add the `"model_type"` of the model in transformers, for example `"bert"`, or use the folder '
+            "written by `save_pretrained`",
         )
     raise UnsupportedModelError(
         f"{where}: models of type `{config['model_type']}` are not supported",
@@ -201,7 +202,7 @@ def _refuse_path(name: str) -> None:
         if path.is_dir():
             raise UnsupportedModelError(
                 f"{name}: is a folder, not the name of an architecture",
-                hint=f"`hydractl import WEIGHTS --arch {name} -o base.st` makes a base of weights that belong to it",
+                hint=f"`hydractl import WEIGHTS --arch {name} -o base.st` converts its weights to a base",
             )
 
 
@@ -236,10 +237,10 @@ def describe_folder(
     if reason:
         return replace(described, lacks=reason)
     if repeated := next((name for name in described.labels if described.labels.count(name) > 1), None):
-        note = f"two of its classes are called `{repeated}`; data are not matched by that name"
+        note = f"two of its classes have the name `{repeated}`, which data cannot be matched by"
         described = replace(described, notes=(*described.notes, note))
     if promoted:
-        note = f"{described.lacks}, but its weights hold a classifier, which is read as transformers reads it"
+        note = f"{described.lacks}, but its weights have a classifier, which is loaded as in transformers"
         return replace(described, lacks="", notes=(*described.notes, note))
     return described
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from hydractl.manifest.header import Architecture
 
 PRE_NORM = MappingProxyType({"norm1": "attn", "norm2": "mlp"})
-"""`Block.feeds` where each norm is before what it is for (Xiong et al. 2020)."""
+"""`Block.feeds` of pre-norm blocks (Xiong et al. 2020)."""
 HeadNumbers = Sequence[tuple[int, ...]]
-"""A tower's heads that are kept, layer by layer."""
+"""Kept heads of a tower, by layer."""
 
 
 def without_weights() -> AbstractContextManager[None]:
@@ -51,7 +51,8 @@ def cut_heads(
         last, beyond = (layout.block.format(layer=n)[:-1] for n in (heads.layers - 1, heads.layers))
         if _submodule(library, last) is None or _submodule(library, beyond) is not None:
             raise CheckpointError(
-                f"its configuration makes an `{architecture.name}` of other than {heads.layers} layers, its masks are of as many",
+                f"its masks have {heads.layers} layers, but its configuration makes a "
+                f"`{architecture.name}` with another number",
                 hint=EDITED,
             )
         for layer, head_numbers in enumerate(kept_heads):

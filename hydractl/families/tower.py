@@ -276,7 +276,7 @@ class Towers(nn.Module):
             if type(module) is nn.Dropout:
                 module.__class__ = QuietDropout
         self.temperature = 1.0
-        """What logits are divided by: of models as they answer, not as they are scored or trained."""
+        """Temperature that divides logits in prediction, but not in scoring or training."""
 
     def tower(self, name: str | None = None) -> Tower:
         """Return a tower by name, or the only one."""
@@ -302,7 +302,7 @@ class Towers(nn.Module):
             CheckpointError: If a text model has no tokenizer.
         """
         if self.encoder is None:
-            raise TypeError("only a model that `hydractl.load` made knows how its inputs are made")
+            raise TypeError("only a model from `hydractl.load` has the preprocessing of its inputs")
         return self.encoder(items)
 
     def run_tower(self, name: str, inputs: Inputs) -> torch.Tensor:

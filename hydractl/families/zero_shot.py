@@ -93,8 +93,10 @@ class Contrast(OutputHead):
             return {"vision": inputs}
         if self.prompts is None:
             raise CheckpointError(
-                "the model has no classes yet",
-                hint='name them: `--classes cat,dog`; in Python `hydractl.load(..., classes=["cat", "dog"])`',
+                "the model has no class names yet",
+                hint=(
+                    'give them: `--classes cat,dog`, or in Python `hydractl.load(..., classes=["cat", "dog"])`'
+                ),
             )
         return {"text": {name: x.to(inputs.device) for name, x in self.prompts.items()}, "vision": inputs}
 
@@ -103,7 +105,7 @@ class Contrast(OutputHead):
         images = outputs["vision"]
         classes = self.class_embeddings if "text" not in outputs else self.classes(outputs["text"])
         if classes is None:
-            raise CheckpointError("the model has no classes yet")
+            raise CheckpointError("the model has no class names yet")
         dtype = at_least_single(images.dtype)
         with without_autocast(images.device):
             scaled = self.scale * images.to(dtype)
@@ -141,7 +143,7 @@ def settle_classes(model: Towers, prompts: Mapping[str, torch.Tensor], *, templa
     placed = {name: x.to(model.device) for name, x in prompts.items()}
     answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
     if len(answers) != len(model.answers):
-        raise CheckpointError("only a model with a text tower can be told its classes")
+        raise CheckpointError("only a model with a text tower takes class names")
     text_features = model.run_tower("text", placed)
     for m, answer in enumerate(answers):
         answer.templates = templates

@@ -1,4 +1,4 @@
-"""What a baseline makes of a model to answer in its place."""
+"""Models that baselines of `eval` derive from a model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hydractl.model_inputs import Inputs
 
 
 class BaselineModel(Towers):
-    """A model's own towers, which answer otherwise.
+    """A model derived from the towers of another one.
 
     Attributes:
-        passes: How often they run for an answer.
-        training_macs: Multiply-accumulates of what was trained to make it.
+        passes: Forward passes per prediction.
+        training_macs: Multiply-accumulates of its training.
     """
 
     passes = 1
@@ -31,10 +31,10 @@ class BaselineModel(Towers):
 
 
 class WithConfidence(BaselineModel):
-    """One that says how likely it is right, beside its logits.
+    """A derived model that also estimates the probability of being correct.
 
     Attributes:
-        confidence: Of its last batch, (B,).
+        confidence: Confidence on the last batch, (B,).
     """
 
     confidence: torch.Tensor

@@ -1,4 +1,4 @@
-"""Hydras and their members out of headers and tensors."""
+"""Builds hydras and their members from headers and tensors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def hydra_from_state(
 def members_from_state(
     header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
 ) -> list[Model]:
-    """Build a hydra's members from its header and fused tensors; what they share are the same parameters in each.
+    """Build a hydra's members from its header and fused tensors; shared tensors become shared parameters.
 
     Args:
-        header: Of a hydra.
+        header: Header of a hydra.
         state: Fused tensors by name.
-        where: What to call the file in errors.
+        where: Name of the file for errors.
         dtype: Convert floating-point weights; see `in_one_dtype`.
 
     Raises:
@@ -42,12 +42,12 @@ def members_from_state(
     try:
         states = split_members(family, header, in_one_dtype(family, state, dtype))
     except ValueError as error:
-        raise CheckpointError(f"{where}: {error}", hint=f"{EDITED} fuse the members again") from error
+        raise CheckpointError(f"{where}: {error}", hint=f"{EDITED}; fuse the members again") from error
     return members_of(header, states, where=where)
 
 
 def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, where: str) -> list[Model]:
-    """Build a hydra's members, each from its own tensors; one that several hold is the same parameter in each."""
+    """Build a hydra's members, each from its own tensors; a tensor of several members becomes a shared parameter."""
     family = family_of(header.architecture)
     parameters_by_id: dict[int, torch.Tensor] = {}
     members = []
@@ -66,7 +66,7 @@ def copies_of(
     where: str,
     dtype: torch.dtype | None = None,
 ) -> list[Model]:
-    """Build a base or a member so many times, of the same parameters; see `in_one_dtype`."""
+    """Build several copies of a base or a member that share all parameters; see `in_one_dtype`."""
     family = family_of(header.architecture)
     if copies > 1:
         state = {name: _parameter(tensor) for name, tensor in in_one_dtype(family, state, dtype).items()}
@@ -74,7 +74,7 @@ def copies_of(
 
 
 def member_headers(header: Header) -> list[Header]:
-    """Return what each member of a hydra would say of itself; a base or a member says what it says."""
+    """Return the header of each member of a hydra; for a base or a member, its own header."""
     if header.plan is None:
         return [header]
     return [
@@ -84,10 +84,10 @@ def member_headers(header: Header) -> list[Header]:
 
 
 def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
-    """Return the name and shape of every tensor that a checkpoint's header calls for, a hydra's too.
+    """Return dtype and shape by name of every tensor that a checkpoint's header requires, also for a hydra.
 
     Raises:
-        CheckpointError: If the plan is not of the architecture's tensors.
+        CheckpointError: If the plan does not fit the architecture's tensors.
     """
     header, family = opened.header, opened.family
     member_specs = [expected_specs(family, member_header) for member_header in member_headers(header)]
@@ -96,17 +96,17 @@ def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
     fates = header.plan.fates
     if odd := sorted(fates.keys() ^ member_specs[0].keys()):
         raise CheckpointError(
-            f"{opened.reference}: tensor {odd[0]} is in the fuse plan or in the architecture, not in both",
-            hint=f"{EDITED} fuse the members again",
+            f"{opened.reference}: tensor {odd[0]} exists in only one of the fuse plan and the architecture",
+            hint=f"{EDITED}; fuse the members again",
         )
     return {n: fused_spec(family, n, fate, [specs[n] for specs in member_specs]) for n, fate in fates.items()}
 
 
 def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
-    """Build whatever an open model holds, its logits divided by its temperature, in evaluation mode on the CPU.
+    """Build the base, member or hydra of an open model, in evaluation mode on the CPU; its logits are divided by its temperature.
 
     Raises:
-        CheckpointError: If its tensors are not those that its header calls for.
+        CheckpointError: If its tensors are not those that its header requires.
     """
     model: Model | Hydra
     if opened.header.kind != Kind.HYDRA:

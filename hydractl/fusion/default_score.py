@@ -1,4 +1,4 @@
-"""A model's default OOD score beside its logits, as one graph: what Auto classes and exported models answer with.
+"""The logits and the default OOD score of a model in one graph, for Auto classes and exported models.
 
 Axes: M members, B batch, C classes, D features, G classes with training samples, K directions in which features vary.
 """
@@ -25,10 +25,10 @@ from hydractl.model_inputs import Inputs
 
 
 class EnergyDensity(nn.Module):
-    """`energy+density` of M members at once, in float32 whatever the weights are: no part of a state dict, and never of fewer digits.
+    """`energy+density` of M members, always in float32 and not part of a state dict.
 
-    With y = (f / ||f|| - mean) A, the density of `feature_scores.distance` is min_c (||n_c||^2 - 2 y n_c) + sum_k (1 - w_k) y_k^2, which
-    subtracts no large numbers from one another.
+    With y = (f / ||f|| - mean) A, the density of `feature_scores.distance` is min_c (||n_c||^2 - 2 y n_c) + sum_k (1 -
+    w_k) y_k^2, which avoids the subtraction of large numbers.
     """
 
     mean: Tensor
@@ -77,27 +77,27 @@ class EnergyDensity(nn.Module):
 
 
 class WithDefaultScore(nn.Module):
-    """A model whose default OOD score is known with its logits, in one pass: `energy+density` where its checkpoint stores it, else `msp`.
+    """A model with its default OOD score, computed in the same pass: `energy+density` if its checkpoint stores it, else `msp`.
 
-    The model itself is no part of it, so that a module may hold both.
+    The model is not registered as a submodule, so that a module may hold both.
 
     Attributes:
-        score: The name of the score.
+        score: Name of the score.
     """
 
     score = MSP
 
     def __init__(self, model: Towers, scores: Scores | None, family: Family, *, name: str) -> None:
-        """Let the model's readout give its features, if the score reads them.
+        """Make the model's readout return features, if the score needs them.
 
         Args:
             model: In evaluation mode.
-            scores: Those that its checkpoint stores.
-            family: Its own.
-            name: What errors call it.
+            scores: OOD scores that its checkpoint stores.
+            family: Family of the model.
+            name: Name of the model for errors.
 
         Raises:
-            CheckpointError: If stored scores are of features of another width.
+            CheckpointError: If stored scores are for features of another width.
         """
         super().__init__()
         self._models = (model,)
@@ -109,15 +109,15 @@ class WithDefaultScore(nn.Module):
 
     @classmethod
     def stored(cls, model: Towers, opened: OpenModel, classes: Classes | None = None) -> Self:
-        """Return a model with the score that its checkpoint stores.
+        """Return a model with the default score of its checkpoint.
 
         Args:
             model: In evaluation mode.
             opened: The checkpoint.
-            classes: What a zero-shot model tells apart; scores are stored for the classes that the checkpoint does.
+            classes: Classes of a zero-shot model; stored scores apply only to the classes of the checkpoint.
 
         Raises:
-            CheckpointError: If what is stored is broken.
+            CheckpointError: If stored scores are invalid.
         """
         header, scores = with_class_names(opened.header, classes), None
         if default_score(header) == ENERGY_DENSITY:
@@ -130,7 +130,7 @@ class WithDefaultScore(nn.Module):
         return self._models[0]
 
     def forward(self, inputs: Inputs, *, exact: bool = False) -> tuple[Tensor, Tensor]:
-        """Return each member's logits (M, B, C) and the score (B,) of inputs (B, ...); `exact` as `predict`, in float64."""
+        """Return each member's logits (M, B, C) and the score (B,) of inputs (B, ...); `exact` uses float64, as `predict`."""
         if self.score == MSP:
             logits = self.model.member_logits(inputs)
             return logits, msp(logits.float().log_softmax(-1))
@@ -141,5 +141,5 @@ class WithDefaultScore(nn.Module):
 
 
 def _padded(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors (K, ...) as one (M, K, ...), with zeros for directions that a member has not."""
+    """Stack tensors (K, ...) of different K to (M, K, ...), padded with zeros."""
     return nn.utils.rnn.pad_sequence([*tensors], batch_first=True)

@@ -1,4 +1,4 @@
-"""A model beside OOD scores that look at its features.
+"""A model with feature-based OOD scores.
 
 Axes: M members, B batch, N samples, S scores.
 """
@@ -32,11 +32,11 @@ from hydractl.model_inputs import Inputs
 from hydractl.output.scratch import ROOM_HINT, scratch_tensor
 from hydractl.processes.distributed import ProcessGroup
 
-FIT_ANEW = "fit anew with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"
+FIT_ANEW = "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"
 
 
 def default_score(header: Header) -> str:
-    """Return the OOD score of a model unless another is asked for: `energy+density` where its checkpoint holds it, else `msp`."""
+    """Return the default OOD score of a model: `energy+density` if its checkpoint stores it, else `msp`."""
     return (
         ood_scores.ENERGY_DENSITY
         if header.fitted and ood_scores.ENERGY_DENSITY in header.fitted.scores
@@ -45,25 +45,25 @@ def default_score(header: Header) -> str:
 
 
 def check_threshold(threshold: Threshold, *, where: str) -> None:
-    """Refuse a threshold on a score that meant something else when it was found.
+    """Refuse a threshold on a score whose definition has changed since.
 
     Raises:
-        InputError: If it is on such a score.
+        InputError: If the definition has changed.
     """
     if not ood_scores.means_the_same(threshold.score, threshold.version):
         raise InputError(
-            f"{where}: its threshold is for `{threshold.score}` as an earlier version of hydractl defined it",
-            hint="find it anew with `hydractl eval ... --threshold-for 'risk<=R' --store PATH`",
+            f"{where}: its threshold is for an earlier definition of `{threshold.score}`",
+            hint="find it again with `hydractl eval ... --threshold-for 'risk<=R' --store PATH`",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scores:
-    """OOD scores of a model's features as they were fitted.
+    """Fitted feature-based OOD scores of a model.
 
     Attributes:
-        fitted: Each score's, one a member.
-        temperature: What the model's logits were divided by then.
+        fitted: Fitted scores by name, one per member.
+        temperature: Temperature of the model when the scores were fitted.
     """
 
     fitted: Mapping[str, Sequence[FittedScore]]
@@ -71,21 +71,22 @@ class Scores:
 
     @classmethod
     def stored(cls, checkpoint: Checkpoint, header: Header, *, scores: Sequence[str], name: str) -> Self:
-        """Read what a checkpoint holds.
+        """Read the scores of a checkpoint.
 
         Args:
-            checkpoint: Its tensors.
-            header: What it says of them.
-            scores: Which; it must hold these.
-            name: What errors call it.
+            checkpoint: Checkpoint with the tensors.
+            header: Header of the checkpoint.
+            scores: Names of scores to read; the checkpoint must have them.
+            name: Name of the checkpoint for errors.
 
         Raises:
-            CheckpointError: If a tensor is missing, or not what the score keeps; or a score meant something else when it was fitted.
+            CheckpointError: If a tensor is missing or invalid, or the definition of a score has changed since it was
+                fitted.
         """
         version = header.fitted.version if header.fitted else ood_scores.VERSION
         if changed := [score for score in scores if not ood_scores.means_the_same(score, version)]:
             raise CheckpointError(
-                f"{name}: its OOD score `{changed[0]}` was fitted as an earlier version of hydractl defined it",
+                f"{name}: its OOD score `{changed[0]}` was fitted by its earlier definition",
                 hint=FIT_ANEW,
             )
         fitted = {
@@ -96,11 +97,11 @@ class Scores:
 
     @property
     def size(self) -> int:
-        """How many bytes of tensors they are."""
+        """Size of the tensors in bytes."""
         return sum(score.size for member_scores in self.fitted.values() for score in member_scores)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint holds of them, by the names that they have there."""
+        """Return the tensors by their names in a checkpoint."""
         return {
             _called(score, member, name): tensor
             for score, member_scores in self.fitted.items()
@@ -109,10 +110,10 @@ class Scores:
         }
 
     def of(self, extractor: FeatureExtractor, *, name: str) -> WithOodScores:
-        """Return the model beside these scores.
+        """Return the model with these scores.
 
         Raises:
-            CheckpointError: If they are of features of another width.
+            CheckpointError: If they are for features of another width.
         """
         with_scores = WithOodScores(extractor=extractor, scores=self)
         widths = {
@@ -122,7 +123,7 @@ class Scores:
         }
         if widths != {with_scores.width}:
             raise CheckpointError(
-                f"{name}: its OOD scores are of {sorted(widths)} features, the model has {with_scores.width}",
+                f"{name}: its OOD scores are for {sorted(widths)} features, but the model has {with_scores.width}",
                 hint=FIT_ANEW,
             )
         return with_scores
@@ -139,9 +140,9 @@ def _called(score: str, member: int, name: str) -> str:
 
 
 def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedScore:
-    hint = "was it written by another version of hydractl?"
+    hint = "it may be from another version of hydractl"
     if not ood_scores.is_known(score):
-        raise CheckpointError(f"{name}: holds an OOD score `{score}`, which is none of features", hint=hint)
+        raise CheckpointError(f"{name}: stores an OOD score `{score}`, which is not feature-based", hint=hint)
     tensors = {
         tensor_name: checkpoint.tensor(_called(score, member, tensor_name))
         for tensor_name in TENSOR_SPECS[ood_scores.kind_of(score)]
@@ -158,11 +159,11 @@ def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedS
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WithOodScores:
-    """A model beside OOD scores of its features, which are fitted on training data.
+    """A model with feature-based OOD scores, fitted on training data.
 
     Attributes:
         extractor: The model.
-        scores: Those.
+        scores: Fitted scores.
     """
 
     extractor: FeatureExtractor
@@ -184,23 +185,23 @@ class WithOodScores:
         name: str,
         team: ProcessGroup,
     ) -> Self:
-        """Run the model on training data, once, and fit scores, in every process alike.
+        """Run the model once on training data and fit scores; all processes get the same scores.
 
-        What is kept of the data are sums, of which a process has D^2 + C D numbers a member; for `knn` and `vim` the features, in a
-        file where they are many.
+        A process holds only sums over the data, D^2 + C D numbers per member; for `knn` and `vim` it holds the features,
+        in a file if they are large.
 
         Args:
             extractor: The model.
             scores: Names from `FITS`, with options, and `energy+density`.
-            training: The batches that this process has, and all labels (N,).
+            training: Batches of this process, and all labels (N,).
             held_out: Batches of held-out ID data, which `energy+density` needs.
-            name: What errors call the model.
-            team: Who has the other batches.
+            name: Name of the model for errors.
+            team: Process group with the other batches.
 
         Raises:
-            DataError: If an item cannot be read, or a score cannot be fitted on such data.
-            InputError: As `respond_to_all`.
-            OutputError: If there is no room for features.
+            DataError: If an item cannot be read, or a score cannot be fitted on these data.
+            InputError: As for `respond_to_all`.
+            OutputError: If there is no disk space for features.
         """
         batches, labels = training
         by_density = {
@@ -226,23 +227,23 @@ class WithOodScores:
     def responses(
         self, batches: Iterable[Batch[Inputs]], *, name: str, data: str
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield what `inference.responses` does, and the scores (1, B, S), means over members."""
+        """Yield the outputs of `inference.responses` and the scores (1, B, S), means over members."""
         for indices, member_responses, features in self.extractor.responses(batches, name=name, data=data):
             scores = [self.score(score, member_responses.logits(), features) for score in self.names]
             yield indices, *member_responses.tensors(), torch.stack(scores, -1).unsqueeze(0)
 
     @property
     def as_fitted(self) -> float:
-        """What logits are multiplied with to be as they were when the scores were fitted."""
+        """Factor of logits that restores the temperature with which the scores were fitted."""
         return self.extractor.model.temperature / self.scores.temperature
 
     def score(self, name: str, logits: Tensor, features: Tensor) -> Tensor:
-        """Return one score (B,), float64, the mean over members, of logits (M, B, C) and features (M, B, D)."""
+        """Return a score (B,), float64, the mean over members, for logits (M, B, C) and features (M, B, D)."""
         members = zip(self.scores.fitted[name], features, logits * self.as_fitted, strict=True)
         return torch.stack([fitted_score(f, z) for fitted_score, f, z in members]).mean(0)
 
     def scored(self, responses: Responses, scores: Tensor) -> Scored:
-        """Return what is said of N samples beside scores (1, N, S), as `responses` has them."""
+        """Return predictions of N samples with scores (1, N, S), as from `responses`."""
         return Scored(responses, dict(zip(self.names, scores.squeeze(0).unbind(1), strict=True)))
 
 
@@ -255,7 +256,7 @@ def _observed(
     name: str,
     team: ProcessGroup,
 ) -> list[Training]:
-    """Return what each member says of training data, as far as scores need it."""
+    """Return the outputs of each member on training data that the scores need."""
     classifiers, count = extractor.classifiers(), len(labels)
     width, classes = len(classifiers[0].weight.T), int(labels.max()) + 1
     lengths = {
@@ -272,7 +273,7 @@ def _observed(
         (len(classifiers), count if keeps_features else 0, width),
         name=f"the features of {count} samples",
         until="scores are fitted",
-        hint=f"{ROOM_HINT}, or choose a score that keeps none: `{ood_scores.RELATIVE}`",
+        hint=f"{ROOM_HINT}, or use a score that stores no features: `{ood_scores.RELATIVE}`",
     )
     largest_logits, arrived = torch.empty(len(classifiers), count), 0
     for indices, largest, features in team.iterate(
@@ -287,7 +288,7 @@ def _observed(
             for sums in member_moments.values():
                 sums.add(f, labels[indices])
     if arrived != count:
-        raise ValueError(f"fit: {arrived} of {count} items came")
+        raise ValueError(f"fit: {arrived} of {count} items were read")
     return [
         Training(classifier=c, moments=m, features=f, largest=z)
         for c, m, f, z in zip(classifiers, moments, all_features, largest_logits, strict=True)

@@ -1,4 +1,4 @@
-"""Features: what precedes the classifier of each member of a model, given beside its logits.
+"""Features, the inputs of the classifier of each member, returned together with its logits.
 
 Axes: M members, B batch, D features, C classes.
 """
@@ -26,19 +26,20 @@ from hydractl.model_inputs import Inputs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureExtractor:
-    """A model whose readout gives features beside its logits.
+    """A model whose readout returns features and logits.
 
-    Of a model with a classifier they are the inputs of its last linear layer, of one with several classifiers (a class and a
-    distillation token) of each, side by side; of a zero-shot model they are the image's embedding, of length one.
+    For a model with a classifier, features are the inputs of its last linear layer; with several classifiers (for a class
+    and a distillation token) their inputs are concatenated. For a zero-shot model they are the embedding of the image,
+    with length one.
     """
 
     model: Towers
     readouts: tuple[tuple[nn.Linear, ...], ...]
-    """The classifiers' last layers, of each readout that runs; none of a zero-shot model."""
+    """Last layers of the classifiers, one per readout; empty for a zero-shot model."""
 
     @classmethod
     def of(cls, model: Towers, family: Family, *, name: str) -> FeatureExtractor:
-        """Let a model's readout give its features from here on; its logits stay what they are.
+        """Make a model's readout return its features from now on; its logits do not change.
 
         Args:
             model: In evaluation mode.
@@ -56,8 +57,8 @@ class FeatureExtractor:
         )
         if not all(readouts):
             raise UnsupportedModelError(
-                f"{name}: its classifier has no linear layer, so it has no features to look at",
-                hint="choose OOD scores of logits: `--ood-score msp,energy`",
+                f"{name}: its classifier has no linear layer, so it has no features",
+                hint="use OOD scores of logits: `--ood-score msp,energy`",
             )
         for last_layers in readouts:
             for place, layer in enumerate(last_layers):
@@ -70,7 +71,7 @@ class FeatureExtractor:
         return extractor
 
     def logits_and_features(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return each member's logits (M, B, C), as the model answers, and its features (M, B, D), for inputs (B, ...): of one pass."""
+        """Return the members' logits (M, B, C) and features (M, B, D) for inputs (B, ...), from one pass."""
         outputs = self.model.run_towers(inputs)
         features = next(iter(outputs.values()))[..., -self.width :] if self.readouts else outputs["vision"]
         return self.model.scaled_logits(outputs), features.expand(len(self.model.answers), -1, -1)
@@ -81,7 +82,7 @@ class FeatureExtractor:
         return sum(layer.in_features for layer in self.readouts[0])
 
     def classifiers(self) -> list[Classifier]:
-        """Return what makes each member's logits of its features, as the model answers: (C, D) and (C,), M of them."""
+        """Return the weights (C, D) and biases (C,) that compute each member's logits from its features, M of them."""
         heat = self.model.temperature
         if not self.readouts:
             return [_cosines(answer, heat) for answer in self.model.answers if isinstance(answer, Contrast)]
@@ -97,7 +98,7 @@ class FeatureExtractor:
     def responses(
         self, batches: Iterable[Batch[Inputs]], *, name: str, data: str
     ) -> Iterator[tuple[Tensor, Responses, Tensor]]:
-        """Yield for each batch the places of its items, what is said of them, and their features (M, B, D), float32, on the CPU.
+        """Yield for each batch the indices of its items, their predictions, and their features (M, B, D), float32, on the CPU.
 
         Arguments and errors are those of `inference.responses`.
         """
@@ -110,7 +111,7 @@ class FeatureExtractor:
 
 
 class _FeatureKeeper:
-    """A model that keeps the features (M, B, D) of its last batch."""
+    """A model that stores the features (M, B, D) of its last batch."""
 
     features: Tensor
 
@@ -190,7 +191,7 @@ def _linear_layers(head: nn.Module) -> list[nn.Linear]:
 def _cosines(answer: Contrast, heat: float) -> Classifier:
     classes = answer.class_embeddings
     if classes is None:
-        raise ValueError("the classes are settled before features are looked at")
+        raise ValueError("the classes must be set before features are computed")
     bias = answer.logit_bias
     weight = _copied(classes) * _copied(answer.logit_scale).exp() / heat
     shift = weight.new_zeros(len(weight)) if bias is None else _copied(bias).expand(len(weight)) / heat

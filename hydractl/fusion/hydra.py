@@ -1,4 +1,4 @@
-"""The fused model, whose parts that differ run side by side on the batch axis."""
+"""The fused model. Parts that differ between members run on member-wise slices of the batch axis."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Layout = Literal["auto", "in turn", "stacked"]
 
 
 class Grouped(MemberParallel):
-    """One part of each member; member m's part sees member m's share of the batch axis.
+    """The corresponding parts of all members; member m's part processes member m's slice of the batch axis.
 
-    In turn they are equal to the members' parts, to the last bit: nothing is computed in another way.
+    If they run in turn, the outputs are bit-identical to those of the members.
     """
 
     @override
@@ -42,10 +42,10 @@ class Grouped(MemberParallel):
 
 
 def assemble(towers: Sequence[Tower]) -> Tower:
-    """Return one tower that computes what `towers` compute in turn, parts that hold the same tensors once.
+    """Return a tower that computes the outputs of all `towers`; parts with the same tensors run once.
 
-    Two members share a part when its tensors are the same objects. The stream is forked before the first block
-    that has a part of which this is not so.
+    Two members share a part if its tensors are the same objects. The stream is forked before the first block with a part
+    that is not shared by all.
     """
     first = towers[0]
     steps_of_members = [*zip(*([t.embed, *t.layers(), t.readout] for t in towers), strict=True)]
@@ -58,7 +58,7 @@ def assemble(towers: Sequence[Tower]) -> Tower:
 
 
 def _grouped_step(members: Sequence[nn.Module]) -> nn.Module:
-    """Return the first member's step if all are the same, else one that groups what differs."""
+    """Return the first member's step if all are the same, else one that groups the parts that differ."""
     if all_same(members):
         return members[0]
     if not isinstance(members[0], Block):
@@ -76,11 +76,12 @@ def _grouped_step(members: Sequence[nn.Module]) -> nn.Module:
 
 
 class HydraOutput(NamedTuple):
-    """What a hydra answers.
+    """Output of a hydra.
 
     Attributes:
-        logits: `log mean_m softmax(z_m)`, shape (B, C): their softmax is the ensemble's mean probability. In float32 at least.
-        member_logits: Each member's own logits z_m, shape (M, B, C), in the dtype of the weights.
+        logits: `log mean_m softmax(z_m)`, shape (B, C): their softmax is the ensemble's mean probability. At least
+            float32.
+        member_logits: Logits z_m of each member, shape (M, B, C), in the dtype of the weights.
     """
 
     logits: torch.Tensor
@@ -98,10 +99,10 @@ class Hydra(Towers):
     """
 
     def __init__(self, members: Sequence[Model]) -> None:
-        """Fuse models in memory; tensors that are the same objects in all of them are held and run once.
+        """Fuse models in memory; tensors that are the same objects in all members are stored and computed once.
 
         Args:
-            members: Built by one family from one architecture, M >= 1.
+            members: M >= 1 models of one family and architecture.
         """
         towers = {name: assemble([m.tower(name) for m in members]) for name in members[0].towers}
         super().__init__(towers, [m.answer for m in members])
@@ -110,13 +111,13 @@ class Hydra(Towers):
         self.register_load_state_dict_post_hook(_laid_out_again)  # type: ignore[no-untyped-call]
 
     def lay_out(self, layout: Layout) -> None:
-        """Choose how what differs among members runs from here on, where nothing is trained and no gradients are kept.
+        """Choose how parts that differ between members run from now on, in inference without gradients.
 
-        Stacked, the members' weights of such a part are copied side by side, heads padded to the layer's largest member, and
-        one call of each operator computes all: for devices that wait for calls. In turn each member's part runs on its own,
-        and nothing is padded or copied. A part that no rule covers runs in turn always. Weights that have changed are stacked
-        anew when the hydra is next called; but not those that were written to through `.data`, which nobody can see, nor in a
-        hydra that is compiled or captured: after that call this once more.
+        Stacked, the members' weights of such a part are copied into one tensor, with heads padded to the largest member
+        of the layer, and one call of each operator computes all members; this helps on devices that are limited by kernel
+        launches. In turn, each member's part runs separately, without padding or copies. A part without a stacking rule
+        always runs in turn. The next call of the hydra stacks changed weights again, except after writes through `.data`
+        and in a compiled or captured hydra: call this method again then.
 
         Args:
             layout: `auto` stacks on CUDA devices.
@@ -154,7 +155,7 @@ class Hydra(Towers):
             named: The same by keyword: `input_ids`, `attention_mask`, `token_type_ids`, `pixel_values`.
 
         Raises:
-            TypeError: If they are not what the model reads.
+            TypeError: If the inputs do not fit the model.
         """
         logits = self.member_logits(checked_inputs(inputs, named, self.towers.keys()))
         return HydraOutput(opinions(logits).ensemble, logits)

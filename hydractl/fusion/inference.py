@@ -1,4 +1,4 @@
-"""What a model says of batches: one forward pass each, without gradients.
+"""Predictions of a model on batches: one forward pass each, without gradients.
 
 Axes: M members, B batch, N samples, C classes.
 """
@@ -18,21 +18,21 @@ from hydractl.runtime import on_cpu
 if TYPE_CHECKING:
     from hydractl.data.batches import Batch
 
-NOT_FINITE = "try `--dtype fp32`; if that does not help, the weights are broken"
-"""The hint where a model computes with numbers that are not finite."""
+NOT_FINITE = "use `--dtype fp32`; if that does not help, the weights are damaged"
+"""Hint for outputs that are not finite."""
 
 
 class Answers(Protocol):
-    """What answers as a model does; one that runs elsewhere does too."""
+    """Interface of a model for inference; a model on another runtime can implement it."""
 
     @property
     def device(self) -> torch.device:
-        """Where it takes its inputs."""
+        """Device of its inputs."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that it takes them in."""
+        """Dtype of its inputs."""
         ...
 
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
@@ -48,20 +48,20 @@ def respond(
     data: str,
     extra_outputs: Callable[[], Sequence[torch.Tensor]] = tuple,
 ) -> tuple[torch.Tensor, ...]:
-    """Return what each of a model's members says of a batch; its device is waited for once.
+    """Return the predictions of each member on a batch, with a single wait for the device.
 
     Args:
-        model: In evaluation mode, on the device and in the dtype that it shall run in.
-        inputs: Wherever they are.
-        name: What errors call the model.
-        data: What errors call the data.
-        extra_outputs: Gives what else is wanted of the pass that has just ended, on the device.
+        model: In evaluation mode, on its device and in its dtype.
+        inputs: Inputs on any device.
+        name: Name of the model for errors.
+        data: Name of the data for errors.
+        extra_outputs: Returns further outputs of the pass that has just ended, on the device.
 
     Returns:
-        On the CPU: log-softmax of the logits (M, B, C) and their logsumexp (M, B), in and taken in float32; and `extra_outputs`.
+        On the CPU: log-softmax of the logits (M, B, C) and their logsumexp (M, B), computed in float32, and `extra_outputs`.
 
     Raises:
-        InputError: If a logit is not finite, or the device's memory does not suffice.
+        InputError: If a logit is not finite, or the device has too little memory.
     """
     try:
         with torch.inference_mode():
@@ -71,12 +71,12 @@ def respond(
             finite, *answers = on_cpu(logits.isfinite().all(), log_probs, logsumexp, *extra_outputs())
     except torch.OutOfMemoryError as error:
         raise InputError(
-            f"{name}: the device has not enough memory for {batch_of(inputs)} samples at once",
-            hint="choose a smaller `--batch-size`",
+            f"{name}: the device has too little memory for {batch_of(inputs)} samples at once",
+            hint="use a smaller `--batch-size`",
         ) from error
     if not finite:
         raise InputError(
-            f"{name}: gives logits that are not finite on `{data}`",
+            f"{name}: has logits that are not finite on `{data}`",
             hint=NOT_FINITE,
         )
     return tuple(answers)
@@ -90,7 +90,7 @@ def responses(
     data: str,
     extra_outputs: Callable[[], Sequence[torch.Tensor]] = tuple,
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield for each batch the places of its items and what `respond` says of them; arguments as there."""
+    """Yield for each batch the indices of its items and the outputs of `respond`; arguments as for `respond`."""
     for batch in batches:
         yield batch.indices, *respond(model, batch.inputs, name=name, data=data, extra_outputs=extra_outputs)
 
@@ -98,39 +98,39 @@ def responses(
 def respond_to_all(
     model: Answers, batches: Iterable[Batch[Inputs]], *, count: int, name: str, data: str
 ) -> Responses:
-    """Return what each of a model's members says of a whole data set; memory holds one batch beside the result.
+    """Return the predictions of each member on a data set; memory holds the result and one batch.
 
     Args:
         model: As for `respond`.
-        batches: All of the data, in any order.
+        batches: All batches of the data, in any order.
         count: N, at least 1.
-        name: What errors call the model.
-        data: What errors call the data.
+        name: Name of the model for errors.
+        data: Name of the data for errors.
 
     Returns:
-        As `respond`, (M, N, C) and (M, N), in the order of the data.
+        As for `respond`, (M, N, C) and (M, N), in the order of the data.
 
     Raises:
-        InputError: As `respond`.
+        InputError: As for `respond`.
         DataError: If an item cannot be read.
     """
     return gathered(responses(model, batches, name=name, data=data), count=count, data=data)
 
 
 def gathered(batches: Iterable[Sequence[torch.Tensor]], *, count: int, data: str) -> Responses:
-    """Return what batches give, each as `responses` yields it, in the order of the data; see `respond_to_all`."""
+    """Return the outputs of batches, as yielded by `responses`, in the order of the data; see `respond_to_all`."""
     return Responses(*collected(batches, count=count, data=data))
 
 
 def collected(
     batches: Iterable[Sequence[torch.Tensor]], *, count: int, data: str
 ) -> tuple[torch.Tensor, ...]:
-    """Return what batches give in the order of the data, each part (A, B, ...) of a batch as one (A, N, ...).
+    """Return the outputs of batches in the order of the data: parts (A, B, ...) of batches as tensors (A, N, ...).
 
     Args:
-        batches: The places (B,) of the items of a batch, and its parts.
+        batches: Indices (B,) of the items of each batch, and its parts.
         count: N.
-        data: What errors call the data.
+        data: Name of the data for errors.
     """
     tensors: tuple[torch.Tensor, ...] = ()
     count_so_far = 0
@@ -140,5 +140,5 @@ def collected(
             gathered[:, indices] = part
         count_so_far += len(indices)
     if count_so_far != count:
-        raise ValueError(f"{data}: {count_so_far} of {count} items came")
+        raise ValueError(f"{data}: {count_so_far} of {count} items were read")
     return tensors

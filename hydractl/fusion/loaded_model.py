@@ -1,4 +1,4 @@
-"""A checkpoint as an object: the model with what its header says of classes, inputs and itself."""
+"""A checkpoint as an object: the model with its header, classes and preprocessing."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from hydractl.runtime import pick_device, torch_dtype
 
 
 class Loaded(Towers):
-    """What a model that `load` made can do beside answering tensors.
+    """Attributes and methods of a model from `load`, in addition to its forward pass.
 
     Attributes:
-        header: What its checkpoint says of it, with the classes that a zero-shot model was told.
-        reference: Where it was loaded from.
-        parts: The models whose tensors it holds: a hydra's members, else itself is one.
-        scores: The OOD scores of features that its checkpoint holds, if it holds any.
+        header: Header of its checkpoint, with the given classes of a zero-shot model.
+        reference: Reference that it was loaded from.
+        parts: The members of a hydra; otherwise the model itself.
+        scores: Feature-based OOD scores of its checkpoint, if any.
     """
 
     header: Header
@@ -56,26 +56,26 @@ class Loaded(Towers):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes in the order of the logits; their numbers where the checkpoint has no names."""
+        """Class names in the order of the logits; their numbers if the checkpoint has no names."""
         return self.header.class_names
 
     def predict(
         self, items: Iterable[Item] | Inputs, *, batch_size: int = 64, progress: Progress = SILENT
     ) -> Predictions:
-        """Return what the model says of items, in evaluation mode and without gradients, as `eval` reads and measures them.
+        """Predict items in evaluation mode and without gradients, with the same preprocessing as `eval`.
 
         Args:
             items: Images of Pillow, paths of image files, uint8 arrays (height, width, channels) or one array (N, height,
-                width, channels); texts or pairs of texts; or a ready batch, as `encode` makes it. At least one, all of
-                one kind.
-            batch_size: Samples in one forward pass.
-            progress: Sees the batches pass.
+                width, channels); texts or pairs of texts; or a batch from `encode`. At least one item, all of the same
+                type.
+            batch_size: Samples per forward pass.
+            progress: Receives progress.
 
         Raises:
-            TypeError: If they are not what the model reads.
+            TypeError: If the items do not fit the model.
             DataError: If an image cannot be read.
-            InputError: If a logit is not finite, or the device's memory does not suffice.
-            CheckpointError: If a zero-shot model has no classes yet, or a text model no tokenizer.
+            InputError: If a logit is not finite, or the device has too little memory.
+            CheckpointError: If a zero-shot model has no class names yet, or a text model no tokenizer.
             ValueError: If `batch_size` is less than 1.
         """
         batches: Iterable[Batch[Inputs]]
@@ -96,7 +96,7 @@ class Loaded(Towers):
         return Predictions.of(responses, self.labels, bound)
 
     def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses | Scored:
-        """Return what members say of all, and the scores of features that the checkpoint holds."""
+        """Return the predictions of the members, and the feature-based scores of the checkpoint."""
         names = {"name": self.reference, "data": "the items"}
         if self.scores is None:
             return respond_to_all(self, batches, count=count, **names)
@@ -108,16 +108,16 @@ class Loaded(Towers):
         return beside.scored(Responses(*response_tensors), scores)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write a checkpoint of the weights as they are now and return its path; the file is whole or not there at all.
+        """Write a checkpoint with the present weights and return its path; the write is atomic.
 
-        Its lineage is that of the checkpoint that was loaded: weights that were changed since say nothing of it.
+        Its lineage is that of the loaded checkpoint and does not record later changes of weights.
 
         Args:
             path: The file.
-            force: Whether an existing file is replaced.
+            force: Whether to replace an existing file.
 
         Raises:
-            OutputExists: If it is there and `force` is off.
+            OutputExists: If the file exists and `force` is False.
             OutputError: If it cannot be written.
         """
         path = Path(path)
@@ -127,14 +127,14 @@ class Loaded(Towers):
         return path
 
     def save_pretrained(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write the folder that libraries and the Hub share, as `-o folder/` does, and return its path; see `save`.
+        """Write a folder in the layout of the libraries and the Hub, as `-o folder/` does, and return its path; see `save`.
 
         Args:
-            folder: Made if it is not there; other files in it stay.
-            force: Whether a model in it is replaced.
+            folder: Created if it does not exist; other files in it are kept.
+            force: Whether to replace a model in it.
 
         Raises:
-            OutputExists: If there is one, and `force` is off.
+            OutputExists: If it contains a model and `force` is False.
             OutputError: If it cannot be written.
         """
         path = output(f"{folder}/")
@@ -154,18 +154,18 @@ class Loaded(Towers):
         message: str | None = None,
         publication: Publication | None = None,
     ) -> Pushed:
-        """Push the model with its card to the Hub, as `hydractl push` does, in one commit or none; see `save`.
+        """Push the model with its card to the Hub in a single commit, as `hydractl push` does; see `save`.
 
         Args:
             name: `org/name`.
             private: Whether the repository must be private.
             create_pr: Whether to open a pull request.
-            message: Of the commit.
-            publication: The branch, and what the card is told; its report must be of these very weights.
+            message: Commit message.
+            publication: Branch and contents of the card; its report must be of these weights.
 
         Raises:
-            HubError: With what to do; the branch is then as it was.
-            InputError: If the report is of other models.
+            HubError: If the push fails; the branch is then unchanged.
+            InputError: If the report is of another model.
         """
         settings = replace(publication or Publication(name=name), name=name)
         require_token()
@@ -181,7 +181,7 @@ class Loaded(Towers):
         return push(files, target)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors as a checkpoint names them, detached and on the CPU; with those of OOD scores."""
+        """Return the tensors by their names in a checkpoint, detached and on the CPU, including those of OOD scores."""
         states = [part.library_state() for part in self.parts]
         plan = self.header.plan
         state = (
@@ -194,7 +194,7 @@ class Loaded(Towers):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Put all parts into evaluation mode, and back into the mode that each was in."""
+        """Set all parts to evaluation mode, and restore the previous mode at the end."""
         training = [module for module in self.modules() if module.training]
         self.eval()
         try:
@@ -205,11 +205,11 @@ class Loaded(Towers):
 
 
 class LoadedModel(Loaded, Model):
-    """A base or a member; called with tensors it answers as `Model`."""
+    """A base or a member; its forward pass is that of `Model`."""
 
 
 class LoadedHydra(Loaded, Hydra):
-    """A hydra; called with tensors it answers as `Hydra`."""
+    """A hydra; its forward pass is that of `Hydra`."""
 
 
 def load(
@@ -221,27 +221,26 @@ def load(
     classes: Sequence[str] | None = None,
     templates: Sequence[str] | None = None,
 ) -> LoadedModel | LoadedHydra:
-    """Load a checkpoint as a `torch.nn.Module` in evaluation mode that knows its classes and how its inputs are made.
+    """Load a checkpoint as a `torch.nn.Module` in evaluation mode, with its classes and preprocessing.
 
-    `model.predict(items)` answers for images or texts. Called with tensors, which `model.encode(items)` makes, a hydra answers
-    with a `HydraOutput`, a base or a member with its logits, a tensor (B, C): what the library's own model has in `.logits`,
-    divided by the temperature that the checkpoint stores. A zero-shot model without classes answers images and texts given
-    together, (B, B).
+    `model.predict(items)` takes images or texts. Called with tensors from `model.encode(items)`, a hydra returns a
+    `HydraOutput`, and a base or a member its logits (B, C): those of the library's model, divided by the stored
+    temperature. A zero-shot model without classes takes images and texts together and returns logits (B, B).
 
     Args:
         reference: A MODEL reference: a file, a folder, a Hub id.
         arch: Architecture of a bare safetensors file.
-        device: `cpu`, `cuda`, `cuda:N`, `mps`, or `auto` for the fastest there is.
-        dtype: Convert floating-point weights: `bf16`, `fp16`, `fp32` or a dtype of torch; None keeps
-            the one that they are stored in, of several the least that holds all.
-        classes: Of a zero-shot model: the names of what it tells apart, in the order of the logits; None for those that it
-            stores.
-        templates: Texts with `{label}` that a class is asked with; None for the stored ones, or the usual one.
+        device: `cpu`, `cuda`, `cuda:N`, `mps`, or `auto` for the fastest available.
+        dtype: Convert floating-point weights: `bf16`, `fp16`, `fp32` or a dtype of torch; None keeps the stored dtype, or
+            the smallest that can represent all stored ones.
+        classes: Class names of a zero-shot model, in the order of the logits; None for the stored ones.
+        templates: Prompts with `{label}` for the class name; None for the stored ones, or the default.
 
     Raises:
-        InputError: If it cannot be read.
-        HubError: If it cannot be fetched.
-        UsageError: If classes are named that the model has itself, or are no list of names; or there is no such device.
+        InputError: If the checkpoint cannot be read.
+        HubError: If it cannot be downloaded.
+        UsageError: If `classes` is given for a model that already has classes, or is not a list of names; or the device
+            does not exist.
     """
     place = pick_device(str(device))
     kind = torch_dtype(dtype) if isinstance(dtype, str) else dtype
@@ -277,7 +276,7 @@ def _built(opened: OpenModel, dtype: torch.dtype | None) -> LoadedModel | Loaded
 
 
 def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:
-    """Return a ready batch in pieces."""
+    """Split a batch into pieces."""
     if size < 1:
         raise ValueError(f"batch_size is {size}, must be at least 1")
     places = torch.arange(batch_of(inputs)).split(size)
@@ -287,22 +286,22 @@ def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:
 def _classes_asked_for(
     opened: OpenModel, classes: Sequence[str] | None, templates: Sequence[str] | None
 ) -> Classes | None:
-    """Return the classes that a caller names, or None."""
+    """Return the classes from the caller, or None."""
     if classes is None and templates is None:
         return None
     stored = opened.header.prompting
     if stored is None:
         raise UsageError(
-            f"{opened.reference}: has classes of its own; `classes` and `templates` are for zero-shot models"
+            f"{opened.reference}: already has classes; `classes` and `templates` apply only to zero-shot models"
         )
     for name, class_names in (("classes", classes), ("templates", templates)):
         if isinstance(class_names, str):
             raise UsageError(
-                f'`{name}="{class_names}"`: is one text, a list is wanted', hint=f'`{name}=["{class_names}"]`'
+                f'`{name}="{class_names}"`: expected a list, not a string', hint=f'`{name}=["{class_names}"]`'
             )
     names = opened.header.labels if classes is None else tuple(classes)
     if not names:
         raise UsageError(
-            f"{opened.reference}: has no classes yet", hint='name them: `classes=["cat", "dog"]`'
+            f"{opened.reference}: has no class names yet", hint='give them: `classes=["cat", "dog"]`'
         )
     return Classes(names=names, templates=tuple(templates or stored.templates or (DEFAULT_TEMPLATE,)))

@@ -1,9 +1,9 @@
-"""The fuse plan: what becomes of each tensor, its bytes, and where a member's part of it lies.
+"""The fuse plan: the fate of each tensor, its bytes, and the part of each member in it.
 
-A *shared* tensor is bit-identical in all members and stored once. A *merged* one differs and is the mean over members:
-of MLPs (Hydra Ensembles, section 4.2), or of whatever stands before a block, as in a model soup (Wortsman et al. 2022). A
-*grouped* one is everything else that differs: the members' tensors one after another along the axis that holds their
-heads, or along the first axis.
+A *shared* tensor is bit-identical in all members and stored once. A *merged* tensor differs and is averaged over members:
+in MLPs (Hydra Ensembles, section 4.2), or anywhere before a given block, as in a model soup (Wortsman et al. 2022). A
+*grouped* tensor is any other that differs: the members' tensors are concatenated along the axis of heads, or along the
+first axis.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hydractl.tensor_spec import Chunks, Span, TensorSpec, tensor_bytes, tensor_
 
 
 def group_axis(family: Family, name: str) -> int:
-    """Return the axis along which members' tensors lie in a grouped tensor."""
+    """Return the axis along which members' tensors are concatenated in a grouped tensor."""
     heads = place_of(family, name).heads
     return heads.axis if heads else 0
 
@@ -46,12 +46,12 @@ def fused_spec(family: Family, name: str, fate: Fate, members: Sequence[TensorSp
 
 
 def trunk_length(family: Family, fates: Mapping[str, Fate], towers: Shape) -> int:
-    """Return how many blocks run once, over all towers: in each those before its first grouped tensor.
+    """Return the number of blocks that are computed once, summed over towers: in each tower those before its first grouped tensor.
 
     Args:
-        family: Says where tensors stand.
-        fates: Of all tensors.
-        towers: How many blocks each has.
+        family: Family, which gives the position of tensors.
+        fates: Fates of all tensors.
+        towers: Number of blocks of each tower.
     """
     trunks = {name: tower.layers for name, tower in towers.items()}
     for name, fate in fates.items():
@@ -64,12 +64,12 @@ def trunk_length(family: Family, fates: Mapping[str, Fate], towers: Shape) -> in
 
 
 def member_widths(family: Family, header: Header, name: str, length: int) -> list[int]:
-    """Return each member's length along the group axis of a grouped tensor of `length` there.
+    """Return each member's size along the group axis of a grouped tensor with size `length` there.
 
-    Heads may be ragged, so their lengths come from the masks; anything else is the same for all members.
+    Heads may be ragged, so their sizes come from the masks; all other sizes are the same for all members.
 
     Raises:
-        ValueError: If the lengths do not add up to `length`.
+        ValueError: If the sizes do not add up to `length`.
     """
     place = place_of(family, name)
     if place.heads is not None and place.layer is not None:
@@ -78,14 +78,16 @@ def member_widths(family: Family, header: Header, name: str, length: int) -> lis
     else:
         widths = [length // len(header.masks)] * len(header.masks)
     if sum(widths) != length:
-        raise ValueError(f"tensor {name}: members take {widths} along the grouped axis, which has {length}")
+        raise ValueError(
+            f"tensor {name}: members take {widths} along the grouped axis, which has size {length}"
+        )
     return widths
 
 
 def join_members(
     family: Family, fates: Mapping[str, Fate], members: Sequence[Mapping[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """Return a hydra's tensors of its members' state dicts: the inverse of `split_members`."""
+    """Return a hydra's tensors from its members' state dicts, the inverse of `split_members`."""
 
     def fused(name: str, fate: Fate) -> torch.Tensor:
         parts = [member[name] for member in members]
@@ -115,7 +117,7 @@ def split_members(
             continue
         axis = group_axis(family, name)
         if axis >= tensor.ndim:
-            raise ValueError(f"tensor {name} has {counted(tensor.ndim, 'axis', 'axes')}, too few to be split")
+            raise ValueError(f"tensor {name} has {counted(tensor.ndim, 'axis', 'axes')}, too few to split it")
         widths = member_widths(family, header, name, tensor.shape[axis])
         for member, part in zip(members, tensor.split(widths, dim=axis), strict=True):
             member[name] = part.reshape(()) if name in family.scalars else part.contiguous()
@@ -126,7 +128,7 @@ PIECE_BYTES = 1 << 18
 
 
 class Fusion:
-    """The fused tensors of some members: fates first, bytes when asked."""
+    """The fused tensors of members. Fates are determined at once, bytes on request."""
 
     def __init__(
         self,
@@ -139,14 +141,14 @@ class Fusion:
         """Compare the members' tensors.
 
         Args:
-            members: Of one architecture; alike in their heads before block `merge_trunk`.
-            mlp: What becomes of MLPs that differ.
-            merge_trunk: Before this block of each tower the mean is taken of all that differs, the embedding too.
-            own_from: From this block of each tower on, and after the blocks, members keep a tensor each even where all are
-                equal; not below `merge_trunk`.
+            members: Members of one architecture, with the same heads before block `merge_trunk`.
+            mlp: Fate of MLPs that differ.
+            merge_trunk: Average all tensors that differ before this block of each tower, including the embedding.
+            own_from: Keep separate tensors for each member from this block of each tower on, even if they are equal; not
+                less than `merge_trunk`.
 
         Raises:
-            CheckpointError: If a tensor that is to be averaged holds no floating-point numbers.
+            CheckpointError: If a tensor to average is not floating point.
         """
         self.family, self.towers = members[0].family, members[0].header.architecture.towers
         self.checkpoints = [m.checkpoint for m in members]
@@ -156,7 +158,7 @@ class Fusion:
         self._settle(merge_trunk)
 
     def merging(self, merge_trunk: int) -> Fusion:
-        """Return the fusion of the same members that merges so many blocks; no tensor is read again."""
+        """Return the fusion of the same members with another number of merged blocks, without reading tensors again."""
         second = copy.copy(self)
         second._settle(merge_trunk)
         return second
@@ -171,7 +173,7 @@ class Fusion:
 
     @property
     def plan(self) -> FusePlan:
-        """What the header says of it."""
+        """The plan for the header."""
         return FusePlan(
             fates=self.fates,
             trunk=trunk_length(self.family, self.fates, self.towers),
@@ -182,7 +184,7 @@ class Fusion:
 
     @property
     def owns_more(self) -> bool:
-        """Whether members own anything only because `own_from` says so."""
+        """Whether `own_from` gives members separate copies of equal tensors."""
         return any(
             self._owned(name) and (identical or self._averaged(name)) for name, identical in self.same.items()
         )
@@ -199,7 +201,7 @@ class Fusion:
         return [self._side_by_side(name)]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a fused tensor in memory, from the same bytes that are written."""
+        """Return a fused tensor in memory, with the same bytes as in the file."""
         return tensor_of(self.specs[name], self.chunks(name))
 
     def _fate(self, name: str) -> Fate:
@@ -211,8 +213,10 @@ class Fusion:
             return Fate.GROUPED
         if not (spec := self.checkpoints[0].specs[name]).is_floating:
             raise CheckpointError(
-                f"tensor `{name}` differs between the members and is {spec.dtype}, of which there is no mean",
-                hint="were the members made of one model? `--merge-trunk 0 --mlp keep` averages nothing",
+                f"tensor `{name}` differs between the members and is {spec.dtype}, which cannot be averaged",
+                hint=(
+                    "the members may come from different models; `--merge-trunk 0 --mlp keep` averages nothing"
+                ),
             )
         return Fate.MERGED
 
@@ -229,7 +233,7 @@ class Fusion:
         return place.layer < self.merge_trunk or (self.mlp == "merge" and place.part == "mlp")
 
     def _identical(self, name: str) -> bool:
-        """Compare bytes in lockstep and stop at the first difference."""
+        """Compare bytes in parallel and stop at the first difference."""
         if any(c.specs[name] != self.checkpoints[0].specs[name] for c in self.checkpoints):
             return False
         streams = zip(
@@ -238,10 +242,9 @@ class Fusion:
         return all(chunk == chunks[0] for chunks in streams for chunk in chunks[1:])
 
     def _mean(self, name: str) -> Iterator[memoryview | bytes]:
-        """Average over members, summed in float64 in the order given, rounded once.
+        """Average over members, summed in float64 in the given order and rounded once.
 
-        In pieces that fit the caches, some of them at a time: the pieces and not torch's operators are what the
-        cores share.
+        Works on pieces that fit into the cache, several in parallel, with one thread per piece.
         """
         dtype = self.specs[name].torch_dtype
 
@@ -257,7 +260,7 @@ class Fusion:
             yield from pool.map(mean_of, zip(*parts, strict=True))
 
     def _side_by_side(self, name: str) -> bytes:
-        """Concatenate along an inner axis: each row of the result is the members' rows, one after another."""
+        """Concatenate along an inner axis: each row of the result has the members' rows one after another."""
         axis = group_axis(self.family, name)
         parts = []
         for checkpoint in self.checkpoints:

@@ -1,4 +1,4 @@
-"""What a user is told of samples: probabilities, and how sure one may be.
+"""Predictions for users: probabilities and uncertainties of samples.
 
 Axes: M members, N samples, C classes.
 """
@@ -18,7 +18,7 @@ from hydractl.metrics.per_sample import SAMPLES_AT_ONCE, Responses, Scored, ense
 
 
 class Bound(NamedTuple):
-    """A threshold: samples are accepted whose OOD score is below it."""
+    """A threshold on an OOD score: samples below it are accepted."""
 
     score: str
     below: float
@@ -26,18 +26,18 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictions:
-    """What a model says of N samples, on the CPU and without gradients; a model that is no hydra has one member.
+    """Predictions of a model on N samples, on the CPU and without gradients; M = 1 for a base or a member.
 
     Attributes:
-        labels: The name of each sample's most probable class; its number where the model's classes have no names.
-        classes: Its number (N,), int64; of equally probable ones the lowest.
-        probabilities: The mean of the members' probabilities, (N, C), float32.
-        member_probabilities: Each member's own, (M, N, C), float32.
-        votes: The class (M, N), int64, that each member takes for the most probable.
-        scores: OOD scores by the names that `eval` has, (N,), float32: all of logits, and those of features that the model holds;
-            the higher, the stranger the sample.
-        accepted: Whether the model answers for each sample, (N,), boolean: by the threshold that its checkpoint stores, None
-            where it stores none, or that none keeps the risk that was asked for.
+        labels: Name of the most probable class of each sample; its number if the model has no class names.
+        classes: Index of that class, (N,), int64; the lowest among equals.
+        probabilities: Mean of the members' probabilities, (N, C), float32.
+        member_probabilities: Probabilities of each member, (M, N, C), float32.
+        votes: Most probable class of each member, (M, N), int64.
+        scores: OOD scores by their names in `eval`, (N,), float32: all scores of logits, and the feature-based ones that
+            the model stores. Higher is more OOD.
+        accepted: Whether each sample is accepted by the stored threshold, (N,), boolean. None without a stored threshold,
+            or if no threshold satisfies the required risk.
     """
 
     labels: tuple[str, ...]
@@ -52,12 +52,12 @@ class Predictions:
     def of(
         cls, member_answers: Responses | Scored, names: Sequence[str], bound: Bound | None = None
     ) -> Predictions:
-        """Return what follows from what members say.
+        """Return the predictions from the outputs of members.
 
         Args:
-            member_answers: With the logits' logsumexp, and perhaps scores of features.
-            names: Of the C classes.
-            bound: What accepts samples.
+            member_answers: Outputs with the logsumexp of logits, and optionally feature-based scores.
+            names: Names of the C classes.
+            bound: Threshold that accepts samples.
         """
         responses, fitted = (
             (in_memory(member_answers.predictions), member_answers.scores)
@@ -86,15 +86,15 @@ class Predictions:
 
     @property
     def confidence(self) -> Tensor:
-        """The probability of the most probable class, (N,)."""
+        """Probability of the most probable class, (N,)."""
         return self.probabilities.amax(1)
 
     @property
     def entropy(self) -> Tensor:
-        """The entropy of the mean probabilities in nats, (N,)."""
+        """Entropy of the mean probabilities, in nats, (N,)."""
         return self.scores["entropy"]
 
     @property
     def mutual_information(self) -> Tensor:
-        """How much members disagree, in nats, (N,): see `metrics.scores.mutual_information`."""
+        """Mutual information, the disagreement of members, in nats, (N,): see `metrics.ood_scores.mutual_information`."""
         return self.scores["mi"]

@@ -1,4 +1,4 @@
-"""From texts or images in Python to a model's inputs, as its header says."""
+"""Converts texts or images in Python to a model's inputs, as its header specifies."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hydractl.model_inputs import Inputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """What makes a model's inputs.
+    """Preprocessing of a model's inputs.
 
     Attributes:
-        images: How images are read, None by a model of texts.
-        texts: How texts are read, None by a model of images.
+        images: Preprocessing of images, None for a text model.
+        texts: Tokenization of texts, None for an image model.
     """
 
     images: Preprocess | None
@@ -30,14 +30,14 @@ class Encoder:
 
     @classmethod
     def of(cls, header: Header) -> Encoder:
-        """Return the encoder of a checkpoint; a zero-shot model's takes both."""
+        """Return the encoder of a checkpoint; that of a zero-shot model takes both."""
         how = header.preprocess
         if isinstance(how, Tokenization):
             return cls(images=None, texts=how)
         return cls(images=how, texts=None if header.prompting is None else header.prompting.tokenization)
 
     def __call__(self, items: Iterable[Item]) -> Inputs:
-        """Return items of one kind as one batch; see `Towers.encode`."""
+        """Return items of one type as one batch; see `Towers.encode`."""
         item_list = listed(items)
         texts = [item for item in item_list if is_text(item)]
         if len(texts) == len(item_list) and self.texts is not None:

@@ -1,7 +1,7 @@
-"""The classes that a zero-shot model tells apart, and the prompts made of them.
+"""Classes and prompts of zero-shot models.
 
 A class's embedding is the mean of its prompts' embeddings over the templates (Radford et al. 2021, section 3.1.4).
-Importing this loads no torch.
+Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ DEFAULT_TEMPLATE = "A photo of a {label}."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """Names of classes, in the order of the logits, and templates for prompts.
+    """Class names, in the order of the logits, and templates for prompts.
 
     Raises:
-        UsageError: If a name is empty or stands twice, or a template does not hold `{label}`.
+        UsageError: If a name is empty or repeated, or a template does not contain `{label}`.
     """
 
     names: tuple[str, ...]
@@ -37,27 +37,27 @@ class Classes:
     def __post_init__(self) -> None:
         if not self.names or not all(self.names):
             raise UsageError(
-                "a class has no name", hint="`--classes cat,dog`, or a file with one name a line"
+                "a class has no name", hint="give `--classes cat,dog`, or a file with one name per line"
             )
         if (twice := first_twice(map(normal, self.names))) is not None:
-            raise UsageError(f"the class `{twice}` is named twice")
+            raise UsageError(f"the class `{twice}` appears twice")
         for template in self.templates:
             if "{label}" not in template:
                 raise UsageError(
-                    f"the template `{template}` does not hold {{label}}",
+                    f"the template `{template}` does not contain {{label}}",
                     hint=f'`--template "{DEFAULT_TEMPLATE}"`',
                 )
 
     @property
     def texts(self) -> list[str]:
-        """Every prompt: class after class, each with all templates."""
+        """All prompts, class after class, each with all templates."""
         return [template.replace("{label}", name) for name in self.names for template in self.templates]
 
 
 def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
-    """Run the text towers once, so that a base, member or hydra answers about classes with its vision side alone.
+    """Run the text towers once, so that a base, member or hydra classifies with its vision tower only.
 
-    A checkpoint that stores these classes has done so already, and a classifier beside it has classes of its own.
+    Does nothing for a checkpoint that stores these classes, or has a classifier.
     """
     stored = opened.header.prompting
     are_stored = (
@@ -71,7 +71,7 @@ def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
 
 
 def with_class_names(header: Header, classes: Classes | None) -> Header:
-    """Return the header of a zero-shot model that has been told its classes; thresholds and OOD scores are of those that it stores."""
+    """Return the header of a zero-shot model with the given classes; thresholds and OOD scores remain only for the stored classes."""
     stored = header.prompting and (header.labels, header.prompting.templates)
     if classes is None or stored == (classes.names, classes.templates):
         return header
@@ -86,7 +86,7 @@ def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
 
     Raises:
         CheckpointError: If the model has no text tower, or no tokenizer.
-        UsageError: If the prompts of two classes become the same tokens: the model could not tell the classes apart.
+        UsageError: If the prompts of two classes have the same tokens, so that the model cannot distinguish them.
     """
     from hydractl.data.tokenize import encode_texts  # noqa: PLC0415 - as above
 
@@ -100,13 +100,14 @@ def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
 
 
 def _check_prompts_differ(ids: torch.Tensor, classes: Classes, how: Tokenization) -> None:
-    """Refuse classes of which all prompts have equal tokens (C P, T)."""
+    """Refuse classes whose prompts all have equal tokens (C P, T)."""
     names: dict[bytes, str] = {}
     for name, row in zip(classes.names, ids.reshape(len(classes.names), -1), strict=True):
         twin = names.setdefault(row.numpy().tobytes(), name)
         if twin != name:
             raise UsageError(
-                f"the classes `{twin}` and `{name}`: their prompts become the same tokens, so the model cannot tell them apart",
-                hint="choose names that differ in more than capitals, in words that the tokenizer knows, or a shorter "
-                f"`--template`: the model reads {counted(how.max_length, 'token')}",
+                f"the classes `{twin}` and `{name}` have prompts with the same tokens, so the model "
+                "cannot distinguish them",
+                hint="use names that differ in more than upper and lower case and in words that the tokenizer "
+                f"knows, or a shorter `--template` (the model reads {counted(how.max_length, 'token')})",
             )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def kept_indices(
     tensor: HeadTensor, head_numbers: Sequence[int], *, num_heads: int, head_dim: int
 ) -> torch.Tensor:
-    """Return the indices along the head axis that stay, increasing: copy after copy, head after head."""
+    """Return the kept indices along the head axis in increasing order: copy after copy, head after head."""
     import torch  # noqa: PLC0415 - shapes alone must not cost the import of torch
 
     grid = torch.arange(num_heads * tensor.width(head_dim)).reshape(tensor.copies, num_heads, -1)
@@ -32,10 +32,10 @@ def kept_indices(
 def pruned_spec(
     family: Family, architecture: Architecture, mask: Mask, name: str, spec: TensorSpec
 ) -> TensorSpec:
-    """Return a tensor's dtype and shape once a mask is applied.
+    """Return a tensor's dtype and shape after a mask is applied.
 
     Raises:
-        ValueError: If the tensor does not have the head axis that the architecture calls for.
+        ValueError: If the tensor does not have the head axis that the architecture requires.
     """
     place = place_of(family, name)
     if place.heads is None or place.layer is None:
@@ -51,15 +51,15 @@ def pruned_spec(
 def unpruned_shape(
     family: Family, architecture: Architecture, mask: Mask, name: str, spec: TensorSpec
 ) -> tuple[int, ...]:
-    """Return the shape that a member's tensor had before heads were dropped: the inverse of `pruned_spec`.
+    """Return the shape of a member's tensor before pruning, the inverse of `pruned_spec`.
 
     Raises:
-        ValueError: If the tensor does not have the heads that the mask keeps, or is of a block that there is not.
+        ValueError: If the tensor does not have the heads that the mask keeps, or belongs to a block that does not exist.
     """
     place = place_of(family, name)
     if place.layer is not None and place.layer >= architecture.towers[place.tower].layers:
         raise ValueError(
-            f"tensor `{name}` is of a block that the architecture does not have: it has "
+            f"tensor `{name}` belongs to a block that the architecture does not have: it has "
             f"{architecture.towers[place.tower].layers}"
         )
     if place.heads is None or place.layer is None:
@@ -77,7 +77,7 @@ def unpruned_shape(
 def prune_tensor(
     family: Family, architecture: Architecture, mask: Mask, name: str, tensor: torch.Tensor
 ) -> torch.Tensor:
-    """Return a tensor without its dropped heads; one without a head axis comes back as it is."""
+    """Return a tensor without its removed heads; a tensor without a head axis is returned unchanged."""
     place = place_of(family, name)
     if place.heads is None or place.layer is None:
         return tensor
@@ -92,7 +92,7 @@ def prune_tensor(
 def zero_dropped(
     family: Family, architecture: Architecture, mask: Mask, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return a full state dict whose dropped heads have zeroed output-projection columns: what pruning must equal."""
+    """Return a full state dict in which the output-projection columns of removed heads are zero, the reference for pruning."""
     zeroed = dict(state)
     for name, tensor in state.items():
         place = place_of(family, name)

@@ -1,6 +1,6 @@
-"""Models that are run without being held: each step is filled from the files while it runs, and emptied again.
+"""Runs models without holding them in memory: each step is loaded from the files while it runs, and freed again.
 
-A step is what a tower runs in turn, its embedding, a block, its readout; or the answer after the towers.
+A step is the embedding, a block or the readout of a tower, or the classification after the towers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hydractl.model_inputs import Inputs
 from hydractl.tensor_spec import TensorSpec
 
 Read: TypeAlias = "Callable[[str], Sequence[torch.Tensor]]"
-"""Returns each member's tensor of a name."""
+"""Returns the tensor of that name of each member."""
 
 
 def hollow(specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
-    """Return tensors of these shapes that take no memory, floating-point ones in fp32.
+    """Return tensors with these shapes that take no memory; floating-point ones are fp32.
 
-    Each is one number, repeated: whoever computes with one that was not filled gets no number at all.
+    Each is one repeated NaN, so that computing with a tensor that was not loaded gives NaN.
     """
     number = torch.tensor(float("nan"))
     return {
@@ -46,7 +46,7 @@ def member_logits(opened: OpenModel, inputs: Inputs) -> torch.Tensor:
 
 
 def hydra_logits(fusion: Fusion, header: Header, inputs: Inputs, *, where: str) -> torch.Tensor:
-    """Return the logits (M, B, C) of what a fusion would be written as, under that header; `where` is for errors."""
+    """Return the logits (M, B, C) of the hydra that a fusion would write with this header; `where` is for errors."""
     states = [hollow(checkpoint.specs) for checkpoint in fusion.checkpoints]
     shared = {name: states[0][name] for name, fate in fusion.fates.items() if fate != Fate.GROUPED}
     members = members_of(header, [member_state | shared for member_state in states], where=where)
@@ -63,10 +63,10 @@ def streamed_logits(
     """Return the members' logits (M, B, C) of a model in fp32; memory holds the weights of one step at a time.
 
     Args:
-        model: Made of `hollow` tensors.
-        read: Where its tensors are.
-        inputs: As it takes them.
-        members: What it was made of, where it is a hydra.
+        model: Model built from `hollow` tensors.
+        read: Returns its tensors by name.
+        inputs: Inputs of the model.
+        members: Members of a hydra.
     """
     member_states = [m.library_state() for m in members or [cast("Model", model)]]
     places = {
@@ -89,15 +89,15 @@ def _steps(model: Towers) -> Iterator[nn.Module]:
 
 
 class _Filled:
-    """A step that has its tensors while it runs."""
+    """A step that holds its tensors only while it runs."""
 
     def __init__(self, step: nn.Module, places: Mapping[int, tuple[str, int]], read: Read) -> None:
-        """Find where the step holds which tensors.
+        """Find the tensors of the step.
 
         Args:
-            step: Of a model of `hollow` tensors.
-            places: The name of each, and the first member that has it.
-            read: Returns all members' tensors of a name.
+            step: Step of a model built from `hollow` tensors.
+            places: Name of each tensor, and the first member that has it.
+            read: Returns the tensors of all members by name.
         """
         self.read = read
         self.slots = [
@@ -109,7 +109,7 @@ class _Filled:
         ]
 
     def fill(self, *_: object) -> None:
-        """Read the step's tensors, each name once."""
+        """Load the step's tensors, each name once."""
         wide = {
             (name, m): t.float() if t.is_floating_point() else t
             for name in dict.fromkeys(slot[3] for slot in self.slots)
@@ -119,6 +119,6 @@ class _Filled:
             cast("dict[str, torch.Tensor]", table)[key] = wide[name, m]
 
     def empty(self, *_: object) -> None:
-        """Put back what takes no memory."""
+        """Replace the tensors by hollow ones."""
         for table, key, tensor, _name, _m in self.slots:
             cast("dict[str, torch.Tensor | None]", table)[key] = tensor

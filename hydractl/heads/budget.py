@@ -38,15 +38,15 @@ class HeadBudget:
         ]
         if len(stated) != 1:
             raise ValueError(
-                f"a budget is one of keep_per_layer, remove, keep_fraction, got {stated or 'none'}"
+                f"a budget needs exactly one of keep_per_layer, remove, keep_fraction, got {stated or 'none'}"
             )
         if self.per_layer and self.keep_per_layer is None:
-            raise ValueError(f"per_layer goes with keep_per_layer, not with {stated[0]}")
+            raise ValueError(f"per_layer needs keep_per_layer, not {stated[0]}")
         for name in ("keep_per_layer", "remove"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.keep_fraction is not None and not 0 < self.keep_fraction <= 1:
-            raise ValueError(f"keep_fraction must lie in (0, 1], got {self.keep_fraction}")
+            raise ValueError(f"keep_fraction must be in (0, 1], got {self.keep_fraction}")
 
     @property
     def option_text(self) -> str:
@@ -97,12 +97,12 @@ class HeadBudget:
         layers = sum(size.layers for size in towers.values())
         if keep * layers > total:
             raise ValueError(
-                f"cannot keep {keep} heads a layer on average: {layers} layers have {total} heads, not {keep * layers}"
+                f"cannot keep {keep} heads per layer on average: {layers} layers have {total} heads, not {keep * layers}"
             )
         for tower, size in towers.items():
             if self.per_layer and keep > size.num_heads:
                 raise ValueError(
-                    f"cannot keep {keep} heads a layer: layers of tower `{tower}` have {size.num_heads}"
+                    f"cannot keep {keep} heads per layer: layers of tower `{tower}` have {size.num_heads}"
                 )
         return keep * layers
 

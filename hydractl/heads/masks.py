@@ -159,7 +159,7 @@ def best_mask(order: Sequence[HeadId], shape: Shape, *, removals: int) -> dict[s
             twice.
     """
     if not 0 <= removals <= len(order):
-        raise ValueError(f"cannot remove {removals} heads: the removal order names {len(order)}")
+        raise ValueError(f"cannot remove {removals} heads: the removal order has {len(order)}")
     return drop_heads(full_mask(shape), order[:removals])
 
 
@@ -180,15 +180,15 @@ def best_mask_per_layer(order: Sequence[HeadId], shape: Shape, *, keep: int) -> 
     for tower, size in shape.items():
         if not 0 <= keep <= size.num_heads:
             raise ValueError(
-                f"cannot keep {keep} heads a layer: layers of tower `{tower}` have {size.num_heads}"
+                f"cannot keep {keep} heads per layer: layers of tower `{tower}` have {size.num_heads}"
             )
         surplus = size.num_heads - keep
         for layer in range(size.layers):
             named = [head for head in order if (head.tower, head.layer) == (tower, layer)]
             if len(named) < surplus:
                 raise ValueError(
-                    f"layer {layer} of tower `{tower}` must lose {surplus} heads to keep {keep}, "
-                    f"but the removal order names {len(named)} of them"
+                    f"layer {layer} of tower `{tower}` must lose {surplus} heads to keep {keep}, but "
+                    f"the removal order has {len(named)} of them"
                 )
             chosen += named[:surplus]
     return drop_heads(full_mask(shape), chosen)

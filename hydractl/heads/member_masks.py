@@ -70,7 +70,7 @@ def sample_masks(
     """
     pool = len(order) if sampling.pool is None else sampling.pool
     if pool > len(order):
-        raise ValueError(f"cannot draw from a pool of {pool} heads: the removal order names {len(order)}")
+        raise ValueError(f"cannot draw from a pool of {pool} heads: the removal order has {len(order)}")
     if not 0 <= removals <= pool:
         raise ValueError(f"cannot remove {removals} heads out of a pool of {pool}")
     check_order(order, shape)
@@ -99,7 +99,8 @@ def check_enough(candidates: int, removals: int, *, members: int, start: int = 0
     if distinct < members:
         where = f" in layers from {start} on, beside those before," if start else ""
         raise ValueError(
-            f"{members} different masks are wanted, but removing {removals} of the {candidates} pool heads{where} gives {distinct}"
+            f"{members} different masks are required, but removing {removals} of the {candidates} "
+            f"pool heads{where} gives {distinct}"
         )
 
 
@@ -131,8 +132,8 @@ def random_masks_per_layer(
     )
     if distinct < members:
         raise ValueError(
-            f"{members} different masks are wanted, but keeping {keep} heads of each layer from {start} on "
-            f"gives {distinct}"
+            f"{members} different masks are required, but keeping {keep} heads of each layer from "
+            f"{start} on gives {distinct}"
         )
     masks: list[dict[str, TowerKeep]] = []
     for member in range(members):

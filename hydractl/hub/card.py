@@ -33,16 +33,16 @@ SHOWN_LABELS = 20
 _LIBRARIES = {"timm": "timm", "transformers": "transformers", "openclip": "open_clip"}
 _IMAGES, _TEXTS, _ZERO_SHOT = "image-classification", "text-classification", "zero-shot-image-classification"
 _KIND_DESCRIPTIONS = {
-    Kind.BASE: "A classifier that `hydractl` prepared for head pruning.",
-    Kind.MEMBER: "A classifier with attention heads cut out of it.",
+    Kind.BASE: "A classifier that `hydractl` has prepared for pruning of attention heads.",
+    Kind.MEMBER: "A classifier with some attention heads removed.",
     Kind.HYDRA: (
-        "An ensemble in one model: pruned members that run in a single forward pass and answer with the mean of their softmaxes, "
-        "so that it tells how sure it is."
+        "An ensemble in one model: its members run in a single forward pass. It predicts the mean of "
+        "their softmax probabilities, and their disagreement measures its uncertainty."
     ),
 }
 
 
-_UNFAIR = "Some of these models store a temperature, others do not: their NLL, Brier score and ECE are no fair comparison."
+_UNFAIR = "Some of these models store a temperature and others do not, so their NLL, Brier score and ECE are not comparable."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +186,11 @@ def _description(facts: Facts) -> str:
     }
     if header.plan is not None:
         layers = sum(tower.layers for tower in architecture.towers.values())
-        rows["runs once"] = f"the first {header.plan.trunk} of {counted(layers, 'block')}"
+        rows["computed once"] = f"the first {header.plan.trunk} of {counted(layers, 'block')}"
         fates = list(header.plan.fates.values())
         rows["tensors"] = ", ".join(f"{fates.count(fate)} {fate.value}" for fate in sorted(set(fates)))
     if header.temperature != 1:
-        rows["temperature"] = f"{header.temperature:g}, which divides all logits"
+        rows["temperature"] = f"{header.temperature:g} (divides all logits)"
     if header.threshold is not None:
         rows["threshold"] = code(header.threshold.summary)
     if facts.base_model is not None:
@@ -198,7 +198,7 @@ def _description(facts: Facts) -> str:
     if header.base is not None:
         rows["base weights"] = code(header.base)
     table = "\n".join(f"| {name} | {text} |" for name, text in rows.items() if text)
-    picture = f"\n\n![Heads that are kept, layer by layer]({PICTURE})" if facts.pictured else ""
+    picture = f"\n\n![Kept heads by layer]({PICTURE})" if facts.pictured else ""
     return f"# {facts.name}\n\n{_KIND_DESCRIPTIONS[header.kind]}\n\n| | |\n|---|---|\n{table}{picture}"
 
 
@@ -206,7 +206,7 @@ def _classes(header: Header) -> str:
     names = header.labels[:SHOWN_LABELS]
     ellipsis = ", ..." if len(header.labels) > SHOWN_LABELS else ""
     class_names = f": {', '.join(map(code, names))}{ellipsis}" if names else ""
-    return f"{header.num_classes}{class_names}" if header.num_classes else "named by texts"
+    return f"{header.num_classes}{class_names}" if header.num_classes else "given as texts"
 
 
 def _heads(header: Header) -> Iterator[str]:
@@ -242,7 +242,10 @@ def _results(facts: Facts) -> str:
     lines += [
         "",
         *(() if fair else (f"{_UNFAIR}\n",)),
-        f"The first column is this model{on}. In brackets are 95 % intervals; [`{REPORT}`]({REPORT}) defines every number.",
+        (
+            f"The first column is this model{on}. Brackets contain 95 % intervals. "
+            f"[`{REPORT}`]({REPORT}) defines all metrics."
+        ),
     ]
     return "\n".join(lines)
 
@@ -281,7 +284,7 @@ def _loading(facts: Facts) -> str:
     texts = facts.task == _TEXTS
     items = '["a text", "another one"]' if texts else '["photo.jpg"]'
     lines = [
-        "## How to load it",
+        "## Usage",
         "",
         "```sh",
         INSTALL,
@@ -321,25 +324,26 @@ def _limits(facts: Facts) -> str:
     lines = ["## Limits", ""]
     if header.kind == Kind.HYDRA:
         lines.append(
-            "- Members have a common origin: they agree, right or wrong, more often than models that were trained apart."
+            "- The members have a common origin, so they agree, correctly or not, more often than "
+            "independently trained models."
         )
         if header.plan and "merged" in header.plan.fates.values():
-            lines.append("- Averaged tensors make it differ from its members run one by one.")
+            lines.append("- Because of averaged tensors, its members differ from the models that were fused.")
     if header.kind != Kind.BASE:
-        lines.append(
-            "- Removed heads are gone: what they served may not have been in the data that they were chosen on."
-        )
+        lines.append("- Removed heads may matter for data unlike those that they were selected on.")
     lines += [
-        "- Probabilities are as good as on data like those that were measured"
-        + ("." if facts.row else ", and none are reported here."),
-        f"- It knows {counted(len(labels_of(header)), 'class', 'classes')} and answers with one of them whatever it is shown."
+        "- The quality of probabilities is known only for data like those of the evaluation"
+        + ("." if facts.row else ", and this card reports no evaluation."),
+        (
+            f"- It has {counted(len(labels_of(header)), 'class', 'classes')} and predicts one of them for every input."
+        )
         if header.num_classes
-        else "- It answers about the classes that it is told.",
+        else "- It predicts one of the given classes for every input.",
         "",
         "## Licence",
         "",
-        f"{code(facts.license)}, as the base model's licence asks for."
+        f"{code(facts.license)}, the licence of the base model."
         if facts.license
-        else "Nobody has said. The licence of the base model holds for what was made from it.",
+        else "Not stated. The licence of the base model also applies to models that are made from it.",
     ]
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import Header, Step, steps_to
 
 NUMBERED = ("finetune", "prune")
-"""Commands that put a number for `{i}` in the names of what they write."""
+"""Commands that replace `{i}` in output names by a number."""
 
 
 def making(header: Header, reference: str) -> str:
@@ -34,7 +34,7 @@ def making(header: Header, reference: str) -> str:
             + (f": {settings_text}" if settings_text else "")
         )
     versions = ", ".join(f"{name} {version}" for name, version in steps[-1].versions.items())
-    lines += ["", f"Versions: {versions}. `hydractl inspect {reference}` shows digests of all inputs."]
+    lines += ["", f"Versions: {versions}. `hydractl inspect {reference}` shows the digests of all inputs."]
     return "\n".join(lines)
 
 
@@ -59,8 +59,11 @@ def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
     for source in (source for step in steps for source in step.inputs):
         digests.setdefault(source.name, set()).add(source.sha256)
     if ambiguous := [code(name) for name, sources_of_name in digests.items() if len(sources_of_name) > 1]:
-        yield f"Several files are called {', '.join(ambiguous)}: give each a name of its own first, in the order of the steps below."
-    yield from ("Paths are left out: files are named as they were. All settings, with defaults:", "")
+        yield (
+            f"Several files have the name {', '.join(ambiguous)}: give each a different name first, in "
+            "the order of the steps below."
+        )
+    yield from ("File names without their folders. All settings, including defaults:", "")
 
 
 def _output(header: Header, group: Sequence[Step], steps: Sequence[Step]) -> str | None:

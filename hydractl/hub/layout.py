@@ -22,7 +22,7 @@ from hydractl.model_source import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WE
 from hydractl.strict_json import canonical, parse, plain
 
 TYPE = "hydractl"
-"""Our `model_type` of transformers, and architecture of timm."""
+"""`model_type` for transformers and architecture name for timm."""
 CONFIG, IMAGES, TOKENIZER, TOKENIZER_CONFIG = (
     "config.json",
     "preprocessor_config.json",
@@ -48,7 +48,7 @@ OURS = (
     "model-*-of-*.safetensors",
     *OPEN_CLIP_WEIGHTS,
 )
-"""What makes up a model in a folder: another model may only take its place as a whole."""
+"""Files of a model in a folder; another model replaces all of them together."""
 
 
 def files_of(header: Header) -> dict[str, bytes]:

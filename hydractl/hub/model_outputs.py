@@ -29,8 +29,8 @@ def check_replaces(path: Path, claim: OutputLock) -> None:
         file for file in of_model(path) if not (claim.may_replace(path) or claim.may_replace(file))
     ]:
         raise OutputExists(
-            f"{path}: holds a model already (`{remaining[0].name}`)",
-            hint="add `--force` to put this one in its place, or choose another name with `-o`",
+            f"{path}: already contains a model (`{remaining[0].name}`)",
+            hint="add `--force` to replace it, or choose another name with `-o`",
         )
 
 

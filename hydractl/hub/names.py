@@ -18,11 +18,13 @@ _IDENTIFIERS = (
     "ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib"
 )
 LICENSES = frozenset(_IDENTIFIERS.split())
-"""The Hub's identifiers of licences (https://huggingface.co/docs/hub/repositories-licenses); its client has no list of them."""
+"""Licence identifiers of the Hub (https://huggingface.co/docs/hub/repositories-licenses); its client has no
+list of them.
+"""
 _BRANCH = re.compile(
     r"(?!-|/|.*(?:\.\.|//|/\.|@\{|\.lock(?:/|$)))(?!\.)[^\x00-\x20\x7f~^:?*\[\\]+(?<![./])", re.DOTALL
 )
-"""As `git check-ref-format` has it; no option."""
+"""As in `git check-ref-format`; must not look like an option."""
 
 
 def check_repository(name: str, *, option: str = "") -> None:
@@ -41,8 +43,8 @@ def check_repository(name: str, *, option: str = "") -> None:
         reason = f": {reason_of(error)}"
     if reason:
         raise UsageError(
-            f"`{option}{name}`: is no repository of the Hub{reason}",
-            hint="it is called by its owner and its name, for example `my-team/my-hydra`; a branch is `--revision BRANCH`",
+            f"`{option}{name}`: is not a Hub repository{reason}",
+            hint="give owner and name, for example `my-team/my-hydra`; give a branch with `--revision BRANCH`",
         )
 
 
@@ -55,8 +57,11 @@ def check_license(identifier: str) -> None:
     if identifier not in LICENSES:
         near = did_you_mean(identifier, LICENSES)
         raise UsageError(
-            f"`--license {identifier}`: is not how the Hub calls a licence",
-            hint=f"{f'{near} ' if near else ''}For example `apache-2.0`, `mit`, `cc-by-4.0`; `other` where it has no name for it",
+            f"`--license {identifier}`: is not a licence identifier of the Hub",
+            hint=(
+                f"{f'{near} ' if near else ''}For example `apache-2.0`, `mit`, `cc-by-4.0`; use "
+                "`other` for a licence without an identifier"
+            ),
         )
 
 
@@ -67,4 +72,6 @@ def check_branch(name: str) -> None:
         UsageError: If it is none.
     """
     if not _BRANCH.fullmatch(name):
-        raise UsageError(f"`--revision {name}`: is no name of a branch", hint="for example `v1` or `tuned/2`")
+        raise UsageError(
+            f"`--revision {name}`: is not a valid name of a branch", hint="for example `v1` or `tuned/2`"
+        )

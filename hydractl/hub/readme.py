@@ -13,14 +13,16 @@ from typing import Any
 
 from hydractl.errors import HubError, harmless, shortened
 
-BEGIN = "<!-- hydractl:begin: every push makes anew what stands from here to hydractl:end; all else stays -->"
+BEGIN = (
+    "<!-- hydractl:begin: every push replaces the text from here to hydractl:end and keeps all other text -->"
+)
 END = "<!-- hydractl:end -->"
 TAGS = ("hydractl", "base", "member", "hydra", "ensemble", "uncertainty")
-"""Those that hydractl gives, each where it fits."""
+"""Tags that hydractl may add."""
 OURS = ("library_name", "metrics", "model-index", "model_name", "pipeline_tag")
-"""Keys that tell what this very model is: none of a former one stays."""
+"""Metadata keys that describe this model; values of an earlier push are dropped."""
 _LONGEST = 300
-"""Characters of somebody else's text that are shown."""
+"""Maximum number of characters of foreign text in a message."""
 _FRONT = re.compile(r"\A\s*---[ \t]*\r?\n(?:(.*?)\r?\n)??---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _MARK = re.compile(r"^<!-- hydractl:(begin|end)\b[^\n]*$", re.MULTILINE)
 
@@ -60,7 +62,7 @@ class Readme:
             return cls(front=front, metadata=_parsed(front), before=body)
         if [mark[1] for mark in marks] != ["begin", "end"]:
             raise _unreadable(
-                "has not both of the comments `hydractl:begin` and `hydractl:end`, once and in order"
+                "does not have each of the comments `hydractl:begin` and `hydractl:end` once and in this order"
             )
         begin, end = marks
         return cls(
@@ -119,21 +121,19 @@ def _parsed(front: str) -> dict[str, Any]:
 
     try:
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(front)):
-            raise _unreadable(
-                "has metadata with aliases (`*name`), which may stand for more than memory holds"
-            )
+            raise _unreadable("has metadata with YAML aliases (`*name`), which are not supported")
         metadata = yaml.safe_load(front)
     except (yaml.YAMLError, ValueError) as error:
-        raise _unreadable(f"has metadata that are not YAML: {str(error).splitlines()[0]}") from error
+        raise _unreadable(f"has metadata that are not valid YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(metadata, dict | None):
-        raise _unreadable("has metadata that are no table")
+        raise _unreadable("has metadata that are not a mapping")
     return metadata or {}
 
 
 def _unreadable(why: str) -> HubError:
     return HubError(
-        f"the README.md that is there {why}",
-        hint="nothing was pushed; correct it on the Hub and push again, or push to another repository",
+        f"the README.md of the repository {why}",
+        hint="nothing was pushed; correct the file on the Hub and push again, or push to another repository",
     )
 
 

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Content: TypeAlias = "Path | bytes | Callable[[bytes | None], bytes]"
-"""Of a file: there already, in memory, or made of what the repository has under its name, if anything."""
+"""Content of a file: a path, bytes, or a function of the present content in the repository (None if there is none)."""
 TRIES = 8
 MAIN = "main"
 TOO_MANY = 429
 _PASSING = frozenset({408, 425, TOO_MANY, 500, 502, 503, 504})
-"""What may be otherwise in a moment."""
+"""Failures that are worth a retry."""
 _MEANWHILE = frozenset({409, 412})
 _STATUS = re.compile(r"HTTP status \w+ error \((\d{3})\b")
-"""How the client of the Hub's Xet storage words an answer, for which it has one kind of error."""
-_PUSH_AGAIN = "the same command pushes what is missing, and nothing twice"
-_LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+"""Message of the client of the Hub's Xet storage, which has one exception class for all responses."""
+_PUSH_AGAIN = "the same command pushes only the missing files"
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def require_token() -> None:
     from huggingface_hub import get_token  # noqa: PLC0415 - the Hub's client loads when it is asked
 
     if get_token() is None:
-        raise HubError("there is no token of the Hub", hint=_LOGIN)
+        raise HubError("there is no Hub token", hint=_LOGIN)
 
 
 def push(
@@ -131,8 +131,8 @@ def _prepare(api: HfApi, target: Target, patience: _Patience) -> None:
     patience.lasts(lambda: api.create_repo(target.name, private=target.private or None, exist_ok=True))
     if target.private and not patience.lasts(lambda: api.repo_info(target.name)).private:
         raise HubError(
-            f"{target.name}: is public already, and `--private` makes no repository private",
-            hint="make it private on its page of settings, or leave `--private` out",
+            f"{target.name}: is already public, and `--private` cannot change that",
+            hint="make it private on its settings page, or leave out `--private`",
         )
     if target.revision != MAIN:
         patience.lasts(lambda: _make_branch(api, target))
@@ -206,7 +206,7 @@ def _read(api: HfApi, name: str, revision: str, entry: RepoFile | None) -> bytes
     if entry.size > MAX_BYTES:
         raise HubError(
             f"{name}: its {entry.path} has {entry.size} bytes",
-            hint="put a smaller one there, or push to another repository",
+            hint="replace it by a smaller file, or push to another repository",
         )
     with TemporaryDirectory() as folder:
         path = api.hf_hub_download(name, entry.path, revision=revision, local_dir=folder)
@@ -285,7 +285,7 @@ class _Patience:
                 lost = not retries_lost_answers and not isinstance(error, HfHubHTTPError)
                 if lost or not failure.passing or attempt == TRIES - 1:
                     hint = (
-                        "look whether the pull request is there before you push again"
+                        "check whether the pull request exists before you push again"
                         if lost
                         else failure.hint
                     )
@@ -293,7 +293,7 @@ class _Patience:
             wait = max(failure.wait_s, min(2.0**attempt, 30.0))
             self.progress.step(f"{failure.reason}; trying again in {wait:.0f} s")
             time.sleep(wait)
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
 
 class _Failure(NamedTuple):
@@ -310,7 +310,7 @@ def _failure(error: Exception, target: Target) -> _Failure:
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return _Failure("the Hub is switched off", "unset HF_HUB_OFFLINE")
+        return _Failure("HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")
     if isinstance(error, errors.HfHubHTTPError):
         wait = _retry_after(error.response.headers.get("Retry-After"))
         return _answered(error.response.status_code, target, _reason(error), wait)
@@ -320,7 +320,7 @@ def _failure(error: Exception, target: Target) -> _Failure:
     if passing and not isinstance(error, RecursionError):
         return _Failure(f"the connection to the Hub failed: {_reason(error)}", _PUSH_AGAIN, passing=True)
     return _Failure(
-        f"the answer of the Hub cannot be used: {_reason(error)}",
+        f"the response of the Hub is not valid: {_reason(error)}",
         NO_ANSWER,
     )
 
@@ -329,25 +329,25 @@ def _answered(status: int, target: Target, response_text: str, wait: float = 0.0
     """Return what an answer of the Hub means that is no success; `wait` are the seconds that it asks for."""
     owner = target.name.partition("/")[0]
     if status in _PASSING:
-        reason = "too many requests" if status == TOO_MANY else "the Hub is failing"
+        reason = "too many requests" if status == TOO_MANY else "the Hub has a server error"
         first = f"wait {wait:.0f} s; " if wait else ""
         return _Failure(f"{reason} ({status})", first + _PUSH_AGAIN, passing=True, wait_s=wait)
     if status in _MEANWHILE:
         return _Failure(
-            f"somebody else has changed `{target.revision}` meanwhile ({status}); nothing was pushed",
-            "look at what they did, then push again",
+            f"`{target.revision}` has changed during the push ({status}); nothing was pushed",
+            "check the new commits, then push again",
         )
     return {
-        401: _Failure("the Hub does not take the token (401)", _LOGIN),
+        401: _Failure("the Hub rejects the token (401)", _LOGIN),
         403: _Failure(
-            "the token may not write there (403)",
-            f"check the spelling, and that the token may write to `{owner}`",
+            "the token has no write access to the repository (403)",
+            f"check the spelling, and that the token has write access to `{owner}`",
         ),
         404: _Failure(
-            "the Hub has no such repository, branch or account, or you may not see it (404)",
+            "the Hub has no such repository, branch or account, or you have no access to it (404)",
             f"check the spelling; {_LOGIN}",
         ),
-    }.get(status, _Failure(f"the Hub refuses ({status}): {response_text}", "nothing was pushed"))
+    }.get(status, _Failure(f"the Hub rejects the push ({status}): {response_text}", "nothing was pushed"))
 
 
 def _retry_after(text: str | None) -> float:

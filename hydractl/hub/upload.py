@@ -92,8 +92,8 @@ class Publication:
             return report, row
         names = ", ".join(row.name for row in report.rows)
         raise InputError(
-            f"{self.report}: measures {names}, none of which is {where} as it is now",
-            hint=f"`hydractl eval {shlex.quote(where)} --data DATA -o report.json` measures it",
+            f"{self.report}: is a report of {names}, none of which is the present {where}",
+            hint=f"`hydractl eval {shlex.quote(where)} --data DATA -o report.json` writes a report of it",
         )
 
 

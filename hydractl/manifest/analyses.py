@@ -14,7 +14,7 @@ from hydractl.manifest.head_mask import HeadName
 
 Member = Annotated[int, Field(ge=0)]
 MOST_DRAWN = 400
-"""Points of a data set in a plane."""
+"""Points of a data set in a plane, shape (N, 2)."""
 
 
 class CentroidDistances(StrictModel):

@@ -7,9 +7,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from hydractl.manifest.document import StrictModel
-from hydractl.manifest.guarantee import MOST_EXAMPLES
+from hydractl.manifest.limits import MOST_CLASSES, MOST_CONFUSIONS, MOST_EXAMPLES
 
-MOST_CLASSES, MOST_CONFUSIONS = 100, 20
 MOST_LETTERS = 400
 """Of an example's text, which loses its middle where it is longer."""
 MOST_PICTURE = 20_000

@@ -18,7 +18,7 @@ from hydractl.strict_json import NotJSONError, canonical, parse, read_text
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:@=+-]{0,95}$")]
-"""A name that is a program's: of a command, an option, a result, a package. A card shows it as it is."""
+"""An identifier of a command, option, result or package. A card shows it unchanged."""
 Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!-]{0,63}$")]
 OptionValue = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
 
@@ -27,12 +27,12 @@ ConfigDigest = Annotated[
     Digest | None,
     Field(validation_alias=AliasChoices("config_digest", "asked"), exclude_if=lambda value: value is None),
 ]
-"""Of everything in a configuration that shapes an output; files of before call it `asked`."""
+"""Digest of all settings that determine an output. Files of earlier versions call it `asked`."""
 Argv = Annotated[
     tuple[str, ...] | None,
     Field(validation_alias=AliasChoices("argv", "typed"), exclude_if=lambda value: value is None),
 ]
-"""The words of a command without the names of outputs and folders; files of before call them `typed`."""
+"""The command line without output names and folders. Files of earlier versions call it `typed`."""
 
 
 class StrictModel(BaseModel):
@@ -114,6 +114,6 @@ def first_problem(error: ValidationError) -> str:
         "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
         or "document"
     )
-    words = {"missing": "is missing", "extra_forbidden": "is not a key of this document"}
+    words = {"missing": "is missing", "extra_forbidden": "is not a known key"}
     message = words.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     return f"{where}{' ' if problem['type'] in words else ': '}{message}"

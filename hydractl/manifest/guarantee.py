@@ -1,11 +1,8 @@
-"""What commands and reports agree on that loads no pydantic: what a threshold may promise, and how many examples are kept."""
+"""What a threshold promises about accepted inputs. Importing this module loads no pydantic."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-
-MOST_EXAMPLES = 100
-"""Inputs of each kind that a report keeps of a model."""
 
 
 class Guarantee(StrEnum):

@@ -21,9 +21,9 @@ from hydractl.manifest.document import (
 
 Heads = tuple[Annotated[int, Field(ge=0)], ...]
 MOST_HEADS = 2**16
-"""Of one tower, all layers together; the largest published transformers have some ten thousand."""
+"""Maximum number of heads of a tower; the largest published transformers have some ten thousand."""
 WIDEST = 2**20
-"""No number of a model's shape is as large."""
+"""Upper bound of every number in a model's shape."""
 
 
 def _check_size(layers: int, num_heads: int) -> None:
@@ -107,7 +107,7 @@ class TowerKeep(StrictModel):
 Mask: TypeAlias = Mapping[str, TowerKeep]
 Shape: TypeAlias = Mapping[str, TowerShape | TowerHeads | TowerKeep]
 Tables: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
-"""For each tower L x H scores."""
+"""Scores of each tower, shape (L, H)."""
 
 
 class HeadName(StrictModel):
@@ -137,7 +137,7 @@ class TowerScores(StrictModel):
     @model_validator(mode="after")
     def _rectangular(self) -> Self:
         if not self.scores or len({len(row) for row in self.scores}) != 1 or not self.scores[0]:
-            raise ValueError("scores must be a layers by heads table")
+            raise ValueError("scores must be a rectangular table of layers by heads")
         return self
 
 
@@ -193,7 +193,7 @@ class HeadScores(Document):
                     f"{where} names head ({tower}, {layer}, {head}), which the scores do not have"
                 )
             if named.id in visited:
-                raise ValueError(f"{where} names head {tuple(named.id)} a second time")
+                raise ValueError(f"{where} names head {tuple(named.id)} twice")
             visited.add(named.id)
 
 

@@ -81,7 +81,8 @@ def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> No
             )
         if mask[name].num_heads != tower.num_heads:
             raise ValueError(
-                f"{where}.{name}.num_heads: is {mask[name].num_heads}, but {architecture.name} has {tower.num_heads} heads a layer"
+                f"{where}.{name}.num_heads: is {mask[name].num_heads}, but {architecture.name} has "
+                f"{tower.num_heads} heads per layer"
             )
 
 
@@ -115,7 +116,7 @@ class Preprocess(StrictModel):
     @model_validator(mode="after")
     def _one_a_channel(self) -> Self:
         if len(self.mean) != self.input_size[0] or len(self.std) != self.input_size[0]:
-            raise ValueError(f"mean and std must be {self.input_size[0]} numbers each, one a channel")
+            raise ValueError(f"mean and std must have {self.input_size[0]} numbers each, one per channel")
         return self
 
 
@@ -170,7 +171,7 @@ class Prompting(StrictModel):
     def _hold_a_label(self) -> Self:
         for template in self.templates:
             if "{label}" not in template:
-                raise ValueError(f"templates: `{template}` does not hold {{label}}")
+                raise ValueError(f"templates: `{template}` does not contain {{label}}")
         return self
 
 
@@ -233,7 +234,7 @@ class FusePlan(StrictModel):
 
 
 OpenShare = Annotated[float, Field(gt=0, lt=1)]
-"""A share that is neither nothing nor all."""
+"""A fraction strictly between 0 and 1."""
 
 
 class Threshold(StrictModel):
@@ -275,7 +276,7 @@ class Threshold(StrictModel):
         promise = self.guarantee.promise(self.risk, self.delta)
         samples = counted(self.count, "sample")
         if self.below is None:
-            return f"no threshold on {self.score} is known from {samples} to keep this: {promise}"
+            return f"no threshold on {self.score} satisfies this guarantee with {samples}: {promise}"
         return (
             f"accepts inputs whose {self.score} is below {self.below:.6g} ({100 * self.coverage:.1f} % of {samples}, {self.errors} "
             f"wrong): {promise}"
@@ -284,11 +285,11 @@ class Threshold(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.errors <= self.accepted <= self.count:
-            raise ValueError("errors, accepted, count: each is at most the next")
+            raise ValueError("must satisfy errors <= accepted <= count")
         if (self.below is None) != (self.accepted == 0):
-            raise ValueError("below: there is one if samples are accepted, and only then")
+            raise ValueError("below: required if and only if samples are accepted")
         if (self.delta is None) != (self.guarantee is Guarantee.ACCEPTED_AND_WRONG):
-            raise ValueError(f"delta: `{Guarantee.ERRORS_AMONG_ACCEPTED}` has one, and only that")
+            raise ValueError(f"delta: required by `{Guarantee.ERRORS_AMONG_ACCEPTED}`, else excluded")
         return self
 
 
@@ -310,7 +311,7 @@ class FittedScores(StrictModel):
     @model_validator(mode="after")
     def _check_names_once(self) -> Self:
         if len({*self.scores}) < len(self.scores):
-            raise ValueError("scores: names one twice")
+            raise ValueError("scores: repeats a score")
         return self
 
 
@@ -356,15 +357,15 @@ class Header(Document):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.kind == Kind.HYDRA) != (self.plan is not None):
-            raise ValueError("plan: a hydra has one, and only a hydra")
+            raise ValueError("plan: required for a hydra and excluded otherwise")
         if self.kind != Kind.HYDRA and len(self.masks) != 1:
-            raise ValueError(f"masks: a {self.kind} has one mask, found {len(self.masks)}")
+            raise ValueError(f"masks: a {self.kind} must have one mask, found {len(self.masks)}")
         for i, mask in enumerate(self.masks):
             check_mask_fits(mask, self.architecture, where=f"masks[{i}]")
         if (self.prompting is None) != (self.architecture.num_classes > 0):
-            raise ValueError("prompting: a model without classes of its own has one, and only such a model")
+            raise ValueError("prompting: required for a zero-shot model and excluded otherwise")
         if self.prompting and bool(self.prompting.templates) != bool(self.labels):
-            raise ValueError("prompting.templates: there are some if there are labels, and only then")
+            raise ValueError("prompting.templates: required if there are labels and excluded otherwise")
         if self.labels and len(self.labels) != self.num_classes:
             raise ValueError(f"labels: {len(self.labels)} names for {self.architecture.num_classes} classes")
         return self

@@ -25,7 +25,7 @@ from hydractl.manifest.header import Step, Threshold
 from hydractl.manifest.shift_groups import ID_NAME, scopes
 
 USUAL = "msp"
-"""The OOD score that a report has used if it says nothing."""
+"""OOD score of a report that does not name one."""
 
 
 class Value(StrictModel):
@@ -99,14 +99,14 @@ class Shift(StrictModel):
     def _placed(self) -> Self:
         for scope, intervals in self.intervals.items():
             if not intervals.keys() <= self.at(scope).keys():
-                raise ValueError(f"intervals: `{scope}` has {sorted(intervals)}, which it has no numbers of")
+                raise ValueError(f"intervals: `{scope}` has {sorted(intervals)}, but no values of these")
         return self
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 MOST_POINTS = 101
-"""Of one line."""
+"""Text of one line."""
 
 
 class Bins(StrictModel):
@@ -119,7 +119,7 @@ class Bins(StrictModel):
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
         if len({len(self.count), len(self.confidence), len(self.accuracy)}) > 1:
-            raise ValueError("count, confidence, accuracy: one number a bin each")
+            raise ValueError("count, confidence, accuracy: must have one number per bin")
         return self
 
 
@@ -132,7 +132,7 @@ class Line(StrictModel):
     @model_validator(mode="after")
     def _check_points(self) -> Self:
         if len(self.x) != len(self.y) or list(self.x) != sorted(self.x):
-            raise ValueError("x, y: as many of each, x in order")
+            raise ValueError("x, y: must have the same length, with x sorted")
         return self
 
 
@@ -224,9 +224,9 @@ class Row(StrictModel):
     @model_validator(mode="after")
     def _drawn_whole(self) -> Self:
         if self.curves is not None and not self.curves.is_of(self.ood):
-            raise ValueError(f"curves: must be of the ID set and of {sorted(self.ood)}")
+            raise ValueError(f"curves: must be for the ID set and {sorted(self.ood)}")
         if self.origins and len(self.origins) != len(self.models):
-            raise ValueError("origins: there is one a model, or none")
+            raise ValueError("origins: must be empty or have one per model")
         return self
 
 
@@ -288,21 +288,21 @@ class Report(Document):
         sets = (*self.near, *self.far)
         every = (*sets, *self.ood_val)
         if len(set(every)) != len(every) or not {*every} <= self.data.keys():
-            raise ValueError("near, far, ood_val: must name data sets of `data`, each once")
+            raise ValueError("near, far, ood_val: must be names in `data`, each once")
         if len({row.name for row in self.rows}) != len(self.rows):
-            raise ValueError("rows: two rows have one name")
+            raise ValueError("rows: two rows have the same name")
         for i, row in enumerate(self.rows):
             if row.ood.keys() != {*sets}:
                 raise ValueError(
-                    f"rows[{i}].ood: has {sorted(row.ood)}, but near and far name {sorted(sets)}"
+                    f"rows[{i}].ood: has {sorted(row.ood)}, but near and far have {sorted(sets)}"
                 )
             if not row.means.keys() <= {"near", "far", "all"}:
                 raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
             if row.difference is not None and row.difference.ood.keys() != {*sets}:
-                raise ValueError(f"rows[{i}].difference.ood: must name the data sets that near and far name")
+                raise ValueError(f"rows[{i}].difference.ood: must have the data sets of near and far")
             shift_groups = scopes(row.shift.cells) if row.shift else {}
             if row.difference is not None and not row.difference.shift.keys() <= shift_groups.keys():
-                raise ValueError(f"rows[{i}].difference.shift: must name what `shift` has numbers of")
+                raise ValueError(f"rows[{i}].difference.shift: must have the keys of `shift`")
         return self
 
     @model_validator(mode="after")

@@ -19,14 +19,14 @@ from hydractl.strict_json import NotJSONError, compact, parse
 
 SENTENCEPIECE = "`pip install 'hydractl[sentencepiece]'`"
 CLASSES = ("BertweetTokenizer", "EsmTokenizer", "PhobertTokenizer", "SiglipTokenizer")
-"""Their files are plain texts and SentencePiece models: they run no code."""
+"""Tokenizer classes whose files are plain texts and SentencePiece models, which run no code."""
 SETTINGS = "tokenizer_config.json"
 REFUSED = {
-    "sp_model_kwargs": "names other files, or draws tokens at random",
-    "split_special_tokens": "splits special tokens that stand in texts",
+    "sp_model_kwargs": "refers to other files, or samples tokens at random",
+    "split_special_tokens": "splits special tokens in texts",
 }
 MOST_GROWTH = 10_000.0
-"""How many characters the replacements of a normaliser may make of one, if all of them met it; the largest known is 288."""
+"""Maximum number of characters that the replacements of a normalizer may produce from one; the largest known is 288."""
 _START = '{"tokenizer_class":'
 
 
@@ -48,7 +48,7 @@ def to_text(tokenizer: Any, folder: Path) -> str:  # noqa: ANN401 - as above
     name = type(tokenizer).__name__
     if name not in CLASSES:
         raise UnsupportedModelError(
-            f"{folder}: its tokenizer is a {name}, which transformers has in Python only and a checkpoint cannot hold",
+            f"{folder}: its tokenizer is a {name}, which exists only in Python and cannot be stored in a checkpoint",
             hint=f"convert it to a `tokenizer.json`, or use one of {', '.join(CLASSES)}",
         )
     check_packages(tokenizer, str(folder))
@@ -85,7 +85,7 @@ def check_settings(settings: Mapping[str, object], where: str) -> None:
     for name, effect in REFUSED.items():
         if settings.get(name):
             raise UnsupportedModelError(
-                f"{where}: its tokenizer's `{name}` is set, which is not supported: it {effect}",
+                f"{where}: its tokenizer's `{name}` is set, but not supported: it {effect}",
                 hint=f"set it to false in {SETTINGS}, if the model was trained without it",
             )
 
@@ -98,7 +98,7 @@ def check_packages(tokenizer: Any, where: str) -> None:  # noqa: ANN401 - as abo
     """
     if getattr(tokenizer, "normalization", False) and tokenizer.demojizer is None:
         raise UnsupportedModelError(
-            f"{where}: its tokenizer normalises emoji with a package that is not installed",
+            f"{where}: its tokenizer normalizes emoji with a package that is not installed",
             hint="`pip install emoji`",
         )
 
@@ -114,11 +114,11 @@ def check_document(document: Any, where: str) -> None:  # noqa: ANN401 - JSON ma
     tables = sum(part.get("type") == "Precompiled" for part in parts)
     copies = any(part.get("type") == "TemplateProcessing" and _repeats(part) for part in parts)
     if growth > MOST_GROWTH or tables > 1 or copies:
-        raise CheckpointError(f"{where}: its tokenizer makes far more of a text than there is")
+        raise CheckpointError(f"{where}: its tokenizer expands texts too much")
     if any(part.get("dropout") for part in parts):
         raise CheckpointError(
-            f"{where}: its tokenizer draws tokens at random (`dropout`)",
-            hint="set `dropout` to null in tokenizer.json: it is for training",
+            f"{where}: its tokenizer samples tokens at random (`dropout`)",
+            hint="set `dropout` to null in tokenizer.json; it is only for training",
         )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hydractl.manifest.answers import MOST_CLASSES, MOST_CONFUSIONS, ByClass, ClassHits, Confusion
+from hydractl.manifest.answers import ByClass, ClassHits, Confusion
+from hydractl.manifest.limits import MOST_CLASSES, MOST_CONFUSIONS
 
 
 def by_class(

@@ -1,4 +1,4 @@
-"""What every metric asks of its tensors before it counts anything. Importing this module loads no torch."""
+"""Validation of the tensors of metrics. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ROW_SUM_TOLERANCE = 1e-2
 
 
 def check_probs(probs: Tensor, *, dims: int = 2) -> None:
-    """Refuse what is not a non-empty stack of probability vectors.
+    """Check that a tensor is a non-empty stack of probability vectors.
 
     Args:
-        probs: Last axis C are the classes; every other axis holds samples or members.
-        dims: How many axes there must be.
+        probs: Classes C on the last axis; samples or members on all others.
+        dims: Required number of axes.
 
     Raises:
         ValueError: If the shape is wrong or empty, a value is not finite or negative, or a row does not sum
@@ -27,14 +27,14 @@ def check_probs(probs: Tensor, *, dims: int = 2) -> None:
     if not bool(probs.isfinite().all()):
         raise ValueError("probabilities must be finite")
     if bool((probs < 0).any()):
-        raise ValueError("probabilities must not be negative; are these logits?")
+        raise ValueError("probabilities must not be negative; pass probabilities, not logits")
     worst = float((probs.double().sum(-1) - 1).abs().max())
     if worst > ROW_SUM_TOLERANCE:
         raise ValueError(f"probabilities must sum to 1 over classes, but a row is off by {worst:.3g}")
 
 
 def check_labels(labels: Tensor, *, samples: int, classes: int) -> None:
-    """Refuse labels that are not one class index a sample.
+    """Check that labels have one class index per sample.
 
     Args:
         labels: Shape (B,), integer, in 0..C-1.
@@ -50,4 +50,4 @@ def check_labels(labels: Tensor, *, samples: int, classes: int) -> None:
         raise ValueError(f"labels must be integers, got {labels.dtype}")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
-        raise ValueError(f"labels must lie in 0..{classes - 1}, got {low}..{high}")
+        raise ValueError(f"labels must be in 0..{classes - 1}, got {low}..{high}")

@@ -1,6 +1,6 @@
-"""How good and how well calibrated are the predicted probabilities of labelled data?
+"""Accuracy and calibration of predicted probabilities on labelled data.
 
-All follow from what `per_sample.answers` says of each sample. Importing this module loads no torch.
+All metrics are computed from `per_sample.answers`. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ def ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:
 
     The bin-weighted l1 gap between the mean confidence and the accuracy of the most probable class (Guo et al.
     2017, eq. 3). Bins are those of torchmetrics' MulticlassCalibrationError: [lo, hi), edges and confidences
-    in float32, and a confidence of exactly 1 in a bin of its own; an empty bin weighs nothing. Sums are in float64.
+    in float32, and a confidence of exactly 1 in a bin of its own; an empty bin has weight 0. Sums are in float64.
 
     Args:
-        confidence: Of the predicted class, shape (..., N), in [0, 1].
-        hits: Whether it is the label, shape (..., N), boolean or 0 and 1.
-        bins: How many bins divide [0, 1), at least 1.
+        confidence: Probability of the predicted class, shape (..., N), in [0, 1].
+        hits: Whether the predicted class is the label, shape (..., N), boolean or 0 and 1.
+        bins: Number of bins of [0, 1), at least 1.
 
     Returns:
         Shape (...), float64.
 
     Raises:
-        ValueError: If the shapes differ, there is no sample or no bin, or a confidence is out of its range.
+        ValueError: If shapes differ, there are no samples or bins, or a confidence is out of range.
     """
     _check(confidence, hits, bins)
     gap = confidence.double().new_zeros(*confidence.shape[:-1], bins + 1)
@@ -46,7 +46,7 @@ def ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:
 
 
 def of_equal_width(confidence: Tensor, *, bins: int = BINS) -> Tensor:
-    """Return the bins (..., N), int64, that `ece` puts samples in; 1 has the last, of number `bins`."""
+    """Return the bin of each sample in `ece`, (..., N), int64; a confidence of 1 is in an extra bin with index `bins`."""
     import torch  # noqa: PLC0415 - the table of metrics loads without it
 
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=confidence.device)
@@ -57,9 +57,9 @@ def adaptive_ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tenso
     """Return the expected calibration error with bins of equal count, in [0, 1]; arguments as in `ece`.
 
     Samples are sorted by confidence and split as `torch.tensor_split` does, the first bins holding one more when the count
-    does not divide (Nguyen and O'Connor 2015, section 3; torch-uncertainty's AdaptiveCalibrationError). With fewer samples
-    than bins the rest are empty and weigh nothing. Equal confidences keep the order of the samples, so the value can depend
-    on that order when such a run crosses a bin's edge.
+    does not divide (Nguyen and O'Connor 2015, section 3; torch-uncertainty's AdaptiveCalibrationError). With fewer
+    samples than bins the rest are empty and have weight 0. Equal confidences keep the order of the samples, so the value
+    can depend on that order when such a run crosses a bin's edge.
     """
     _check(confidence, hits, bins)
     order = confidence.argsort(stable=True, dim=-1)
@@ -71,7 +71,7 @@ def adaptive_ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tenso
 
 
 def of_equal_count(confidence: Tensor, *, bins: int = BINS) -> Tensor:
-    """Return the bins (N,), int64, that `adaptive_ece` puts samples (N,) in."""
+    """Return the bin of each sample in `adaptive_ece`, (N,), int64."""
     order = confidence.argsort(stable=True)
     bin_numbers = order.new_empty(len(order))
     for index, part in enumerate(order.tensor_split(bins)):
@@ -82,13 +82,13 @@ def of_equal_count(confidence: Tensor, *, bins: int = BINS) -> Tensor:
 def _check(confidence: Tensor, hits: Tensor, bins: int) -> None:
     if confidence.shape != hits.shape or not confidence.numel():
         raise ValueError(
-            f"confidence and correctness must be of one shape with a sample, got {tuple(confidence.shape)} and "
-            f"{tuple(hits.shape)}"
+            "confidence and correctness must have the same non-empty shape, got "
+            f"{tuple(confidence.shape)} and {tuple(hits.shape)}"
         )
     if bins < 1:
-        raise ValueError(f"there must be at least one bin, got {bins}")
+        raise ValueError(f"bins must be at least 1, got {bins}")
     if not bool(((confidence >= 0) & (confidence <= 1)).all()):
-        raise ValueError("confidences must lie in [0, 1]")
+        raise ValueError("confidences must be in [0, 1]")
 
 
 _labelled = partial(Metric, needs=MetricNeeds.LABELS, interval=True)
@@ -146,4 +146,4 @@ LABELLED = (
     ),
 )
 CALIBRATED = tuple(metric.name for metric in LABELLED if metric.reads != ("hits",))
-"""The metrics of probabilities: a temperature changes them where it changes no answer."""
+"""Metrics of probabilities, which a temperature changes although it changes no prediction."""

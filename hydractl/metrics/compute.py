@@ -1,4 +1,4 @@
-"""From members' predictions to the numbers of a report. Pure: tensors and names in, values out.
+"""Computes the values of a report from the members' predictions. Pure functions of tensors and names.
 
 Axes: M members, N samples, C classes.
 """
@@ -30,21 +30,21 @@ from hydractl.metrics.registry import METRICS, needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling, mean_of
 
 Estimates = Mapping[str, MetricEstimate]
-"""By metric."""
+"""Values by metric name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShiftNumbers:
-    """A row's numbers on the ID set under corruptions, all on the same resamples: what is drawn are clean samples.
+    """Values of a row on the corrupted ID set, all on the same resamples of the clean samples.
 
     Attributes:
-        cells: By corruption and severity.
+        cells: Values by corruption and severity.
     """
 
     cells: Mapping[tuple[str, str], Estimates]
 
     def to_shift(self) -> Shift:
-        """Return what a report says of them."""
+        """Return the values as stored in a report."""
         means = self.means
         values: dict[str, dict[str, dict[str, float]]] = {}
         for (name, severity), estimates in self.cells.items():
@@ -61,15 +61,15 @@ class ShiftNumbers:
 
     @property
     def means(self) -> dict[str, dict[str, MetricEstimate]]:
-        """The means over corruptions and severities, by what conditions call them."""
+        """Means over corruptions and severities, by the names that conditions use."""
         return _group_means(self.cells, scopes(self.cells))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowNumbers:
-    """A row's numbers, apart from its costs: on the ID set, on each OOD set, and the plain means over groups of these.
+    """Values of a row except costs: on the ID set, on each OOD set, and unweighted means over groups of OOD sets.
 
-    `shift` are those under corruptions, if there are any.
+    `shift` has the values under corruptions, if there are any.
     """
 
     id_set: dict[str, MetricEstimate]
@@ -89,11 +89,11 @@ class RowNumbers:
 
     @property
     def mean_intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """As in `manifest.Row`: of the means of each group with a set."""
+        """As in `manifest.Row`: for the means of each non-empty group."""
         return _intervals(self._means())
 
     def difference(self, other_row: RowNumbers) -> Difference | None:
-        """Return by how much the numbers are more than another row's on the same samples; None without intervals."""
+        """Return the differences to another row on the same samples; None without intervals."""
         values = _difference(self.id_set, other_row.id_set)
         ood = _differences(self.ood_sets, other_row.ood_sets)
         if not (values or any(ood.values())):
@@ -116,7 +116,7 @@ _Place = TypeVar("_Place", str, tuple[str, str])
 def _group_means(
     estimates: Mapping[_Place, Estimates], groups: Mapping[str, Sequence[_Place]]
 ) -> dict[str, dict[str, MetricEstimate]]:
-    """Return the mean of every number over each group with a member."""
+    """Return the mean of every value over each non-empty group."""
     return {
         group: {
             metric: mean_of([estimates[place][metric] for place in places]) for metric in estimates[places[0]]
@@ -135,7 +135,7 @@ def _to_values(estimates: Estimates) -> dict[str, Value]:
 
 
 def _intervals(means: Mapping[str, Estimates]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the intervals of what has one."""
+    """Return the intervals of all values that have one."""
     intervals = {
         group: {
             metric: (v.low, v.high)
@@ -169,18 +169,18 @@ def measure(
     scores: Sequence[str],
     resampling: Resampling,
 ) -> RowNumbers:
-    """Return every chosen number of one model or ensemble that follows from its predictions.
+    """Return all selected metrics of a model or an ensemble that can be computed from predictions.
 
-    These are gone through once, and memory holds some numbers a sample: what is kept on the disk need not fit.
+    Predictions are read once and may lie on disk; only a few values per sample are held in memory.
 
     Args:
-        tested: On the ID set.
-        labels: Shape (N,), int64, in 0..C-1; None where no metric reads them.
-        foreign: On each OOD set.
-        metrics: Names from `registry.METRICS`; those that do not follow from predictions are passed over.
-        scores: Names from `ood_scores.EVERY`: what metrics of OOD data rank samples by, called as `number_name` says. Those that
-            are fitted come with the predictions.
-        resampling: How intervals are made, on the same resamples for every score.
+        tested: Predictions on the ID set.
+        labels: Shape (N,), int64, in 0..C-1; None if no metric needs them.
+        foreign: Predictions on each OOD set.
+        metrics: Names from `registry.METRICS`; those that cannot be computed from predictions are skipped.
+        scores: Names from `ood_scores.EVERY`: they rank the samples in OOD metrics; `number_name` gives the names. Fitted
+            scores come with the predictions.
+        resampling: Bootstrap settings; every score uses the same resamples.
     """
     labelled, ranking, diverse = (
         [METRICS[name] for name in needing(metrics, needs)]
@@ -208,7 +208,7 @@ def measure(
 def means(
     ood: Mapping[str, Mapping[str, Value]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """Return the plain mean over data sets of every number, for each group with a set."""
+    """Return the unweighted mean over data sets of every value, for each non-empty group."""
     return {
         group: {
             metric: math.fsum(ood[n][metric].value for n in names) / len(names) for metric in ood[names[0]]
@@ -219,12 +219,12 @@ def means(
 
 
 def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor]:
-    """Return `per_sample.answers` of what members say together, of labels (N,)."""
+    """Return `per_sample.answers` of the ensemble's predictions and labels (N,)."""
     return _summary(predictions, (), (), labels).answers
 
 
 def scored(predictions: StoredPredictions, name: str) -> Tensor:
-    """Return a score of every sample, (N,), float64."""
+    """Return the OOD score of every sample, (N,), float64."""
     if isinstance(predictions, Scored) and name in predictions.scores:
         return predictions.scores[name]
     return torch.cat([_score(part, SCORES[name]) for part in predictions.split(at_once(predictions))])
@@ -236,12 +236,12 @@ def _score(part: Responses, score: Score) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """What is left of predictions when they have been gone through.
+    """Values per sample that remain of predictions.
 
     Attributes:
-        answers: As `per_sample.answers`; empty where there are no labels.
+        answers: As `per_sample.answers`; empty without labels.
         scores: Each score of every sample, (N,), float64.
-        diversity: The metrics of members.
+        diversity: Diversity metrics of the members.
     """
 
     answers: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""What does a model cost? Parameters, multiply-accumulates."""
+"""Cost of a model: parameters and multiply-accumulates."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Return how many numbers the parameters hold; a parameter that is used twice counts once."""
+    """Return the number of parameters; a shared parameter counts once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def count_macs(fn: Callable[..., object], *args: object) -> int:
-    """Return the multiply-accumulates of one call, without gradients.
+    """Return the multiply-accumulates (MACs) of one call, without gradients.
 
     Matrix products, convolutions and attention are counted, as half of torch's FLOP counter; norms,
     activations and softmax are not. Works with modules and inputs on the meta device, where nothing is
     computed or stored.
 
     Args:
-        fn: Called once. Of a module, whose parameters may need gradients, `macs_of` counts: torch's counter looks for the origin of
-            every input that needs some, and a view of a parameter that is made without gradients has none.
+        fn: Function, called once. For a module use `macs_of`: torch's counter fails on views of parameters that require
+            gradients.
         *args: Its arguments.
     """
     # For the fused inference path of nn.MultiheadAttention torch has no formula, and 2.5 has none for attention on a CPU:
@@ -41,9 +41,9 @@ def count_macs(fn: Callable[..., object], *args: object) -> int:
 
 
 def macs_of(module: nn.Module, inputs: object) -> int:
-    """Return the multiply-accumulates of a module that lies anywhere, for inputs on the meta device: `count_macs`.
+    """Return the MACs of a module on any device, for inputs on the meta device; see `count_macs`.
 
-    There every backend runs the same operators.
+    On the meta device every backend runs the same operators.
     """
     tensors = {
         name: t.detach().to("meta") for name, t in (*module.named_parameters(), *module.named_buffers())

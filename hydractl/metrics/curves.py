@@ -1,4 +1,4 @@
-"""The curves that figures of a report show, each of a bounded number of exact points.
+"""Curves for the figures of a report, each with a bounded number of exact points.
 
 Axes: N samples of ID and N' of OOD data, P points.
 """
@@ -18,7 +18,7 @@ from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import StoredPredictions, places
 
 PARTS = 20
-"""Of [0, 1], in which confidences are counted."""
+"""Number of bins of [0, 1] in the histogram of confidence."""
 
 
 def curves_of(
@@ -33,7 +33,7 @@ def curves_of(
         tested: On the ID set.
         answers: Of these, as `per_sample.answers`.
         foreign: On each OOD set.
-        score: The name of what ROC curves rank samples by.
+        score: Name of the OOD score that ROC curves rank samples by.
     """
     confidence, hits = answers["confidence"], answers["hits"]
     id_scores = scored(tested, score) if foreign else confidence
@@ -50,7 +50,7 @@ def curves_of(
 
 
 def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
-    """Return bins of (N,) confidences and hits, those of `classification.ece`; the last one holds what is exactly 1."""
+    """Return the bins of `classification.ece` for confidences and hits (N,); the last bin has confidences of exactly 1."""
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32)
     index = torch.bucketize(confidence.float(), edges, right=True) - 1
     count = torch.bincount(index, minlength=bins + 1)
@@ -63,15 +63,15 @@ def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
 
 
 def histogram(confidence: Tensor, *, parts: int = PARTS) -> tuple[int, ...]:
-    """Return how many (N,) confidences lie in each of some equal parts of [0, 1], [lo, hi) and the last one with its end."""
+    """Return a histogram of confidences (N,) over equal parts [lo, hi) of [0, 1]; the last part includes 1."""
     index = (confidence * parts).long().clamp(0, parts - 1)
     return tuple(torch.bincount(index, minlength=parts).tolist())
 
 
 def risk_coverage(confidence: Tensor, hits: Tensor) -> Line:
-    """Return the share of wrong answers (y) among the share (x) of (N,) samples that are answered, the most confident first.
+    """Return the error rate (y) among the fraction (x) of the most confident of N samples.
 
-    Samples of equal confidence are answered together (Geifman and El-Yaniv 2017, section 2).
+    Samples with equal confidence are added together (Geifman and El-Yaniv 2017, section 2).
     """
     ordered, order = confidence.sort(descending=True)
     wrong = (~hits.bool())[order].cumsum(0).double()
@@ -82,9 +82,9 @@ def risk_coverage(confidence: Tensor, hits: Tensor) -> Line:
 
 
 def roc(*, inside: Tensor, outside: Tensor) -> Line:
-    """Return the share of OOD that is flagged (y) by the share of ID that is (x), of `per_sample.places` (N,) and (N',).
+    """Return the ROC curve, OOD samples flagged (y) against ID samples flagged (x), from `per_sample.places` (N,) and (N',).
 
-    A line between two of all points is what samples of equal score come to; trapezoids below all of them add up to the AUROC.
+    Samples with equal score give one straight line; the trapezoids below the full curve sum to the AUROC.
     """
     size = int(max(inside.max(), outside.max())) + 1
     x, y = (
@@ -96,7 +96,7 @@ def roc(*, inside: Tensor, outside: Tensor) -> Line:
 
 
 def _line(x: Tensor, y: Tensor, *, along: Tensor) -> Line:
-    """Return (P,) points, of many some that are about evenly spaced along what increases, both ends among them."""
+    """Return a subset of P points, approximately evenly spaced along the increasing axis, including both ends."""
     if len(x) > MOST_POINTS:
         positions = torch.linspace(float(along[0]), float(along[-1]), MOST_POINTS, dtype=torch.float64)
         index = torch.searchsorted(along, positions).clamp(max=len(x) - 1)

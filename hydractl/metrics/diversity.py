@@ -1,6 +1,6 @@
-"""How much do the members differ, and how unsure are they together?
+"""Disagreement of the members and uncertainty of the ensemble.
 
-Axes: M members, N samples, C classes. Importing this module loads no torch.
+Axes: M members, N samples, C classes. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def mutual_information(member_probs: Tensor) -> float:
 
 
 def disagreement(member_probs: Tensor) -> float:
-    """Return the share of member pairs that predict different classes, in [0, 1], mean over samples.
+    """Return the fraction of member pairs that predict different classes, in [0, 1], mean over samples.
 
-    One member has no pair and gives 0. Equal probabilities: the lowest class is the prediction.
+    A single member gives 0. Among equal probabilities the lowest class is the prediction.
 
     Args:
         member_probs: Shape (M, N, C), rows summing to 1.

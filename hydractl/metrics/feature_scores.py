@@ -1,9 +1,9 @@
-"""OOD scores that look at features, and know from training data what they are usually like: the higher, the more OOD.
+"""Feature-based OOD scores, fitted on training data: the higher, the more OOD.
 
-Features are what a member's classifier reads. Each score is fitted for one member, and maps its features (B, D) and its logits
-(B, C) to (B,), float64. A row of several members has the mean of their scores, as of `energy`: each member keeps features of its
-own, and neither their widths nor how many samples there are to fit on limits how many members there may be. OpenOOD and
-torch-uncertainty fit such scores for single models only.
+Features are the inputs of a member's classifier. Each score is fitted for one member, and maps its features (B, D) and
+its logits (B, C) to (B,), float64. The score of an ensemble is the mean of its members' scores, as for `energy`. Each
+member has its own features, so neither their width nor the number of training samples limits the number of members.
+OpenOOD and torch-uncertainty fit such scores for single models only.
 
 Axes: N training samples, B others, D features, C classes, G of them with samples.
 """
@@ -25,30 +25,31 @@ from hydractl.metrics.ood_scores import ENERGY_DENSITY, KNN, MAHALANOBIS, RELATI
 FittedTensors: TypeAlias = Mapping[str, Tensor]
 AT_ONCE = 8192
 WIDE, MIDDLE = (2048, 1000), (768, 512)
-"""From which width on, and then how many, dimensions are ViM's principal space."""
+"""Thresholds of the feature width and the dimensions of ViM's principal space."""
 ROUNDED = 8 * torch.finfo(torch.float32).eps
-"""A deviation that may be rounding, as a share of the features' length."""
+"""Deviation that may be rounding, relative to the norm of the features."""
 RESIDUE = 1e-6
-"""Residuals of training data, as a share of the features' lengths, that are but rounding: too few samples span all there is."""
+"""Residuals of training data, relative to the norm of the features, that are rounding: too few samples span the space.
+"""
 WITH_FEATURES = (KNN, VIM)
-"""Scores that look at all features again once they were seen; `Moments` suffice for the others."""
+"""Scores that need all features of the training data; `Moments` suffice for the others."""
 
 
 class Classifier(NamedTuple):
-    """What makes logits of features: weight (C, D) and bias (C,)."""
+    """Linear classifier of features: weight (C, D) and bias (C,)."""
 
     weight: Tensor
     bias: Tensor
 
 
 class Moments:
-    """Sums over features of training data, in float64, added in the order in which batches come.
+    """Sums over features of training data, in float64, accumulated in the order of batches.
 
     Attributes:
-        normalized: Whether features are made of length one first.
-        counts: The samples of each class, (C,).
-        sums: Of their features, (C, D).
-        products: The sum of f f^T over all samples, (D, D).
+        normalized: Whether features are first normalized to length one.
+        counts: Number of samples of each class, (C,).
+        sums: Sums of their features, (C, D).
+        products: Sum of f f^T over all samples, (D, D).
     """
 
     def __init__(self, classes: int, width: int, *, normalized: bool) -> None:
@@ -67,13 +68,13 @@ class Moments:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Training:
-    """What a member says of training data.
+    """Outputs of a member on training data.
 
     Attributes:
-        classifier: The member's own.
-        moments: Of its features, by whether these are of length one: what the scores need.
-        features: Shape (N, D), for scores in `WITH_FEATURES`; it may lie in a file.
-        largest: The largest logit of each sample, (N,).
+        classifier: Classifier of the member.
+        moments: Moments of its features, keyed by whether these are normalized; only those that the scores need.
+        features: Shape (N, D), for scores in `WITH_FEATURES`; may be a memory-mapped file.
+        largest: Largest logit of each sample, (N,).
     """
 
     classifier: Classifier
@@ -82,18 +83,18 @@ class Training:
     largest: Tensor
 
     def parts(self) -> Iterator[Tensor]:
-        """Yield the features in float64, some samples at a time."""
+        """Yield the features in float64 in chunks of samples."""
         for features in self.features.split(AT_ONCE):
             yield features.double()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedScore:
-    """A score as it was fitted for one member, and all that it keeps of training data.
+    """A score fitted for one member, with its tensors.
 
     Attributes:
-        name: With its options.
-        tensors: Tensors by name, on the CPU, of the shapes and dtypes that `TENSOR_SPECS` says.
+        name: Name with options.
+        tensors: Tensors by name, on the CPU, with the shapes and dtypes of `TENSOR_SPECS`.
     """
 
     name: str
@@ -105,23 +106,23 @@ class FittedScore:
 
     @property
     def multiplications(self) -> int:
-        """How many one sample takes: as many as the matrices that features are multiplied with have numbers."""
+        """Multiplications per sample: the number of elements of the matrices that features are multiplied with."""
         return sum(tensor.numel() for tensor in self.tensors.values() if tensor.ndim > 1)
 
     @property
     def size(self) -> int:
-        """How many bytes it keeps."""
+        """Size of the tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def check(self) -> None:
-        """Refuse tensors that are not what the score keeps.
+        """Check names, shapes, dtypes and values of the tensors.
 
         Raises:
-            ValueError: Naming one of them.
+            ValueError: If a tensor is invalid; the message names it.
         """
         specs, sizes = TENSOR_SPECS[kind_of(self.name)], dict[str, int]()
         if self.tensors.keys() != specs.keys():
-            raise ValueError(f"it keeps {', '.join(specs)}, not {', '.join(sorted(self.tensors))}")
+            raise ValueError(f"it stores {', '.join(specs)}, not {', '.join(sorted(self.tensors))}")
         for name, (axes, dtype) in specs.items():
             tensor = self.tensors[name]
             fits = tensor.ndim == len(axes) and tensor.dtype == dtype and tensor.numel() > 0
@@ -134,27 +135,30 @@ class FittedScore:
         if kind_of(self.name) == KNN and self.tensors["neighbours"] != min(
             int(options_of(self.name)["k"] or 1), sizes["N"]
         ):
-            raise ValueError("`neighbours` must be `k`, or the samples of `bank` where these are fewer")
+            raise ValueError(
+                "`neighbours` must be `k`, or the number of samples of `bank` if that is smaller"
+            )
         if (
             kind_of(self.name) == ENERGY_DENSITY
             and not min(self.tensors["energy_deviation"], self.tensors["density_deviation"]) > 0
         ):
-            raise ValueError("its standard deviations must be above 0")
+            raise ValueError("its standard deviations must be positive")
 
 
 def distance(data: Training, *, name: str, alpha: float | None = None, normalize: bool = True) -> FittedScore:
     """Return `mahalanobis` (Lee et al. 2018, eqs. 1 and 2, negated) or `relative-mahalanobis` (Ren et al. 2021, negated).
 
     The first is min_c (u - m_c)^T S_w^-1 (u - m_c), at least 0; the second that less (u - m)^T S_t^-1 (u - m).
-    u = f / ||f|| is a feature vector of length one (Müller and Hein 2025), or f as it is where `normalize` is false; m_c are the
-    classes' means and m that of all; S_w = 1/N sum_i (u_i - m_{y_i})(u_i - m_{y_i})^T is the covariance that classes share and S_t
-    that of all. Both are shrunk by the same alpha, as fewer samples than features leave them singular: S <- (1 - alpha) S +
-    alpha tr(S)/D I with alpha = sqrt(D / (D + N - G)), which falls with the samples. `alpha=0` and `normalize=false` make it
-    OpenOOD's; then the pseudoinverse stands for the inverse: a direction in which training data vary no more than float32 rounds
-    does not count. A norm before the classifier leaves one of these.
+    u = f / ||f|| is a feature vector of length one (Müller and Hein 2025), or f itself if `normalize` is false; m_c are
+    the means of the classes and m the mean of all samples; S_w = 1/N sum_i (u_i - m_{y_i})(u_i - m_{y_i})^T is the
+    covariance within classes and S_t that of all samples. Both are shrunk by the same alpha, because they are singular
+    with fewer samples than features: S <- (1 - alpha) S + alpha tr(S)/D I with alpha = sqrt(D / (D + N - G)), which
+    decreases with the number of samples. `alpha=0` and `normalize=false` give OpenOOD's score; it then uses the
+    pseudoinverse, which ignores directions in which training data vary no more than float32 rounding. A norm causes one
+    such direction.
 
-    It is folded into one matrix A (D, K), points n_c (G, K) and weights w (K,): with y = (u - m)^T A it is
-    min_c ||y - n_c||^2 - sum_k w_k y_k^2. A whitens S_w and makes S_t diagonal, K = D. Where one of them is singular A is the
+    The score is stored as one matrix A (D, K), points n_c (G, K) and weights w (K,): with y = (u - m)^T A it is min_c ||y
+    - n_c||^2 - sum_k w_k y_k^2. A whitens S_w and makes S_t diagonal, K = D. Where one of them is singular A is the
     whitening of each, side by side: n is 0 and w is 2 in the second one's columns, which the first term has once.
 
     Raises:
@@ -175,8 +179,8 @@ def distance(data: Training, *, name: str, alpha: float | None = None, normalize
     white = whitening(within, size)
     if not white.numel():
         raise DataError(
-            "the features of the data to fit on do not vary within classes",
-            hint="name more data with `--fit`: several samples a class",
+            "the features of the training data do not vary within classes",
+            hint="give more data to `--fit`, with several samples per class",
         )
     if alpha > 0:
         within, total = (_shrunk(covariance, alpha) for covariance in (within, total))
@@ -214,7 +218,7 @@ def energy_density(density: FittedScore, energies: Tensor, densities: Tensor) ->
         densities: `density` of them, (N',).
 
     Raises:
-        DataError: If one of the two is the same for all.
+        DataError: If one of the two is constant.
     """
     standards = {
         f"{name}_{moment}": number
@@ -223,8 +227,8 @@ def energy_density(density: FittedScore, energies: Tensor, densities: Tensor) ->
     }
     if not min(standards["energy_deviation"], standards["density_deviation"]) > 0:
         raise DataError(
-            f"`{ENERGY_DENSITY}`: the held-out data say the same of all samples",
-            hint="name more data with `--val`",
+            f"`{ENERGY_DENSITY}`: all held-out samples have the same score",
+            hint="give more data to `--val`",
         )
     return FittedScore(ENERGY_DENSITY, {**density.tensors, **standards})
 
@@ -232,8 +236,8 @@ def energy_density(density: FittedScore, energies: Tensor, densities: Tensor) ->
 def knn(data: Training, *, name: str = KNN, k: int = 1) -> FittedScore:
     """Return the Euclidean distance to the k-th nearest training sample, features of length one, in [0, 2] (Sun et al. 2022, section 3).
 
-    k counts from 1; if all of N < k samples are nearer, it is the distance to the farthest. A feature vector of zeros stays one.
-    OpenOOD has the square, which ranks alike, and k = 50, which is too many where a class has fewer samples.
+    k counts from 1; with N < k samples it is the distance to the farthest. A zero feature vector is not normalized.
+    OpenOOD uses the squared distance, with the same ranking, and k = 50, too large for classes with fewer samples.
     """
     bank = F.normalize(data.features, dim=1)
     return FittedScore(name, {"bank": bank, "neighbours": torch.tensor(min(k, len(bank)))})
@@ -243,12 +247,12 @@ def vim(data: Training, *, name: str = VIM) -> FittedScore:
     """Return the virtual logit minus the logsumexp of the logits, a monotone map of the virtual class's probability (Wang et al. 2022).
 
     With x = f - o, where o = -W^+ b is the point whose logits are nearest to zero, the principal space is spanned by the
-    eigenvectors of the largest eigenvalues of sum_i x_i x_i^T, and the virtual logit is a times the length of what x has outside
-    of it (section 4); a makes its mean over training data that of the largest logit.
+    eigenvectors of the largest eigenvalues of sum_i x_i x_i^T, and the virtual logit is a times the norm of the component
+    of x outside this space (section 4). a equates its mean over training data to that of the largest logit.
 
     Raises:
-        DataError: If there are fewer samples than features, or these have nothing outside of the principal space. What lies outside of
-            it is then known for the training data alone: it is all but 0 for these, and large for whatever else.
+        DataError: If there are fewer samples than features, or these have no component outside the principal space. The
+            residual is then almost 0 for training data and large for any other data.
     """
     weight, bias = (tensor.double() for tensor in data.classifier)
     origin: Tensor = -torch.linalg.pinv(weight) @ bias
@@ -264,9 +268,9 @@ def vim(data: Training, *, name: str = VIM) -> FittedScore:
     residuals = sum(float(_residual(tensors, features).sum()) for features in data.parts())
     if len(data.features) < width or residuals <= RESIDUE * lengths:
         raise DataError(
-            f"`{VIM}`: {len(data.features)} samples do not span the {width} dimensions of the features, so it is not known how far data "
-            f"lie outside of the {rank} of its principal space",
-            hint=f"name more data with `--fit`, at least {width} samples; or choose `{RELATIVE}`, which needs fewer",
+            f"`{VIM}`: {len(data.features)} samples do not span the {width} dimensions of the features, so "
+            f"residuals outside the {rank} dimensions of its principal space are not defined",
+            hint=f"give at least {width} samples to `--fit`, or use `{RELATIVE}`, which needs fewer",
         )
     scale = float(data.largest.double().sum()) / residuals
     return FittedScore(name, {**tensors, "scale": torch.tensor(scale, dtype=torch.float64)})
@@ -275,7 +279,7 @@ def vim(data: Training, *, name: str = VIM) -> FittedScore:
 def principal(width: int) -> int:
     """Return how many of D dimensions are ViM's principal space.
 
-    As in the authors' code 1000 where D is at least 2048, else 512; below 768, of which they say nothing, half of D.
+    As in the authors' code, 1000 for D >= 2048, else 512; for D < 768, which they do not cover, half of D.
     """
     return next((dims for least, dims in (WIDE, MIDDLE) if width >= least), width // 2)
 
@@ -283,14 +287,14 @@ def principal(width: int) -> int:
 FITS: Mapping[str, Callable[..., FittedScore]] = MappingProxyType(
     {RELATIVE: distance, MAHALANOBIS: distance, KNN: knn, VIM: vim}
 )
-"""How each of `ood_scores.FITTED` is fitted by training data alone."""
+"""Functions that fit each score of `ood_scores.FITTED` on training data."""
 
 
 def fit(score: str, data: Training) -> FittedScore:
     """Fit one of `FITS` with its options.
 
     Raises:
-        DataError: If it cannot be fitted on such data.
+        DataError: If it cannot be fitted on these data.
     """
     return FITS[kind_of(score)](data, name=score, **options_of(score))
 
@@ -375,11 +379,11 @@ _APPLIED: Mapping[str, Callable[[FittedScore, Tensor, Tensor], Tensor]] = Mappin
 def whitening(covariance: Tensor, size: float) -> Tensor:
     """Return A (D, R) with A A^T the (pseudo)inverse of a covariance (D, D), float64.
 
-    Directions in which nothing varies, or no more than float32 rounds, are left out.
+    Directions without variance, or with no more than float32 rounding, are dropped.
 
     Args:
-        covariance: Of float32 numbers.
-        size: Their mean squared length.
+        covariance: Covariance of float32 features.
+        size: Mean squared length of the features.
     """
     values, vectors = torch.linalg.eigh(covariance)
     varying = values > max(

@@ -1,4 +1,4 @@
-"""What a row of the table of metrics says. Importing it loads no torch."""
+"""Specification of a metric. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARROWS = {True: " ↑", False: " ↓", None: ""}
 
 
 class MetricNeeds(Enum):
-    """What a number is measured on."""
+    """Data that a metric needs."""
 
     LABELS = auto()
     MEMBERS = auto()
@@ -28,7 +28,7 @@ class MetricNeeds(Enum):
 
 
 class Unit(Enum):
-    """How a number reads."""
+    """Unit of a value."""
 
     PURE = auto()
     SHARE = auto()
@@ -39,22 +39,24 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One number that a report may hold.
+    """A metric in a report.
 
     Attributes:
-        name: The key in reports.
-        needs: What it is measured on; everything that needs members is measured on each OOD set too.
+        name: Key in reports.
+        needs: Data that it needs; metrics of members are also measured on each OOD set.
         definition: One sentence, with its source.
-        higher_is_better: None where more is neither better nor worse.
-        column: The head of its column in tables, `{batch_size}` from the report's options; None keeps it out of them.
-        unit: Of the stored value.
+        higher_is_better: None if neither direction is better.
+        column: Column heading in tables, with `{batch_size}` from the options of the report; None to leave it out of
+            tables.
+        unit: Unit of the stored value.
         low: Smallest possible value.
-        high: Largest possible value, `inf` if it has no bound that holds for every model.
-        reads: What `compute` takes, by name: vectors with an entry a sample, of `per_sample.answers` or `per_sample.places`.
-        compute: Maps what it reads, each (..., N), to values (...), so that resamples or candidates are rows of a batch.
-            Metrics of members map probabilities (M, N, C) to a number. None: measured elsewhere.
-        interval: Whether reports say how far it may be off; metrics of members never do.
-        bins: Of a calibration error, maps confidences (N,) to the samples' bins (N,), int64, counted from 0.
+        high: Largest possible value, `inf` if there is no common bound for all models.
+        reads: Names of the arguments of `compute`: vectors with one entry per sample, from `per_sample.answers` or
+            `per_sample.places`.
+        compute: Maps its arguments, each (..., N), to values (...), so that resamples or candidates can be a batch.
+            Metrics of members map probabilities (M, N, C) to a number. None if measured elsewhere.
+        interval: Whether reports give an interval; never for metrics of members.
+        bins: For a calibration error, maps confidences (N,) to bins (N,), int64, from 0.
     """
 
     name: str
@@ -76,11 +78,11 @@ class Metric:
         return f"{self.column or self.name}{ARROWS[self.higher_is_better]}"
 
     def of(self, sample: Mapping[str, Tensor]) -> Tensor | float:
-        """Return the values (...) of what was prepared under the names that the metric reads.
+        """Return the values (...), given prepared arguments by name.
 
         Raises:
-            ValueError: If the metric does not follow from predictions.
+            ValueError: If the metric cannot be computed from predictions.
         """
         if self.compute is None:
-            raise ValueError(f"`{self.name}` does not follow from predictions")
+            raise ValueError(f"`{self.name}` cannot be computed from predictions")
         return self.compute(*(sample[name] for name in self.reads))

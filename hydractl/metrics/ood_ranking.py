@@ -1,7 +1,7 @@
-"""Can the model tell foreign data from its own? Ranking metrics over one score a sample.
+"""Ranking metrics of OOD detection, over one score per sample.
 
-OOD is the positive class unless a name says `in`. All follow from the places of samples by score (`per_sample.places`), 0 the
-most OOD. Importing this module loads no torch.
+OOD is the positive class unless a name says `in`. All metrics are computed from the ranks of samples by score
+(`per_sample.places`), where 0 is the most OOD. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ TPR = 0.95
 
 
 def auroc(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the probability that an OOD sample outscores an ID sample, in [0, 1]; a tie counts half.
+    """Return the probability that an OOD sample has a higher score than an ID sample, in [0, 1]; a tie counts half.
 
-    The Mann-Whitney statistic by counting: integers until the last division, so equal rankings give equal bits on every
-    device.
+    The Mann-Whitney statistic, counted in integers until the last division, so equal rankings give bit-identical results
+    on every device.
 
     Args:
-        inside: Places of ID samples, shape (..., N), int64.
-        outside: Places of OOD samples, shape (..., N').
+        inside: Ranks of ID samples, shape (..., N), int64.
+        outside: Ranks of OOD samples, shape (..., N'), int64.
 
     Returns:
         Shape (...), float64.
@@ -37,21 +37,21 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
 
 
 def fpr_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
-    """Return the share of ID flagged at the highest threshold that catches `tpr` of OOD, in [0, 1]; arguments as in `auroc`.
+    """Return the fraction of ID flagged at the highest threshold that flags `tpr` of OOD, in [0, 1]; arguments as in `auroc`.
 
-    OpenOOD's FPR@95: the first point of the ROC curve with at least `tpr` counts, without interpolation. A sample at the
+    OpenOOD's FPR@95: the first point of the ROC curve with at least `tpr`, without interpolation. A sample at the
     threshold is flagged.
 
     Args:
         inside: Shape (..., N).
         outside: Shape (..., N').
-        tpr: The share of OOD to catch, in (0, 1].
+        tpr: Fraction of OOD samples to flag, in (0, 1].
 
     Raises:
-        ValueError: If `tpr` is out of its range.
+        ValueError: If `tpr` is out of range.
     """
     if not 0 < tpr <= 1:
-        raise ValueError(f"tpr must lie in (0, 1], got {tpr}")
+        raise ValueError(f"tpr must be in (0, 1], got {tpr}")
     ids, oods = _counts(inside, outside)
     first = (oods.cumsum(-1).double() / outside.shape[-1] < tpr).sum(-1, keepdim=True)
     return ids.cumsum(-1).gather(-1, first).squeeze(-1).double() / inside.shape[-1]
@@ -60,9 +60,9 @@ def fpr_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
 def aupr_out(inside: Tensor, outside: Tensor) -> Tensor:
     """Return the average precision with OOD as positive, in [0, 1]: the headline AUPR; arguments as in `auroc`.
 
-    The step sum of precision over recall, without interpolation, as scikit-learn's average_precision_score and
-    torchmetrics' BinaryAveragePrecision have it. Samples of equal score enter together. A random score gives the share of
-    OOD among all samples.
+    The step sum of precision over recall, without interpolation, as in scikit-learn's average_precision_score and
+    torchmetrics' BinaryAveragePrecision. Samples with equal score are added together. A random score gives the fraction
+    of OOD samples.
     """
     return _steps(*_counts(inside, outside))
 
@@ -75,7 +75,7 @@ def aupr_in(inside: Tensor, outside: Tensor) -> Tensor:
 def aupr_out_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
     """Return OpenOOD's AUPR_OUT: trapezoids under precision over recall, OOD positive, in [0, 1]; arguments as in `auroc`.
 
-    Linear interpolation flatters the curve (Davis and Goadrich 2006); kept for comparison with OpenOOD's tables.
+    Linear interpolation overestimates the area (Davis and Goadrich 2006); provided for comparison with OpenOOD's tables.
     """
     return _trapezoids(*_counts(inside, outside))
 
@@ -86,7 +86,7 @@ def aupr_in_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
 
 
 def _counts(negative: Tensor, positive: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
-    """Return how many samples of each kind are at each of P places, both (..., P), with the last place first if reversed."""
+    """Return the number of ID and OOD samples at each of P ranks, both (..., P), with the last rank first if reversed."""
     size = int(max(negative.max(), positive.max())) + 1
     counts_by_kind = [
         places.new_zeros(*places.shape[:-1], size).scatter_add_(
@@ -101,7 +101,7 @@ def _counts(negative: Tensor, positive: Tensor, *, reverse: bool = False) -> tup
 def _curve(negatives: Tensor, positives: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return precision and recall (..., P + 1), float64, from the lowest threshold to above the highest.
 
-    In numpy and in scikit-learn's order, so that sums over them are its sums to the last bit.
+    In numpy and in scikit-learn's order, so that sums over them are bit-identical to its sums.
     """
     caught = positives.cumsum(-1)
     flagged = caught + negatives.cumsum(-1)

@@ -1,8 +1,8 @@
-"""How strange is a sample? OOD scores of one model or of an ensemble: the higher, the more OOD.
+"""OOD scores of a model or an ensemble: the higher, the more OOD.
 
-Most map members' logits, or their log-probabilities, (M, ..., C) to (...); M = 1 is a single model. Others look at features, and
-are fitted on training data first: `feature_scores`. A score with options is called `NAME:OPTION=VALUE:...`. Importing this module
-loads no torch.
+Most map the members' logits or log-probabilities (M, ..., C) to (...); M = 1 is a single model. Feature-based scores are
+fitted on training data first: see `feature_scores`. A score with options has the name `NAME:OPTION=VALUE:...`. Importing
+this module does not load torch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Score:
     """One OOD score.
 
     Attributes:
-        name: As options and reports have it.
+        name: Name in options and reports.
         definition: One sentence, with its source.
-        compute: Maps what the members say, (M, ..., C), to scores (...).
-        raw: Whether it reads logits; else their log-softmax, which forgets how large they are.
-        of_single_model: What it is of a single model, if it is about several members and so tells nothing more there.
-        low: The least value it may have.
-        high: The greatest one.
+        compute: Maps the members' outputs (M, ..., C) to scores (...).
+        raw: Whether it needs logits; otherwise it takes their log-softmax.
+        of_single_model: For a score of several members, its value for a single model, as a text for messages.
+        low: Smallest possible value.
+        high: Largest possible value.
     """
 
     name: str
@@ -58,7 +58,7 @@ def msp(log_probs: Tensor) -> Tensor:
 def entropy(log_probs: Tensor) -> Tensor:
     """Return the entropy of the mean probabilities, H(mean_m p_m), in nats, in [0, ln C].
 
-    torch-uncertainty's criterion of that name is the mean of the members' entropies instead.
+    torch-uncertainty's criterion with this name is the mean of the members' entropies.
     """
     return _entropy(_mean(log_probs))
 
@@ -66,7 +66,7 @@ def entropy(log_probs: Tensor) -> Tensor:
 def mutual_information(log_probs: Tensor) -> Tensor:
     """Return H(mean_m p_m) - mean_m H(p_m), in nats, in [0, ln M] (Depeweg et al. 2018, eq. 4); rounding below 0 is clamped.
 
-    0 everywhere for a single model, of which every ranking metric then says what chance is.
+    Always 0 for a single model, for which ranking metrics then have their chance value.
     """
     return (_entropy(_mean(log_probs)) - _entropy(log_probs).mean(0)).clamp(min=0)
 
@@ -74,20 +74,20 @@ def mutual_information(log_probs: Tensor) -> Tensor:
 def energy(logits: Tensor) -> Tensor:
     """Return the mean of the members' energies -log Σ_c exp z_mc at temperature 1 (Liu et al. 2020, eq. 3).
 
-    torch-uncertainty takes the energy of the mean logits instead; for one model the two are the same.
+    torch-uncertainty uses the energy of the mean logits; for a single model both are equal.
     """
     return -logits.logsumexp(-1).mean(0)
 
 
 def max_logit(logits: Tensor) -> Tensor:
-    """Return the negated largest mean logit -max_c mean_m z_mc, as torch-uncertainty (Hendrycks et al. 2022, section 3.2)."""
+    """Return the negated largest mean logit -max_c mean_m z_mc, as in torch-uncertainty (Hendrycks et al. 2022, section 3.2)."""
     return -logits.mean(0).amax(-1)
 
 
 def msp_and_information(log_probs: Tensor) -> Tensor:
-    """Return `msp` plus `mutual_information`: how unsure the ensemble is, and how much its members disagree, in [-1, ln M].
+    """Return `msp` plus `mutual_information`, the uncertainty of the ensemble plus the disagreement of its members, in [-1, ln M].
 
-    A plain sum, without a weight to tune; of a single model it is `msp`.
+    An unweighted sum without parameters; for a single model it equals `msp`.
     """
     return msp(log_probs) + mutual_information(log_probs)
 
@@ -95,7 +95,7 @@ def msp_and_information(log_probs: Tensor) -> Tensor:
 def generalized_entropy(log_probs: Tensor) -> Tensor:
     """Return GEN, sum_c p_c^g (1 - p_c)^g over the M largest of the mean probabilities, g = 0.1, M = min(C, 100) (Liu et al. 2023, eq. 3).
 
-    OpenOOD has it negated.
+    OpenOOD uses the negated value.
     """
     largest = _mean(log_probs).topk(min(log_probs.shape[-1], GEN_CLASSES), dim=-1).values
     # ln(1 - p) of a p that rounds to 1 would be -inf, and its power 0
@@ -132,7 +132,7 @@ _TABLE = (
         "entropies, in nats; 0 for one member (Depeweg et al. 2018).",
         compute=mutual_information,
         low=0.0,
-        of_single_model="0 everywhere, so its numbers are those of chance",
+        of_single_model="always 0, so its OOD metrics are those of chance",
     ),
     Score(
         name="msp+mi",
@@ -162,11 +162,11 @@ _TABLE = (
 )
 
 SCORES: Mapping[str, Score] = MappingProxyType({score.name: score for score in _TABLE})
-"""Every score by name; of one model they are OpenOOD's but for the sign."""
+"""Scores of logits by name. For a single model they equal OpenOOD's up to the sign."""
 
 MAHALANOBIS, RELATIVE, KNN, VIM = "mahalanobis", "relative-mahalanobis", "knn", "vim"
 ENERGY_DENSITY = "energy+density"
-"""The default where a model stores it."""
+"""Default score of a model that stores it."""
 
 FITTED: Mapping[str, str] = MappingProxyType(
     {
@@ -183,18 +183,18 @@ FITTED: Mapping[str, str] = MappingProxyType(
         "scaled to a logit, minus the logsumexp of the logits (Wang et al. 2022).",
     }
 )
-"""What scores that look at features mean, by name."""
+"""Definitions of feature-based scores by name."""
 
 EVERY = (*SCORES, *FITTED)
-"""The names of all scores, without options."""
+"""Names of all scores, without options."""
 
 OF_ONE = tuple(name for name, score in SCORES.items() if not score.of_single_model)
-"""The names of those that are about a single model."""
+"""Names of the scores that are defined for a single model."""
 
 VERSION = 2
-"""Of the definitions of scores that are fitted, which files keep beside what they store of them."""
+"""Version of the definitions of fitted scores, which files store with the fitted tensors."""
 _CHANGED = MappingProxyType({MAHALANOBIS: 2, RELATIVE: 2, KNN: 2})
-"""Since which version a score means what it means now; others since the first."""
+"""Version of the current definition of a score; 1 for all others."""
 
 
 def _shrinkage(text: str) -> float:
@@ -212,12 +212,12 @@ def _count(text: str) -> int:
 
 
 class Option(NamedTuple):
-    """What may be chosen of a score.
+    """An option of a score.
 
     Attributes:
-        values: Which values it takes, for a message.
-        read: Reads one; a text that is none is a ValueError or a KeyError.
-        default: What it is where it is not said.
+        values: Description of valid values, for messages.
+        read: Parses a value; raises ValueError or KeyError for an invalid text.
+        default: Default value.
     """
 
     values: str
@@ -235,22 +235,22 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = MappingProxyType(
     {
         MAHALANOBIS: _OF_DISTANCES,
         RELATIVE: _OF_DISTANCES,
-        KNN: {"k": Option("a whole number from 1 on", _count, default=1)},
+        KNN: {"k": Option("a positive integer", _count, default=1)},
     }
 )
-"""The options of scores that have any. `alpha`, the shrinkage, is told from the data where it is not said."""
+"""Options of scores. The shrinkage `alpha` is estimated from the data by default."""
 
 
 def parse_score(text: str) -> str:
-    """Return the name of a score with its options in order, those left out that say the default.
+    """Return the canonical name of a score: options in order, without those that have their default.
 
     Raises:
-        UsageError: If there is no such score, or no such option of it.
+        UsageError: If the score or an option of it is unknown.
     """
     name, *chosen = text.split(":")
     if name not in EVERY:
         raise UsageError(
-            f"`--ood-score {text}`: there is no OOD score `{name}`",
+            f"`--ood-score {text}`: unknown OOD score `{name}`",
             hint=did_you_mean(name, EVERY) or f"choose from {', '.join(EVERY)}",
         )
     values: dict[str, float | bool] = {}
@@ -263,7 +263,7 @@ def parse_score(text: str) -> str:
                 hint=f"it has {', '.join(f'`{o}`' for o in known)}" if known else f"write `{name}`",
             )
         if option in values:
-            raise UsageError(f"`--ood-score {text}`: names `{option}` twice")
+            raise UsageError(f"`--ood-score {text}`: repeats `{option}`")
         try:
             values[option] = known[option].read(value)
         except (ValueError, KeyError):
@@ -288,7 +288,7 @@ def kind_of(score: str) -> str:
 
 
 def options_of(score: str) -> dict[str, float | bool | None]:
-    """Return the value of every option of a score, as `parse_score` returns it; None is what the data tell."""
+    """Return the value of every option of a canonical score name; None is estimated from the data."""
     kind, *chosen = score.split(":")
     options = OPTIONS.get(kind, {})
     values = {name: option.default for name, option in options.items()}
@@ -298,18 +298,18 @@ def options_of(score: str) -> dict[str, float | bool | None]:
 
 
 def check_scores(scores: Iterable[str]) -> None:
-    """Refuse names that `parse_score` does not return: of no score, or with an option that need not be said.
+    """Check that names are canonical, as returned by `parse_score`.
 
     Raises:
-        UsageError: Naming one.
+        UsageError: If a name is not canonical; the message names it.
     """
     for score in scores:
         if (name := parse_score(score)) != score:
-            raise UsageError(f"`--ood-score {score}`: is called `{name}`", hint=f"write `{name}`")
+            raise UsageError(f"`--ood-score {score}`: write it as `{name}`", hint=f"write `{name}`")
 
 
 def is_known(score: str) -> bool:
-    """Return whether a text is the name of a score, as `parse_score` returns it."""
+    """Return whether a text is the canonical name of a score."""
     try:
         return parse_score(score) == score
     except UsageError:
@@ -317,17 +317,17 @@ def is_known(score: str) -> bool:
 
 
 def is_fitted(score: str) -> bool:
-    """Return whether a score looks at features, and so is fitted."""
+    """Return whether a score is feature-based and must be fitted."""
     return kind_of(score) in FITTED
 
 
 def means_the_same(score: str, version: int) -> bool:
-    """Return whether a score that a file of such a `VERSION` stores is what it is now."""
+    """Return whether the definition of a score has not changed since a file with this `VERSION`."""
     return version >= _CHANGED.get(kind_of(score), 1)
 
 
 def definition_of(score: str) -> str:
-    """Return what a score means."""
+    """Return the definition of a score."""
     kind = kind_of(score)
     options = score.removeprefix(kind).lstrip(":").replace(":", ", ")
     definition = FITTED[kind] if kind in FITTED else SCORES[score].definition
@@ -335,12 +335,12 @@ def definition_of(score: str) -> str:
 
 
 def limits(score: str) -> tuple[float, float]:
-    """Return the least and the greatest value that a score may have."""
+    """Return the smallest and the largest possible value of a score."""
     if score in SCORES:
         return SCORES[score].low, SCORES[score].high
     return {MAHALANOBIS: (0.0, math.inf), KNN: (0.0, 2.0)}.get(kind_of(score), (-math.inf, math.inf))
 
 
 def number_name(metric: str, score: str, scores: Sequence[str]) -> str:
-    """Return what a report calls a ranking metric by one of its scores: by the first one the metric's name alone."""
+    """Return the name in a report of a ranking metric for an OOD score; for the first score it is the name of the metric."""
     return metric if score == scores[0] else f"{metric}@{score}"

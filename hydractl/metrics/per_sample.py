@@ -1,6 +1,6 @@
-"""What metrics read of predictions: one number a sample, so that resampling is picking samples.
+"""Values per sample from which metrics are computed, so that a resample is a selection of samples.
 
-Axes: M members, N samples of ID and N' of OOD data, C classes; dots are candidates, or nothing.
+Axes: M members, N samples of ID and N' of OOD data, C classes; dots are optional axes of candidates.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hydractl.runtime import at_least_single
 
 SAMPLES_AT_ONCE = 4096
 NUMBERS_AT_ONCE = 2**20
-"""In float64, of all members: so much of what is kept is looked at together."""
+"""Number of float64 values in a chunk, over all members."""
 
 
 class StoredPredictions(Protocol):
-    """What members say of samples, wherever it lies: in memory, or on the disk."""
+    """Predictions of members on samples, in memory or on disk."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -30,20 +30,20 @@ class StoredPredictions(Protocol):
         ...
 
     def split(self, samples: int) -> Iterator[Responses]:
-        """Yield it with at most so many samples at a time, in order."""
+        """Yield the predictions in order, with at most so many samples at a time."""
         ...
 
     def members(self) -> Iterator[StoredPredictions]:
-        """Yield what each member says by itself, M = 1."""
+        """Yield the predictions of each member separately, M = 1."""
         ...
 
 
 class Responses(NamedTuple):
-    """What members say of samples.
+    """Predictions of members on samples, in memory.
 
     Attributes:
         log_probs: Natural logarithms of probabilities, (M, N, C).
-        logsumexp: Of the logits, (M, N), which are `log_probs` and it together; None where it was not kept.
+        logsumexp: Logsumexp of the logits, (M, N), so that logits are `log_probs` plus it; None if not stored.
     """
 
     log_probs: Tensor
@@ -53,14 +53,14 @@ class Responses(NamedTuple):
         """Return the logits (M, N, C) in float64.
 
         Raises:
-            ValueError: If they are not known.
+            ValueError: If `logsumexp` is None.
         """
         if self.logsumexp is None:
-            raise ValueError("the predictions are log-probabilities alone, which do not tell logits")
+            raise ValueError("the predictions are log-probabilities, from which logits cannot be recovered")
         return self.log_probs.double() + self.logsumexp.double().unsqueeze(-1)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return what is known."""
+        """Return the stored tensors."""
         return tuple(x for x in self if x is not None)
 
     @property
@@ -70,19 +70,19 @@ class Responses(NamedTuple):
         return members, samples, classes
 
     def members(self) -> Iterator[Responses]:
-        """Yield what each member says by itself, M = 1."""
+        """Yield the predictions of each member separately, M = 1."""
         for part in zip(*(x.split(1) for x in self.tensors()), strict=True):
             yield Responses(*part)
 
     def split(self, samples: int) -> Iterator[Responses]:
-        """Yield them with at most so many samples at a time, in order."""
+        """Yield the predictions in order, with at most so many samples at a time."""
         for part in zip(*(x.split(samples, 1) for x in self.tensors()), strict=True):
             yield Responses(*part)
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What the members of several say of the same samples, as those of one."""
+    """Predictions of the members of several models on the same samples, as one ensemble."""
 
     parts: tuple[StoredPredictions, ...]
 
@@ -93,23 +93,23 @@ class Joined:
         return sum(part.shape[0] for part in self.parts), samples, classes
 
     def split(self, samples: int) -> Iterator[Responses]:
-        """Yield it with at most so many samples at a time, in order."""
+        """Yield the predictions in order, with at most so many samples at a time."""
         for member_parts in zip(*(part.split(samples) for part in self.parts), strict=True):
             yield Responses(*map(torch.cat, zip(*(part.tensors() for part in member_parts), strict=True)))
 
     def members(self) -> Iterator[StoredPredictions]:
-        """Yield what each member says by itself, M = 1."""
+        """Yield the predictions of each member separately, M = 1."""
         for part in self.parts:
             yield from part.members()
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What members say, beside scores of each sample that do not follow from it.
+    """Predictions of members with scores that cannot be computed from them.
 
     Attributes:
-        predictions: Without them.
-        scores: Each (N,), float64, by its name. `msp` is among them where confidence is no probability of a class: minus it.
+        predictions: Predictions without the scores.
+        scores: Scores (N,), float64, by name. If confidence is not a class probability, `msp` is its negative.
     """
 
     predictions: StoredPredictions
@@ -121,16 +121,16 @@ class Scored:
         return self.predictions.shape
 
     def split(self, samples: int) -> Iterator[Responses]:
-        """Yield what is said, with at most so many samples at a time, in order."""
+        """Yield the predictions in order, with at most so many samples at a time."""
         return self.predictions.split(samples)
 
     def members(self) -> Iterator[StoredPredictions]:
-        """Yield what each member says by itself, M = 1."""
+        """Yield the predictions of each member separately, M = 1."""
         return self.predictions.members()
 
 
 def together(parts: Sequence[StoredPredictions]) -> StoredPredictions:
-    """Return what the members of several say of the same samples, as those of one; scores are means over members."""
+    """Return the predictions of the members of several models as one ensemble; scores are means over members."""
     if not all(isinstance(part, Scored) for part in parts):
         return Joined(tuple(parts))
     scored_parts = [part for part in parts if isinstance(part, Scored)]
@@ -145,7 +145,7 @@ def together(parts: Sequence[StoredPredictions]) -> StoredPredictions:
 
 
 def in_memory(predictions: StoredPredictions) -> Responses:
-    """Return it in memory."""
+    """Return the predictions in memory."""
     if isinstance(predictions, Responses):
         return predictions
     parts = [part.tensors() for part in predictions.split(SAMPLES_AT_ONCE)]
@@ -153,13 +153,13 @@ def in_memory(predictions: StoredPredictions) -> Responses:
 
 
 def at_once(predictions: StoredPredictions) -> int:
-    """Return how many samples are looked at together, so that memory hangs neither on members nor on classes."""
+    """Return the number of samples per chunk, so that memory does not depend on the number of members or classes."""
     members, _, classes = predictions.shape
     return max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // (members * classes)))
 
 
 class Opinions(NamedTuple):
-    """What members' logits say of samples, in natural logarithms of probabilities.
+    """Natural logarithms of the probabilities of members and ensemble.
 
     Attributes:
         members: Each member's `log p_m`, (M, ..., C).
@@ -171,13 +171,13 @@ class Opinions(NamedTuple):
 
 
 def opinions(logits: Tensor) -> Opinions:
-    """Return what logits (M, ..., C) say: in float32 if they have fewer digits, which disagreement is smaller than."""
+    """Return the log-probabilities of logits (M, ..., C), in at least float32, as coarser rounding would hide disagreement."""
     log_probs = logits.log_softmax(-1, dtype=at_least_single(logits.dtype))
     return Opinions(log_probs, ensemble_log_probs(log_probs))
 
 
 def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:
-    """Return `log mean_m p_m` (...), an ensemble's prediction, of its members' log-probabilities (M, ...)."""
+    """Return `log mean_m p_m` (...), the ensemble's prediction, from log-probabilities of members (M, ...)."""
     if (
         member_log_probs.is_cuda and not torch.is_grad_enabled()
     ):  # one call there, where the other takes eight
@@ -193,20 +193,20 @@ def at_labels(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -> dict[str, Tensor]:
-    """Return what metrics of labelled data read, each (N,), float64 but for the boolean hits and the classes.
+    """Return the values per sample that metrics of labelled data need, each (N,), float64 except for hits and classes.
 
-    `predicted` is the most probable class, int64, of equal ones the lowest; `hits` says whether it is the label, `confidence` is the
-    probability of the former, `nll` the negative logarithm of the latter's in nats, `error` the squared error summed over
+    `predicted` is the most probable class, int64, the lowest among equals; `hits` is whether it is the label, boolean,
+    `confidence` its probability, `nll` the negative log-probability of the label in nats, `error` the squared error summed over
     classes.
 
     Args:
         probs: Shape (N, C), rows summing to 1.
         labels: Shape (N,), integer, in 0..C-1.
-        log_probs: Their natural logarithms where they are known: a probability may be too small for its dtype, which must
-            not make its logarithm infinite.
+        log_probs: Natural logarithms of `probs`, if known, because a probability that underflows would have an infinite
+            logarithm.
 
     Raises:
-        ValueError: If a shape or a value is out of its range.
+        ValueError: If a shape or a value is invalid.
     """
     check_probs(probs)
     check_labels(labels, samples=probs.shape[0], classes=probs.shape[1])
@@ -223,16 +223,16 @@ def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -
 
 
 def places(id_scores: Tensor, ood_scores: Tensor) -> dict[str, Tensor]:
-    """Return the `inside` (..., N) and `outside` (..., N') samples' places by score, int64: 0 is the highest score.
+    """Return ranks by score of ID samples, `inside` (..., N), and OOD samples, `outside` (..., N'), int64; 0 is the highest.
 
-    Samples of equal score share a place, and no place is empty, so that nothing depends on more than the order.
+    Samples with equal score share a rank, and ranks have no gaps, so they depend only on the order.
 
     Args:
         id_scores: Shape (..., N), finite; higher is more OOD.
         ood_scores: Shape (..., N'), finite.
 
     Raises:
-        ValueError: If either is empty or not finite, or they are not those of the same candidates.
+        ValueError: If either is empty or not finite, or their shapes differ except for the last axis.
     """
     for name, scores in (("ID", id_scores), ("OOD", ood_scores)):
         if not scores.numel():

@@ -1,4 +1,4 @@
-"""The table of metrics: every number that a report may hold, in the order of reports. Importing it loads no torch."""
+"""Registry of all metrics of reports, in the order of reports. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_ranking import RANKING
 
 FIT, VAL = "fit", "val"
-"""What reports call the data that scores are fitted on, and held-out ID data."""
+"""Names in reports of the data that scores are fitted on and of held-out ID data."""
 TEMPERATURE = "temperature"
 _OTHERS = (
     Metric(
@@ -84,24 +84,24 @@ _OTHERS = (
 
 
 def by_name(*metrics: Metric) -> Mapping[str, Metric]:
-    """Return a read-only table in the order given; two metrics of one name are a mistake."""
+    """Return a read-only mapping in the given order; raises an error if two metrics have the same name."""
     table = {metric.name: metric for metric in metrics}
     if len(table) != len(metrics):
-        raise ValueError("two metrics share a name")
+        raise ValueError("two metrics have the same name")
     return MappingProxyType(table)
 
 
 METRICS = by_name(*LABELLED, *DIVERSITY, *RANKING, *_OTHERS)
 
 ALIASES: Mapping[str, str] = MappingProxyType({"acc": "accuracy", "ood": "auroc"})
-"""What metrics are called too, wherever one is named."""
+"""Alternative names of metrics."""
 
 _WITHOUT = {
     MetricNeeds.OOD: ("without an OOD data set", "add `--near NAME=DATA` or `--far NAME=DATA`"),
-    MetricNeeds.TIME: ("with `--no-latency`", "drop `--no-latency`"),
+    MetricNeeds.TIME: ("with `--no-latency`", "leave out `--no-latency`"),
     MetricNeeds.TEMPERATURE: (
         "without `--temperature`",
-        "add `--temperature DATA`, a labelled split to fit it on",
+        "add `--temperature DATA` with labelled data to fit it on",
     ),
 }
 
@@ -109,12 +109,12 @@ _WITHOUT = {
 def choose_metrics(
     names: Sequence[str] | None, *, ood: bool, latency: bool, scaled: bool = False
 ) -> tuple[str, ...]:
-    """Return the metrics to measure, in the order of reports. The temperature is always among them if there is one.
+    """Return the metrics to measure, in the order of reports, always with the temperature if there is one.
 
     Args:
-        names: Their names; None for all that can be measured.
+        names: Names of metrics; None for all that can be measured.
         ood: Whether there is an OOD set.
-        latency: Whether time may be measured.
+        latency: Whether latency may be measured.
         scaled: Whether logits are divided by a temperature.
 
     Raises:
@@ -134,10 +134,10 @@ def choose_metrics(
 
 
 def metric_named(name: str) -> Metric:
-    """Return a metric by its name or what it is called too.
+    """Return a metric by its name or an alternative name.
 
     Raises:
-        UsageError: If the name is unknown, with the nearest known one.
+        UsageError: If the name is unknown; the hint has the nearest known one.
     """
     metric_name = ALIASES.get(name, name)
     if metric_name not in METRICS:
@@ -149,7 +149,7 @@ def metric_named(name: str) -> Metric:
 
 
 def _nearest(name: str) -> str | None:
-    """Return a hint with the metric whose name, or heading in a table, begins with or is near to `name`."""
+    """Return a hint with the metric whose name or table heading begins with, or is similar to, `name`."""
     columns = {m.column.lower(): m.name for m in METRICS.values() if m.column is not None}
     metric_by_name = {metric: metric for metric in METRICS} | columns
     nearest_name = nearest(name.lower().replace("-", "_"), metric_by_name)
@@ -157,5 +157,5 @@ def _nearest(name: str) -> str | None:
 
 
 def needing(metrics: Iterable[str], *needs: MetricNeeds) -> tuple[str, ...]:
-    """Return those of some metrics that are measured on one of these."""
+    """Return the metrics that need one of these kinds of data."""
     return tuple(name for name in metrics if METRICS[name].needs in needs)

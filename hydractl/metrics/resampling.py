@@ -1,17 +1,16 @@
-"""How sure is a measured number, and a difference of two? Bootstrap intervals, on the same resamples for every metric and row.
+"""Bootstrap intervals of metrics and their differences, on the same resamples for every metric and row.
 
-Most are percentile intervals (Efron 1979). Calibration errors have others: they add up absolute values, so a resample is larger
-than the sample as the sample is larger than the truth, and where a model is calibrated no percentile interval holds either. Of
-such an error theta = sum |g_b|, with gaps g_b of its bins as found and Z_b by which a resample's differ from them,
+Most are percentile intervals (Efron 1979). These are wrong for calibration errors, which sum absolute values: the error
+of a resample exceeds that of the sample, as the latter exceeds the true error. Let such an error be theta = sum |g_b|,
+with measured gaps g_b of its bins, and let Z_b be the deviations of a resample's gaps from these. Then
 
-- theta is at most what was found - sum sign(g_b) Z_b: an absolute value is convex, so errors of its argument never lower it by
-  more than that;
-- theta is at least what was found - (sum sign(g_b) Z_b over the bins whose gap is clear, + sum |Z_b| over the others): the
-  derivative of the sum in the direction of Z, as Fang and Santos (2019, Inference on Directionally Differentiable Functions)
-  estimate it. A gap is clear beyond sqrt(ln N) of its standard deviations (Andrews and Soares 2010).
+- theta is at most the measured error - sum sign(g_b) Z_b, because the absolute value is convex; - theta is at least the
+measured error - (sum sign(g_b) Z_b over bins with a clear gap + sum |Z_b| over the others): the derivative of the sum in
+the direction of Z, as Fang and Santos (2019, Inference on Directionally Differentiable Functions) estimate it. A gap is
+clear beyond sqrt(ln N) of its standard deviations (Andrews and Soares 2010).
 
-Quantiles of both bounds over the resamples make the interval. It holds the number as found, reaches 0 where nothing speaks
-against calibration, and is too wide rather than too narrow where some gaps are neither clear nor zero. Bins are those of the
+Quantiles of both bounds over the resamples give the interval. It contains the measured error, includes 0 if the data are
+compatible with perfect calibration, and is conservative if some gaps are neither clear nor zero. Bins are those of the
 sample.
 """
 
@@ -35,13 +34,13 @@ DRAWN_AT_ONCE = 2**18  # indices: resamples are few at a time where samples are 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MetricEstimate:
-    """A number, and where each resample says that the true one lies.
+    """A metric's value with bounds of the true value from each resample.
 
     Attributes:
-        value: The number.
-        count: How many samples it rests on.
-        low: Bounds below, (R,); None where there is no interval.
-        high: Bounds above, (R,). Of a percentile interval both are what the number is on the resample.
+        value: Measured value.
+        count: Number of samples.
+        low: Lower bounds, (R,); None without an interval.
+        high: Upper bounds, (R,). For a percentile interval both equal the value on the resample.
     """
 
     value: float
@@ -50,7 +49,7 @@ class MetricEstimate:
     high: Tensor | None = None
 
     def to_value(self) -> Value:
-        """Return the number with its 95 % interval, quantiles interpolated linearly, which holds the number."""
+        """Return the value with its 95 % interval from linearly interpolated quantiles; the interval contains the value."""
         if self.low is None or self.high is None:
             return Value(value=self.value, count=self.count)
         low, high = (
@@ -60,7 +59,7 @@ class MetricEstimate:
         return Value(value=self.value, low=min(low, self.value), high=max(high, self.value), count=self.count)
 
     def difference(self, subtrahend: MetricEstimate) -> MetricEstimate | None:
-        """Return by how much it is more than another number on the same resamples; None where one has no interval."""
+        """Return the difference to another value on the same resamples; None if one has no interval."""
         if self.low is None or self.high is None or subtrahend.low is None or subtrahend.high is None:
             return None
         return MetricEstimate(
@@ -72,7 +71,7 @@ class MetricEstimate:
 
 
 def mean_of(numbers: Sequence[MetricEstimate]) -> MetricEstimate:
-    """Return the mean of numbers that were measured on the same resamples of the ID set; it rests on sets, not on samples."""
+    """Return the mean of values on the same resamples of the ID set; its count is the number of sets, not samples."""
     lows, highs = (
         [bounds for number in numbers if (bounds := getattr(number, side)) is not None]
         for side in ("low", "high")
@@ -88,21 +87,21 @@ def mean_of(numbers: Sequence[MetricEstimate]) -> MetricEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resampling:
-    """How intervals are made.
+    """Settings of the bootstrap.
 
     Attributes:
-        resamples: How often to resample; 0 makes no intervals.
-        seed: Of the draws.
+        resamples: Number of resamples; 0 for no intervals.
+        seed: Random seed.
     """
 
     resamples: int = 200
     seed: int = 0
 
     def draws(self, *counts: int, name: str = "") -> Iterator[tuple[Tensor, ...]]:
-        """Yield some resamples at a time: for each count n >= 1 indices (R, n), int64, drawn with replacement from 0..n-1.
+        """Yield resamples in chunks: for each count n >= 1 indices (R, n), int64, drawn with replacement from 0..n-1.
 
-        Sets of samples are drawn apart, so that each keeps its count. Equal seeds, counts and names give equal draws; those of
-        the first set are the same for every name, so that it is the same resample beside each of several OOD sets.
+        Sets are resampled independently, so that each keeps its count. Equal seeds, counts and names give equal indices;
+        those of the first set are the same for every name, so that the ID set has the same resamples with each OOD set.
         """
         # torch's generator looks at 32 bits of a seed
         seeds = [
@@ -124,12 +123,12 @@ class Resampling:
     def values(
         self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor], name: str = ""
     ) -> dict[str, MetricEstimate]:
-        """Return metrics of samples, with the intervals of those that have one.
+        """Return the values of metrics, with intervals for those that have one.
 
         Args:
-            metrics: What to measure.
-            sets: What the metrics read, (N,) each, by name; ID and OOD samples are sets of their own.
-            name: Of the OOD set, so that several are drawn apart.
+            metrics: Metrics to compute.
+            sets: Arguments of the metrics, each (N,), by name; ID and OOD samples are separate sets.
+            name: Name of the OOD set, which selects its resamples.
         """
         counts = [len(next(iter(samples.values()))) for samples in sets]
         sample = {name: vector for samples in sets for name, vector in samples.items()}
@@ -165,32 +164,32 @@ class Resampling:
 
 
 def measured(value: float, resampled: Tensor | None, *, count: int) -> MetricEstimate:
-    """Return a number with a percentile interval.
+    """Return a value with a percentile interval.
 
     Args:
-        value: The number.
-        resampled: What it is on each resample, (R,); None makes no interval.
-        count: How many samples it rests on.
+        value: Measured value.
+        resampled: Values on the resamples, (R,); None for no interval.
+        count: Number of samples.
 
     Raises:
-        ValueError: If it is not finite on a resample.
+        ValueError: If a value of a resample is not finite.
     """
     if resampled is not None and not resampled.isfinite().all():
         first = int((~resampled.isfinite()).int().argmax())
         raise ValueError(
-            f"the statistic of resample {first} is {float(resampled[first])}, so it has no interval"
+            f"the statistic is {float(resampled[first])} on resample {first}, so it has no interval"
         )
     return MetricEstimate(value=value, count=count, low=resampled, high=resampled)
 
 
 def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: int) -> MetricEstimate:
-    """Return a calibration error with the interval that is told of above, within 0 and 1.
+    """Return a calibration error with the interval described above, clipped to [0, 1].
 
     Args:
-        value: The sum of `gaps` without their signs.
-        gaps: Of each of B bins the mean over all samples of hit less confidence, (B,), 0 for a sample of another bin.
-        resampled: The same of each resample, (R, B).
-        count: How many samples it rests on.
+        value: Sum of the absolute values of `gaps`.
+        gaps: Gap of each bin, (B,): the mean over all samples of hit minus confidence, with 0 for samples in other bins.
+        resampled: Gaps of each resample, (R, B).
+        count: Number of samples.
     """
     moved = resampled - gaps
     along = moved * gaps.sign()
@@ -205,7 +204,7 @@ def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: i
 
 
 def _gaps(metric: Metric, sample: Mapping[str, Tensor], bins: Tensor, count: int) -> Tensor:
-    """Return the gaps (..., B) of a calibration error, of samples (..., N) and their bins."""
+    """Return the gaps (..., B) of a calibration error for samples (..., N) and their bins."""
     confidence, hits = (sample[name] for name in metric.reads)
     gaps = confidence.double().new_zeros(*bins.shape[:-1], count)
     return gaps.scatter_add_(-1, bins, hits.double() - confidence.double()) / bins.shape[-1]

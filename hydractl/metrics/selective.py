@@ -1,21 +1,21 @@
-"""Answering only where one may be sure: the threshold on an OOD score below which few enough answers are wrong.
+"""Selective prediction: a threshold on an OOD score below which the error rate has a guaranteed bound.
 
-There are two guarantees. Both hold for any distribution and any number of samples, of inputs that are drawn as these were.
+There are two guarantees. Both hold for any distribution and any number of samples, for inputs from the same distribution.
 
-`errors_among_accepted` tests thresholds in a fixed sequence (Learn then Test, Angelopoulos et al. 2021, section 3.1). At each the null
-hypothesis is that more than `risk` of the answers below it are wrong, and its p-value the exact binomial tail, which is the
-Clopper-Pearson bound turned round. The sequence leads from the threshold that accepts fewest to the one that accepts most, each is
-tested at the whole of `delta`, and the first that is not rejected ends it. A wrong threshold is taken only if the first true
-hypothesis of the sequence is rejected, so that the chance of any error is at most `delta`, however many are tested.
+`errors_among_accepted` tests thresholds in a fixed sequence (Learn then Test, Angelopoulos et al. 2021, section 3.1). The
+null hypothesis at each threshold is that more than `risk` of the predictions below it are wrong. Its p-value is the exact
+binomial tail, as in the Clopper-Pearson bound. The sequence goes from the threshold that accepts fewest samples to the
+one that accepts most. Each is tested at level `delta`, and the first that is not rejected ends the sequence. A threshold
+is wrong only if the first true hypothesis is rejected, so the probability of that is at most `delta`, however many are
+tested.
 
-Thresholds stand at ranks that are fixed beforehand, by how many samples there are. Which of them is the first true hypothesis
-hangs on the scores, and leaves its level as it is: cut the scores wherever the risk below a threshold crosses `risk`. Of the samples
-between two cuts a share of `risk` is wrong, after the last one more, and which hypothesis is the first true one follows from how
-many samples lie between which cuts. Where scores are equal, it follows from how these part there too, and only such that errors are
-more. `tests/metrics/test_selective.py` enumerates small cases.
+Thresholds are at ranks that depend only on the number of samples. The scores determine which hypothesis is the first true
+one, but do not change its level: cut the scores where the risk below a threshold crosses `risk`. Between two cuts the
+error rate is `risk`, after the last cut it is higher, and the first true hypothesis follows from the numbers of samples
+between cuts. Ties in scores can only add errors. `tests/metrics/test_selective.py` enumerates small cases.
 
-`accepted_and_wrong` is conformal risk control (Angelopoulos et al. 2022). Its loss, whether an input is accepted and answered wrongly, falls
-with the threshold, as it must; the share of errors among the accepted does not.
+`accepted_and_wrong` is conformal risk control (Angelopoulos et al. 2022). Its loss, whether an input is accepted and
+wrong, is monotone in the threshold, as required; the error rate among accepted inputs is not.
 
 Axes: N samples.
 """
@@ -39,7 +39,7 @@ less, so that whoever answers later accepts the same samples."""
 
 
 class Selection(NamedTuple):
-    """A threshold: `accepted` of the samples have scores below it, and `errors` answers to these are wrong; None where none is accepted."""
+    """A threshold: `accepted` samples have scores below it, and `errors` of these are wrong; None if no sample is accepted."""
 
     below: float | None
     accepted: int
@@ -50,16 +50,16 @@ NOTHING = Selection(None, 0, 0)
 
 
 def fewest(risk: float, delta: float | None) -> int:
-    """Return how many samples a threshold needs, if every answer is right; `delta` is None for `accepted_and_wrong`."""
+    """Return the minimum number of samples for a threshold without errors; `delta` is None for `accepted_and_wrong`."""
     if delta is None:
         return math.ceil(1 / risk) - 1
     return math.ceil(math.log(delta) / math.log1p(-risk)) + 1  # one more than are accepted
 
 
 def ranks_to_test(count: int, risk: float, delta: float) -> list[int]:
-    """Return how many samples lie below each threshold of the sequence, if no scores are equal, fewest first.
+    """Return the number of samples below each threshold of the sequence, without ties, in increasing order.
 
-    They are the numbers at which one error more is allowed, where tests lose least; and all samples but one.
+    These are the numbers at which one more error is allowed, where tests are most powerful, and N - 1.
     """
     counts = np.arange(1, count)
     allowed = binom.ppf(delta, counts, risk)
@@ -73,14 +73,14 @@ def ranks_to_test(count: int, risk: float, delta: float) -> list[int]:
 
 
 def errors_among_accepted(scores: Tensor, hits: Tensor, *, risk: float, delta: float) -> Selection:
-    """Return the loosest threshold that the sequence reaches: at most `risk` of what it accepts is wrong.
+    """Return the largest threshold that the sequence reaches: at most `risk` of the accepted inputs are wrong.
 
-    With probability at least 1 - `delta` over the draw of the samples that is so of all inputs of which they are independent
-    draws; and it is of no others. An input is accepted if its score is below the threshold.
+    This holds with probability at least 1 - `delta` over the samples, for inputs from the distribution of which they are
+    independent draws, and for no other distribution. An input is accepted if its score is below the threshold.
 
     Args:
-        scores: Shape (N,), finite; the higher, the less sure.
-        hits: Shape (N,), boolean: whether the answer is right.
+        scores: Shape (N,), finite; higher is less certain.
+        hits: Shape (N,), boolean: whether the prediction is correct.
         risk: In (0, 1).
         delta: In (0, 1).
 
@@ -88,7 +88,7 @@ def errors_among_accepted(scores: Tensor, hits: Tensor, *, risk: float, delta: f
         `NOTHING` if no threshold passes.
 
     Raises:
-        ValueError: If a number is out of range, or shapes differ.
+        ValueError: If a value is out of range, or shapes differ.
     """
     ordered, wrong = _ordered(scores, hits, risk=risk, delta=delta)
     ends = ordered[torch.tensor(ranks_to_test(len(scores), risk, delta), dtype=torch.int64)]
@@ -101,22 +101,22 @@ def errors_among_accepted(scores: Tensor, hits: Tensor, *, risk: float, delta: f
 
 
 def accepted_and_wrong(scores: Tensor, hits: Tensor, *, risk: float) -> Selection:
-    """Return the loosest threshold that conformal risk control allows: at most `risk` of all inputs are accepted and wrong.
+    """Return the largest threshold of conformal risk control: at most `risk` of all inputs are accepted and wrong.
 
-    That is so in expectation, over the draw of the samples and of an input that is exchangeable with them. It is the loosest at which
-    (W + 1) / (N + 1) is at most `risk`, W of the samples being accepted and wrong: their share as the paper corrects it.
-    Where that accepts all samples it stands right above them, and inputs that are stranger than all are not accepted.
+    This holds in expectation over the samples and an input that is exchangeable with them. It is the largest threshold
+    for which (W + 1) / (N + 1) is at most `risk`, where W samples are accepted and wrong. If that accepts all samples,
+    the threshold is just above their largest score.
 
     Args:
-        scores: As above.
-        hits: As above.
+        scores: As in `errors_among_accepted`.
+        hits: As in `errors_among_accepted`.
         risk: In (0, 1).
 
     Returns:
         `NOTHING` if it accepts no sample.
 
     Raises:
-        ValueError: As above.
+        ValueError: As in `errors_among_accepted`.
     """
     ordered, wrong = _ordered(scores, hits, risk=risk)
     spent = (wrong.double() + 1) / (len(scores) + 1) > risk
@@ -127,20 +127,20 @@ def accepted_and_wrong(scores: Tensor, hits: Tensor, *, risk: float) -> Selectio
 
 
 def _ordered(scores: Tensor, hits: Tensor, **shares: float) -> tuple[Tensor, Tensor]:
-    """Return the scores in order, and how many answers are wrong up to each; refuse what is out of range."""
+    """Return the sorted scores and the cumulative number of errors, after validation."""
     if scores.ndim != 1 or scores.shape != hits.shape or not bool(scores.isfinite().all()):
         raise ValueError(
             f"expected N finite scores and N hits, got {tuple(scores.shape)}, {tuple(hits.shape)}"
         )
     for name, share in shares.items():
         if not 0 < share < 1:
-            raise ValueError(f"{name} must lie in (0, 1), got {share}")
+            raise ValueError(f"{name} must be in (0, 1), got {share}")
     ordered, order = scores.sort()
     return ordered, (~hits.bool())[order].cumsum(0)
 
 
 def _below(ordered: Tensor, wrong: Tensor, score: float) -> Selection:
-    """Return the threshold that accepts what scores less than a score."""
+    """Return the threshold that accepts samples with lower scores than a given score."""
     accepted = int((ordered < score).sum())
     if not accepted:
         return NOTHING

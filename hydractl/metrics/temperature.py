@@ -1,15 +1,15 @@
-"""Temperature scaling: one number T that divides all logits, fitted on held-out labels, with a prior around 1.
+"""Temperature scaling: a number T that divides all logits, fitted on held-out labelled data with a prior around 1.
 
-Guo et al. (2017), section 4.2. A single model answers softmax(z / T). The members of an ensemble share one T: each one's
-logits are divided by it before the softmaxes are averaged, as torch-uncertainty does, and T is fitted on the NLL of
-that average. Log-probabilities stand for logits, because log_softmax(log_softmax(z) / T) = log_softmax(z / T).
+Guo et al. (2017), section 4.2. A single model predicts softmax(z / T). The members of an ensemble share one T: their
+logits are divided by it before the softmaxes are averaged, as in torch-uncertainty, and T minimizes the NLL of that
+average. Log-probabilities can replace logits, because log_softmax(log_softmax(z) / T) = log_softmax(z / T).
 
-Few samples say little of T by themselves: where every label is the likeliest class, the NLL of a single model falls to 0 as T
-goes to 0. So T has a prior: ln T is normal with mean 0 and deviation 0.5. What is minimised is the negative log posterior,
+Few samples determine T poorly: if every prediction is correct, the NLL of a single model goes to 0 as T goes to 0. So T
+has a prior: ln T is normal with mean 0 and standard deviation 0.5. The fit minimizes the negative log posterior,
 
     N NLL(T) + (ln T)^2 / (2 * 0.5^2)
 
-The prior weighs as much for many samples as for few, so its share falls with N: of a thousand samples hardly anything is left.
+The influence of the prior decreases with N; with a thousand samples it is negligible.
 
 Axes: M members, N samples, C classes.
 """
@@ -29,10 +29,10 @@ from hydractl.metrics.per_sample import Responses, StoredPredictions, at_labels
 
 LOWEST, HIGHEST = 0.05, 20.0
 DEVIATION = 0.5
-"""Of the prior on ln T."""
+"""Standard deviation of the prior on ln T."""
 LOG_TOLERANCE = 1e-6
 DIGITS = 6
-"""Significant ones of a temperature that is stored: as many as its search tells."""
+"""Significant digits of a stored temperature, the precision of the search."""
 STARTS = 17
 NUMBERS_AT_ONCE = 2**19  # in float64
 
@@ -41,14 +41,14 @@ DIMS = 3
 
 @dataclass(frozen=True, slots=True)
 class FittedTemperature:
-    """A temperature, and whether it is a bound of the search: the best one may lie beyond."""
+    """A temperature, and whether it is a bound of the search, so that the optimum may be outside."""
 
     temperature: float
     at_bound: bool
 
 
 def rounded(temperature: float) -> float:
-    """Return a temperature with as many digits as a checkpoint stores."""
+    """Return a temperature rounded to the digits that a checkpoint stores."""
     return float(f"{temperature:.{DIGITS}g}")
 
 
@@ -57,7 +57,7 @@ def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
 
     Args:
         member_log_probs: Shape (M, N, C), natural logarithms of probabilities: log_softmax(z) serves as well as z.
-        temperature: T > 0. 1 changes nothing.
+        temperature: T > 0; 1 changes nothing.
 
     Returns:
         Shape and dtype as given, computed in float64.
@@ -77,7 +77,7 @@ def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
 
 
 def scale(responses: Responses, temperature: float) -> Responses:
-    """Return what members say once their logits are divided by T; arguments as in `scale_log_probs`."""
+    """Return the predictions with logits divided by T; arguments as in `scale_log_probs`."""
     log_probs, logsumexp = responses
     scaled = scale_log_probs(log_probs, temperature)
     if logsumexp is None or temperature == 1:
@@ -89,7 +89,7 @@ def scale(responses: Responses, temperature: float) -> Responses:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """What members say once their logits are divided by T, as far as it is looked at."""
+    """Predictions with logits divided by T, computed lazily."""
 
     predictions: StoredPredictions
     temperature: float
@@ -100,12 +100,12 @@ class Scaled:
         return self.predictions.shape
 
     def split(self, samples: int) -> Iterator[Responses]:
-        """Yield it with at most so many samples at a time, in order."""
+        """Yield the predictions in order, with at most so many samples at a time."""
         for part in self.predictions.split(samples):
             yield scale(part, self.temperature)
 
     def members(self) -> Iterator[StoredPredictions]:
-        """Yield what each member says by itself, M = 1."""
+        """Yield the predictions of each member separately, M = 1."""
         for member_predictions in self.predictions.members():
             yield Scaled(member_predictions, self.temperature)
 
@@ -128,7 +128,7 @@ def scaled_nll(predictions: StoredPredictions | Tensor, labels: Tensor, temperat
 
 
 def common_temperature(temperatures: Sequence[float]) -> float:
-    """Return what all temperatures are; 1 where they differ."""
+    """Return the common value of temperatures; 1 if they differ."""
     return temperatures[0] if len({*temperatures}) == 1 else 1.0
 
 
@@ -139,19 +139,20 @@ def fit_temperature(
     stored: float = 1.0,
     deviation: float = DEVIATION,
 ) -> FittedTemperature:
-    """Return the temperature in [0.05, 20] that is likeliest after these samples: N NLL(T) + (ln T)^2 / (2 deviation^2) is least.
+    """Return the temperature in [0.05, 20] that minimizes N NLL(T) + (ln T)^2 / (2 deviation^2), the posterior mode.
 
     There may be several minima: the best of 17 values, evenly spaced in log T, is refined by Brent's bounded search between its
-    neighbours, until log T is known to 1e-6. What is minimised is never above that of T = 1, so the NLL is not either. T is 1
-    where it makes no difference.
+    neighbours, until log T is known to 1e-6. The result is never worse than T = 1, in objective and NLL. T is 1 if the
+    objective is constant.
 
-    Where logits were divided by a stored temperature, the prior is on the product, which then is what T is for the raw logits.
+    If logits are already divided by a stored temperature, the prior applies to the product, the temperature of the raw
+    logits.
 
     Args:
-        predictions: Finite natural logarithms, or logits, (M, N, C); gone through again and again.
+        predictions: Finite natural logarithms, or logits, (M, N, C); read several times.
         labels: Shape (N,), integer, in 0..C-1.
-        stored: What the logits were divided by before.
-        deviation: Of ln T before any sample; infinite for the NLL alone.
+        stored: Temperature that the logits are already divided by.
+        deviation: Standard deviation of the prior on ln T; infinite for no prior.
 
     Raises:
         ValueError: If a shape is wrong or empty, a value is not finite or a label is out of range.
@@ -189,7 +190,7 @@ def fit_temperature(
 
 
 def _parts(predictions: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield predictions and labels, some samples at a time."""
+    """Yield predictions and labels in chunks of samples."""
     responses = Responses(predictions) if isinstance(predictions, Tensor) else predictions
     size = _samples(responses.shape)
     for part, part_labels in zip(responses.split(size), labels.split(size), strict=True):
@@ -197,6 +198,6 @@ def _parts(predictions: StoredPredictions | Tensor, labels: Tensor) -> Iterator[
 
 
 def _samples(shape: Sequence[int]) -> int:
-    """Return how many samples make up a chunk."""
+    """Return the number of samples of a chunk."""
     members, _, classes = shape
     return max(1, NUMBERS_AT_ONCE // (members * classes))

@@ -198,7 +198,7 @@ class TempFile:
             return False
         if not filecmp.cmp(self.scratch, self.target, shallow=False):
             raise OutputExists(
-                f"{self.path}: already exists, and holds something else; nothing was written",
+                f"{self.path}: already exists with other content; nothing was written",
                 hint="add `--force` to replace it, or choose another name",
             )
         return True
@@ -291,7 +291,7 @@ def _take_after(path: Path, target: Path, descriptor: int) -> None:
             os.fchown(descriptor, old.st_uid, old.st_gid)
         except PermissionError as error:
             raise OutputError(
-                f"{path}: belongs to another user or group, which a new file would not",
+                f"{path}: belongs to another user or group, which a replacement cannot keep",
                 hint="choose another name",
             ) from error
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
@@ -329,7 +329,7 @@ def append(path: Path, data: bytes) -> None:
     except OSError as error:
         raise OutputError(
             f"{path}: cannot be written: {error.strerror or error}",
-            hint="what was done before is kept: the same command goes on from there",
+            hint="the progress is saved; the same command resumes it",
         ) from error
 
 
@@ -345,7 +345,7 @@ def translated(path: Path, *, ours: set[str]) -> Iterator[None]:
             raise  # about some other file, read while this one was open
         if error.errno in FULL:
             raise OutputError(
-                f"{path}: no space left to write it; nothing was kept",
-                hint="free some space or choose another disk",
+                f"{path}: no space left on the disk; nothing was written",
+                hint="free some space or use another disk",
             ) from error
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -198,7 +198,8 @@ def _acquire(out: Path, path: Path, *, wait: bool | None, progress: Progress) ->
             if error.errno not in _NO_LOCKS:
                 raise
             progress.warn(
-                f"{path.parent}: has no locks; see to it that no other command makes {out} meanwhile"
+                f"{path.parent}: the file system has no locks; make sure that no other command "
+                f"writes {out} at the same time"
             )
             path.unlink(missing_ok=True)
             os.close(descriptor)
@@ -226,9 +227,9 @@ def _announce_wait(out: Path, holder: Mapping[str, object], *, wait: bool | None
         f"process {holder['pid']} on {holder['host']}" if {"pid", "host"} <= holder.keys() else "a process"
     )
     if not wait:
-        ways = "wait for it with `--wait`" if wait is not None else "wait until it has ended"
+        ways = "wait for it with `--wait`" if wait is not None else "wait until it ends"
         raise OutputExists(
-            f"{out}: {holder_text} is making it now", hint=f"{ways}, or choose another name with `-o`"
+            f"{out}: {holder_text} is writing it now", hint=f"{ways}, or choose another name with `-o`"
         )
-    progress.step(f"Waiting for {holder_text}, which is making {out}")
+    progress.step(f"Waiting for {holder_text}, which is writing {out}")
     return True

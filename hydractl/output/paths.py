@@ -55,8 +55,8 @@ class OutputKind:
         """
         if self.binary and is_terminal(path):
             raise UsageError(
-                f"`{option} {path}`: {self.description} is a binary file, and standard output is a terminal",
-                hint=f"write it to a file: `{option} FILE`, or into a pipe: `{option} - | COMMAND`",
+                f"`{option} {path}`: {self.description} is a binary file, but standard output is a terminal",
+                hint=f"write to a file with `{option} FILE`, or to a pipe: `{option} - | COMMAND`",
             )
         stream, suffix = is_stream(path), path.suffix.lower()
         if suffix in self.suffixes or (stream and self.streams) or is_folder(path):
@@ -65,7 +65,7 @@ class OutputKind:
             stem = path.name.removesuffix(".pth.tar").removesuffix(suffix).strip("-") or "output"
             fits = path.parent / (stem if stem.endswith(self.suffixes) else stem + self.suffixes[0])
             raise UsageError(
-                f"`{option} {path}`: {self.description} is a file that ends in {' or '.join(self.suffixes)}",
+                f"`{option} {path}`: {self.description} must have the suffix {' or '.join(self.suffixes)}",
                 hint=self.hints.get(suffix, "for example `{option} {fits}`").format(
                     option=option, path=path, fits=fits
                 ),
@@ -129,7 +129,7 @@ def check_output(
     if target.is_dir():
         raise OutputError(
             f"{path}: is a folder, not a file",
-            hint=f"name a file in it, for example `{option} {path}/out.st`",
+            hint=f"give a file in it, for example `{option} {path}/out.st`",
         )
     if target.exists() and not force:
         raise OutputExists(
@@ -151,7 +151,7 @@ def check_folder(path: Path) -> None:
     target = path.resolve()
     if target.exists() and not target.is_dir():
         raise OutputError(
-            f"{path}: is a file, not a folder", hint="leave the slash out, or choose another name with `-o`"
+            f"{path}: is a file, not a folder", hint="leave out the slash, or choose another name with `-o`"
         )
     _check_parent(path, target)
     with temp_file(path / "x") if target.is_dir() else temp_folder(path):

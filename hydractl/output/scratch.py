@@ -14,7 +14,7 @@ from hydractl.errors import OutputError
 
 HELD_BYTES = 32 << 20
 """How much of one data set's predictions or features stays in memory."""
-ROOM_HINT = "set TMPDIR to a folder on a disk with room"
+ROOM_HINT = "set TMPDIR to a folder on a disk with more space"
 
 
 def scratch_tensor(shape: tuple[int, ...], *, name: str, until: str, hint: str = ROOM_HINT) -> torch.Tensor:
@@ -38,7 +38,7 @@ def scratch_tensor(shape: tuple[int, ...], *, name: str, until: str, hint: str =
         with tempfile.TemporaryFile(dir=folder) as file:
             return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
     except OSError as error:
-        raise OutputError(f"{name} cannot be kept until {until}: {error.strerror}", hint=hint) from error
+        raise OutputError(f"{name} cannot be stored until {until}: {error.strerror}", hint=hint) from error
 
 
 def check_room(folder: Path, size: int, *, name: str, until: str, hint: str) -> None:
@@ -49,6 +49,6 @@ def check_room(folder: Path, size: int, *, name: str, until: str, hint: str) -> 
     """
     if (free := shutil.disk_usage(folder).free) < size:
         raise OutputError(
-            f"{folder}: {name} take {size / 1e9:.1f} GB until {until}, and {free / 1e9:.1f} GB are free",
+            f"{folder}: {name} need {size / 1e9:.1f} GB of disk space until {until}, but {free / 1e9:.1f} GB are free",
             hint=hint,
         )

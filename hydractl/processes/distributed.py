@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 PATIENCE_S = 7 * 24 * 3600
-"""For how long processes wait for each other: one that has died closes its connections and is noticed at once."""
+"""Time limit for processes that wait for each other. A process that dies closes its connections and is
+noticed at once.
+"""
 LINGER_S = 10.0
-"""For how long a process that has nothing to say waits to be ended by its launcher, whose report then begins with the one
-that failed."""
+"""Time that a process without an error of its own waits for its launcher to end it, so that the report of the launcher
+begins with the process that failed."""
 HEAD_START_S = 1.0
-"""What went wrong in all processes at about the same time, the first of them says."""
+"""Time in which errors of all processes count as simultaneous, so that only the first process reports."""
 PROCESS_ENDED = "another process of this run has ended"
-HINT = "the launcher's report says which; the same command again goes on where a journal was kept"
+HINT = "the report of the launcher names it; the same command resumes if there is a journal"
 
 
 def rank() -> int:
@@ -57,8 +59,11 @@ def require_one_process(command: str) -> None:
     """
     if world_size() > 1:
         raise UsageError(
-            f"`{command}` runs in one process, not in {world_size()}",
-            hint="leave out `torchrun`; `eval`, `finetune`, `fuse --data`, `predict`, `prune --strategy diverse` and `score` take it",
+            f"`{command}` must run in one process, not in {world_size()}",
+            hint=(
+                "run it without `torchrun`; only `eval`, `finetune`, `fuse --data`, `predict`, `prune "
+                "--strategy diverse` and `score` support several processes"
+            ),
         )
 
 
@@ -88,7 +93,8 @@ def refuse_shared_device(name: str) -> None:
     """
     if ":" in name and world_size() > 1:
         raise UsageError(
-            f"`--device {name}` is one device for {world_size()} processes", hint="use `--device cuda`"
+            f"`--device {name}` is a single device, but there are {world_size()} processes",
+            hint="use `--device cuda`",
         )
 
 
@@ -108,9 +114,7 @@ def own_device(name: str) -> torch.device:
     device = pick_device(name)
     if device.type == "mps":
         if name != "auto":
-            raise UsageError(
-                "`--device mps` has no float64, which scores are computed in", hint="use `--device cpu`"
-            )
+            raise UsageError("`--device mps` has no float64, which scores need", hint="use `--device cpu`")
         device = torch.device("cpu")
     local_processes = local_world_size()
     if world_size() == 1 or device.type != "cuda":

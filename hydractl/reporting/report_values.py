@@ -1,4 +1,4 @@
-"""The numbers of a report by what they are of, and how a person reads them. Importing it loads no torch."""
+"""The numbers of a report by what they are of, and how a person reads them. Importing this module does not load torch."""
 
 from __future__ import annotations
 

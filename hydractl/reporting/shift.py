@@ -1,4 +1,4 @@
-"""Numbers under corruption as tables and as curves over the severity. Importing it loads no torch."""
+"""Numbers under corruption as tables and as curves over the severity. Importing this module does not load torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on the first row of reports: a table that says in which measure it is better, and one sentence. Importing it loads no torch."""
+"""The verdict on the first row of reports: a table that says in which measure it is better, and one sentence. Importing this module does not load torch."""
 
 from __future__ import annotations
 

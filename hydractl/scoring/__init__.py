@@ -1,1 +1,1 @@
-"""Head importance: one method a file, one table."""
+"""Importance scores of attention heads: one method per module, listed in one table."""

@@ -1,8 +1,8 @@
-"""Where methods reach into attention: a gate on each head's output, a look at it or at the attention weights, heads cut out.
+"""Access of scoring methods to attention: gates on head outputs, hooks on outputs and attention weights, removal of heads.
 
-Heads are named as the base counts them.
+Heads have their numbers in the base.
 
-Axes: B batch, T tokens, H heads that are left in a layer, K head width.
+Axes: B batch, T tokens, H remaining heads of a layer, K head width.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Gated(Attention):
-    """Attention of one member whose heads' outputs are multiplied before the output projection.
+    """Attention of a member whose head outputs are multiplied by gates before the output projection.
 
     Attributes:
-        gate: Shape (H,), or (B, 1, H) for a gate a sample.
+        gate: Shape (H,), or (B, 1, H) for one gate per sample.
     """
 
     def __init__(self, attention: Attention, gate: torch.Tensor) -> None:
@@ -40,16 +40,16 @@ class Gated(Attention):
 
 
 class AttentionTap(Attention):
-    """Attention of one member that shows its weights of all tokens, (B, H, T, T), each time it runs."""
+    """Attention of a member that passes its attention weights (B, H, T, T) to a function in each pass."""
 
     def __init__(
         self, attention: Attention, see: Callable[[torch.Tensor, torch.Tensor | None], None]
     ) -> None:
-        """Take the place of an attention.
+        """Wrap an attention module.
 
         Args:
-            attention: Whose.
-            see: Is given the weights, and the padding mask (B, 1, 1 or T, T), True at what may be looked at, or None.
+            attention: Module to wrap.
+            see: Receives the weights and the padding mask (B, 1, 1 or T, T), True at visible tokens, or None.
         """
         super().__init__(attention.groups())
         self._see = see
@@ -63,14 +63,14 @@ class AttentionTap(Attention):
 
 
 class Heard(Attention):
-    """Attention that shows what its heads say each time it runs, before the output projection."""
+    """Attention that passes its head outputs, before the output projection, to a function in each pass."""
 
     def __init__(self, attention: Attention, hear: Callable[[torch.Tensor], None]) -> None:
         """Take the place of an attention, of one member or of several.
 
         Args:
-            attention: Whose.
-            hear: Is given it, as `Attention.heads` returns it in turn.
+            attention: Module to wrap.
+            hear: Receives the outputs, as `Attention.heads` returns them in turn.
         """
         super().__init__(attention.groups())
         self._hear = hear
@@ -88,9 +88,9 @@ class Heard(Attention):
 def tapped(
     model: Towers, towers: Iterable[str], tap: Callable[[str, int, Attention], Attention]
 ) -> Iterator[None]:
-    """Put `tap(tower, layer, attention)` in the place of each attention module for as long as the context lasts.
+    """Replace each attention module by `tap(tower, layer, attention)` within the context.
 
-    Members run in turn meanwhile.
+    Members run in turn within it.
     """
     tapped_towers = {name: model.tower(name) for name in towers}
     before = [
@@ -111,12 +111,12 @@ def tapped(
 
 
 def heads_left(tower: Tower, layer: int) -> tuple[int, ...]:
-    """Return a layer's heads that are still there, increasing."""
+    """Return the remaining heads of a layer in increasing order."""
     return tower.layers()[layer].attn.groups()[0].head_numbers
 
 
 def keep_heads(tower: Tower, layer: int, head_numbers: Collection[int]) -> None:
-    """Cut out all of a layer's heads but these; weights are really sliced, and the tensors cut are new ones."""
+    """Remove all other heads of a layer by slicing its weights; sliced tensors are new ones."""
     attention = tower.layers()[layer].attn
     group = attention.groups()[0]
     attention.members[0] = group.select(
@@ -125,6 +125,6 @@ def keep_heads(tower: Tower, layer: int, head_numbers: Collection[int]) -> None:
 
 
 def remove_head(model: Model, head: HeadId) -> None:
-    """Cut out one head."""
+    """Remove one head."""
     tower = model.tower(head.tower)
     keep_heads(tower, head.layer, set(heads_left(tower, head.layer)) - {head.head})

@@ -1,4 +1,4 @@
-"""Controls that look at no data: random scores, and the size of a head's weights."""
+"""Controls without data: random scores, and the magnitude of a head's weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
 
 
 def score_random(job: ScoreJob, _: Progress) -> Ranking:
-    """Draw every score uniformly from [0, 1), a function of the seed alone."""
+    """Draw every score uniformly from [0, 1), depending only on the seed."""
     draw = random.Random(f"scores-{job.seed}").random  # noqa: S311 - reproducible, not secret
     towers = job.scored
     return Ranking(
@@ -28,7 +28,7 @@ def score_random(job: ScoreJob, _: Progress) -> Ranking:
 def score_magnitude(job: ScoreJob, progress: Progress) -> Ranking:
     """Return the mean of |w| over each head's rows of q, k and v and its columns of the output projection.
 
-    The four matrices weigh the same whatever their sizes. Then scores are normalised as the settings say.
+    The four matrices have equal weight whatever their sizes. Then scores are normalized according to the settings.
     """
     normalize = job.set_for(MagnitudeSettings).normalize
     warn_of_unlike_towers(job, normalize, progress)

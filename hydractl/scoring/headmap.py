@@ -1,4 +1,4 @@
-"""HeadMap's locating step as a way to prune (Wang et al., ICLR 2025): the heads that hurt most when they are masked.
+"""The locating step of HeadMap as a pruning method (Wang et al., ICLR 2025): keeps the heads whose masking hurts most.
 
 Axes: K heads of a layer, B samples of a batch, C classes, N inputs of a tower, F features.
 """
@@ -23,18 +23,19 @@ from hydractl.scoring.job import Ranking, Samples, ScoreJob
 
 
 def score_headmap(job: ScoreJob, progress: Progress) -> Ranking:
-    """Locate in each layer the `keep` heads whose masking raises the loss most, while all located before are masked too.
+    """Locate in each layer the `keep` heads whose masking increases the loss most, while all heads located before are masked too.
 
-    On the `samples` samples of the lowest loss under the whole model (of equal ones the first): C = {}; layer by layer from
-    the first, tower by tower, for each head h: loss_h = mean cross-entropy with all of C and h masked; C takes the `keep`
-    heads of largest loss, of equal ones the higher, since the lower go first everywhere.
+    Uses the `samples` samples with the lowest loss under the whole model (ties go to the first). Starting with C = {},
+    layer by layer and tower by tower, for each head h: loss_h is the mean cross-entropy with C and h masked; the `keep`
+    heads with the largest loss are added to C, among equals the higher ones, because lower heads are removed first
+    everywhere.
 
-    A score is loss_h − loss with C alone masked, so in each layer the `keep` highest are those located, and `prune --keep n
-    --per-layer` keeps exactly C. Within a layer scores can be compared; across layers each stands on what was masked before:
-    the deeper, the more of the model is gone.
+    The score is loss_h − loss with only C masked, so the `keep` highest of each layer are the located ones, and `prune
+    --keep n --per-layer` keeps exactly C. Scores are comparable within a layer, but not between layers, because more of
+    the model is masked in deeper ones.
 
-    Cost: one pass over all data; then for each layer a pass from this layer on over the samples for every head, where a
-    head's own term is subtracted from the attention output. In memory are the samples and the stream that enters the layer.
+    Cost: one pass over all data, then for each head a pass over the samples from its layer on, in which the head's term
+    is subtracted from the attention output. Memory holds the samples and the input of the layer.
 
     Raises:
         DataError: If a loss is not finite, or there are no labels.

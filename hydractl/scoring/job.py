@@ -1,4 +1,4 @@
-"""What a scoring method is given, and what it returns."""
+"""Input and output of scoring methods."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=Settings)
 Memory: TypeAlias = "Mapping[str, tuple[float, ...]]"
-"""What a search must remember to go on as if it had not been interrupted: lists of numbers by name."""
+"""State that a search needs to resume: lists of numbers by name."""
 NOTHING_LEARNT: Memory = MappingProxyType({})
 NO_RESULTS: Mapping[str, OptionValue] = MappingProxyType({})
 
 
 class Samples(NamedTuple):
-    """One batch as methods see it: inputs (B, ...) on the model's device and dtype, labels (B,) or None."""
+    """A batch for methods: inputs (B, ...) on the model's device and in its dtype, labels (B,) or None."""
 
     inputs: Inputs
     labels: torch.Tensor | None
@@ -42,7 +42,7 @@ class Samples(NamedTuple):
         """Return inputs and labels.
 
         Raises:
-            DataError: If there are no labels, which `purpose` needs.
+            DataError: If there are no labels, but `purpose` needs them.
         """
         if self.labels is None:
             raise DataError(f"{purpose} needs labelled data")
@@ -51,12 +51,12 @@ class Samples(NamedTuple):
 
 @dataclass(kw_only=True)
 class Log:
-    """Where a greedy method writes down what it has done, so that it can go on after an interruption; this one keeps nothing.
+    """Log of a greedy method, from which an interrupted run resumes; this class stores nothing.
 
     Attributes:
-        baseline: The objective with every head of an earlier, interrupted run, None if there was no such run.
-        recorded: That run's removals.
-        memory: What its search remembered after the last of them.
+        baseline: Objective with all heads from an interrupted run, None if there is none.
+        recorded: Removals of that run.
+        memory: State of its search after the last removal.
     """
 
     baseline: float | None = None
@@ -64,22 +64,22 @@ class Log:
     memory: Memory = field(default_factory=lambda: NOTHING_LEARNT)
 
     def begin(self, baseline: float) -> None:
-        """Take note of the objective with every head, before the first new removal."""
+        """Record the objective with all heads, before the first new removal."""
 
     def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
-        """Take note of a removal, and of what the search remembers then, before the next begins."""
+        """Record a removal and the state of the search, before the next removal begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateTraining:
-    """What a method is offered that trains.
+    """Resources of a method that trains.
 
     Attributes:
-        feed: Makes the in-distribution data into shuffled batches; decodes them once where that will do.
-        folder: Where the state of an unfinished run goes; None saves nothing.
-        start: Where to go on; None from the beginning.
-        keeps_weights: Whether weights that train are kept.
-        run_log: Where figures are logged.
+        feed: Shuffled batches of the ID data; decodes them only once if possible.
+        folder: Folder for the state of an unfinished run; None to save nothing.
+        start: State to resume from; None to start from the beginning.
+        keeps_weights: Whether trained weights are saved.
+        run_log: Log of figures, for experiment trackers.
     """
 
     feed: Callable[[], Feed]
@@ -91,25 +91,25 @@ class GateTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreJob:
-    """A model and the data to score it on.
+    """A model to score, with data and settings.
 
     Attributes:
         model: A base in evaluation mode; a method may change its attention modules.
-        family: Says which tensors are q, k, v and the output projection.
-        architecture: Of `model`.
-        id_data: Labelled batches that can be gone over again and again: this process's share of them.
-        ood_data: Unlabelled ones; empty unless the method asks for them.
-        settings: The method's own.
-        keep: Heads that a layer keeps, for methods whose budget is `BudgetMeaning.KEEP`.
-        budget: How many heads go in all, for the others.
-        free: Whether no budget was given, so that a method may find the number of heads itself.
-        towers: Those whose heads are scored; empty for all.
-        seed: Of everything random.
-        max_memory: Bytes for what is computed with, beside the model and the data; None for what suits the device.
-        compiles: What messages call a model that is compiled; None compiles none.
-        log: Where greedy methods write down each removal.
-        team: The processes that score together.
-        training: For methods whose settings say that they train.
+        family: Family, which gives the tensors of q, k, v and the output projection.
+        architecture: Architecture of `model`.
+        id_data: Labelled batches of this process, which can be iterated repeatedly.
+        ood_data: Unlabelled batches; empty unless the method needs them.
+        settings: Settings of the method.
+        keep: Number of heads that each layer keeps, for methods with `BudgetMeaning.KEEP`.
+        budget: Number of heads to remove in total, for other methods.
+        free: Whether no budget is given, so that a method may determine the number of heads.
+        towers: Towers to score; empty for all.
+        seed: Random seed.
+        max_memory: Bytes for computation in addition to model and data; None for what the device allows.
+        compiles: Name of the model in messages if it is compiled; None to not compile.
+        log: Log of removals of greedy methods.
+        team: Process group.
+        training: Resources for methods that train.
     """
 
     model: Model
@@ -131,14 +131,14 @@ class ScoreJob:
 
     @property
     def scored(self) -> Mapping[str, TowerHeads]:
-        """The towers whose heads are scored."""
+        """Towers to score."""
         return {n: t for n, t in self.architecture.towers.items() if not self.towers or n in self.towers}
 
     def set_for(self, kind: type[S]) -> S:
-        """Return the settings of a method, its defaults where none were given.
+        """Return the settings of a method, or its defaults.
 
         Raises:
-            TypeError: If they are another method's.
+            TypeError: If the settings belong to another method.
         """
         if type(self.settings) is Settings:
             return kind()
@@ -149,15 +149,15 @@ class ScoreJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """A method's answer.
+    """Result of a method.
 
     Attributes:
-        scores: For each scored tower L rows of H scores, higher is more important.
-        removals: For greedy methods the order in which heads went, with the objective after each.
-        baseline: For greedy methods the objective with every head.
-        clusters: For methods that group heads, each group's heads, the one that stands for it first.
-        results: What else the method found, for the scores file.
-        weights: For methods that train weights the model's tensors by the library's names, fp32, on the CPU.
+        scores: Scores (L, H) of each scored tower; higher is more important.
+        removals: For greedy methods, the removed heads in order, with the objective after each.
+        baseline: For greedy methods, the objective with all heads.
+        clusters: For methods that group heads, the heads of each group, its representative first.
+        results: Other results for the scores file.
+        weights: For methods that train weights, the model's tensors by the library's names, fp32, on the CPU.
     """
 
     scores: Mapping[str, Sequence[Sequence[float]]]
@@ -176,7 +176,7 @@ class Ranking:
         baseline: float | None,
         results: Mapping[str, OptionValue] = NO_RESULTS,
     ) -> Self:
-        """Return what a greedy method answers: a head's score is how many went before it, the budget where it stays."""
+        """Return the ranking of a greedy method: scores are the number of earlier removals, or the budget for kept heads."""
         tables = {
             name: [[float(job.budget)] * tower.num_heads for _ in range(tower.layers)]
             for name, tower in job.scored.items()
@@ -188,19 +188,20 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One row of the table of methods.
+    """A scoring method.
 
     Attributes:
-        name: As typed on the command line.
-        summary: One line for help.
-        run: Scores every head.
-        settings: What a user may set.
-        needs_data: Whether it reads labelled data.
-        default_limit: How many in-distribution samples are used where the user gives no limit; None for all.
-        seeded: Whether the seed shapes the scores, beside the choice of samples.
-        searches: Whether it values circuits one after another: what that takes can be bounded, estimated and compiled.
-        trains: Whether scores are learned, in shuffled epochs over the data.
-        as_given: Whether batches lie in the order of the data, texts too, which else come by length.
+        name: Name on the command line.
+        summary: One line for the help text.
+        run: Function that scores all heads.
+        settings: Class of its settings.
+        needs_data: Whether it needs labelled data.
+        default_limit: Default number of ID samples; None for all.
+        seeded: Whether scores depend on the seed, apart from the choice of samples.
+        searches: Whether it searches circuits, so that its memory can be bounded, its cost estimated and the model
+            compiled.
+        trains: Whether scores are learned in shuffled epochs over the data.
+        as_given: Whether batches keep the order of the data; otherwise texts are sorted by length.
     """
 
     name: str

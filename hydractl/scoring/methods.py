@@ -1,4 +1,4 @@
-"""The table of scoring methods and objectives by name. Importing it loads no torch."""
+"""Registry of scoring methods. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _lazily(module: str, name: str) -> Callable[[ScoreJob, Progress], Ranking]:
-    """Return a function that imports its method when it is first called."""
+    """Return a function that imports its method on the first call."""
 
     def run(job: ScoreJob, progress: Progress) -> Ranking:
         ranking: Ranking = getattr(import_module(f"hydractl.scoring.{module}"), name)(job, progress)
@@ -83,7 +83,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             ),
             Method(
                 name="cahp",
-                summary="one head of each group of similar heads; finds their number (CAHP)",
+                summary="one head of each group of similar heads; determines the number of groups (CAHP)",
                 run=_lazily("cahp.method", "score_cahp"),
                 settings=CahpSettings,
                 seeded=True,  # t-SNE, and the first medoids
@@ -99,7 +99,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             ),
             Method(
                 name="dsp",
-                summary="gates of which K stay open (Li et al. 2021)",
+                summary="gates of which K remain open (Li et al. 2021)",
                 run=_lazily("gates.dsp", "score_dsp"),
                 settings=DspSettings,
                 seeded=True,
@@ -125,7 +125,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 
 
 def _of_all() -> tuple[Option, ...]:
-    """Return the settings of all methods by panel, those of one name once."""
+    """Return the settings of all methods by panel; settings with the same name appear once."""
     by_name = {d.name: d for method in METHODS.values() for d in Option.of(method.settings)}
     places = dict.fromkeys((*PANELS, *(d.setting.panel for d in by_name.values())))
     return tuple(sorted(by_name.values(), key=lambda d: [*places].index(d.setting.panel)))
@@ -140,10 +140,10 @@ def settings_for(method: str, options: Mapping[str, OptionValue]) -> Settings:
 
     Args:
         method: A name of `METHODS`.
-        options: What was set, by name; the rest is the method's default.
+        options: Given values by name; others have their defaults.
 
     Raises:
-        UsageError: If the method is unknown or has no such setting, or a value is not allowed.
+        UsageError: If the method is unknown, lacks a setting, or a value is not allowed.
     """
     if method not in METHODS:
         raise UsageError(
@@ -156,6 +156,6 @@ def settings_for(method: str, options: Mapping[str, OptionValue]) -> Settings:
             takers = [m.name for m in METHODS.values() if name in declared(m.settings)]
             raise UsageError(
                 f"`{long_option(name)}` has no effect with `--method {method}`",
-                hint=f"it is for {', '.join(f'`--method {m}`' for m in takers)}",
+                hint=f"it applies to {', '.join(f'`--method {m}`' for m in takers)}",
             )
     return METHODS[method].settings(**options)

@@ -1,4 +1,4 @@
-"""Scores of layers and towers made comparable. Pure functions of tables: for each tower rows of scores, one a layer."""
+"""Normalization of scores over layers and towers. Pure functions of tables with one row of scores per layer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TINY = 1e-20
 
 
 def normalized(tables: Tables, how: str) -> dict[str, list[list[float]]]:
-    """Return scores divided by a positive number, which leaves the order within a layer as it is.
+    """Return scores divided by a positive number, which keeps the order within a layer.
 
     Args:
         tables: Scores of any sign, finite; rows may differ in length and may be empty.
-        how: `none`: as they are. `layer`: by the ℓ2 norm of the layer's scores (Michel et al. 2019; Molchanov et al.
-            2017), so that each layer weighs the same. `tower`: by the root mean square of the tower's scores, so that
-            towers whose gradients differ in scale can be compared, and layers as before.
+        how: `none`: unchanged. `layer`: by the ℓ2 norm of the layer's scores (Michel et al. 2019; Molchanov et al. 2017),
+            so that layers have equal weight. `tower`: by the root mean square of the tower's scores, so that towers with
+            gradients of different scale are comparable.
 
     Raises:
         ValueError: If `how` is none of these.
@@ -38,11 +38,11 @@ def normalized(tables: Tables, how: str) -> dict[str, list[list[float]]]:
             ]
             for tower, rows in tables.items()
         }
-    raise ValueError(f"no such normalisation: {how}")
+    raise ValueError(f"unknown normalization: {how}")
 
 
 def min_max(tables: Tables) -> dict[str, list[list[float]]]:
-    """Return scores moved and stretched to [0, 1] over all heads of all towers; equal ones become 0."""
+    """Return scores min-max scaled to [0, 1] over all heads of all towers; if all are equal they become 0."""
     scores = [x for rows in tables.values() for row in rows for x in row]
     low, span = min(scores, default=0.0), max(scores, default=0.0) - min(scores, default=0.0)
     return {
@@ -52,15 +52,15 @@ def min_max(tables: Tables) -> dict[str, list[list[float]]]:
 
 
 def warn_of_unlike_towers(job: ScoreJob, how: str, progress: Progress) -> None:
-    """Say that scores of two towers cannot be compared as they are.
+    """Warn that scores of two towers are not comparable without normalization.
 
-    Gradients and weights of CLIP's two encoders differ in scale by far, which is why the paper prunes the vision encoder
-    only (Hydra Ensembles, Fig. 7).
+    Gradients and weights of CLIP's two encoders differ strongly in scale, so the paper prunes only the vision encoder
+    (Hydra Ensembles, Fig. 7).
     """
     if len(job.scored) > 1 and how == "none":
         progress.warn(
-            f"the scores of {' and '.join(job.scored)} differ in scale, and `prune` compares them: add "
-            "`--normalize tower`, or score one with `--towers vision`"
+            f"the scores of {' and '.join(job.scored)} differ in scale, but `prune` compares them: add "
+            "`--normalize tower`, or score one tower with `--towers vision`"
         )
 
 

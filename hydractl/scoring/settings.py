@@ -1,4 +1,4 @@
-"""What a user may set of each scoring method, with its defaults. Importing it loads no torch."""
+"""Base class of the settings of scoring methods. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
 
 CIRCUIT, TAYLOR, GRADIENTS, GATES, CAHP = PANELS = ("Circuit", "Taylor", "Gradients", "Learned gates", "CAHP")
-"""The groups that options are shown in, in order; a method's own may stand behind them."""
+"""Panels of options in order; a method may add others after them."""
 
 
 class BudgetMeaning(StrEnum):
-    """What a budget means to a method."""
+    """Meaning of the budget of a method."""
 
     NOTHING = "nothing"
-    """Every head is scored whatever the budget."""
+    """Every head is scored, whatever the budget."""
     KEEP = "keep"
-    """The heads that a layer keeps."""
+    """The budget is the number of heads that each layer keeps."""
     REMOVALS = "removals"
-    """The heads that go in all, one by one."""
+    """The budget is the number of heads that are removed in total, one by one."""
     KEPT = "kept"
-    """The heads that stay in all."""
+    """The budget is the number of heads that are kept in total."""
     CHOICE = "choice"
-    """The heads that stay in all; without a budget the method finds their number itself."""
+    """The budget is the number of heads that are kept in total; without one the method determines it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(CheckedSettings):
-    """A method without any; others declare theirs as fields, each an option of the same name."""
+    """Settings of a method without options; other methods declare fields, each an option with the same name."""
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """What a budget means to the method so set."""
+        """Meaning of the budget with these settings."""
         return BudgetMeaning.NOTHING
 
     @property
     def objective(self) -> str | None:
-        """What removals record."""
+        """Objective that removals record."""
         return None
 
     @property
     def needs_ood(self) -> bool:
-        """Whether out-of-distribution data is read."""
+        """Whether OOD data are needed."""
         return False
 
     @property
     def trains_weights(self) -> bool:
-        """Whether the model's weights change with the scores."""
+        """Whether the model's weights are trained."""
         return False
 
     def options(self) -> dict[str, OptionValue]:
-        """Return what a scores file records of them."""
+        """Return the settings that a scores file records."""
         return {k: v for k, v in asdict(self).items() if k != "objective" and v is not None}

@@ -1,1 +1,1 @@
-"""The stages of the pipeline; they meet through files and never import each other."""
+"""The stages of the pipeline. They exchange data through files and never import each other."""

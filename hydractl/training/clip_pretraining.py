@@ -55,11 +55,11 @@ class PairConfig:
 
     def __post_init__(self) -> None:
         if self.width % self.heads or self.size % self.patch:
-            raise UsageError("`width` must be a multiple of `heads`, and `size` one of `patch`")
+            raise UsageError("`width` must be a multiple of `heads`, and `size` a multiple of `patch`")
         if min(self.layers, self.epochs, self.batch_size) < 1 or not self.lr > 0:
             raise UsageError("`layers`, `epochs`, `batch_size` and `lr` must be positive")
         if not self.templates or not all("{label}" in template for template in self.templates):
-            raise UsageError("each of `templates` must hold {label}, and there must be one")
+            raise UsageError("`templates` must not be empty, and each must contain {label}")
 
 
 def train_pair(images: ImageSet, out: Path, config: PairConfig) -> float:
@@ -74,7 +74,7 @@ def train_pair(images: ImageSet, out: Path, config: PairConfig) -> float:
         UsageError: If the images have no labels.
     """
     if images.labels is None:
-        raise UsageError(f"{images.name}: has no labels, and captions are made of them")
+        raise UsageError(f"{images.name}: has no labels, but captions need them")
     captions = [[t.replace("{label}", name) for t in config.templates] for name in images.class_names]
     tokenizer = word_tokenizer([text for texts in captions for text in texts])
     texts = _encoded(tokenizer, captions)

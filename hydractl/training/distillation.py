@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.model_inputs import Inputs
 
 Teacher = Callable[[Inputs], torch.Tensor]
-"""Inputs to the logits (m, B, C) of a model's m members, one of which a base or a member has."""
+"""Function from inputs to logits (M, B, C) of M members; M = 1 for a base or a member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

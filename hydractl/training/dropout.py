@@ -18,9 +18,11 @@ from hydractl.families.attention_bias import SharedDropout
 from hydractl.families.tower import Tower
 
 NOT_DROPPED = ("attn_drop", "head_drop")
-"""Attention weights and the classifier's input keep what the architecture says, as in Dosovitskiy et al. (2021)."""
+"""Dropout layers that are set. Attention weights and the classifier's input keep the architecture's rates, as
+in Dosovitskiy et al. (2021).
+"""
 _STREAM = -1
-"""Keeps the seeds of steps apart from those of epochs and samples."""
+"""Offset that separates the seeds of steps from those of epochs and samples."""
 
 
 class StepNoise:
@@ -145,7 +147,7 @@ def _takes_path(model: nn.Module) -> bool:
 HAS_LAYERS_FOR: Mapping[str, Callable[[nn.Module], bool]] = MappingProxyType(
     {"dropout": _takes_dropout, "drop_path": _takes_path}
 )
-"""Of a recipe's shares to drop, whether a model has a layer that one changes; of a model before `set_dropout`."""
+"""For each dropout setting of a recipe, whether a model has a layer that it changes; call it before `set_dropout`."""
 
 
 def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None) -> StepNoise:

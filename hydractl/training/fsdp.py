@@ -29,12 +29,12 @@ def launcher_uses_fsdp() -> bool:
     if os.environ.get(USE_FSDP, "").lower() != "true" or world_size() == 1:
         return False
     if os.environ.get(OFFLOAD, "").lower() == "true":
-        raise UsageError("weights are not offloaded here", hint="leave out `--fsdp_offload_params`")
+        raise UsageError("offloading of weights is not supported", hint="leave out `--fsdp_offload_params`")
     try:
         from torch.distributed.fsdp._common_utils import collect_grad_tensors  # noqa: F401, PLC0415 - what looks into a stream
     except ImportError as error:
         raise UsageError(
-            f"`--use_fsdp` needs a newer torch than {torch.__version__}", hint="leave it out: DDP then"
+            f"`--use_fsdp` needs a newer torch than {torch.__version__}", hint="leave it out to use DDP"
         ) from error
     return True
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 NAME = "state.json"
 DROPPED, FORCED, OTHERS = (
-    "{why}: what an unfinished run left in {where} is dropped",
-    "`--force` starts anew",
-    "options, inputs or versions are others now",
+    "{why}: the state of an unfinished run in {where} is discarded",
+    "`--force` starts again",
+    "options, inputs or versions have changed",
 )
-_ANEW = "add `--force` to start anew"
+_ANEW = "add `--force` to start again"
 _OURS = re.compile(
     r"state\.json|(weights|average|optimizer|best|winner)-[\d-]+\.st|\..*\.[0-9a-f]{8}\.hydractl-part"
 )
@@ -48,9 +48,9 @@ class OtherRunError(OutputExists):
 
     def __init__(self, path: Path, changes: str | None) -> None:
         super().__init__(
-            f"{path}: is kept by an unfinished run with other options, inputs or versions"
+            f"{path}: belongs to an unfinished run with other options, inputs or versions"
             + (f": {changes}" if changes else ""),
-            hint="run that command again to finish it, add `--force` to drop it and start anew, or choose another name with `-o`",
+            hint="run that command again to finish it, add `--force` to discard it and start again, or choose another name with `-o`",
         )
 
 
@@ -113,11 +113,11 @@ class StateFile(Document):
     winner: Winner | None
     files: dict[str, str]
     digests: dict[str, Digest] = Field(default={})
-    """Of each of the files, by its name."""
+    """Digest of each file by name."""
     settings: dict[str, str] = Field(default={}, exclude_if=lambda value: not value)
-    """What the fingerprint is of, as `texts_of` has it."""
+    """Settings of the run, from `texts_of`."""
     own_digest: str = ""
-    """Of this document without it."""
+    """Digest of this document without this key."""
 
     def sealed(self) -> StateFile:
         """Return it with its digest."""
@@ -196,7 +196,7 @@ class StateFolder:
                 progress.warn(DROPPED.format(why=OTHERS if is_of_another_run else FORCED, where=self.path))
             return Snapshot()
         start = self.load()
-        progress.step(f"Going on at step {start.position.step}, from {self.path}")
+        progress.step(f"Resuming at step {start.position.step} from {self.path}")
         return start
 
     def check(self, *, force: bool) -> bool:
@@ -215,8 +215,8 @@ class StateFolder:
             return False
         if (strange := self._strange()) is not None:
             raise OutputExists(
-                f"{self.path}: is where the state of the run goes, and {strange}",
-                hint="move it away, or choose another name with `-o`",
+                f"{self.path}: the state of the run goes here, but it {strange}",
+                hint="move it to another place, or choose another name with `-o`",
             )
         return not force and bool(self._read_state_file())
 
@@ -228,7 +228,7 @@ class StateFolder:
             return "is not a folder"
         names = sorted(path.name for path in self.path.iterdir())
         if others := [name for name in names if not _OURS.fullmatch(name)]:
-            return f"holds `{others[0]}`, which hydractl did not write"
+            return f"contains `{others[0]}`, which hydractl did not write"
         state_file = self.path / NAME
         try:
             with state_file.open("rb") as file:
@@ -247,9 +247,9 @@ class StateFolder:
         try:
             state = StateFile.read(self.path / NAME)
         except ManifestError as error:
-            raise ManifestError(error.message, hint=f"it is not a state of this version; {_ANEW}") from error
+            raise ManifestError(error.message, hint=f"the state is of another version; {_ANEW}") from error
         if state != state.sealed() or set(state.files.values()) != state.digests.keys():
-            raise ManifestError(f"{self.path / NAME}: is damaged: its digest is another", hint=_ANEW)
+            raise ManifestError(f"{self.path / NAME}: is damaged: its digest does not match", hint=_ANEW)
         if state.fingerprint != self.fingerprint:
             raise OtherRunError(self.path, changes(state.settings, self._settings))
         return state
@@ -265,7 +265,7 @@ class StateFolder:
             files = {key: Checkpoint.open(self.path / name) for key, name in state.files.items()}
             for key, file in files.items():
                 if file.digest != state.digests[state.files[key]]:
-                    raise CheckpointError(f"{file.name}: is damaged: its digest is another")
+                    raise CheckpointError(f"{file.name}: is damaged: its digest does not match")
             groups = {key: file.tensors() for key, file in files.items()}
         except (InputError, OSError) as error:
             raise CheckpointError(str(error), hint=f"the state is damaged; {_ANEW}") from error

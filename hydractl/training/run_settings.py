@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hydractl.runtime import digest_text
 
 LONGEST, MOST = 60, 3
-"""Letters of a value that are kept as they are, and how many settings a refusal names."""
+"""Maximum length of a value in a message, and maximum number of settings in it."""
 
 
 def texts_of(settings: Mapping[str, object]) -> dict[str, str]:
@@ -27,7 +27,9 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
     if not before:
         return None
     names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
-    texts = [f"`{name}` was {before.get(name, 'not set')}, is {after.get(name, 'not set')}" for name in names]
+    texts = [
+        f"`{name}` was {before.get(name, 'not set')}, is now {after.get(name, 'not set')}" for name in names
+    ]
     remainder = [f"{len(texts) - MOST} more"] if len(texts) > MOST else []
     return "; ".join((*texts[:MOST], *remainder)) or None
 

@@ -105,7 +105,7 @@ class TrainingRun:
         self.rate = 0.0
         """Of the last step: the peak rate as the schedule has it then."""
         self.whole = True
-        """Whether weights, optimiser and position belong together; not in the middle of a step."""
+        """Whether weights, optimizer and position are consistent; False during a step."""
         model = job.build()
         freeze_unused(model, job.probe)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from hydractl.families.base import Family, Place, place_of
 
 MADE, ORIGINAL = ".parametrizations.", ".original"
-"""What the names of parameters hold that a weight is made of; and how that of the one in the file ends."""
+"""Part of the names of parameters from which a weight is computed, and suffix of the one in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ def test_lists_paths_and_numbers_are_read_as_a_command_line_is(work):
 
 def test_functions_are_quiet_unless_asked_and_warnings_are_pythons(work, capsys):
     heard, said = Heard(), []
-    with pytest.warns(UserWarning, match="there is one member only"):
+    with pytest.warns(UserWarning, match="there is only one member: the hydra predicts like one model"):
         hydractl.fuse("m0.st", out="one.st", verify=False)
     hydractl.fuse(["m0.st"], out="two.st", verify=False, progress=heard)
     hydractl.fuse(["m0.st"], out="three.st", verify=False, progress=said.append)
@@ -109,7 +109,7 @@ def test_functions_are_quiet_unless_asked_and_warnings_are_pythons(work, capsys)
     assert capsys.readouterr() == ("", "")
     assert heard.steps == ["Comparing 1 member", "Writing two.st"]
     assert said[0] == heard.steps[0]
-    assert any(text.startswith("warning: there is one member only") for text in said)
+    assert any(text.startswith("warning: there is only one member") for text in said)
 
 
 def test_errors_are_those_of_the_command(work):
@@ -124,7 +124,7 @@ def test_errors_are_those_of_the_command(work):
         hydractl.prune("m0.st", out="x.st", masks=["mask.json"])
     with pytest.raises(TypeError, match="missing a required argument: 'out'"):
         hydractl.predict("m0.st", "digits")
-    with pytest.raises(ValueError, match="classes: `a,b` holds a comma"):
+    with pytest.raises(ValueError, match="classes: `a,b` contains a comma"):
         hydractl.predict("m0.st", "digits", out="x.csv", classes=["a,b", "c"])
 
 

@@ -94,7 +94,7 @@ def test_a_disk_that_fails_while_a_file_is_read_is_one_message(call, raising):
 
     seen = call("schema")
 
-    assert (seen.code, seen.err) == (3, "error: a file of this command: Input/output error\n")
+    assert (seen.code, seen.err) == (3, "error: an input or output file: Input/output error\n")
 
 
 def test_an_error_of_the_system_about_nothing_keeps_its_traceback(raising):
@@ -124,8 +124,8 @@ def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["prun"], "`prun`: `hydractl` has no such command\n\nhint: did you mean `prune`?"),
-        (["prune", "base.st", "-o", "x.st", "--kep", "3"], "`--kep`: `hydractl prune` has no such option\n\nhint: did you mean `--keep`?"),
+        (["prun"], "`prun` is not a command of `hydractl`\n\nhint: did you mean `prune`?"),
+        (["prune", "base.st", "-o", "x.st", "--kep", "3"], "`--kep` is not an option of `hydractl prune`\n\nhint: did you mean `--keep`?"),
         (["prune", "base.st", "-o", "x.st", "--remove", "few"], "`--remove`: "),
         (["prune", "base.st", "-o", "x.st", "--remove", "-1"], "`--remove`: input should be greater than or equal to 0"),
         (["prune", "base.st", "--keep", "3"], "`-o/--output/--out` is missing\n\nhint: see `hydractl prune --help`"),
@@ -214,7 +214,7 @@ def test_an_option_that_takes_one_value_is_given_once():
             if option.multiple or (option.is_flag and not option.secondary_opts):
                 (lists if option.multiple else flags).add(first)
                 continue
-            with pytest.raises(UsageError, match=f"^`{option.opts[0]}.*` is given twice$"):
+            with pytest.raises(UsageError, match=f"^`{option.opts[0]}.*` appears more than once$"):
                 command.make_context(name, typed)
 
     assert "--scores" in lists

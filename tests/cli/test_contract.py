@@ -162,19 +162,19 @@ def test_what_came_meanwhile_is_kept(call, work, argv, monkeypatch):
     seen = call(*argv)
 
     assert (seen.code, (work / argv[-1]).read_bytes()) == (6, b"mine")
-    assert f"{argv[-1]}: already exists, and holds something else; nothing was written" in seen.err
+    assert f"{argv[-1]}: already exists with other content; nothing was written" in seen.err
 
 
 BAD = {
     "missing": (("inspect", "none.st"), "none.st: no such file"),
     "missing model": (("prune", "none.st", "--mask", "m-0.mask.json", "-o", "n.st"), "none.st: no such file"),
     "missing scores": (("prune", "base.st", "--scores", "none.json", "--keep", "2", "-o", "n.st"), "none.json: no such file"),
-    "truncated": (("fuse", "cut.st", "-o", "n.st"), "cut.st: is not a well-formed safetensors file"),
+    "truncated": (("fuse", "cut.st", "-o", "n.st"), "cut.st: is not a valid safetensors file"),
     "other classes": (("fuse", "base.st", "five.st", "-o", "n.st"), "five.st: has 5 classes, base.st has 7"),
-    "a hydra": (("fuse", "hydra.st", "-o", "n.st"), "hydra.st: is a hydra already"),
+    "a hydra": (("fuse", "hydra.st", "-o", "n.st"), "hydra.st: is already a hydra"),
     "a mask as scores": (("prune", "base.st", "--scores", "m-0.mask.json", "--keep", "2", "-o", "n.st"), "expected `hydractl.scores/1`"),
     "a head out of range": (("prune", "base.st", "--mask", "range.json", "-o", "n.st"), "keep[0] has head 9, but there are 4 heads (0..3)"),
-    "an unknown key": (("inspect", "key.json"), "extra is not a key of this document"),
+    "an unknown key": (("inspect", "key.json"), "extra is not a known key"),
     "not JSON": (("inspect", "broken.json"), "broken.json: is not JSON"),
     "markup in a name": (("inspect", "[red]x[/x].st"), "[red]x[/x].st: no such file"),
 }  # fmt: skip
@@ -237,9 +237,9 @@ def test_what_an_unfinished_run_of_other_options_left_is_answered_alike(call, wo
     seen = call(*argv)
 
     assert (seen.code, seen.out, sorted(work.rglob("*"))) == (6, "", before)
-    assert f"error: {path}: is kept by an unfinished run with other options, inputs or versions\n" in seen.err
+    assert f"error: {path}: belongs to an unfinished run with other options, inputs or versions\n" in seen.err
     assert seen.err.endswith(
-        "hint: run that command again to finish it, add `--force` to drop it and start anew, or choose another name with `-o`\n"
+        "hint: run that command again to finish it, add `--force` to discard it and start again, or choose another name with `-o`\n"
     )
     assert call(*argv, "--force").code == 0
     assert not path.exists()
@@ -272,7 +272,7 @@ def test_a_device_without_memory_is_a_sentence_that_names_the_options_of_the_com
 
     assert seen.code == 3
     assert (
-        "error: the device has not enough memory: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+        "error: the device has too little memory: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
         in seen.err
     )
     assert seen.err.endswith(f"hint: {MEMORY[name]}\n")
@@ -281,7 +281,7 @@ def test_a_device_without_memory_is_a_sentence_that_names_the_options_of_the_com
 
 def test_memory_of_the_machine_is_no_memory_of_a_device(monkeypatch):
     with (
-        pytest.raises(InputError, match="this machine has not enough memory: MemoryError") as caught,
+        pytest.raises(InputError, match="this machine has too little memory: MemoryError") as caught,
         enough_memory(["batch_size", "device"]),
     ):
         raise MemoryError
@@ -310,5 +310,7 @@ def test_libraries_that_do_not_fit_into_the_limit_of_a_process(call, work, monke
         return
     seen = call("inspect", "base.st")
     assert seen.code == 3
-    assert "error: the libraries need more virtual memory than this process may have, 2.0 GiB: " in seen.err
+    assert (
+        "error: the libraries need more virtual memory than the limit of this process, 2.0 GiB: " in seen.err
+    )
     assert seen.err.endswith("hint: raise the limit before the command: `ulimit -v unlimited`\n")

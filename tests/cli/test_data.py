@@ -40,9 +40,9 @@ def test_all_of_a_data_set_is_shown_and_what_is_typed_reads_what_is_said(call):
     [
         (("lst",), "did you mean `list`?"),
         (("sst2",), "`hydractl data show sst2`"),
-        (("show",), "`hydractl data list` names all"),
+        (("show",), "`hydractl data list` lists the names"),
         (("show", "sst3"), "did you mean `sst2`?"),
-        (("list", "sst2"), "`hydractl data show sst2` tells of one"),
+        (("list", "sst2"), "`hydractl data show sst2` shows one data set"),
     ],
 )
 def test_what_to_type_instead(call, words, said):

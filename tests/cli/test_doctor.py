@@ -93,7 +93,7 @@ def test_a_hub_that_hangs_is_not_waited_for(asked):
     findings = [*hub(0.1)]
 
     assert time.monotonic() - begin < 2
-    assert "no answer in 0.1 s" in found(findings, "endpoint").found
+    assert "no response within 0.1 s" in found(findings, "endpoint").found
     assert found(findings, "endpoint").state is FindingState.FAILED
 
 
@@ -103,7 +103,7 @@ def test_offline_nothing_is_asked(asked):
 
     assert calls == []
     assert found(report.findings, "endpoint").state is FindingState.SKIPPED
-    assert found(report.findings, "token").found == "there is one, not tried"
+    assert found(report.findings, "token").found == "found, not tested"
     report.require_checks()
 
 

@@ -202,9 +202,9 @@ def test_a_failed_check_shows_everything_and_exits_5(model, tmp_path, capsys):
 
     out, err = capsys.readouterr()
     assert code == 5
-    assert "failed: accuracy<0.99, found 0." in out
-    assert "ok: nll>1000000000, found " in out
-    assert "error: 1 of 2 checks failed for `base`: `accuracy<0.99` (found 0." in err
+    assert "failed: accuracy<0.99, measured 0." in out
+    assert "ok: nll>1000000000, measured " in out
+    assert "error: 1 of 2 checks failed for `base`: `accuracy<0.99` (measured 0." in err
     report = json.loads((tmp_path / "r.json").read_text())
     assert [c["failed"] for c in report["checks"]] == [True, False]
     assert main([*argv, "--fail-if", "accuracy<0.99", "--fail-if", "nll>1e9", "--if-changed", "--json"]) == 5
@@ -234,16 +234,20 @@ def test_a_failed_check_shows_everything_and_exits_5(model, tmp_path, capsys):
         (["--data", DATA, "--metrics", "auroc"], 2, "`auroc` cannot be measured without an OOD data set"),
         (["--data", DATA, "--dtype", "int4"], 2, "unknown dtype `int4`"),
         (["--data", DATA, "--json", "-q"], 2, "exclude each other"),
-        (["--data", DATA, "-q"], 2, "nothing is written: nothing would be said"),
-        (["--data", DATA, "--json", "-o", "-"], 2, "both want standard output"),
+        (["--data", DATA, "-q"], 2, "`-q` prints only the paths written, but nothing is written"),
+        (["--data", DATA, "--json", "-o", "-"], 2, "both write to standard output"),
         (["--data", DATA, "-o", "-", "--save-predictions", "-"], 2, "name the same file"),
         (["--data", "digits"], 3, "model"),
-        (["--data", "noise"], 3, "noise: has no labels, which `--data` needs"),
+        (["--data", "noise"], 3, "noise: has no labels, but `--data` needs them"),
         (["--data", DATA, "--far", "x=nowhere"], 3, "nowhere"),
         (["--data", DATA, "--temperature", "0"], 2, "must be between 0.001 and 1000"),
         (["--data", DATA, "--temperature", "-2"], 2, "must be between 0.001 and 1000"),
         (["--data", DATA, "--temperature", "digits::splt=val"], 2, "unknown key `splt`"),
-        (["--data", DATA, "--temperature", "noise"], 3, "noise: has no labels, which `--temperature` needs"),
+        (
+            ["--data", DATA, "--temperature", "noise"],
+            3,
+            ("noise: has no labels, but `--temperature` needs them"),
+        ),
         (["--data", DATA, "--temperature", "digits"], 3, "its class `7` is not in `--data`"),
         (["--data", DATA, "--metrics", "temperature"], 2, "cannot be measured without `--temperature`"),
         (["--data", DATA, "--compare", "x=nowhere.st"], 3, "nowhere.st: no such file or folder"),
@@ -274,7 +278,7 @@ def test_an_image_that_cannot_be_read_is_answered_with_the_option_that_leaves_it
     assert seen.err.rstrip().endswith(", or add `--skip-bad`")
     seen = call("eval", model, "--data", root, *QUICK, "--skip-bad")
     assert seen.code == 0
-    assert "warning: d: left out 1 of" in seen.err
+    assert "warning: d: skipped 1 of" in seen.err
 
 
 def test_existing_output_is_kept(model, tmp_path, capsys):
@@ -330,11 +334,11 @@ def test_a_report_renders_without_models(capsys):
 @pytest.mark.parametrize(("options", "code", "message", "hint"), [
     (["--near", "7"], 3, "7: no such folder or file", "`--near NAME=DATA`: DATA is `digits`"),
     (["--far", "nois"], 3, "nois: no such folder or file", "`--far NAME=DATA`: did you mean `noise`?"),
-    (["--far", "A="], 2, "the data reference names no source", "`--far NAME=DATA`: DATA is"),
+    (["--far", "A="], 2, "the data reference has no source", "`--far NAME=DATA`: DATA is"),
     (["--compare", "none.st"], 3, "none.st: no such file", "`--compare NAME=MODEL[,MODEL...]`: a MODEL is"),
     (["--compare", "A="], 2, "`A`: an empty model reference", "`--compare NAME=MODEL[,MODEL...]`: for example `'Deep"),
-    (["--compare", "=b.st"], 2, "a name is empty", "choose another: `--name NAME` for MODEL, `NAME=...` for the others"),
-    (["--compare", "/"], 2, "`/`: has no name that tables could call it by", "`--name NAME` for MODEL, `NAME=...` for"),
+    (["--compare", "=b.st"], 2, "a name is empty", "choose another: use `--name NAME` for MODEL and `NAME=...` for other rows"),
+    (["--compare", "/"], 2, "`/`: needs a name for the tables", "use `--name NAME` for MODEL and `NAME=...` for other rows"),
     (["--fit", "7", "--ood-score", "knn", "--near", "noise"], 3, "7: no such folder or file", "DATA is `digits`"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_answered_with_the_form_of_its_option(
@@ -351,5 +355,5 @@ def test_a_model_without_a_name_is_named(call):
     seen = call("eval", "/", "--data", DATA)
 
     said, hint = seen.err.split("\n\n")
-    assert (seen.code, said) == (2, "error: `/`: has no name that tables could call it by")
-    assert hint == "hint: `--name NAME` for MODEL, `NAME=...` for the others\n"
+    assert (seen.code, said) == (2, "error: `/`: needs a name for the tables")
+    assert hint == "hint: use `--name NAME` for MODEL and `NAME=...` for other rows\n"

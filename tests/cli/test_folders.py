@@ -51,7 +51,7 @@ def test_a_folder_that_holds_a_model_is_not_overwritten_without_force(work, call
 
     refused = call("fuse", "m-0.st", "m-1.st", "-o", "h")
 
-    assert (refused.code, "holds a model already" in refused.err) == (6, True)
+    assert (refused.code, "already contains a model (" in refused.err) == (6, True)
     assert {path: path.read_bytes() for path in (work / "h").iterdir()} == before
     assert call("fuse", "m-0.st", "m-1.st", "-o", "h", "--force", "-q").code == 0
     assert names(work / "h") == [

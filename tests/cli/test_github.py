@@ -78,7 +78,7 @@ def test_the_headline_table_is_added_to_the_summary(github, work, call):
     lines = github.read_text().splitlines()
     assert lines[:3] == ["before", "| model | NLL ↓ |", "|---|---:|"]
     assert re.fullmatch(r"\| a\\\|&lt;b&gt; \| [\d.]+ \|", lines[3])
-    assert lines[5].startswith("- ❌ failed: `nll>0`, found ")
+    assert lines[5].startswith("- ❌ failed: `nll>0`, measured ")
 
 
 def test_elsewhere_nothing_is_added(work, call, monkeypatch, tmp_path):
@@ -179,7 +179,7 @@ def test_provenance_says_what_an_output_is_made_of(work, call):
     ("more", "code", "text"),
     [
         (["-o", "f.st", "--provenance", "scores.json"], 6, "already exists"),
-        (["-o", "f.st", "--provenance", "f.st"], 2, "is where an output goes"),
+        (["-o", "f.st", "--provenance", "f.st"], 2, "is also an output"),
         (["-o", "f.st", "--provenance", "none/f.json"], 3, "does not exist"),
         (["-o", "-", "--provenance", "f.json"], 2, "is a stream"),
     ],

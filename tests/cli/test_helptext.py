@@ -163,7 +163,7 @@ def test_help_of_no_command_names_the_nearest(call):
     seen = call("help", "prun")
 
     assert (seen.code, seen.out) == (2, "")
-    assert seen.err == "error: `prun`: `hydractl` has no such command\n\nhint: did you mean `prune`?\n"
+    assert seen.err == "error: `prun` is not a command of `hydractl`\n\nhint: did you mean `prune`?\n"
 
 
 def test_brackets_are_no_markup(call):

@@ -122,15 +122,15 @@ def other_scores(folder: Path) -> None:
 CHANGES = {
     "an option": ("prune at random", lambda _: None, ["--seed", "1"], "other options: without `--seed 1`"),
     "a value": ("score", lambda _: None, ["--batch-size", "4"], "other options: without `--batch-size 4`"),
-    "an image": ("score", changed_image, [], "`images` is not"),
-    "weights": ("prune at random", other_weights, [], "`base.st` is not"),
-    "what chooses a prior": ("eval of rivals", changed_image, [], "`images` is not"),
-    "scores": ("prune", other_scores, [], "`scores.json` is not"),
+    "an image": ("score", changed_image, [], "`images` has changed"),
+    "weights": ("prune at random", other_weights, [], "`base.st` has changed"),
+    "what chooses a prior": ("eval of rivals", changed_image, [], "`images` has changed"),
+    "scores": ("prune", other_scores, [], "`scores.json` has changed"),
     "one that is named twice": (
         "fuse",
         lambda folder: shutil.copy(folder / "m-2.st", folder / "m-1.st"),
         [],
-        "`m-1.st` is not",
+        "`m-1.st` has changed",
     ),
     "a list of names": (
         "import",
@@ -142,27 +142,27 @@ CHANGES = {
         "prune",
         lambda folder: (folder / "p-1.st").unlink(),
         [],
-        "p-1.st is not there",
+        "p-1.st does not exist",
     ),
     "a mask beside it": (
         "prune at random",
         lambda folder: shutil.copy(folder / "m-0.mask.json", folder / "r.mask.json"),
         [],
-        "not as they were written",
+        "its files have changed since they were written",
     ),
-    "an image that is predicted": ("predict", changed_image, [], "`images` is not"),
+    "an image that is predicted": ("predict", changed_image, [], "`images` has changed"),
     "what an image is called": (
         "predict a table",
         lambda folder: (folder / "images/0/0.png").rename(folder / "images/0/00.png"),
         [],
-        "`images` is not",
+        "`images` has changed",
     ),
     "where images lie": ("predict a table", lambda _: None, ["./images"], "other options"),
-    "what is exported": (
+    "has no class names yet, and an exported model takes images only": (
         "export",
         lambda folder: shutil.copy(folder / "fused.st", folder / "hydra.st"),
         [],
-        "`hydra.st` is not",
+        "`hydra.st` has changed",
     ),
     "how it is exported": ("export", lambda _: None, ["--tolerance", "0.01"], "other options"),
     "how much is told": ("predict", lambda _: None, ["--top-k", "1"], "other options: without `--top-k 1`"),
@@ -170,7 +170,7 @@ CHANGES = {
         "finetune a folder",
         lambda folder: (folder / "tuned/config.json").unlink(),
         [],
-        "not as they were written",
+        "its files have changed since they were written",
     ),
 }
 
@@ -245,7 +245,7 @@ def test_inputs_that_changed_places_are_others(folder, call):
 @pytest.mark.parametrize(
     ("there", "text"),
     [
-        ("notes", "does not say what made it"),
+        ("notes", "does not record how it was made"),
         ("m-0.st", "by `hydractl prune`"),
         ("scores.json", "by `hydractl score`"),
     ],
@@ -271,8 +271,11 @@ def test_predictions_that_somebody_has_changed_are_theirs(folder, again):
     seen = again("predict")
 
     assert (seen.code, Path("said.csv").read_bytes()) == (6, edited)
-    assert "is not as it was written" in seen.err
-    assert "`--force` in place" in seen.err
+    assert "has changed since it was written" in seen.err
+    assert (
+        "choose another name with `-o`, move it to another place, or replace `--if-changed` by `--force"
+        in seen.err
+    )
     changed_image(folder)
     assert main([*COMMANDS["predict"].replace("--if-changed", "--force").split(), "-q"]) == 0
     assert "up to date" in again("predict").out
@@ -280,7 +283,7 @@ def test_predictions_that_somebody_has_changed_are_theirs(folder, again):
     Path("said.csv.lineage.json").write_text("mine")
     seen = again("predict")
     assert (seen.code, Path("said.csv.lineage.json").read_text()) == (6, "mine")
-    assert "said.csv.lineage.json: is where it is written down" in seen.err
+    assert "said.csv.lineage.json: the record of how" in seen.err
 
 
 @pytest.mark.parametrize(
@@ -298,7 +301,7 @@ def test_what_was_made_without_being_asked_to_say_so_is_moved_away_once(folder, 
     seen = again(name)
 
     assert (seen.code, files(folder)) == (6, before)
-    assert f"no {out}.lineage.json says what made it" in seen.err
+    assert f"no {out}.lineage.json that records how it was made" in seen.err
     assert "--force" not in seen.err
     for path in (out, Path(f"{out}.py"), Path("effect.json")):
         path.rename(folder / f"moved-{path}") if path.exists() else None
@@ -328,7 +331,7 @@ def test_images_that_cannot_be_read_do_not_matter_where_they_are_told_of(folder,
     assert call(*line).code == 0
     assert "up to date" in call(*line).out
     shutil.copy(folder / "images/0/0.png", folder / "images/0/bad.png")
-    assert "Not up to date: `images` is not" in call(*line).err
+    assert "Not up to date: `images` has changed" in call(*line).err
 
 
 def test_predictions_that_are_begun_otherwise_begin_anew(folder, call, monkeypatch):
@@ -346,7 +349,7 @@ def test_predictions_that_are_begun_otherwise_begin_anew(folder, call, monkeypat
 
     assert seen.code == 0
     assert (
-        "options, inputs or versions are others now: what an unfinished run left in new.csv.journal"
+        "options, inputs or versions have changed: the state of an unfinished run in new.csv.journal"
         in seen.err
     )
     assert Path("new.csv").read_bytes() == Path("said.csv").read_bytes()
@@ -357,7 +360,7 @@ def test_predictions_that_are_begun_otherwise_begin_anew(folder, call, monkeypat
     [
         ("predict hydra.st images", "exclude each other"),
         ("predict hydra.st - -o x.csv", "exclude each other"),
-        (f"eval hydra.st --data {DIGITS}", "none is named"),
+        (f"eval hydra.st --data {DIGITS}", "`--if-changed` needs an output to compare with"),
         ("prune base.st --strategy random --keep 2 -o -", "exclude each other"),
         ("prune - --strategy random --keep 2 -o r.st", "exclude each other"),
         ("prune base.st --strategy random --keep 2 -o r.st --force", "exclude each other"),
@@ -412,5 +415,5 @@ def test_the_state_of_another_run_is_dropped(folder, call, monkeypatch):
 
     assert seen.code == 0
     assert (
-        "options, inputs or versions are others now: what an unfinished run left in new.st.state" in seen.err
+        "options, inputs or versions have changed: the state of an unfinished run in new.st.state" in seen.err
     )

@@ -25,11 +25,11 @@ def test_results_and_what_to_know(call, work, weights):
 
     assert seen.code == 0
     assert seen.out.splitlines()[0].split() == ["architecture", "classes", "heads", "parameters", "bytes"]
-    assert "Found beneath `state_dict` and behind `module.`\nWrote new.st\n" in seen.out
+    assert "Found under `state_dict` and with the prefix `module.`\nWrote new.st\n" in seen.out
     assert (
-        "warning: w.pth: has a moving average of the weights too (`state_dict_ema`); `--ema` takes it"
-        in seen.err
-    )
+        "warning: w.pth: also has an exponential moving average of the weights (`state_dict_ema`); add "
+        "`--ema` to import it"
+    ) in seen.err
     assert call("inspect", "new.st").out.startswith("new.st: base\n")
     assert call(*weights[:-1], "ema.st", "--ema").err == "Reading w.pth\nWriting ema.st\n"
 
@@ -68,13 +68,13 @@ class Evil:
 
 BAD = {
     "missing": (("import", "none.pth", "--arch", ARCH), 3, "none.pth: no such file"),
-    "a stream": (("import", "-", "--arch", ARCH), 2, "`import` reads a file, not a stream"),
-    "code": (("import", "evil.pth", "--arch", ARCH), 3, "evil.pth: needs code to be read"),
+    "a stream": (("import", "-", "--arch", ARCH), 2, "`import` cannot read a stream: it reads tensors by their position in a file"),
+    "code": (("import", "evil.pth", "--arch", ARCH), 3, "evil.pth: cannot be read without running code"),
     "classes": (("import", "w.pth", "--arch", ARCH), 3, "hint: add `--num-classes 7`"),
     "unknown": (("import", "w.pth", "--arch", "vit_tinny"), 3, "timm has no architecture `vit_tinny`"),
     "misspelt": (("import", "w.pth", "--arch", "vit_tiny_patch16_24"), 3, "hint: did you mean `vit_tiny_patch16_224`?"),
     "other library": (("import", "w.pth", "--arch", "bret"), 3, "hint: did you mean `bert`?"),
-    "ours": (("import", "base.st", "--arch", ARCH), 2, "is a checkpoint of hydractl already"),
+    "ours": (("import", "base.st", "--arch", ARCH), 2, "is already a checkpoint of hydractl"),
     "no architecture": (("import", "w.pth", "--arch", "."), 3, "has no config.json"),
 }  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_several_files_become_a_base_each(call, work, weights):
     assert seen.code == 2
     assert "hint: put `{name}` or `{i}` into the name" in seen.err
     seen = call("import", *files, *options, "-o", "one.st", "--force")
-    assert (seen.code, "2 files need 2 names" in seen.err) == (2, True)
+    assert (seen.code, "2 files need 2 different output names" in seen.err) == (2, True)
 
 
 def test_of_several_files_none_is_written_where_an_output_is_there(call, work, weights):
@@ -149,7 +149,7 @@ def test_of_several_files_none_is_written_where_an_output_is_there(call, work, w
 def test_a_placeholder_that_stands_for_nothing_is_wrong_usage(call, work, line, part):
     before = set(work.iterdir())
     seen = call(*line.split())
-    assert (seen.code, f"`{part}` stands for nothing here" in seen.err) == (2, True)
+    assert (seen.code, f"must not contain `{part}`" in seen.err) == (2, True)
     assert set(work.iterdir()) == before
 
 

@@ -48,13 +48,13 @@ def test_the_file_that_is_not_what_it_claims_is_named(work, call):
 
     assert seen.code == 5
     assert (
-        "3 of 6 files not what the lineage of hydra.st says: `base.st`, `scores.json`, `other.st`" in seen.err
+        "3 of 6 files do not match the lineage of hydra.st: `base.st`, `scores.json`, `other.st`" in seen.err
     )
     assert found["m-0.st"] == ("m-0.st", "")
     assert found["m-2.st"] == ("m-1.st", "")
     assert found["base.st"][0] == "base.st"
-    assert found["base.st"][1].startswith("is not the `base.st` that was read, sha256:")
-    assert found["other.st"] == (None, "no stage read a file of this name or content")
+    assert found["base.st"][1].startswith("is not the `base.st` that was read (sha256:")
+    assert found["other.st"] == (None, "no stage read a file with this name or content")
     assert call("lineage", "hydra.st", "--verify", *FILES, "-q").out == ""
 
 
@@ -64,7 +64,7 @@ def test_files_of_the_lineage_that_were_not_given_are_named(work, call):
     (work / "m-2.st").write_bytes((work / "five.st").read_bytes())
     seen = call("lineage", "hydra.st", "--verify", "renamed.st", "copy.st", "m-2.st")
 
-    assert seen.out.splitlines()[-1] == "not given: `scores.json`, `m-0.st`"
+    assert seen.out.splitlines()[-1] == "not verified: `scores.json`, `m-0.st`"
     assert json.loads(call("lineage", "hydra.st", "--verify", "copy.st", "--json").out)["left"] == [
         "scores.json",
         "m-0.st",
@@ -86,7 +86,7 @@ def test_a_lineage_that_was_edited_is_not_believed(work, call):
     seen = call("lineage", "forged.st", "--verify", "m-0.st", "m-1.st")
 
     assert seen.code == 5
-    assert "failed: m-0.st: tells of itself what the lineage does not tell of `m-0.st`" in seen.out
+    assert "failed: m-0.st: has another history than the lineage records for `m-0.st`" in seen.out
     assert "ok: m-1.st" in seen.out
 
 
@@ -94,11 +94,11 @@ def test_a_lineage_that_was_edited_is_not_believed(work, call):
     ("argv", "code", "text"),
     [
         (["none.st"], 3, "none.st: no such file"),
-        (["scores.json"], 3, "scores.json: is JSON, not a checkpoint"),
-        (["foreign.st"], 3, "foreign.st: says nothing of where it is from"),
-        (["arch:bert"], 3, "arch:bert: random weights are of no file"),
-        (["hydra.st", "base.st"], 2, "`--verify` holds more files against it"),
-        (["hydra.st", "--verify"], 2, "`--verify` of which files?"),
+        (["scores.json"], 3, "scores.json: is a JSON file, not a checkpoint"),
+        (["foreign.st"], 3, "foreign.st: has no lineage"),
+        (["arch:bert"], 3, "arch:bert: random weights have no lineage"),
+        (["hydra.st", "base.st"], 2, "`--verify` compares more files with it"),
+        (["hydra.st", "--verify"], 2, "`--verify` needs files to verify"),
         (["hydra.st", "--verify", "none.st"], 3, "none.st: no such file"),
         (["hydra.st", "--verify", "none.json"], 3, "none.json: cannot be read: No such file"),
     ],

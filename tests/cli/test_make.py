@@ -152,7 +152,7 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, mod
     seen = call("make", "m0.st", "m1.st", *DATA, "--risk", risk, "-o", "strict/")
 
     assert seen.code == 0
-    assert f"No threshold keeps the risk of {risk}" in seen.out
+    assert f"No threshold satisfies the risk {risk}" in seen.out
     assert f"hydractl predict strict/{model}.st INPUTS" in seen.out
     assert (folder / "strict/model.st").exists() == (model == "model")
     shutil.rmtree(folder / "strict")
@@ -161,10 +161,10 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, mod
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("m0.st",), "two models at least"),
-        (("m0.st", "a/m0.st"), "called `m0`"),
+        (("m0.st",), "at least two models"),
+        (("m0.st", "a/m0.st"), "have the name `m0`"),
         (("m0.st", "m1.st", "--keep", "-"), "must be a file"),
-        (("m0.st", "m1.st", "--val", f"{DIGITS},part=1/3"), "is a part already"),
+        (("m0.st", "m1.st", "--val", f"{DIGITS},part=1/3"), "is already a part"),
     ],
 )
 def test_what_cannot_be_is_refused(folder, call, words, message):

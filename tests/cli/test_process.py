@@ -69,8 +69,8 @@ def test_results_fit_eighty_columns(environment, work, file):
 def test_a_terminal_gets_no_binary_file_but_a_document(environment, work, python):
     plain = {**environment, "NO_COLOR": "1"}
     refused = (
-        "error: `-o -`: a model is a binary file, and standard output is a terminal hint: write it to a file: "
-        "`-o FILE`, or into a pipe: `-o - | COMMAND`"
+        "error: `-o -`: a model is a binary file, but standard output is a terminal hint: write to a "
+        "file with `-o FILE`, or to a pipe: `-o - | COMMAND`"
     )
 
     for name in ("-", "/dev/stdout"):

@@ -63,18 +63,18 @@ MODEL = ("prune", "base.st", "--scores", "scores.json")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--keep", "few"), "`--keep few`: must be a number of heads or `auto`"),
+        (("--keep", "few"), "`--keep few`: must be a number of heads, or `auto`"),
         (("--keep", "-1"), "`--keep -1`: must be"),
         (("--keep", "²"), "must be a number of heads"),
         (("--keep", "auto", "--remove", "3"), "`--keep auto` and `--remove` exclude each other"),
         (("--keep", "auto", "--keep-fraction", "0.5"), "`--keep auto` and `--keep-fraction` exclude each other"),
-        (("--keep", "auto", "--per-layer"), "`--per-layer` goes with `--keep N`"),
-        (("--keep", "2", "--data", "digits"), "`--data`: only `--strategy diverse` looks at data"),
+        (("--keep", "auto", "--per-layer"), "`--per-layer` requires `--keep N`"),
+        (("--keep", "2", "--data", "digits"), "`--data`: only `--strategy diverse` uses data"),
         (("--keep", "2", "--candidates", "4", "--device", "cpu"), "`--candidates` and `--device`: only"),
         (("--keep", "2", "--classes", "a,b"), "`--classes`: only `--strategy diverse`"),
         (("--keep", "2", "--pool", "6", "--strategy", "diverse"), "add `--data DATA`"),
         (("--keep", "2", "--strategy", "clusters"), "has no effect"),
-        (("--keep", "2", "--strategy", "random"), "looks at no scores"),
+        (("--keep", "2", "--strategy", "random"), "uses no scores"),
         (("--strategy", "worst", "--keep", "2"), "worst"),
     ],
 )  # fmt: skip
@@ -92,7 +92,7 @@ def test_what_was_chosen_is_printed_and_in_the_json(call, work):
     """The scores of the folder fall by the same amount each step but for the first, so they have no knee."""
     seen = call(*MODEL, "--keep", "auto", "-o", "new.st")
     assert seen.code == 2
-    assert "`--remove 0` is where it is highest, 0.9500" in seen.err
+    assert "`--remove 0` gives the highest value, 0.9500" in seen.err
 
     raw = json.loads((work / "scores.json").read_text())
     for i, step in enumerate(raw["removals"]):
@@ -100,9 +100,9 @@ def test_what_was_chosen_is_printed_and_in_the_json(call, work):
     (work / "knee.json").write_text(json.dumps(raw))
     argv = ("prune", "base.st", "--scores", "knee.json", "--keep", "auto", "-o", "new.st")
 
-    assert "knee.json: 4 heads of 8 stay: `avg` falls off after 4 removals" in call(*argv).out
+    assert "knee.json: keeps 4 heads of 8: `avg` drops after 4 removals" in call(*argv).out
     assert json.loads(call(*argv, "--force", "--json").out)["found"] == [
-        "knee.json: 4 heads of 8 stay: `avg` falls off after 4 removals"
+        "knee.json: keeps 4 heads of 8: `avg` drops after 4 removals"
     ]
 
 

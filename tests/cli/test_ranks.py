@@ -131,7 +131,7 @@ def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work, st
     options = (*DIGITS, "--remove", "7")
     journal = Path("new.json.journal")
     lost = "error: another process of this run has ended"
-    stopped = f"interrupted; what was done is kept in {journal}; the same command goes on from there"
+    stopped = f"interrupted; the progress is saved in {journal}; the same command resumes it"
 
     def cut_off(world, removals, signalled):
         """Start, send a signal to a rank or to the launcher, and return what was said."""
@@ -153,7 +153,7 @@ def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work, st
     check_one_voice(cut_off(2, 1, (signal.SIGKILL, 1)), stopped, lost)
     found = len(journal.read_text().splitlines()) - 1
     said = cut_off(3, found + 1, (signal.SIGKILL, 0))
-    assert said[0] == f"Going on after {counted(found, 'removal')} of an interrupted run"
+    assert said[0] == f"Resuming an interrupted run after {counted(found, 'removal')}"
     check_one_voice(said, f"rank 1: {lost}", f"rank 2: {lost}")
     found = len(journal.read_text().splitlines()) - 1
     check_one_voice(cut_off(2, found + 1, (signal.SIGINT, None)), stopped)
@@ -226,11 +226,11 @@ def test_a_usage_error_of_one_rank_alone_is_said(call, work, monkeypatch):
 
     seen = call("prune", "base.st", "--strategy", "random", "--keep", "2", "-o", "m.st")
 
-    assert seen.err.startswith("rank 1: error: `prune` runs in one process, not in 2")
+    assert seen.err.startswith("rank 1: error: `prune` must run in one process, not in 2")
     assert (
-        "`eval`, `finetune`, `fuse --data`, `predict`, `prune --strategy diverse` and `score` take it"
-        in seen.err
-    )
+        "run it without `torchrun`; only `eval`, `finetune`, `fuse --data`, `predict`, `prune "
+        "--strategy diverse` and `score` support several processes"
+    ) in seen.err
     assert len(slept) == 1
 
 
@@ -248,7 +248,7 @@ def test_what_each_process_would_do_alone_is_done_by_one(call, work, monkeypatch
     seen = call(*argv)
 
     assert seen.code == 2
-    assert "runs in one process, not in 2" in seen.err
+    assert "must run in one process, not in 2" in seen.err
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -93,13 +93,13 @@ def test_figures_are_files_that_markdown_shows(call, folder):
         (["0.json", "few.json"], 3, "few.json: has no row `Deep ensemble`, which 0.json has"),
         (["none.json"], 3, "none.json: "),
         (["mask.json"], 3, "mask.json: schema is"),
-        (["0.json", "-o", "p.pdf"], 2, "`-o p.pdf`: a page is a file that ends in .html or .md"),
+        (["0.json", "-o", "p.pdf"], 2, "`-o p.pdf`: a page must have the suffix .html or .md"),
         (["0.json", "-o", "none/p.md"], 3, "none/p.md: folder `none` does not exist"),
         (["0.json", "-o", "here.md", "--figures", "0.json"], 3, "0.json: is a file, not a folder"),
-        (["0.json", "-q"], 2, "`-q` prints the paths written, and nothing is written"),
-        (["0.json", "--force"], 2, "`--force` replaces what is written, and nothing is"),
+        (["0.json", "-q"], 2, "`-q` prints only the paths written, but nothing is written"),
+        (["0.json", "--force"], 2, "`--force` has no effect without an output"),
         (["-", "-"], 2, "only one report can come from standard input"),
-        (["bare.json", "--figures", "figures"], 2, "`--figures`: the reports have nothing to draw"),
+        (["bare.json", "--figures", "figures"], 2, "`--figures`: the reports have no curves to draw"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_and_nothing_is_written(call, folder, argv, code, said):
@@ -129,7 +129,7 @@ def test_what_is_up_to_date_is_left_and_what_a_report_made_is_replaced(call, fol
     assert call(*line, "--json").code == 0
     assert all(path.stat().st_mtime_ns != when for path, when in made.items())
     (folder / "figures" / "cost.svg").write_text("<svg/>")
-    assert call(*line).err.startswith("error: figures/cost.svg: was made by something else")
+    assert call(*line).err.startswith("error: figures/cost.svg: was not written by hydractl")
     assert (folder / "figures" / "cost.svg").read_text() == "<svg/>"
     assert call("report", "few.json", "--if-changed").code == 2
 

@@ -170,7 +170,7 @@ def test_a_stage_that_fails_ends_the_run_with_its_own_code(pipeline, call):
     seen = call("run", "p.toml")
 
     assert seen.code == 6
-    assert "p.toml: stage `fuse` ended with exit code 6" in seen.err
+    assert "p.toml: stage `fuse` failed with exit code 6" in seen.err
     assert not Path("report.json").exists()
     told = json.loads(call("run", "p.toml", "--json").out)
     assert [one["stage"] for one in told["stages"]] == ["members", "members", "together", "fuse"]
@@ -192,27 +192,27 @@ def test_an_interrupted_stage_ends_the_run(pipeline, call, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        ("keep = 2\nmembers", "kep = 2\nmembers", "stage `together`: `kep` is no option of `hydractl prune`"),
+        ("keep = 2\nmembers", "kep = 2\nmembers", "stage `together`: `kep` is not an option of `hydractl prune`"),
         ("kep", "kep", "did you mean `keep`"),
         ('"fuse"\nmodels', '"fuze"\nmodels', "did you mean `fuse`"),
         ("@together", "@togeter", "did you mean `together`"),
         ('"{members}"', '"{membrs}"', "did you mean `members`"),
-        ('"{members}"', '"two"', "is no number of times"),
-        ("pool = 7", "pool = 7\nforce = true", "`run` gives it itself"),
-        ("pool = 7", "pool = true", "is no flag"),
+        ('"{members}"', '"two"', "is not a valid number of repetitions"),
+        ("pool = 7", "pool = 7\nforce = true", "`run` sets it"),
+        ("pool = 7", "pool = true", "needs a value"),
         ("verify = false\nout = \"{out}", "verify = 3\nout = \"{out}", "is a flag"),
-        ("pool = 7", "pool = {}", "is no text, number"),
+        ("pool = 7", "pool = {}", "is not a string, number"),
         ("pool = 7", "", "stage `together`: `--members` needs a pool"),
         ('"random"', '"randm"', "stage `members`"),
         ("[params]", "[parms]", "did you mean `params`"),
         ("[params]", "[params", "is not TOML"),
-        ('name = "fuse"', 'name = "members"', "needs a `name` of its own"),
-        ("pool = 7", "pool = 7\nseconds = -1", "seconds = -1: is no time"),
-        ("pool = 7", "pool = 7\nseconds = true", "seconds = true: is no time"),
+        ('name = "fuse"', 'name = "members"', "needs a unique `name`"),
+        ("pool = 7", "pool = 7\nseconds = -1", "seconds = -1: is not a time"),
+        ("pool = 7", "pool = 7\nseconds = true", "seconds = true: is not a time"),
         ("[params]", "[defaults.fuze]\n[params]", "did you mean `fuse`"),
         ("[params]", "[defaults.export]\n[params]", "defaults: `export` is unknown"),
-        ("[params]", "[defaults.fuse]\nkeep = 1\n[params]", "stage `fuse`: `keep` is no option of `hydractl fuse`"),
-        ("[params]", "[defaults]\nfuse = 1\n[params]", "`defaults` has no table for each command"),
+        ("[params]", "[defaults.fuse]\nkeep = 1\n[params]", "stage `fuse`: `keep` is not an option of `hydractl fuse`"),
+        ("[params]", "[defaults]\nfuse = 1\n[params]", "`defaults` must have one table per command"),
     ],
 )  # fmt: skip
 def test_what_a_file_says_wrongly_is_told_before_anything_runs(pipeline, call, old, new, text):
@@ -241,16 +241,16 @@ LONG = STAGE.replace("r-", "r" * 200 + "-") + "repeat = 2\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (DOUBLING + STAGE, "params: has more than 1,000,000 letters with all that is filled in"),
+        (DOUBLING + STAGE, "params: has more than 1,000,000 characters after substitution"),
         (f"[params]\na = '{'x' * 1000}'\nb = '{'{a}' * 2000}'\n" + STAGE, "params.b: has more than 1,000,000"),
-        (STAGE + "repeat = 1000000000\n", "stage `s`: with it there are more than 10,000 command lines"),
-        ((STAGE + "repeat = 6000\n").replace("'s'", "'t'").replace("prune", "nothing"), "`nothing` is no command"),
+        (STAGE + "repeat = 1000000000\n", "stage `s`: gives more than 10,000 command lines in total"),
+        ((STAGE + "repeat = 6000\n").replace("'s'", "'t'").replace("prune", "nothing"), "`nothing` is not a command"),
         (LONG + "[[stage]]\nname = 'f'\ncommand = 'fuse'\nmodels = [" + "'@s', " * 9_000 + "]\nout = 'h.st'\n",
-         "stage `f`: models: has more than 1,000,000 letters"),
+         "stage `f`: models: has more than 1,000,000 characters"),
         (LONG + "[[stage]]\nname = 'f'\ncommand = 'fuse'\nmodels = 'x=" + "@s," * 9_000 + "'\nout = 'h.st'\n",
-         "stage `f`: models: has more than 1,000,000 letters"),
-        (STAGE + "members = 1000000000\n", "stands for 1000000000 outputs, at most 10000"),
-        (STAGE.replace("keep = 2", f"keep = 0x{'f' * 9999}"), "keep: is no text, number, truth value"),
+         "stage `f`: models: has more than 1,000,000 characters"),
+        (STAGE + "members = 1000000000\n", "stands for 1000000000 outputs, but the maximum is 10000"),
+        (STAGE.replace("keep = 2", f"keep = 0x{'f' * 9999}"), "keep: is not a string, number, boolean"),
         (STAGE.replace("keep = 2", f"keep = {'9' * 9999}"), "is not TOML: "),
         ("x = " + "[" * 99_999, "is not TOML: values are nested too deep"),
         ("a." * 99_999 + "a = 1", "is not TOML: a key has too many parts"),
@@ -278,15 +278,15 @@ def test_how_often_a_stage_is_repeated_names_what_says_it(pipeline, call):
     seen = call("run", "p.toml", "--set", "members=-1")
 
     assert seen.code == 3
-    assert "p.toml: stage `members`: repeat = {members}: -1 is no number of times" in seen.err
+    assert "p.toml: stage `members`: repeat = {members}: -1 is not a valid number of repetitions" in seen.err
 
 
 @pytest.mark.parametrize(
     ("more", "text"),
     [
         (["--set", "member=3"], "did you mean `members`"),
-        (["--set", "members=many"], "must be a whole number, as 2 is"),
-        (["--set", "members"], "is not NAME=VALUE"),
+        (["--set", "members=many"], "must be a whole number, like 2"),
+        (["--set", "members"], "expected NAME=VALUE"),
         (["--only", "fuze"], "did you mean `fuse`"),
         (["--from", "fuse", "--only", "fuse"], "exclude each other"),
         (["--example", "vit"], "give a pipeline file, or `--example`"),

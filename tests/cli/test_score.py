@@ -16,9 +16,12 @@ DATA = "digits::classes=0-6,limit=8"
     [
         (
             ("--objective", "acc", "--data", DATA),
-            "No budget given: 3 of 8 heads were removed, two thirds stay.",
+            "Default budget: 3 of 8 heads are removed, two thirds are kept.",
         ),
-        (("--method", "taylor", "--data", DATA), "No budget given: each layer was scored down to two thirds"),
+        (
+            ("--method", "taylor", "--data", DATA),
+            "Default budget: two thirds of the heads of each layer are kept",
+        ),
     ],
 )
 def test_a_default_budget_is_said(call, work, options, text):
@@ -33,7 +36,7 @@ def test_a_default_budget_is_said(call, work, options, text):
     [("--objective", "acc", "--data", DATA, "--remove", "2"), ("--method", "magnitude")],
 )
 def test_no_default_is_said_where_none_was_used(call, work, options):
-    assert "No budget given" not in call("score", "base.st", *options, "-o", "new.json").out
+    assert "Default budget" not in call("score", "base.st", *options, "-o", "new.json").out
 
 
 def test_the_default_is_in_the_help(call):
@@ -55,8 +58,8 @@ def test_groups_of_heads_are_told(call, work):
         "score", "base.st", "--method", "cahp", "--data", DATA, "--remove", "2", *options, "-o", "new.json"
     )
 
-    assert "8 heads in 6 groups: one of each stays, and one at least in each layer" in seen.out
-    assert "No budget given" not in seen.out
+    assert "8 heads in 6 groups: one of each is kept, and at least one in each layer" in seen.out
+    assert "Default budget" not in seen.out
 
 
 CIRCUIT = ("--data", DATA, "--remove", "3")
@@ -69,7 +72,7 @@ def test_what_a_search_took_is_told(call, work):
 
     assert "acc-0.1*nll after" in seen.out
     assert re.search(
-        r"Valued \d+ of 21 candidates on all data: [\d.]+% of the work of `--search exact`", seen.out
+        r"Evaluated \d+ of 21 candidates on all data: [\d.]+% of the work of `--search exact`", seen.out
     )
 
 
@@ -105,7 +108,7 @@ def test_options_reach_the_stage(monkeypatch, call, work, options, given, bound)
 def test_bad_sizes(call, work, size):
     seen = call("score", "base.st", "--objective", "acc", *CIRCUIT, f"--max-memory={size}", "-o", "new.json")
 
-    assert (seen.code, "is not a size" in seen.err) == (2, True)
+    assert (seen.code, "is not a memory size" in seen.err) == (2, True)
     assert not (work / "new.json").exists()
 
 

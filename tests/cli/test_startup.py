@@ -144,5 +144,5 @@ def test_a_system_without_locks_of_files_is_refused_in_words(monkeypatch, capsys
     monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
     assert _run() == 3
     assert capsys.readouterr().err == (
-        "error: hydractl runs on Linux, macOS and their like\n\nhint: on Windows use WSL\n"
+        "error: hydractl runs only on Linux, macOS and similar systems\n\nhint: on Windows use WSL\n"
     )

@@ -69,8 +69,8 @@ def test_a_temporary_folder_without_room(call, work, monkeypatch):
         seen = call("prune", "-", "--strategy", "random", "--keep", "2", "-o", "x.st")
 
     assert seen.code == 3
-    assert "a temporary file cannot be written: No such file or directory" in seen.err
-    assert "hint: set TMPDIR to a folder on a disk with room" in seen.err
+    assert "cannot write a temporary file: No such file or directory" in seen.err
+    assert "hint: set TMPDIR to a folder on a disk with more space" in seen.err
 
 
 def test_files_whose_names_are_not_utf_8_are_as_good_as_others(call, work):

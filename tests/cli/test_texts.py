@@ -142,7 +142,7 @@ def test_a_run_goes_on_where_it_was_and_gives_the_same_bytes(call, here, monkeyp
     monkeypatch.setattr(TrainingRun, "step", step)
     seen = call(*argv, "parts.st")
 
-    assert "Going on at step 7" in seen.err
+    assert "Resuming at step 7" in seen.err
     assert (here / "whole.st").read_bytes() == (here / "parts.st").read_bytes()
 
 
@@ -161,7 +161,7 @@ def test_pieces_of_a_batch_change_nothing(call, here):
 def test_inspect_tells_the_tokenizer_but_does_not_dump_it(call, here):
     seen, told = call("inspect", "base.st"), call("inspect", "base.st", "--json")
 
-    assert "at most 24 tokens a text" in " ".join(seen.out.split())
+    assert "at most 24 tokens per text" in " ".join(seen.out.split())
     assert "token_type_ids" in seen.out
     preprocess = json.loads(told.out)["model"]["preprocess"]
     assert preprocess["tokenizer"].startswith("sha256:")
@@ -179,14 +179,14 @@ def test_no_path_gets_into_a_checkpoint(here):
     ("argv", "code", "message", "hint"),
     [
         (("eval", "base.st", "--data", "test.jsonl::text=words"), 3, "has no column `words` for `text=`", "`text`, `label`"),
-        (("eval", "base.st", "--data", "empty.jsonl"), 3, "empty.jsonl: holds no row", ""),
+        (("eval", "base.st", "--data", "empty.jsonl"), 3, "empty.jsonl: has no rows", ""),
         (("eval", "base.st", "--data", "other.jsonl"), 3, "none of its columns (`words`)", "::text=FIRST+SECOND"),
-        (("eval", "base.st", "--data", "digits"), 3, "`digits` are images, and the model reads texts", "hf:org/name"),
+        (("eval", "base.st", "--data", "digits"), 3, "`digits` are images, but the model reads texts", "hf:org/name"),
         (("eval", "base.st", "--data", "test.jsonl", "--far", "noise=noise"), 3, "`noise` are images", "folder of .txt"),
         (("eval", BARE, "--data", "test.jsonl"), 3, "is a text model without a tokenizer", "tokenizer=PATH"),
         (("score", BARE, "--data", "test.jsonl", "--objective", "acc", "-o", "x"), 3, "without a tokenizer", "PATH"),
         (("finetune", BARE, "--data", "test.jsonl", "--val", "test.jsonl", "-o", "x"), 3, "without a tokenizer", "PATH"),
-        (("eval", IMAGES, "--data", "test.jsonl"), 3, "is called `image`", "column `text` looks like texts"),
+        (("eval", IMAGES, "--data", "test.jsonl"), 3, "has one of the names `image`", "column `text` seems to contain texts"),
         (("eval", "base.st", "--data", "test.jsonl", "--compare", f"i={IMAGES}"), 3, "reads images, base.st reads texts", ""),
         (("eval", IMAGES, "--data", "digits", "--max-length", 4), 2, "`--max-length` is for texts", "leave it out"),
         (("eval", "base.st", "--data", "test.jsonl", "--max-length", 99), 2, "at most 24 tokens", "--max-length 24"),
@@ -195,7 +195,7 @@ def test_no_path_gets_into_a_checkpoint(here):
         (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--augment", "flip", "-o", "x"), 2,
          "is for images, but the model reads texts", "leave it out"),
         (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--recipe", "vit-finetune", "-o", "x"), 2,
-         "`--recipe vit-finetune` is for images, but base.st reads texts", "for texts there are sst2, sst2-base"),
+         "`--recipe vit-finetune` is for images, but base.st reads texts", "recipes for texts: sst2, sst2-base"),
         (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--recipe", "vit-finetune", "--augment",
           "none", "-o", "x"), 2, "`--recipe vit-finetune` is for images, but base.st reads texts", "bert-finetune"),
         (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--recipe", "cifar100", "--augment", "flip",

@@ -39,28 +39,34 @@ TINY_STANDS_FOR = {
 """The dearest of these, of which `support.variants` and `support.trunks` have small ones."""
 REFUSED = {
     "timm": {
-        "beit3_base_patch16_224": "sub-LN attention: a norm over all heads together",
+        "beit3_base_patch16_224": (
+            "sub-LN attention: a norm over all heads, whose statistics change when a head is removed"
+        ),
         "vit_base_patch16_xp_224": "ParallelScalingBlock: attention and MLP share one matrix",
         "vit_small_patch16_18x2_224": "ParallelThingsBlock: a block holds several attentions in parallel",
         "vit_dwee_patch16_reg1_gap_256": "DiffAttention: each value head has two query and two key heads",
         "cait_xxs24_224": "class Cait: its talking heads mix the heads",
-        "eva02_base_patch16_clip_224": "sub-LN attention: a norm over all heads together",
+        "eva02_base_patch16_clip_224": (
+            "sub-LN attention: a norm over all heads, whose statistics change when a head is removed"
+        ),
         "vit_large_patch16_sapiens2": "grouped-query attention: several query heads share one key and value head",
         "resnet18": "class ResNet: not a plain vision transformer",
     },
     "transformers": {
         "albert/AlbertForSequenceClassification": "models of type `albert` are not supported: its layers share one set",
         "deberta/DebertaForSequenceClassification": "models of type `deberta` are not supported: its queries, keys and",
-        "esmc/EsmcForSequenceClassification": "models of type `esmc` are not supported: its queries and keys are normed",
+        "esmc/EsmcForSequenceClassification": "models of type `esmc` are not supported: its queries and keys are normalized",
         "eurobert/EuroBertForSequenceClassification/num_key_value_heads=2": "grouped-query attention: several query heads",
         "gpt2/GPT2ForSequenceClassification": "models of type `gpt2` are not supported",
         "siglip2/Siglip2Model": "models of type `siglip2` are not supported",
         "bert/BertForSequenceClassification/is_decoder=True": "it is a decoder",
         "mpnet/MPNetForSequenceClassification/relative_attention_num_buckets=16": "it has fewer than the 32 relative",
         "deberta-v2/DebertaV2ForSequenceClassification/attention_head_size=16": "its `attention_head_size` is not its width",
-        "dinov2/Dinov2ForImageClassification/image_size=[8, 12]": "the library resizes position embeddings from a square",
-        "siglip/SiglipModel/vision.vision_use_head=False": "its image tower does not pool",
-        "siglip/SiglipModel/text.projection_size=24": "it has embeddings of 32 numbers for images, 24 for texts",
+        "dinov2/Dinov2ForImageClassification/image_size=[8, 12]": "the library resizes only square position embeddings",
+        "siglip/SiglipModel/vision.vision_use_head=False": "its image tower has no pooling (vision_use_head)",
+        "siglip/SiglipModel/text.projection_size=24": (
+            "its embeddings have 32 dimensions for images, but 24 for texts"
+        ),
     },
     "openclip": {
         "RN50": "its image tower is a ResNet (ModifiedResNet), which has no heads",

@@ -176,10 +176,10 @@ def test_photographs_are_for_all_frost_and_for_nothing_else(photographs):
 def test_photographs_that_cannot_be_are_refused(photographs, tmp_path):
     (tmp_path / "other").mkdir()
     for text, said in (
-        (f"fog={photographs}", "only `frost` adds pictures"),
-        (f"frost={tmp_path}/none", "is no folder"),
-        (f"frost={tmp_path}/other", "holds no image"),
-        (f"frost:6={photographs}", "severities are 1 to 5"),
+        (f"fog={photographs}", "only `frost` takes a folder of photographs"),
+        (f"frost={tmp_path}/none", "is not a folder"),
+        (f"frost={tmp_path}/other", "has no image"),
+        (f"frost:6={photographs}", "severities must be in 1 to 5"),
     ):
         with pytest.raises(UsageError, match=said):
             Corruptions.parse(text)
@@ -311,7 +311,7 @@ def test_what_it_cannot_say(text):
 def test_several_in_one_option_are_told_apart():
     with pytest.raises(UsageError) as refusal:
         Corruptions.parse("fog:3-4,jpeg")
-    assert refusal.value.hint == "give each an option: `--corrupt fog:3-4 --corrupt jpeg`"
+    assert refusal.value.hint == "repeat the option: `--corrupt fog:3-4 --corrupt jpeg`"
 
 
 def test_all_are_those_that_the_model_reads():

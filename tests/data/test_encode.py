@@ -114,7 +114,7 @@ def test_texts_can_be_cut_shorter_but_not_longer():
     for length in (0, MAX_LENGTH + 1):
         with pytest.raises(UsageError, match=f"`--max-length {length}`: m reads at least 1 and at most 24"):
             limited(tokenization(), length, model="m")
-    with pytest.raises(UsageError, match="`--max-length 8`: m reads texts of 24 tokens only"):
+    with pytest.raises(UsageError, match="`--max-length 8`: m reads only texts of 24 tokens"):
         limited(tokenization(padding="max_length"), 8, model="m")
     with pytest.raises(UsageError, match="`--max-length` is for texts, but m reads images"):
         limited(GREY, 8, model="m")
@@ -148,11 +148,11 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
 
     assert (found.labels, found.fingerprint()) == (whole.labels, whole.fingerprint())
     first = f"{tmp_path}/d/3/000-none.png: is not an image that can be decoded"
-    assert heard.warnings == [f"d: left out 3 of 43 images, which cannot be read; the first: {first}"]
+    assert heard.warnings == [f"d: skipped 3 of 43 images, which are unreadable; the first is {first}"]
     shutil.rmtree(tmp_path / "d")
     (tmp_path / "d" / "3").mkdir(parents=True)
     unreadable(tmp_path / "d" / "3")
-    with pytest.raises(DataError, match=r"d: no image can be read; the first: .*000-none\.png"):
+    with pytest.raises(DataError, match=r"d: all images are unreadable; the first is .*000-none\.png"):
         open_items(f"{tmp_path}/d", GREY, skip_bad=True)
     with pytest.raises(UsageError, match="`--skip-bad` is for images"):
         open_items("reviews", tokenization(), skip_bad=True)
@@ -161,7 +161,7 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
 def test_items_of_the_other_kind(tmp_path):
     texts = open_items(str(reviews(tmp_path / "t.jsonl", 2, seed=0)), tokenization())
 
-    with pytest.raises(DataError, match=r"t\.jsonl: holds texts, and the model reads images"):
+    with pytest.raises(DataError, match=r"t\.jsonl: contains texts, but the model reads images"):
         of_kind(texts, ImageSet)
-    with pytest.raises(DataError, match="noise: holds images, and the model reads texts"):
+    with pytest.raises(DataError, match="noise: contains images, but the model reads texts"):
         of_kind(open_items("noise", GREY), TextSet)

@@ -41,7 +41,7 @@ def test_names_of_which_none_is_the_models_are_refused_unless_the_user_insists_o
         align_labels(data(names, (1, 0)), labels, num_classes=2)
     assert caught.value.exit_code == 3
     assert caught.value.message == (
-        "the set: no class name is the model's: the data have `n01`, `n02`, the model `cat`, `dog`"
+        "the set: no class name is in the model: the data have `n01`, `n02`, the model has `cat`, `dog`"
     )
     assert "`::classes-by=position`" in caught.value.hint
 
@@ -88,7 +88,7 @@ def test_placeholders_that_count_from_one_are_taken_in_the_order_of_their_number
     table = match_classes(data(names, ()), tuple("abcdefghijk"), num_classes=11, progress=heard)
     assert [f"LABEL_{i + 1}" for i in table] == names
     (warning,) = heard.warnings
-    assert "taken in order, from `LABEL_1` as class 0 to `LABEL_11` as class 10" in warning
+    assert "matched by position, from `LABEL_1` as class 0 to `LABEL_11` as class 10" in warning
 
 
 @pytest.mark.parametrize("form", ["class{}", "{}"])
@@ -98,8 +98,8 @@ def test_two_orders_are_mentioned_with_how_to_take_the_other(form, labels, heard
     table = match_classes(data(names, ()), labels, num_classes=11, progress=heard)
     assert [form.format(i) for i in table] == names
     (warning,) = heard.warnings
-    assert "in the order of their numbers" in warning
-    assert "`::classes-by=alphabet` takes that" in warning
+    assert "sorted by number" in warning
+    assert "`::classes-by=alphabet` sorts alphabetically" in warning
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_one_order_is_not_doubted(names, heard):
 
 def test_numbers_within_names_are_no_placeholders_for_classes_that_have_names():
     names = [f"class{i}" for i in range(3)]
-    with pytest.raises(DataError, match="no class name is the model's"):
+    with pytest.raises(DataError, match="no class name is in the model"):
         match_classes(data(names, ()), ("a", "b", "c"), num_classes=3)
 
 
@@ -141,7 +141,7 @@ def test_a_warning_shows_a_number_that_a_models_class_of_another_number_takes(he
     aligned = align_labels(data(("0", "1", "2"), (2,)), model_labels, num_classes=11, progress=heard)
 
     assert aligned == (2,)
-    assert heard.warnings[0].endswith("taken for the model's class indices (`2` is `class10`)")
+    assert heard.warnings[0].endswith("count as class indices of the model (`2` is `class10`)")
 
 
 def test_numbers_are_the_models_indices(heard):
@@ -150,7 +150,7 @@ def test_numbers_are_the_models_indices(heard):
 
     assert aligned == (10, 2)
     assert heard.warnings == [
-        "the data's classes are named by numbers: taken for the model's class indices (`2` is `c`)"
+        "the data: class names are numbers, so they count as class indices of the model (`2` is `c`)"
     ]
 
 
@@ -158,7 +158,7 @@ def test_a_model_without_names(heard):
     assert align_labels(data(("7", "8"), (0, 1)), (), num_classes=10, progress=heard) == (7, 8)
     assert heard.warnings == []
     assert align_labels(data(("a", "b"), (0, 1)), (), num_classes=3, progress=heard) == (0, 1)
-    assert "the model's classes have no names" in heard.warnings[0]
+    assert "the model has no class names" in heard.warnings[0]
 
 
 def test_a_name_that_two_model_classes_share_decides_nothing():
@@ -190,7 +190,7 @@ def test_a_name_that_two_model_classes_share_decides_nothing():
             ("0", "5"),
             ("a", "b", "c"),
             3,
-            "no class name is the model's: the data have `0`, `5`, the model `a`, `b`, `c`",
+            "no class name is in the model: the data have `0`, `5`, the model has `a`, `b`, `c`",
         ),
         (("a", "b"), (), 1, "the set: has 2 classes and the model 1"),
     ],
@@ -230,7 +230,7 @@ def test_a_number_is_no_index_of_a_class_that_has_another(heard):
     with pytest.raises(DataError):
         align_labels(items, ("5", "6"), num_classes=2, by_text=True)
     align_labels(data(("0", "1"), (0, 1), numbered=True), ("5", "6"), num_classes=2, progress=heard)
-    assert "class indices (`0` is `5`)" in heard.warnings[0]  # a table's numbers are never names
+    assert "class indices of the model (`0` is `5`)" in heard.warnings[0]  # a table's numbers are never names
 
 
 def test_a_class_without_a_name_takes_the_next_datas():
@@ -257,16 +257,18 @@ def test_a_number_that_is_no_class_is_named_and_a_folder_of_that_name_is_not(hea
     names, labels = ("0", "7"), (0, 1)
     with pytest.raises(DataError, match="label 7 is out of range") as caught:
         align_labels(data(names, labels, numbered=True), ("bad", "good"), num_classes=2)
-    assert "count the labels from 0, or give names: the model's are `bad`, `good`" in caught.value.hint
+    assert "count the labels from 0, or use class names; the model has `bad`, `good`" in caught.value.hint
 
     assert align_labels(data(names, labels), (), num_classes=2, progress=heard) == (0, 1)
-    assert "taken in order" in heard.warnings[0]
+    assert "matched by position" in heard.warnings[0]
     assert align_labels(data(names, labels, numbered=True), ("7", "0"), num_classes=2) == (1, 0)
 
 
 def test_capitals_do_not_tell_classes_apart_but_are_mentioned(heard):
     assert align_labels(data(("DOG", "cat"), (0, 1)), ("Cat", "dog"), num_classes=2, progress=heard) == (1, 0)
-    assert heard.warnings == ["the data's class names are the model's but for capitals: taken for the same"]
+    assert heard.warnings == [
+        ("the data: class names differ from the model's only in upper and lower case, so they count as equal")
+    ]
 
 
 @pytest.mark.parametrize("names", [("A", "a"), ("a", "b")])
@@ -284,7 +286,7 @@ def test_classes_that_texts_name_are_never_taken_in_order():
     with pytest.raises(DataError) as caught:
         align_labels(items, ("dog", "cat"), num_classes=2, by_text=True)
     assert str(caught.value) == (
-        "the set: no class name is the model's: the data have `circle`, `square`, the model `dog`, `cat`"
+        "the set: no class name is in the model: the data have `circle`, `square`, the model has `dog`, `cat`"
     )
     assert "`--classes`" in caught.value.hint
     assert align_labels(items, ("Square", "dog", "circle"), num_classes=3, by_text=True) == (2, 0)

@@ -48,7 +48,7 @@ def test_subset_of_a_subset():
 def test_subset_refuses_what_is_not_there():
     with pytest.raises(ValueError, match=r"outside 0\.\.1796"):
         open_data("digits").subset((1797,))
-    with pytest.raises(DataError, match="photos: has no labels, so `classes=` cannot choose among them"):
+    with pytest.raises(DataError, match="photos: has no labels, so `classes=` has nothing to select"):
         open_data("photos").of_classes((0,))
 
 
@@ -62,7 +62,7 @@ def test_nothing_left(tmp_path, picture):
     )
     datasets.enable_progress_bars()
 
-    with pytest.raises(DataError, match=r"t\.parquet::classes=never: no image is left"):
+    with pytest.raises(DataError, match=r"t\.parquet::classes=never: selects no image"):
         open_data(f"{tmp_path / 't.parquet'}::classes=never")
 
 

@@ -105,7 +105,7 @@ def test_a_palettes_transparency_is_dropped_in_silence(picture):
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_deep_images_are_refused(mode):
-    with pytest.raises(DataError, match=f"mode `{mode}` has more than 8 bits a channel"):
+    with pytest.raises(DataError, match=f"mode `{mode}` has more than 8 bits per channel"):
         eval_transform(GREY)(Image.new(mode, (8, 8)))
 
 
@@ -245,10 +245,10 @@ def test_seeds_differ():
     [
         (
             ("flop",),
-            "unknown augmentation `flop`; known are rrc, flip, shift, randaugment",
+            "unknown augmentation `flop`; known augmentations: rrc, flip, shift, randaugment",
             "did you mean `flip`?",
         ),
-        (("flip", "flip"), "augmentation `flip` is given twice", None),
+        (("flip", "flip"), "augmentation `flip` appears twice", None),
     ],
 )
 def test_bad_augmentations(augment, message, hint):
@@ -263,7 +263,7 @@ def test_bad_augmentations(augment, message, hint):
     [
         ({"input_size": (2, 8, 8)}, "input_size"),
         ({"input_size": (3, 0, 8)}, "input_size"),
-        ({"mean": (0.5,)}, "must be 3 numbers each"),
+        ({"mean": (0.5,)}, "must have 3 numbers each"),
         ({"std": (0.5, 0.5, 0.0)}, "std"),
         ({"crop_pct": 0.0}, "crop_pct"),
         ({"crop_pct": 1.1}, "crop_pct"),

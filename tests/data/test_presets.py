@@ -80,18 +80,21 @@ def test_what_a_name_stands_for(text, means):
     ("text", "message", "hint"),
     [
         ("preset:cifar", "`preset:cifar`: there is no data set of that name", "did you mean `cifar10`?"),
-        ("preset:zzzz", "no data set of that name", "`hydractl data list` names all"),
+        ("preset:zzzz", "no data set of that name", "`hydractl data list` lists the names"),
         ("preset:", "`preset:`: there is no data set of that name", "data list"),
-        ("preset:sst2::split=dev", "`preset:sst2::split=dev`: it has `train`, `val`, `test`", None),
-        ("preset:cifar100::split=val", "it has `train`, `test`", "add `openood=DIR`, where `benchmark_imglist/cifar100/`"),
-        ("preset:imagenet-1k/ninco", "is a list of OpenOOD's, and on the Hub", "add `openood=DIR`"),
-        ("preset:cifar100/near", "`preset:cifar100/tin`: is a list of OpenOOD's", "add `openood=DIR`"),
+        ("preset:sst2::split=dev", "`preset:sst2::split=dev`: available splits are `train`, `val`, `test`", None),
+        ("preset:cifar100::split=val", "available splits are `train`, `test`", "add `openood=DIR` with the folder that contains `benchmark_imglist/cifar100/`"),
+        ("preset:imagenet-1k/ninco", (
+            "is a list of OpenOOD without a known data set on the Hub that "
+            "has exactly its images"
+        ), "add `openood=DIR`"),
+        ("preset:cifar100/near", "`preset:cifar100/tin`: is a list of OpenOOD", "add `openood=DIR`"),
         ("preset:sst2/nearr", "is neither a role nor one of its sets", "did you mean `near`?"),
-        ("preset:food101/near", "names no sets that are out-of-distribution to it", "`cifar100`, `cifar10`, `imagenet-1k`, `sst2`"),
-        ("preset:sst2/far", "names 5 data sets, where one is read", "`preset:sst2/20-newsgroups`"),
-        ("preset:sst2/yelp::split=train", "what is out-of-distribution has one part", "by itself"),
+        ("preset:food101/near", "has no OOD sets", "`cifar100`, `cifar10`, `imagenet-1k`, `sst2`"),
+        ("preset:sst2/far", "stands for 5 data sets, but only one is expected", "`preset:sst2/20-newsgroups`"),
+        ("preset:sst2/yelp::split=train", "an OOD set has only one split", "its own name"),
         ("preset:sst2::openood=d", "OpenOOD has no lists for it", "leave it out"),
-        ("preset:sst2::streaming=true", "a stream does not say how long it is", "limit=N"),
+        ("preset:sst2::streaming=true", "a stream has no known length", "limit=N"),
         ("preset:sst2::opnood=d", "unknown key `opnood`", "did you mean `openood`?"),
         ("digits::openood=d", "unknown key `openood`", None),
     ],
@@ -208,8 +211,8 @@ def test_openood_s_lists_are_read_as_they_are(openood, picture):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ssb-hard", "row 0 names `ninco/nothing.png`, which is not there"),
-        ("inaturalist", "line 1 is no path with a label after it: `ninco/x.png`"),
+        ("ssb-hard", "row 0 has the path `ninco/nothing.png`, which does not exist"),
+        ("inaturalist", "line 1 is not a path and a label: `ninco/x.png`"),
         ("openimage-o", "test_openimage_o.txt: no such file"),
     ],
 )

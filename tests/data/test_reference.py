@@ -108,10 +108,10 @@ def test_every_part_is_read():
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("", "names no source", "`digits`"),
-        ("::split=a", "names no source", "`digits`"),
-        ("digits::limit=3::split=test", "`::` stands twice", "for example"),
-        ("a::b", "expected key=value after `::`, found `b`", "ends with it: `a::b::`"),
+        ("", "the data reference has no source", "`digits`"),
+        ("::split=a", "the data reference has no source", "`digits`"),
+        ("digits::limit=3::split=test", "`: `::` appears twice", "for example"),
+        ("a::b", "expected key=value after `::`, found `b`", "end it with `::`: `a::b::`"),
         (
             "digits::splt=test",
             "unknown key `splt`; known keys are buffer, classes, classes-by, config, decode, domain, exif, image",
@@ -122,39 +122,45 @@ def test_every_part_is_read():
         ("digits::split", "expected key=value after `::`, found `split`", "for example"),
         ("digits::split=a,", "found ``", "for example"),
         ("t/::classes=cat,dog", "found `dog`", "`classes=cat+dog`"),
-        ("digits::split=a,split=b", "the key `split` is given twice", None),
+        ("digits::split=a,split=b", "the key `split` appears twice", None),
         ("digits::split=", "`split` has an empty value", "split=VALUE"),
         ("digits::classes=", "`classes` has an empty value", "classes=VALUE"),
         ("digits::classes=1++2", "`classes` has an empty value", "classes=VALUE"),
-        ("digits::classes=1+1", "`classes=1+1` names a class twice", None),
+        ("digits::classes=1+1", "`classes=1+1` repeats a class", None),
         ("digits::limit=0", "`limit=0`: must be at least 1", None),
-        ("digits::limit=-3", "`limit=-3`: expected a whole number", None),
-        ("digits::part=3/2", "`part=3/2`: expected K/N", "part=1/2"),
-        ("digits::part=0/2", "`part=0/2`: expected K/N", "part=1/2"),
-        ("digits::part=half", "`part=half`: expected K/N", "part=1/2"),
-        ("hf:org/name::streaming=true,part=1/2", "a stream does not say how long it is", "limit=N"),
-        ("digits::limit=many", "`limit=many`: expected a whole number", None),
-        ("digits::limit=1.5", "`limit=1.5`: expected a whole number", None),
-        ("noise::seed=x", "`seed=x`: expected a whole number", None),
+        ("digits::limit=-3", "`limit=-3`: expected a non-negative integer", None),
+        ("digits::part=3/2", "`part=3/2`: expected `K/N`", "part=1/2"),
+        ("digits::part=0/2", "`part=0/2`: expected `K/N`", "part=1/2"),
+        ("digits::part=half", "`part=half`: expected `K/N`", "part=1/2"),
+        ("hf:org/name::streaming=true,part=1/2", "a stream has no known length", "limit=N"),
+        ("digits::limit=many", "`limit=many`: expected a non-negative integer", None),
+        ("digits::limit=1.5", "`limit=1.5`: expected a non-negative integer", None),
+        ("noise::seed=x", "`seed=x`: expected a non-negative integer", None),
         ("noise::size=0", "`size=0`: must be at least 1", None),
         (
             "noise::classes=1",
-            "`noise` has no use for the key `classes`; `noise` reads limit, seed, size",
+            "`noise` does not take the key `classes`; `noise` takes limit, seed, size",
             None,
         ),
         (
             "digits::seed=1",
-            "has no use for the key `seed`; `digits` reads classes, classes-by, limit, map, part, split",
+            "does not take the key `seed`; `digits` takes classes, classes-by, limit, map, part, split",
             None,
         ),
         (
             "a.csv::split=test",
-            "`a.csv` has no use for the key `split`; a file reads classes, classes-by, decode, exif, image, label, limit, map, part, root, text",
+            (
+                "`a.csv` does not take the key `split`; a file takes classes, classes-by, decode, exif, "
+                "image, label, limit, map, part, root, text"
+            ),
             None,
         ),
         (
             "a/b::seed=1",
-            "`a/b` has no use for the key `seed`; a folder reads classes, classes-by, decode, exif, image, label, limit, map, part, split, text",
+            (
+                "`a/b` does not take the key `seed`; a folder takes classes, classes-by, decode, exif, "
+                "image, label, limit, map, part, split, text"
+            ),
             None,
         ),
         ("digits::map=", "expected OLD:NEW", "in double quotes"),
@@ -164,10 +170,10 @@ def test_every_part_is_read():
         ('digits::map="a,b:c', "expected OLD:NEW", "in double quotes"),
         ("digits::map= :a", "an empty name", "map=OLD:NEW"),
         ("digits::map=a:b,a:c", "renames the class `a` twice", None),
-        ("digits::map=a:b,limit=2,map=c:d", "the key `map` is given twice", None),
+        ("digits::map=a:b,limit=2,map=c:d", "the key `map` appears twice", None),
         ("digits::classes-by=size", "must be one of `position`, `number`, `alphabet`", None),
-        ("hf:name", "written hf:org/name", "hf:ylecun/mnist"),
-        ("hf:org/name@", "written hf:org/name", "hf:ylecun/mnist"),
+        ("hf:name", "`: expected `hf:org/name` or `hf:org/name@revision`", "hf:ylecun/mnist"),
+        ("hf:org/name@", "`: expected `hf:org/name` or `hf:org/name@revision`", "hf:ylecun/mnist"),
     ],
 )
 def test_bad_references(text, message, hint):

@@ -131,14 +131,14 @@ def test_a_folder_of_texts(folder, heard):
 
     assert found.texts == ("bad", "great", "ﬁne")
     assert (found.class_names, found.labels, found.name) == (("neg", "pos"), (0, 1, 1), "reviews")
-    assert heard.warnings == [f"{folder}: skipped 1 file(s) that are no texts, first `pos/x.log`"]
+    assert heard.warnings == [f"{folder}: skipped 1 file(s) that are not texts, first `pos/x.log`"]
     assert texts_of(folder / "pos").labels is None
     assert texts_of(f"{folder.parent}::split=reviews").fingerprint() == found.fingerprint()
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b" \n", "holds no text"), (b"", "holds no text"), (b"\xff", "line 1 is not UTF-8 text")],
+    [(b" \n", "has no text"), (b"", "has no text"), (b"\xff", "line 1 is not UTF-8 text")],
 )
 def test_a_bad_text_file_is_named(folder, content, message):
     (folder / "pos" / "1.txt").write_bytes(content)
@@ -151,44 +151,44 @@ def test_images_for_a_text_model(tmp_path, picture):
     (tmp_path / "cat").mkdir()
     picture(0).save(tmp_path / "cat" / "0.png")
 
-    with pytest.raises(DataError, match="class folder `cat` holds no text") as caught:
+    with pytest.raises(DataError, match="class folder `cat` has no text") as caught:
         texts_of(tmp_path)
-    assert caught.value.hint == "there are images, such as `cat/0.png`, but the model reads texts"
-    with pytest.raises(DataError, match="holds no text") as caught:
+    assert caught.value.hint == "it has images, such as `cat/0.png`, but the model reads texts"
+    with pytest.raises(DataError, match="has no text") as caught:
         texts_of(tmp_path / "cat")
     assert "`0.png`" in caught.value.hint
     for name in ("digits", "photos", "noise"):
-        with pytest.raises(DataError, match=f"`{name}` are images, and the model reads texts"):
+        with pytest.raises(DataError, match=f"`{name}` are images, but the model reads texts"):
             texts_of(name)
-    with pytest.raises(UsageError, match="`image=img` names a column of images, and the model reads texts"):
+    with pytest.raises(UsageError, match="`image=img` selects a column of images, but the model reads texts"):
         texts_of("a.csv::image=img")
     with pytest.raises(
-        DataError, match=r"none of its columns \(`image`\) is called `text`, .* reads"
+        DataError, match=r"none of its columns \(`image`\) has one of the names `text`, .* reads"
     ) as caught:
         texts_of(write(tmp_path / "t.jsonl", [{"image": "cat/0.png"}]))
-    assert "column `image` looks like images" in caught.value.hint
+    assert "column `image` seems to contain images" in caught.value.hint
 
 
 def test_texts_for_an_image_model(folder, tmp_path):
-    with pytest.raises(DataError, match="class folder `neg` holds no image") as caught:
+    with pytest.raises(DataError, match="class folder `neg` has no image") as caught:
         open_data(str(folder))
-    assert caught.value.hint == "there are texts, such as `neg/0.txt`, but the model reads images"
-    with pytest.raises(DataError, match="is called `image`") as caught:
+    assert caught.value.hint == "it has texts, such as `neg/0.txt`, but the model reads images"
+    with pytest.raises(DataError, match="has one of the names `image`") as caught:
         open_data(str(write(tmp_path / "t.jsonl", ROWS)))
-    assert caught.value.hint == "column `text` looks like texts, which this model cannot read"
+    assert caught.value.hint == "column `text` seems to contain texts, which this model cannot read"
 
 
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("\n", "", "holds no row"),
-        ('{"words": "a"}', "", "none of its columns (`words`) is called `text`, `sentence`"),
+        ("\n", "", "has no rows"),
+        ('{"words": "a"}', "", "none of its columns (`words`) has one of the names `text`, `sentence`"),
         ('{"text": "a"}', "::text=txt", "has no column `txt` for `text=`; its columns are `text`"),
         ('{"text": "a"}', "::text=text+more", "has no column `more` for `text=`"),
-        ('{"text": 3}', "", "column `text`: row 0 is no text: 3"),
-        ('{"text": "a"}\n{"text": []}', "", "column `text`: row 1 is no text: []"),
-        ('{"text": "\\ud800"}', "", "line 1 is not JSON: half of a surrogate pair"),
-        ('{"text": "a", "label": null}', "", "row 0 has no usable label"),
+        ('{"text": 3}', "", "column `text`: row 0 is not a string: 3"),
+        ('{"text": "a"}\n{"text": []}', "", "column `text`: row 1 is not a string: []"),
+        ('{"text": "\\ud800"}', "", "line 1 is not JSON: an unpaired surrogate"),
+        ('{"text": "a", "label": null}', "", "row 0 has an invalid label"),
     ],
 )
 def test_bad_tables(tmp_path, content, options, message):
@@ -207,13 +207,13 @@ def test_nothing_left(tmp_path):
     )
     path = write(tmp_path / "t.parquet", [{"text": "x", "label": 0}], features)
 
-    with pytest.raises(DataError, match="classes=never: no text is left"):
+    with pytest.raises(DataError, match="classes=never: selects no text"):
         texts_of(f"{path}::classes=never")
 
 
 @pytest.mark.parametrize("text", ["a+b+c", "a+", "+"])
 def test_more_than_two_texts(text):
-    with pytest.raises(UsageError, match=r"an item has one text or two"):
+    with pytest.raises(UsageError, match="expected one or two columns"):
         DataRef.parse(f"t.jsonl::text={text}")
 
 

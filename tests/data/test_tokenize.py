@@ -163,7 +163,7 @@ LONG = SENTENCE * 20_000
         (BLANKS + LONG + BLANKS, SENTENCE * 9, True),
         ("x" * 300_000, "x" * 300, True),
     ],
-    ids=["words", "a short second", "a long second", "blanks", "blanks around", "one word"],
+    ids=["words", "a short second", "a long second", "blanks", "surrounding spaces", "one word"],
 )
 def test_long_texts_are_cut_before_they_are_tokenised(monkeypatch, text, short, all_read, side):
     """Of the whole, the library takes too long (of two texts, the square): `short` has the same tokens at its ends."""
@@ -192,7 +192,7 @@ def test_a_tokenizer_that_is_none():
     ("table", "said"),
     [
         ("!!!", "cannot be read: Precompiled: "),
-        ("CAAAAAAAAAAAAAAA", "fails on the texts: index out of bounds"),
+        ("CAAAAAAAAAAAAAAA", "fails on the data: index out of bounds"),
     ],
     ids=["unreadable", "leads nowhere"],
 )
@@ -225,11 +225,11 @@ BPE = {"type": "BPE", "dropout": 0.1, "vocab": {"a": 0}, "merges": []}
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 40}}, "far more of a text than there is"),
-        ({"normalizer": DOUBLE | {"content": "a" * 100_000}}, "far more of a text than there is"),
-        ({"normalizer": DOUBLE | {"pattern": {"Regex": ""}, "content": "a" * 10_000}}, "far more of a text"),
-        ({"post_processor": {"type": "Sequence", "processors": [TWICE] * 40}}, "far more of a text than there is"),
-        ({"model": BPE}, "draws tokens at random"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 40}}, "expands texts too much"),
+        ({"normalizer": DOUBLE | {"content": "a" * 100_000}}, "expands texts too much"),
+        ({"normalizer": DOUBLE | {"pattern": {"Regex": ""}, "content": "a" * 10_000}}, "expands texts too much"),
+        ({"post_processor": {"type": "Sequence", "processors": [TWICE] * 40}}, "expands texts too much"),
+        ({"model": BPE}, "its tokenizer samples tokens at random"),
     ],
     ids=["doubled", "a long replacement", "of nothing", "repeated", "dropout"],
 )  # fmt: skip
@@ -241,7 +241,7 @@ def test_a_tokenizer_that_makes_far_more_of_a_text_or_draws_is_refused(part, mes
 
 
 def test_another_models_tokenizer():
-    with pytest.raises(CheckpointError, match="gave token 15, but the model knows tokens 0 to 9") as caught:
+    with pytest.raises(CheckpointError, match="returns token 15, but the model has tokens 0 to 9") as caught:
         tokenize(["the poor"], tokenization(vocab_size=10))
     assert "vocab_size=" in caught.value.hint
 
@@ -253,7 +253,10 @@ def test_a_tokenizer_that_marks_more_parts_than_texts_have(mark):
     document["post_processor"]["single"][0]["SpecialToken"]["type_id"] = mark
     names = ("attention_mask", "token_type_ids")
 
-    with pytest.raises(CheckpointError, match="marks the parts of a text by numbers above 1"):
+    with pytest.raises(
+        CheckpointError,
+        match=("the tokenizer returns segment ids above 1, but an item has at most two texts"),
+    ):
         tokenize(["a cat"], tokenization(tokenizer=json.dumps(document), names=names))
 
     tokenize(["a cat"], tokenization(tokenizer=json.dumps(document), names=names[:1]))
@@ -264,5 +267,5 @@ def test_a_text_without_a_token():
 
     bare = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")).to_str()  # noqa: S106 - as above
 
-    with pytest.raises(DataError, match="reviews: text 1 holds no token"):
+    with pytest.raises(DataError, match="reviews: text 1 has no token"):
         tokenize(["a", ""], tokenization(tokenizer=bare), where="reviews")

@@ -126,9 +126,9 @@ def test_a_worker_that_dies_is_told_of_and_replaced(folder):
     for future in [own.submit(time.sleep, 0.05) for _ in range(6)]:  # all are there
         future.result()
     os.kill(own.submit(os.getpid).result(), signal.SIGKILL)
-    with pytest.raises(InputError, match="one of 3 processes that decode images was ended"):
+    with pytest.raises(InputError, match="one of 3 processes that decode images was killed"):
         own.result(own.submit(time.sleep, 20))
-    with pytest.raises(InputError, match="was ended"):
+    with pytest.raises(InputError, match="was killed"):
         list(batches(items, TRANSFORMS["evaluation"], batch_size=4))
 
     assert WorkerPool.of(3, images=0) is not own

@@ -203,11 +203,11 @@ def bert(folder, change):
         ),
         (
             lambda s: s | {"encoder.layer.0.attention.self.query.lora_A.weight": torch.ones(2, 2)},
-            "has 1 tensor in its blocks that BertForSequenceClassification has not",
+            "has 1 tensor in its blocks that BertForSequenceClassification does not have",
         ),
         (
             lambda s: s | {"encoder.layer.0.output.dense.bias": torch.ones(3)},
-            r"has shape \(3,\), its config.json needs",
+            r"has shape \(3,\), but its config.json needs",
         ),
     ],
     ids=["embedding", "block", "adapter", "shape"],

@@ -220,14 +220,15 @@ def test_no_option_opens_or_fetches_anything(name, touched):
 )  # fmt: skip
 def test_more_than_a_name_is_refused(value):
     with pytest.raises(
-        UnsupportedModelError, match=r"option `act_layer` is .*an architecture is told names and numbers"
+        UnsupportedModelError,
+        match=r"option `act_layer` is .*options of an architecture may be names and numbers",
     ):
         check_values("vit", "act_layer", value)
 
 
 def test_a_number_that_no_model_has_is_refused():
     check_values("vit", "depth", [LARGEST, -LARGEST, 1e30, True, None, "gelu_tanh", {"eps": 1e-6}])
-    with pytest.raises(UnsupportedModelError, match="option `depth` is beyond 1048576"):
+    with pytest.raises(UnsupportedModelError, match="option `depth` is above 1048576"):
         check_values("vit", "depth", {"a": [10**4000]})
 
 
@@ -270,9 +271,7 @@ def test_what_a_configuration_says_besides_reaches_no_library():
     ],
 )
 def test_images_without_a_patch_are_refused(reference):
-    with pytest.raises(
-        UsageError, match=r"its patches of \d+x\d+ pixels do not fit in its images of \d+x\d+$"
-    ):
+    with pytest.raises(UsageError, match=r"patches of \d+x\d+ pixels do not fit into images of \d+x\d+$"):
         described_as(*parse_arch(reference))
 
 
@@ -282,7 +281,7 @@ def test_images_without_a_patch_are_refused(reference):
         ("bert::hidden_size=32,num_attention_heads=5", "cannot have 5 heads"),
         (
             "bert::hidden_size=32,num_attention_heads=4,type_vocab_size=0",
-            "token_type_embeddings.weight` would be of the shape (0, 32)",
+            "token_type_embeddings.weight` would be empty, with shape (0, 32)",
         ),
         ("vit::hidden_act=nope", "transformers cannot build `vit`: there is no 'nope'"),
         (

@@ -42,11 +42,11 @@ def reading(header, **update):
 @pytest.mark.parametrize(
     ("name", "update", "message"),
     [
-        (VIT, {"input_size": (1, 4096, 4096)}, r"reads images of \(1, 4096, 4096\), which its architecture does not take"),
-        (VIT, {"input_size": (1, 12, 8)}, "which its architecture does not take"),
-        (VIT, {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}, "which its architecture does not take"),
-        (CLIP, {"input_size": (3, 4096, 4096)}, "which its architecture does not take"),
-        (OPEN_CLIP, {"input_size": (3, 4096, 4096)}, "which its architecture does not take"),
+        (VIT, {"input_size": (1, 4096, 4096)}, r"reads images of \(1, 4096, 4096\), which its architecture does not accept"),
+        (VIT, {"input_size": (1, 12, 8)}, "which its architecture does not accept"),
+        (VIT, {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3}, "which its architecture does not accept"),
+        (CLIP, {"input_size": (3, 4096, 4096)}, "which its architecture does not accept"),
+        (OPEN_CLIP, {"input_size": (3, 4096, 4096)}, "which its architecture does not accept"),
         (BERT, {"max_length": 2**20}, "reads texts of 1048576 tokens out of"),
         (BERT, {"vocab_size": 2**20}, "tokens out of 1048576"),
         (BERT, {"pad_id": 2**20}, "pads with 1048576"),
@@ -109,7 +109,7 @@ def test_names_that_a_header_makes_up(tmp_path, name):
         with pytest.raises(UnsupportedModelError):
             loaded(tmp_path, found, architecture=architecture.model_copy(update=update))
     towers = {"evil": next(iter(architecture.towers.values()))}
-    with pytest.raises(UnsupportedModelError, match=r"has towers \['evil'\], models of `.*` have \['"):
+    with pytest.raises(UnsupportedModelError, match=r"has towers \['evil'\], but models of `.*` have \['"):
         loaded(
             tmp_path,
             found,

@@ -73,7 +73,7 @@ def test_a_file_without_room_is_refused_before_the_data_are_read(monkeypatch):
     monkeypatch.setattr(scratch, "HELD_BYTES", 0)
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
 
-    with pytest.raises(OutputError, match="the features of 1024 samples take") as caught:
+    with pytest.raises(OutputError, match="the features of 1024 samples need") as caught:
         fitted(["vim"])
     assert "TMPDIR" in caught.value.hint
     assert fitted(["relative-mahalanobis"])

@@ -51,10 +51,10 @@ def test_norms_and_biases_that_are_integers_are_refused(tmp_path, members):
 
     for path in ("m0.st", "hydra.st"):
         with pytest.raises(
-            CheckpointError, match=f"{path}: tensor `norm.bias` holds I32, its arch.* needs F32"
+            CheckpointError, match=f"{path}: tensor `norm.bias` has dtype I32, but its arch.* needs F32"
         ):
             load(tmp_path / path)
-    with pytest.raises(CheckpointError, match=r"m0.st: tensor `norm.bias` holds I32"):
+    with pytest.raises(CheckpointError, match=r"m0.st: tensor `norm.bias` has dtype I32"):
         run_fuse(FuseConfig(models=paths, out=tmp_path / "other.st"))
 
 
@@ -138,7 +138,7 @@ def test_images_and_texts_together_are_the_librarys_logits(folder):
 READS_TEXTS = r"the model reads texts and expects `input_ids` and `attention_mask` by name"
 MISUSED = {
     "ids alone": ("bert", lambda m: m(torch.ones(2, 3, dtype=torch.long)), rf"{READS_TEXTS}.*one tensor of shape \(2, 3\)"),
-    "texts": ("bert", lambda m: m(["a text"]), rf"{READS_TEXTS}.*found list: make tensors with `model.encode`"),
+    "texts": ("bert", lambda m: m(["a text"]), rf"{READS_TEXTS}.*found list: convert items to tensors with `model.encode`"),
     "a text": ("bert", lambda m: m("a text"), "found str"),
     "nothing": ("bert", lambda m: m(), "found nothing without `input_ids`"),
     "no ids": ("bert", lambda m: m(attention_mask=torch.ones(1, 1)), "found attention_mask without `input_ids`"),
@@ -152,7 +152,7 @@ MISUSED = {
     "a text to encode": ("bert", lambda m: m.encode("a text"), "takes a list of items, found one text"),
     "nothing to encode": ("bert", lambda m: m.encode([]), "found nothing"),
     "images for texts": ("bert", lambda m: m.encode([Image.new("L", (2, 2))]), "reads texts, found Image"),
-    "arrays for images": ("vit.st", lambda m: m.encode([torch.zeros(1, 8, 8)]), "images of Pillow, found Tensor"),
+    "arrays for images": ("vit.st", lambda m: m.encode([torch.zeros(1, 8, 8)]), "Pillow image, found Tensor"),
     "both at once": ("clip.st", lambda m: m.encode(["a", Image.new("L", (2, 2))]), "Image, str"),
 }  # fmt: skip
 
@@ -164,21 +164,28 @@ def test_what_a_model_does_not_read_is_said(folder, name, call, message):
 
 
 def test_a_model_made_otherwise_has_no_encoder():
-    with pytest.raises(TypeError, match=r"only a model that `hydractl\.load` made"):
+    with pytest.raises(
+        TypeError, match=r"only a model from `hydractl\.load` has the preprocessing of its inputs"
+    ):
         base().model().encode(["a"])
 
 
 REFUSED = {
     "no reference": ("", {}, UsageError, "the model reference is empty"),
-    "no folder": ("local-dir:", {}, UsageError, "the model reference is empty"),
-    "classes for a classifier": ("vit.st", {"classes": ["a", "b"]}, UsageError, "has classes of its own"),
-    "a text for classes": ("clip.st", {"classes": "cat,dog"}, UsageError, 'classes="cat,dog"`: is one text'),
-    "templates alone": ("clip.st", {"templates": ["a {label}"]}, UsageError, "has no classes yet"),
+    "is not a folder": ("local-dir:", {}, UsageError, "the model reference is empty"),
+    "classes for a classifier": ("vit.st", {"classes": ["a", "b"]}, UsageError, "already has classes"),
+    "a text for classes": (
+        "clip.st",
+        {"classes": "cat,dog"},
+        UsageError,
+        'classes="cat,dog"`: expected a list',
+    ),
+    "templates alone": ("clip.st", {"templates": ["a {label}"]}, UsageError, "has no class names yet"),
     "a template without a label": (
         "clip.st",
         {"classes": NAMES, "templates": ["a"]},
         UsageError,
-        "does not hold",
+        "does not contain",
     ),
 }
 
@@ -191,6 +198,6 @@ def test_what_load_refuses(folder, name, given, error, message):
 
 
 def test_a_zero_shot_model_without_classes_says_how_to_name_them(folder):
-    with pytest.raises(CheckpointError, match="has no classes yet") as caught:
+    with pytest.raises(CheckpointError, match="has no class names yet") as caught:
         load(folder / "clip.st")(torch.zeros(1, 3, 8, 8))
     assert 'hydractl.load(..., classes=["cat", "dog"])' in caught.value.hint

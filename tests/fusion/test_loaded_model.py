@@ -211,7 +211,7 @@ MISUSED = {
     "one path": ("base.st", Path("0.png"), "a list of items, found one path"),
     "one image": ("base.st", Image.new("L", (8, 8)), "found one image"),
     "one array": ("base.st", np.zeros((9, 9, 3), np.uint8), r"one array of shape \(9, 9, 3\)"),
-    "floats": ("base.st", [np.zeros((9, 9))], r"arrays are uint8 .* found float64 \(9, 9\)"),
+    "floats": ("base.st", [np.zeros((9, 9))], r"arrays must be uint8 .* found float64 \(9, 9\)"),
     "channels first": ("base.st", [np.zeros((3, 9, 9), np.uint8)], r"found uint8 \(3, 9, 9\)"),
     "nothing": ("base.st", [], "found nothing"),
     "an empty batch": ("base.st", torch.zeros(0, 1, 8, 8), "found nothing"),

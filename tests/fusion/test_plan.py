@@ -39,7 +39,7 @@ def test_splitting_undoes_grouping(keeps):
         assert found.keys() == member.state.keys()
         assert all(torch.equal(found[n], t) for n, t in member.state.items())
     for name in names:
-        with pytest.raises(ValueError, match=f"tensor {re.escape(name)} has 0 axes, too few to be split"):
+        with pytest.raises(ValueError, match=f"tensor {re.escape(name)} has 0 axes, too few to split it"):
             split_members(TIMM_VIT, header, {name: torch.zeros(())})
 
 

@@ -33,7 +33,7 @@ def test_classes_whose_prompts_become_the_same_tokens_are_refused(path, names, t
         lambda: prompts_of(open_model(path), Classes(names=names, templates=templates)),
         lambda: hydractl.load(path, classes=names, templates=templates),
     ):
-        with pytest.raises(UsageError, match="become the same tokens") as caught:
+        with pytest.raises(UsageError, match="have prompts with the same tokens") as caught:
             ask()
         assert f"`{names[-2]}` and `{names[-1]}`" in str(caught.value)
         assert "12 tokens" in caught.value.hint

@@ -205,7 +205,7 @@ def test_what_a_layer_keeps_on_average_is_what_layers_alike_keep(keep, layers):
     [
         ({}, "one of keep_per_layer, remove, keep_fraction, got none"),
         ({"remove": 1, "keep_fraction": 0.5}, "got .*remove.*keep_fraction"),
-        ({"remove": 1, "per_layer": True}, "goes with keep_per_layer, not with remove"),
+        ({"remove": 1, "per_layer": True}, "needs keep_per_layer, not remove"),
         ({"keep_per_layer": -1}, "at least 0, got -1"),
         ({"remove": -2}, "at least 0, got -2"),
         ({"keep_fraction": 0.0}, r"\(0, 1\], got 0.0"),
@@ -224,11 +224,11 @@ def test_refuses_budgets_that_mean_nothing(options, message):
         (HeadBudget(remove=241), "cannot remove 241 heads: the model has 240"),
         (
             HeadBudget(keep_per_layer=11),
-            "cannot keep 11 heads a layer on average: 24 layers have 240 heads, not 264",
+            "cannot keep 11 heads per layer on average: 24 layers have 240 heads, not 264",
         ),
         (
             HeadBudget(keep_per_layer=10, per_layer=True),
-            "cannot keep 10 heads a layer: layers of tower `text` have 8",
+            "cannot keep 10 heads per layer: layers of tower `text` have 8",
         ),
     ],
 )
@@ -306,20 +306,20 @@ def test_per_layer_ties_keep_the_higher_head():
 def test_refuses_more_removals_than_the_order_names(removals):
     order = all_heads({"t": TowerShape(1, 2)})
 
-    with pytest.raises(ValueError, match=f"cannot remove {removals} heads: the removal order names 2"):
+    with pytest.raises(ValueError, match=f"cannot remove {removals} heads: the removal order has 2"):
         best_mask(order, {"t": TowerShape(2, 2)}, removals=removals)
 
 
 def test_per_layer_refuses_an_order_that_stops_early():
     order = [HeadId("t", 0, 0), HeadId("t", 0, 1), HeadId("t", 1, 0)]
 
-    with pytest.raises(ValueError, match=r"layer 1 of tower `t` must lose 2 heads to keep 1, but .* names 1"):
+    with pytest.raises(ValueError, match=r"layer 1 of tower `t` must lose 2 heads to keep 1, but .* has 1"):
         best_mask_per_layer(order, {"t": TowerShape(2, 3)}, keep=1)
 
 
 @pytest.mark.parametrize("keep", [-1, 4])
 def test_per_layer_refuses_what_a_layer_cannot_keep(keep):
-    with pytest.raises(ValueError, match=f"cannot keep {keep} heads a layer: layers of tower `t` have 3"):
+    with pytest.raises(ValueError, match=f"cannot keep {keep} heads per layer: layers of tower `t` have 3"):
         best_mask_per_layer([], {"t": TowerShape(2, 3)}, keep=keep)
 
 

@@ -141,7 +141,7 @@ def test_heads_are_drawn_evenly():
 @pytest.mark.parametrize(
     ("removals", "sampling", "message"),
     [
-        (2, Sampling(pool=9, members=1, seed=0), "pool of 9 heads: the removal order names 8"),
+        (2, Sampling(pool=9, members=1, seed=0), "pool of 9 heads: the removal order has 8"),
         (5, Sampling(pool=4, members=1, seed=0), "cannot remove 5 heads out of a pool of 4"),
         (-1, Sampling(pool=4, members=1, seed=0), "cannot remove -1 heads out of a pool of 4"),
         (
@@ -152,7 +152,10 @@ def test_heads_are_drawn_evenly():
         (
             4,
             Sampling(pool=5, members=3, seed=0, diverge_from=1),
-            "3 different masks are wanted, but removing 0 of the 1 pool heads in layers from 1 on, beside those before, gives 1",
+            (
+                "3 different masks are required, but removing 0 of the 1 pool heads in layers from 1 on, "
+                "beside those before, gives 1"
+            ),
         ),
     ],
 )

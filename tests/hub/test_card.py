@@ -44,9 +44,13 @@ def test_a_licence_is_said_or_missed():
     nobody, without = told(Kind.MEMBER, PRUNED)
 
     assert (found["license"], "license" in nobody) == ("cc-by-4.0", False)
-    assert "`cc-by-4.0`, as the base model's licence asks for." in card
-    assert "Nobody has said." not in card
-    assert "Nobody has said. The licence of the base model holds" in without
+    assert "`cc-by-4.0`, the licence of the base model." in card
+    assert (
+        "Not stated. The licence of the base model also applies to models that are made from it." not in card
+    )
+    assert (
+        "Not stated. The licence of the base model also applies to models that are made from it." in without
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,4 +63,10 @@ def test_results_of_rows_with_and_without_a_temperature_are_no_fair_comparison(s
     )
     _, card = told(Kind.MEMBER, PRUNED, report=report.model_copy(update={"rows": rows}), row=rows[0])
 
-    assert ("are no fair comparison" not in card) == fair
+    assert (
+        (
+            "Some of these models store a temperature and others do not, so their NLL, Brier score and "
+            "ECE are not comparable."
+        )
+        not in card
+    ) == fair

@@ -104,7 +104,7 @@ def test_files_of_one_name_and_several_digests_are_a_line_each():
         *((f"b{i}.st", f"out{i}", imported("model_best.pth.tar", f"w{i}")) for i in range(2))
     )
     assert [line.split()[-1] for line in lines] == ["b0.st", "b1.st", "hydra.st"]
-    assert "Several files are called `model_best.pth.tar`: give each a name of its own first" in section
+    assert "Several files have the name `model_best.pth.tar`: give each a different name first" in section
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_a_branch_is_what_git_takes_for_one(name):
     if git.returncode == 0 and not name.startswith("-"):
         check_branch(name)
         return
-    with pytest.raises(UsageError, match="is no name of a branch"):
+    with pytest.raises(UsageError, match="is not a valid name of a branch"):
         check_branch(name)
 
 
@@ -31,7 +31,7 @@ def test_names_of_repositories(name):
 
 @pytest.mark.parametrize("name", ["name", "a/b/c", "org/-a", "org/a.", "org/\u00e9", "", "/a"])
 def test_what_the_hub_takes_for_no_repository(name):
-    with pytest.raises(UsageError, match="is no repository of the Hub"):
+    with pytest.raises(UsageError, match="is not a Hub repository"):
         check_repository(name)
 
 

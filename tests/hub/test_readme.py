@@ -15,7 +15,7 @@ from support.builders import base
 from support.pushes import Repository
 from support.reports import write_report
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content", "ignore:no licence is named")
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content", "ignore:the card names no licence")
 OURS = {"library_name": "hydractl", "tags": ["hydractl", "hydra"], "license": "mit"}
 NAME = "org/readme"
 
@@ -68,11 +68,20 @@ def test_of_what_was_measured_nothing_of_a_former_model_stays():
 
 BROKEN = {
     "no text": (b"\xff\xfe", "is not UTF-8 text"),
-    "no YAML": (b"---\na: [\n---\n", "has metadata that are not YAML"),
-    "no table": (b"---\n- a\n---\n", "has metadata that are no table"),
-    "aliases": (b"---\na: &a [x]\nb: [*a, *a]\n---\n", "has metadata with aliases"),
-    "one comment": (f"{BEGIN}\nours\n".encode(), "has not both of the comments"),
-    "comments turned round": (f"{END}\nours\n{BEGIN}\n".encode(), "has not both of the comments"),
+    "no YAML": (b"---\na: [\n---\n", "has metadata that are not valid YAML"),
+    "no table": (b"---\n- a\n---\n", "has metadata that are not a mapping"),
+    "aliases": (
+        b"---\na: &a [x]\nb: [*a, *a]\n---\n",
+        ("has metadata with YAML aliases"),
+    ),
+    "one comment": (
+        f"{BEGIN}\nours\n".encode(),
+        ("does not have each of the comments `hydractl:begin` and `hydractl:end` once and in this order"),
+    ),
+    "comments turned round": (
+        f"{END}\nours\n{BEGIN}\n".encode(),
+        ("does not have each of the comments `hydractl:begin` and `hydractl:end` once and in this order"),
+    ),
 }
 
 
@@ -88,7 +97,10 @@ def test_one_that_cannot_be_read_stops_the_push(hub, content, text):
                 Target(name=NAME, message="x"),
             )
         assert served.repositories[NAME].made == 0
-    assert "correct it on the Hub" in caught.value.hint
+    assert (
+        "nothing was pushed; correct the file on the Hub and push again, or push to another repository"
+        in caught.value.hint
+    )
 
 
 def test_a_card_that_was_edited_on_the_hub_keeps_the_edits(hub, tmp_path):
@@ -114,7 +126,7 @@ def test_a_card_that_was_edited_on_the_hub_keeps_the_edits(hub, tmp_path):
     assert repository.files()["README.md"].decode() == again.card
     assert again.card.endswith(f"{END}\n\nMine.\n")
     assert (found["license"], found["language"], found["base_model"]) == ("cc0-1.0", "de", "timm/vit")
-    assert "`cc0-1.0`, as the base model's licence asks for." in again.card
+    assert "`cc0-1.0`, the licence of the base model." in again.card
     assert "[timm/vit](https://huggingface.co/timm/vit)" in again.card
     assert "model-index" in metadata(edited)
     assert "model-index" not in found

@@ -92,7 +92,7 @@ def test_a_commit_whose_answer_is_lost_is_not_made_twice(hub):
         with pytest.raises(HubError, match="connection") as caught:
             push(FILES | {"config.json": b"1"}, target(create_pr=True))
         assert repository.made == 2
-        assert "look whether the pull request is there" in caught.value.hint
+        assert "check whether the pull request exists before you push again" in caught.value.hint
 
 
 def test_branches_pull_requests_and_private_repositories(hub):
@@ -110,7 +110,7 @@ def test_branches_pull_requests_and_private_repositories(hub):
 def test_a_public_repository_is_not_taken_for_a_private_one(hub):
     with hub() as served:
         push(FILES, target())
-        with pytest.raises(HubError, match="is public already"):
+        with pytest.raises(HubError, match="is already public, and `--private` cannot change that"):
             push(FILES | {"config.json": b"secret"}, target(private=True))
         assert served.repositories[NAME].made == 1
 
@@ -125,16 +125,16 @@ def at(path, status, headers=None, body=b"{}", times=99):
 
 
 REFUSALS = {
-    "token": (at("/api/repos/create", 401), "does not take the token", "hf auth login"),
-    "permission": (at("/api/repos/create", 403), r"may not write there \(403\)", "may write to `org`"),
+    "token": (at("/api/repos/create", 401), "the Hub rejects the token", "hf auth login"),
+    "permission": (at("/api/repos/create", 403), r"the token has no write access to the repository \(403\)", "has write access to `org`"),
     "owner": (at("/api/repos/create", 404), "no such repository, branch or account", "check the spelling"),
-    "meanwhile": (at("/commit/", 412), "somebody else has changed `main` meanwhile", "push again"),
-    "conflict": (at("/commit/", 409), "somebody else has changed `main` meanwhile", "push again"),
-    "failing": (at("/commit/", 502), r"the Hub is failing \(502\)", "nothing twice"),
-    "limit": (at("/commit/", 429, {"Retry-After": "3600"}), "answers 429 and wants to be asked again in 3600 seconds", "try again then"),
+    "meanwhile": (at("/commit/", 412), "`main` has changed during the push", "push again"),
+    "conflict": (at("/commit/", 409), "`main` has changed during the push", "push again"),
+    "failing": (at("/commit/", 502), r"the Hub has a server error \(502\)", "the same command pushes only the missing files"),
+    "limit": (at("/commit/", 429, {"Retry-After": "3600"}), "responds with 429 and asks to wait 3600 seconds", "try again later; the rate limit is higher after `hf auth login"),
     "log-in page": (at("/revision/", 200, body=b"<html>"), "connection to the Hub failed|cannot be used", ""),
     "card": (at("/validate-yaml", 400, body=json.dumps({"errors": [{"message": "no such license"}]}).encode()), "Invalid metadata|refuses", ""),
-    "teapot": (at("/commit/", 418), r"the Hub refuses \(418\)", "nothing was pushed"),
+    "teapot": (at("/commit/", 418), r"the Hub rejects the push \(418\)", "nothing was pushed"),
 }  # fmt: skip
 
 
@@ -164,12 +164,12 @@ def test_nobody_there(hub):
         pass
     with pytest.raises(HubError, match="connection to the Hub failed") as caught:
         push(FILES, target())
-    assert "nothing twice" in caught.value.hint
+    assert "the same command pushes only the missing files" in caught.value.hint
 
 
 def test_the_hub_is_switched_off(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with hub(), pytest.raises(HubError, match="switched off") as caught:
+    with hub(), pytest.raises(HubError, match="HF_HUB_OFFLINE is set") as caught:
         push(FILES, target())
     assert "HF_HUB_OFFLINE" in caught.value.hint
 
@@ -177,7 +177,7 @@ def test_the_hub_is_switched_off(hub, monkeypatch):
 def test_without_a_token_nothing_begins(monkeypatch, tmp_path):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    with pytest.raises(HubError, match="no token") as caught:
+    with pytest.raises(HubError, match="no Hub token") as caught:
         require_token()
     assert "hf auth login" in caught.value.hint
 

@@ -75,7 +75,13 @@ def test_the_storage_never_sees_the_token_of_the_hub(xet, files):
     assert seen == {f"Bearer {TOKEN}"}
 
 
-@pytest.mark.parametrize(("status", "told"), [(403, "may not write there"), (401, "does not take the token")])
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (403, "the token has no write access to the repository (403)"),
+        (401, ("the Hub rejects the token (401)")),
+    ],
+)
 def test_a_token_that_may_not_write_there_is_said(xet, files, status, told):
     def refuse(asked):
         return (status, {}, b"{}") if "xet-write-token" in asked.path else None

@@ -176,9 +176,9 @@ def at(path, value):
 
 KEEP = ("towers", "vision", "keep")
 BAD_MASKS = {
-    "unknown-key": (at(["extra"], 1), "extra is not a key of this document"),
-    "unknown-nested": (at(["towers", "vision", "extra"], 1), "towers.vision.extra is not a key of this document"),
-    "unknown-origin": (at(["origin", "extra"], 1), "origin.extra is not a key of this document"),
+    "unknown-key": (at(["extra"], 1), "extra is not a known key"),
+    "unknown-nested": (at(["towers", "vision", "extra"], 1), "towers.vision.extra is not a known key"),
+    "unknown-origin": (at(["origin", "extra"], 1), "origin.extra is not a known key"),
     "missing": (at(["towers"], ...), "towers is missing"),
     "missing-nested": (at(["towers", "vision", "keep"], ...), "towers.vision.keep is missing"),
     "no-towers": (at(["towers"], {}), "towers: "),
@@ -218,9 +218,9 @@ def test_bad_masks_are_refused_with_the_json_path(edit, message):
 
 HEADS = len(golden("scores")["towers"]["vision"]["scores"][0])
 BAD_SCORES = {
-    "ragged": (at(["towers", "vision", "scores"], [[1.0], [1.0, 2.0]]), "towers.vision: scores must be a layers by heads table"),
-    "empty": (at(["towers", "vision", "scores"], []), "towers.vision: scores must be a layers by heads table"),
-    "empty-row": (at(["towers", "vision", "scores"], [[]]), "towers.vision: scores must be a layers by heads table"),
+    "ragged": (at(["towers", "vision", "scores"], [[1.0], [1.0, 2.0]]), "towers.vision: scores must be a rectangular table of layers by heads"),
+    "empty": (at(["towers", "vision", "scores"], []), "towers.vision: scores must be a rectangular table of layers by heads"),
+    "empty-row": (at(["towers", "vision", "scores"], [[]]), "towers.vision: scores must be a rectangular table of layers by heads"),
     "text": (at(["towers", "vision", "scores", 1, 0], "high"), "towers.vision.scores[1][0]: Input should be a valid number"),
     "bool": (at(["towers", "vision", "scores", 1, 0], value=True), "towers.vision.scores[1][0]: Input should be a valid number"),
     "null": (at(["towers", "vision", "scores", 1, 0], None), "towers.vision.scores[1][0]: Input should be a valid number"),
@@ -229,7 +229,7 @@ BAD_SCORES = {
     "removal-of-nothing": (at(["removals", 1, "layer"], 2), "document: removals[1] names head (vision, 2, 1), which the scores do not have"),
     "removal-past-the-last-head": (at(["removals", 1, "head"], HEADS), f"document: removals[1] names head (vision, 1, {HEADS}), which the scores do not have"),
     "removal-elsewhere": (at(["removals", 0, "tower"], "text"), "document: removals[0] names head (text, 0, 1), which the scores do not have"),
-    "removal-twice": (at(["removals", 1, "layer"], 0), "document: removals[1] names head ('vision', 0, 1) a second time"),
+    "removal-twice": (at(["removals", 1, "layer"], 0), "document: removals[1] names head ('vision', 0, 1) twice"),
     "missing": (at(["removals", 0, "objective"], ...), "removals[0].objective is missing"),
     "count-bool": (at(["data", "id", "count"], value=True), "data.id.count: Input should be a valid integer"),
 }  # fmt: skip
@@ -245,8 +245,8 @@ def test_bad_scores_are_refused_with_the_json_path(edit, message):
 
 
 BAD_HEADERS = {
-    "base-with-plan": (at(["kind"], "base"), "document: plan: a hydra has one, and only a hydra"),
-    "hydra-without-plan": (at(["plan"], None), "document: plan: a hydra has one, and only a hydra"),
+    "base-with-plan": (at(["kind"], "base"), "document: plan: required for a hydra and excluded otherwise"),
+    "hydra-without-plan": (at(["plan"], None), "document: plan: required for a hydra and excluded otherwise"),
     "other-tower": (at(["masks", 0], {"text": {"num_heads": 4, "keep": [[0], [0], [0]]}}), "document: masks[0]: has towers ['text'], but"),
     "fewer-layers": (at(["masks", 1, "vision", "keep"], [[0]]), "document: masks[1].vision.keep: has 1 layers, but"),
     "other-heads": (at(["masks", 1, "vision", "num_heads"], 5), "document: masks[1].vision.num_heads: is 5, but"),
@@ -260,7 +260,7 @@ BAD_HEADERS = {
     "heads-without-end": (at(["architecture", "towers", "vision"], {"layers": 300, "num_heads": 300, "head_dim": 1}), "architecture.towers.vision: 300 layers of 300 heads"),
     "classes-without-end": (at(["architecture", "num_classes"], 10**9), "architecture.num_classes: Input should be less"),
     "images-without-end": (at(["preprocess", "input_size"], [1, 30000, 30000]), "preprocess.input_size[1]: Input should be less"),
-    "deep": (at(["made_by", "inputs", 0, "made_by", "extra"], 1), "made_by.inputs[0].made_by.extra is not a key of this document"),
+    "deep": (at(["made_by", "inputs", 0, "made_by", "extra"], 1), "made_by.inputs[0].made_by.extra is not a known key"),
 }  # fmt: skip
 
 
@@ -279,9 +279,9 @@ TEXTS = {
     "nan": ('{"schema": "hydractl.head-mask/1", "towers": NaN}', "towers: "),
     "duplicate": (
         '{"schema": "hydractl.head-mask/1", "schema": "x"}',
-        "is not JSON: key `schema` stands twice",
+        "is not JSON: key `schema` appears twice",
     ),
-    "duplicate-nested": ('{"towers": {"vision": 1, "vision": 2}}', "is not JSON: key `vision` stands twice"),
+    "duplicate-nested": ('{"towers": {"vision": 1, "vision": 2}}', "is not JSON: key `vision` appears twice"),
     "list": ("[]", "document: "),
     "number": ("3", "document: "),
     "null": ("null", "document: "),

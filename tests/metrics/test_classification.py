@@ -126,7 +126,7 @@ def test_the_order_of_samples_does_not_matter(seed):
 
 @pytest.mark.parametrize("metric", [ece, adaptive_ece])
 def test_refuses_no_bins(metric):
-    with pytest.raises(ValueError, match="at least one bin, got 0"):
+    with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
         metric(torch.eye(2), torch.tensor([0, 1]), bins=0)
 
 
@@ -145,11 +145,11 @@ def test_candidates_at_once_have_the_numbers_of_each(seed, scale):
 @pytest.mark.parametrize(
     ("confidence", "correct", "message"),
     [
-        (torch.ones(3), torch.ones(4), "of one shape"),
-        (torch.ones(2, 3), torch.ones(2, 4), "of one shape"),
-        (torch.ones(2, 0), torch.ones(2, 0), "with a sample"),
-        (torch.full((1, 2), 1.5), torch.ones(1, 2), r"must lie in \[0, 1\]"),
-        (torch.full((2,), -0.1), torch.ones(2), r"must lie in \[0, 1\]"),
+        (torch.ones(3), torch.ones(4), "the same non-empty shape"),
+        (torch.ones(2, 3), torch.ones(2, 4), "the same non-empty shape"),
+        (torch.ones(2, 0), torch.ones(2, 0), "the same non-empty shape"),
+        (torch.full((1, 2), 1.5), torch.ones(1, 2), r"confidences must be in \[0, 1\]"),
+        (torch.full((2,), -0.1), torch.ones(2), r"confidences must be in \[0, 1\]"),
     ],
 )
 def test_bad_confidences(metric, confidence, correct, message):

@@ -96,7 +96,9 @@ def test_a_score_ranks_alike_wherever_it_stands():
 def test_log_probabilities_alone_do_not_tell_logits():
     own = Responses(torch.zeros(1, 3, 2).log_softmax(-1))
 
-    with pytest.raises(ValueError, match="do not tell logits"):
+    with pytest.raises(
+        ValueError, match=("the predictions are log-probabilities, from which logits cannot be recovered")
+    ):
         measure(
             own,
             torch.tensor([0, 1, 0]),

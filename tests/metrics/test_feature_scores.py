@@ -189,7 +189,7 @@ def test_energy_and_density_are_standardized_on_held_out_data():
 
 def test_energy_and_density_need_held_out_data_that_differ():
     d = data()
-    with pytest.raises(DataError, match="say the same of all samples") as caught:
+    with pytest.raises(DataError, match="all held-out samples have the same score") as caught:
         energy_density(fit("relative-mahalanobis", d.training), torch.ones(3), torch.rand(3))
     assert "--val" in caught.value.hint
 

@@ -16,7 +16,11 @@ from hydractl.metrics.per_sample import answers, ensemble_log_probs, opinions, p
     ("probs", "labels", "message"),
     [
         (torch.empty(0, 3), torch.empty(0).long(), r"2 non-empty axes, got shape \(0, 3\)"),
-        (torch.tensor([[2.0, -1.0]]), torch.tensor([0]), "are these logits"),
+        (
+            torch.tensor([[2.0, -1.0]]),
+            torch.tensor([0]),
+            ("probabilities must not be negative; pass probabilities, not logits"),
+        ),
         (torch.tensor([[2.0, 1.0]]), torch.tensor([0]), "off by 2"),
         (torch.tensor([[math.nan, 1.0]]), torch.tensor([0]), "must be finite"),
         (torch.tensor([[0.5, 0.5]]), torch.tensor([2]), r"0\.\.1, got 2\.\.2"),

@@ -31,12 +31,12 @@ def test_the_table_is_read_only():
 def test_two_metrics_of_one_name_are_refused():
     one = Metric(name="x", needs=MetricNeeds.LABELS, definition="It is x.")
 
-    with pytest.raises(ValueError, match="share a name"):
+    with pytest.raises(ValueError, match="two metrics have the same name"):
         by_name(one, one)
 
 
 def test_what_is_measured_elsewhere_does_not_follow_from_predictions():
-    with pytest.raises(ValueError, match="`macs` does not follow from predictions"):
+    with pytest.raises(ValueError, match="`macs` cannot be computed from predictions"):
         METRICS["macs"].of({})
 
 

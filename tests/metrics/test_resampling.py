@@ -102,7 +102,7 @@ def test_the_id_set_is_resampled_alike_beside_every_ood_set():
 
 
 def test_refuses_a_statistic_that_is_not_a_number():
-    with pytest.raises(ValueError, match="resample 1 is nan"):
+    with pytest.raises(ValueError, match="is nan on resample 1"):
         measured(0.0, torch.tensor([1.0, math.nan]), count=3)
 
 

@@ -228,8 +228,8 @@ def test_accepted_and_wrong_counts_all_inputs():
     [
         (torch.zeros(3), 0.1, 0.1, r"got \(3,\), \(2,\)"),
         (torch.tensor([0.0, torch.nan]), 0.1, 0.1, "finite"),
-        (torch.zeros(2), 0.0, 0.1, "risk must lie"),
-        (torch.zeros(2), 0.1, 1.0, "delta must lie"),
+        (torch.zeros(2), 0.0, 0.1, "risk must be"),
+        (torch.zeros(2), 0.1, 1.0, "delta must be"),
     ],
 )
 def test_bad_arguments(scores, risk, delta, message):

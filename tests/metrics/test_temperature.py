@@ -291,7 +291,7 @@ def test_predictions_that_no_temperature_changes_keep_one(classes):
         (torch.zeros(1, 0, 3), torch.zeros(0, dtype=torch.int64), "3 non-empty axes"),
         (torch.full((1, 2, 3), math.nan), torch.zeros(2, dtype=torch.int64), "must be finite"),
         (torch.zeros(1, 2, 3), torch.zeros(3, dtype=torch.int64), r"shape \(2,\)"),
-        (torch.zeros(1, 2, 3), torch.tensor([0, 3]), "must lie in 0..2"),
+        (torch.zeros(1, 2, 3), torch.tensor([0, 3]), "must be in 0..2"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(log_probs, labels, message):

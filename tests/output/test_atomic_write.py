@@ -146,11 +146,11 @@ def test_what_is_a_stream(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_said_in_one_sentence():
-    message = "/dev/full: no space left to write it"
+    message = "/dev/full: no space left on the disk"
     with pytest.raises(OutputError, match=message) as caught, publish(Path("/dev/full")) as file:
         file.write(b"x" * 100_000)
     assert caught.value.exit_code == 3
-    assert caught.value.hint == "free some space or choose another disk"
+    assert caught.value.hint == "free some space or use another disk"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -164,7 +164,7 @@ def test_standard_output_on_a_full_disk_is_said_too():
         done = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    assert (done.returncode, done.stderr) == (3, "-: no space left to write it; nothing was kept")
+    assert (done.returncode, done.stderr) == (3, "-: no space left on the disk; nothing was written")
 
 
 @pytest.mark.parametrize(

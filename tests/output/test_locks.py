@@ -24,9 +24,9 @@ def names(folder):
 def test_a_second_command_is_told_who_makes_it(tmp_path, name):
     out = tmp_path / name
     with claimed(out, force=False):
-        for wait, way in ((False, "`--wait`"), (None, "until it has ended")):
+        for wait, way in ((False, "`--wait`"), (None, "wait until it ends")):
             with (
-                pytest.raises(OutputExists, match=f"process {os.getpid()} on .* is making it now") as caught,
+                pytest.raises(OutputExists, match=f"process {os.getpid()} on .* is writing it now") as caught,
                 claimed(out, force=True, wait=wait),
             ):
                 pytest.fail("two have it")
@@ -40,7 +40,7 @@ def test_another_name_of_the_same_output_is_no_way_round(tmp_path):
     (tmp_path / "link.st").symlink_to("a.st")
     with (
         claimed(tmp_path / "a.st", force=False),
-        pytest.raises(OutputExists, match="is making it now"),
+        pytest.raises(OutputExists, match="is writing it now"),
         claimed(tmp_path / "link.st", force=False),
     ):
         pytest.fail("two have it")
@@ -62,7 +62,7 @@ def test_who_waits_has_it_next(tmp_path):
     thread.join(10)
     assert order == ["first", "second"]
     assert heard.steps == [
-        f"Waiting for process {os.getpid()} on {os.uname().nodename}, which is making {out}"
+        f"Waiting for process {os.getpid()} on {os.uname().nodename}, which is writing {out}"
     ]
     assert names(tmp_path) == []
 
@@ -141,7 +141,7 @@ def test_the_same_command_finishes_what_a_kill_cut_off(tmp_path, monkeypatch, af
 def test_another_command_does_not_finish_it(tmp_path, monkeypatch):
     cut(monkeypatch, tmp_path, 1)
     with (
-        pytest.raises(OutputExists, match="holds something else; nothing was written"),
+        pytest.raises(OutputExists, match="already exists with other content; nothing was written"),
         claimed(tmp_path / "a.st", force=False) as claim,
     ):
         publish_all(claim, tmp_path, "other")

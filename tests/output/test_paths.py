@@ -138,7 +138,7 @@ def test_a_name_that_says_nothing_else_will_do(tmp_path, monkeypatch, name):
     ("name", "fits"), [("a.json", "a.st"), ("to/a.onnx", "to/a.st"), ("a.st.gz", "a.st"), ("a.v2", "a.st")]
 )
 def test_a_name_that_says_something_else_is_refused(name, fits):
-    with pytest.raises(UsageError, match=r"a model is a file that ends in \.st or \.safetensors") as caught:
+    with pytest.raises(UsageError, match=r"a model must have the suffix \.st or \.safetensors") as caught:
         WEIGHTS("-o", Path(name))
     assert caught.value.hint == f"for example `-o {fits}`"
 
@@ -147,7 +147,7 @@ def test_a_name_that_says_something_else_is_refused(name, fits):
 def test_where_the_suffix_decides_there_is_one(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(UsageError, match=r"a figure is a file that ends in \.png or \.svg"):
+    with pytest.raises(UsageError, match=r"a figure must have the suffix \.png or \.svg"):
         OutputKind(description="a figure", suffixes=(".png", ".svg"), decides=True, streams=False)(
             "--plot", Path(name)
         )

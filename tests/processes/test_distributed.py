@@ -112,7 +112,7 @@ def test_a_process_that_ends_is_noticed():
             team.in_order([torch.zeros(1)])
         return caught.value.hint
 
-    assert "same command again" in together(2, work)[0]
+    assert "same command resumes" in together(2, work)[0]
 
 
 def test_one_process_needs_no_group(monkeypatch):

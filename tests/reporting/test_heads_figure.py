@@ -85,14 +85,14 @@ def test_a_backend_that_matplotlib_does_not_know_is_no_traceback():
     code = "from hydractl.reporting.heads_figure import *; draw_heads([None], suffix='.svg')"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "MPLBACKEND": "none such"},
+        env={**os.environ, "MPLBACKEND": "are not supported: open_clip has no such cleaning"},
         capture_output=True,
         text=True,
         check=False,
     )
 
     assert "UsageError: matplotlib does not start: " in done.stderr
-    assert "none such" in done.stderr
+    assert "are not supported: open_clip has no such cleaning" in done.stderr
 
 
 def test_a_file_says_neither_when_nor_with_what_it_was_made():

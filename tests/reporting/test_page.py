@@ -79,7 +79,7 @@ PAGES = {
     "corrupted": ({"shift": True}, FIGURES),
     "corrupted seeds": ({"shift": True, "seeds": 2}, FIGURES),
     "no curves": ({"curves": False}, ["cost"]),
-    "nothing to draw": ({"names": ("hydra",), "curves": False}, []),
+    "the reports have no curves to draw": ({"names": ("hydra",), "curves": False}, []),
     "many of all": (MANY, ALL),
     "evil names": ({"names": EVIL, "near": ("</title><script>1",), "far": ("<b>",)}, ALL),
 }

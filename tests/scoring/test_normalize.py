@@ -82,7 +82,7 @@ def test_layer_divides_by_the_length_and_tower_by_the_root_mean_square():
 
 
 def test_an_unknown_way_is_a_mistake_of_ours():
-    with pytest.raises(ValueError, match="no such normalisation: rows"):
+    with pytest.raises(ValueError, match="unknown normalization: rows"):
         normalized({"vision": [[1.0]]}, "rows")
 
 

@@ -61,9 +61,7 @@ def test_it_is_measured_and_scored_as_in_fp32(model, tmp_path):
     heard, towers = Heard(), []
     assert values(model, heard) == values(model, dtype="fp32")
     kinds = sorted({*dtypes(model).values()})
-    said = (
-        f"its weights are stored as {', '.join(f'`{k}`' for k in kinds)}; it runs in the least that holds all"
-    )
+    said = f"its weights are stored as {', '.join(f'`{k}`' for k in kinds)}; it runs in the smallest data type that can represent all of them"
     assert [said in warning for warning in heard.warnings] == [True] * (len(kinds) > 1)
 
     for dtype in (None, "fp32"):

@@ -25,7 +25,7 @@ from support.builders import base, mask_file
 from support.heard import Heard
 from support.variants import variant
 
-SAID = "no file says how its images are read"
+SAID = "has no image preprocessing"
 DATA = "digits::classes=0-6,limit=12"
 
 
@@ -89,7 +89,7 @@ def test_what_is_said_of_images_holds(tmp_path, folder):
     assert (work.how.mean, work.how.std, work.header.assumed, heard.told) == ((0.25,), (0.125,), False, 0)
     assert work.config.options()["mean"] == (0.25,)
 
-    with pytest.raises(UsageError, match=r"`--img-size`: .* does not take images of 12x16 pixels"):
+    with pytest.raises(UsageError, match=r"`--img-size`: .* does not accept images of 12x16 pixels"):
         prepare(
             tuning(tmp_path / "out.st", folder, images=Images(img_size=(12, 16))),
             heard,
@@ -113,6 +113,6 @@ def test_texts_have_no_means(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "0", "8x", "8x0", "8x8x8", "eight"])
 def test_a_size_is_one_number_or_two(text):
-    with pytest.raises(UsageError, match="is not a size"):
+    with pytest.raises(UsageError, match="is not an image size"):
         parse_size(text)
     assert (parse_size("12"), parse_size("12x16")) == ((12, 12), (12, 16))

@@ -165,7 +165,7 @@ def test_a_tracker_that_fails_ends_the_run_which_can_go_on(runs, tmp_path, monke
     monkeypatch.setattr(Planted, "fails_at", 12)
     with pytest.raises(OutputError, match=r"^`--log-to wandb`: the server is gone$") as caught:
         run_finetune(config(tmp_path / "out.st", save_every=1))
-    assert "the same command goes on from there" in caught.value.hint
+    assert "the same command resumes it" in caught.value.hint
     monkeypatch.setattr(Planted, "fails_at", None)
 
     assert run_finetune(config(tmp_path / "out.st", save_every=1)).resumed_from > 0
@@ -326,5 +326,5 @@ def test_a_stream_says_not_where_to_log(runs):
 
 
 def test_a_method_without_steps_has_nothing_to_log(runs, tmp_path, model):
-    with pytest.raises(UsageError, match="`--log-to` has no effect with `--method taylor`: it goes no steps"):
+    with pytest.raises(UsageError, match="`--log-to` has no effect with `--method taylor`: it has no steps"):
         scoring(model, tmp_path / "out.json", method="taylor", given={}, budget=None)

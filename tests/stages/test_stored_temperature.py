@@ -107,10 +107,13 @@ def test_models_that_answer_together_keep_temperatures_of_their_own(models):
 
     assert document.rows[1].stored_temperatures == (2.0, 3.0)
     assert "temperature" not in document.rows[1].values
-    assert "the models of both store different ones, which T does not count" in shown.getvalue()
+    assert "the models of both store different temperatures, which T does not include" in shown.getvalue()
 
 
-UNFAIR = "the comparison of Brier, NLL, ECE and aECE is unfair: {} a temperature, {} not; `--temperature DATA` fits one for every row"
+UNFAIR = (
+    "the comparison of Brier, NLL, ECE and aECE is unfair: {} a temperature, {} not; add "
+    "`--temperature DATA` to fit one for each row"
+)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ def test_a_temperature_of_some_rows_alone_is_unfair(models, first, others, said)
 def test_the_table_says_that_it_is_stored(models):
     shown = io.StringIO()
     render(rows_of(models, "base-2"), Console(file=shown, width=200))
-    assert "Logits are divided by T, as the checkpoint stores it\n" in shown.getvalue()
+    assert "Logits are divided by T, as stored in the checkpoint\n" in shown.getvalue()
     assert "2.000" in shown.getvalue()
 
 

@@ -110,17 +110,21 @@ def test_predict_takes_a_threshold_from_a_report_or_a_number(models):
 
     assert sum(line["accepted"] for line in by_report) == found.accepted
     assert lines(models, "hydra.st", threshold=found.below) == by_report
-    with pytest.raises(InputError, match=r"report.json: its threshold is for the temperature 2, .* stores 1"):
+    with pytest.raises(
+        InputError, match=r"report.json: its threshold is for the temperature 2, but .* stores 1"
+    ):
         lines(models, "hydra.st", threshold=models / "report.json")
-    with pytest.raises(InputError, match=r"plain.json: is not about .*base.st, or not as it is now"):
+    with pytest.raises(
+        InputError, match=(r"plain.json: is not a report of .*base.st, or the model has changed since")
+    ):
         lines(models, "base.st", threshold=models / "plain.json")
     with pytest.raises(UsageError, match="`--ood-score mi`: the threshold is for `entropy`"):
         lines(models, "copy.st", ood_score="mi")
     with pytest.raises(
-        UsageError, match=r"`--threshold 0\.9`: the OOD score `msp` lies between -1 and 0"
+        UsageError, match=r"`--threshold 0\.9`: the OOD score `msp` is between -1 and 0"
     ) as caught:
         lines(models, "hydra.st", threshold=0.9)
-    assert caught.value.hint == "to accept probabilities above 0.9: `--threshold -0.9`"
+    assert caught.value.hint == "to accept probabilities above 0.9, use `--threshold -0.9`"
 
 
 def test_other_weights_drop_it(models, stored):
@@ -159,7 +163,7 @@ def test_the_command_says_what_it_found_and_what_that_promises(models, capsys):
     assert "base: accepts inputs whose msp is below -" in seen
     assert " wrong): with 80 % confidence, at most 95 % of the accepted inputs are answered wrongly" in seen
     assert evaluates(models, "base.st", "--threshold-for", "risk<=0.01") == 5
-    assert "252 samples cannot tell" in capsys.readouterr().err
+    assert "252 samples are too few" in capsys.readouterr().err
 
 
 def test_the_share_that_is_accepted_and_wrong_is_bounded_on_average(models, capsys):
@@ -195,11 +199,11 @@ def test_where_no_threshold_keeps_the_risk_lines_say_null_and_the_command_why(mo
     )
     seen = capsys.readouterr()
     why = (
-        "no threshold on msp is known from 252 samples to keep this: with 95 % confidence, at most 10 % of the accepted inputs are "
-        "answered wrongly"
+        "no threshold on msp satisfies this guarantee with 252 samples: with 95 % confidence, at most 10 "
+        "% of the accepted inputs are answered wrongly"
     )
     assert f"base: {why}" in " ".join(seen.out.split())
-    assert f"error: `--threshold-for risk<=0.1`: base: {why}; {copy} says so to `predict`" in seen.err
+    assert f"error: `--threshold-for risk<=0.1`: base: {why}; {copy} stores this for `predict`" in seen.err
     stored = Checkpoint.open(copy).header.threshold
     assert (stored.below, stored.accepted, stored.count) == (None, 0, 252)
     assert "threshold" in hydractl.load(copy).header.to_metadata()
@@ -233,8 +237,8 @@ def test_where_no_threshold_is_stored_one_sentence_says_how_to_get_one(models):
     reason, heard = hears("hydra.st")
     path = models / "hydra.st"
     assert reason == (
-        f"{path}: stores no threshold, so inputs are neither accepted nor refused; `hydractl eval {path} --data HELD_OUT "
-        "--threshold-for 'risk<=0.05' --store PATH` stores one"
+        f"{path}: stores no threshold, so predictions have no `accept`; `hydractl eval {path} --data "
+        "HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
     )
     assert heard.steps.count(reason) == 1
     for silent in (
@@ -253,9 +257,9 @@ def test_a_file_of_before_has_the_first_guarantee(stored):
     assert Threshold.model_validate_json(json.dumps(written)) == stored
     assert stored.guarantee is Guarantee.ERRORS_AMONG_ACCEPTED
     for change, message in (
-        ({"guarantee": "accepted-and-wrong"}, "`errors-among-accepted` has one"),
-        ({"delta": None}, "`errors-among-accepted` has one"),
-        ({"below": None}, "there is one if samples are accepted"),
+        ({"guarantee": "accepted-and-wrong"}, "required by `errors-among-accepted`"),
+        ({"delta": None}, "required by `errors-among-accepted`"),
+        ({"below": None}, "below: required if and only if samples are accepted"),
     ):
         with pytest.raises(ValidationError, match=message):
             Threshold.model_validate_json(json.dumps(written | change))
@@ -299,7 +303,7 @@ def test_what_else_is_stored_leaves_a_threshold_that_still_holds(models):
     assert store("copy.st", "knowing.st", ood_score=("knn",), **features, **told) == (own, [])
     found, said = store("copy.st", "warm.st", temperature=2.0)
     assert found is None
-    assert "another temperature needs its own" in said[0]
+    assert "it is not valid for another temperature" in said[0]
 
     by_features, _ = store(
         "hydra.st", "near.st", ood_score=("knn",), threshold_for=RISK, delta=0.2, **features
@@ -308,13 +312,13 @@ def test_what_else_is_stored_leaves_a_threshold_that_still_holds(models):
     assert store("near.st", "same.st", temperature=1.0) == (by_features, [])
     found, said = store("near.st", "anew.st", ood_score=("knn",), **features, **told)
     assert found is None
-    assert "scores that are fitted anew need their own" in said[0]
+    assert "it is not valid for newly fitted scores" in said[0]
 
 
 REFUSED = {
-    "a percentage": (["--threshold-for", "risk<=5"], "1 % is written 0.01: `--threshold-for 'risk<=0.05'`"),
+    "a percentage": (["--threshold-for", "risk<=5"], "write 1 % as 0.01: `--threshold-for 'risk<=0.05'`"),
     "no bound": (["--threshold-for", "risk"], "expected `risk<=R`"),
-    "nothing to store": (["--store", "c.st"], "`--store`: there is nothing to store"),
+    "nothing to store": (["--store", "c.st"], "`--store`: the command fits nothing to store"),
     "delta alone": (["--delta", "0.1"], "`--delta` has no effect without `--threshold-for`"),
     "a guarantee alone": (
         ["--guarantee", "accepted-and-wrong"],
@@ -326,7 +330,7 @@ REFUSED = {
     ),
     "a confidence of what has none": (
         ["--threshold-for", "risk<=0.1", "--guarantee", "accepted-and-wrong", "--delta", "0.1"],
-        "`--delta` has no effect with `--guarantee accepted-and-wrong`: that one holds on average",
+        "`--delta` has no effect with `--guarantee accepted-and-wrong`: that guarantee holds on average",
     ),
     "delta of 1": (["--threshold-for", "risk<=0.1", "--delta", "1"], "`--delta 1`: must be"),
 }

@@ -436,10 +436,13 @@ def test_fusing_without_classes_warns_and_asks_later(work, tmp_path):
     heard = Heard()
     run_fuse(FuseConfig(models=members(work), out=tmp_path / "bare.st"), heard)
 
-    assert any("no classes are named yet" in warning for warning in heard.warnings)
+    assert any(
+        "the hydra has no class names yet: fuse with `--classes`, or give `--classes` to `eval" in warning
+        for warning in heard.warnings
+    )
     opened = open_model(str(tmp_path / "bare.st"))
     assert (opened.header.kind, opened.header.labels, opened.header.num_classes) == (Kind.HYDRA, (), 0)
-    with pytest.raises(CheckpointError, match="no classes yet"):
+    with pytest.raises(CheckpointError, match="no class names yet"):
         load(tmp_path / "bare.st")(pixels(opened))
 
 
@@ -451,7 +454,7 @@ def test_a_classifier_may_stand_beside_a_zero_shot_model(work, tmp_path):
     report, _ = evaluate(tmp_path / "classifier.st", work, data=data, compare=bare)
 
     assert [row.name for row in report.rows] == ["classifier", "Bare"]
-    with pytest.raises(UsageError, match="has 7 classes of its own, which are not the 5 named"):
+    with pytest.raises(UsageError, match="has 7 classes, which are not the 5 given"):
         evaluate(tmp_path / "classifier.st", work, data=data, compare=bare, naming=NAMED)
 
 
@@ -465,7 +468,7 @@ def test_a_classifiers_own_names_go_before_the_datas(work, tmp_path):
     report, _ = evaluate(tmp_path / "c.st", work, data=data, compare=rows)
 
     assert report.options["classes"] == names
-    with pytest.raises(UsageError, match="which are not the 7 named"):
+    with pytest.raises(UsageError, match="which are not the 7 given"):
         evaluate(tmp_path / "c.st", work, data=data, compare=rows, naming=Naming(names=names[::-1]))
 
 
@@ -496,14 +499,14 @@ def test_classes_of_a_classifier_are_its_own(tmp_path):
             EvalConfig(model=path, data=DataRef.parse(DATA), naming=Naming(templates=TEMPLATES))
         ),
     ):
-        with pytest.raises(UsageError, match="has classes of its own"):
+        with pytest.raises(UsageError, match="already has classes"):
             run()
     assert [p.name for p in tmp_path.iterdir()] == ["c.st"]
 
 
 def test_zero_shot_models_are_not_finetuned(work, tmp_path):
     data = DataRef.parse(DATA)
-    with pytest.raises(UsageError, match="no classes to train on") as error:
+    with pytest.raises(UsageError, match="is a zero-shot model without classes to train on") as error:
         run_finetune(
             FinetuneConfig(
                 model=str(work / "base.st"), data=data, val=data, out=tmp_path / "t.st", recipe=RECIPE
@@ -521,7 +524,7 @@ def test_names_that_are_not_the_datas_are_said(work, tmp_path):
     run_score(config, heard)
 
     assert any("class" in warning for warning in heard.warnings)
-    with pytest.raises(DataError, match="the data have `5`, `6`, `7`, `8`, `9`, the model `a`, `an`"):
+    with pytest.raises(DataError, match="the data have `5`, `6`, `7`, `8`, `9`, the model has `a`, `an`"):
         run_score(replace(config, naming=Naming(names=("a", "an")), data="digits::classes=5-9", force=True))
 
 

@@ -86,11 +86,11 @@ def test_the_tokenizer_knows_its_words_whatever_their_case():
     ("changes", "message"),
     [
         ({"heads": 5}, "multiple of `heads`"),
-        ({"patch": 7}, "one of `patch`"),
+        ({"patch": 7}, "and `size` a multiple of `patch"),
         ({"epochs": 0}, "must be positive"),
         ({"lr": float("nan")}, "must be positive"),
-        ({"templates": ()}, "there must be one"),
-        ({"templates": ("a {label}", "b")}, "must hold {label}"),
+        ({"templates": ()}, "must not be empty"),
+        ({"templates": ("a {label}", "b")}, "must contain {label}"),
     ],
 )
 def test_settings_that_make_no_model_are_refused(changes, message):

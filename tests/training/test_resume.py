@@ -106,7 +106,7 @@ def test_another_run_is_refused_unless_forced(folder):
 def test_a_refusal_names_the_settings_that_differ(folder):
     StateFolder(folder.path, ONE, {"lr": "0.1", "torch": "2.1"}).save(snapshot())
 
-    with pytest.raises(OtherRunError, match=r"inputs or versions: `lr` was 0\.1, is 0\.3$"):
+    with pytest.raises(OtherRunError, match=r"inputs or versions: `lr` was 0\.1, is now 0\.3$"):
         StateFolder(folder.path, OTHER, {"lr": "0.3", "torch": "2.1"}).check(force=False)
 
 
@@ -118,7 +118,7 @@ def test_force_starts_anew_and_says_so(folder):
 
     assert start == Snapshot()
     assert heard.warnings == [
-        f"`--force` starts anew: what an unfinished run left in {folder.path} is dropped"
+        f"`--force` starts again: the state of an unfinished run in {folder.path} is discarded"
     ]
     assert equal(folder.load(), snapshot())  # until there is something to replace it
 
@@ -152,7 +152,7 @@ def test_cleared_state_is_gone(folder):
     [
         (lambda path: path.write_text("mine"), "is not a folder"),
         (lambda path: path.mkdir(), "has no `state.json`"),
-        (lambda path: (path.mkdir(), (path / "notes.txt").write_text("mine")), r"holds `notes\.txt`"),
+        (lambda path: (path.mkdir(), (path / "notes.txt").write_text("mine")), r"contains `notes\.txt`"),
         (lambda path: (path.mkdir(), (path / "state.json").write_text("{}")), "has no `state.json` that"),
         (lambda path: path.symlink_to(path.parent), "is a symbolic link"),
         (lambda path: path.symlink_to("nowhere"), "is a symbolic link"),
@@ -215,7 +215,7 @@ def test_a_state_that_says_something_else_is_refused(folder, change):
         said[key] = said[key] | value if isinstance(value, dict) else value
     path.write_text(json.dumps(said))
 
-    with pytest.raises(ManifestError, match="its digest is another") as caught:
+    with pytest.raises(ManifestError, match="is damaged: its digest does not match") as caught:
         folder.check(force=False)
     assert "--force" in caught.value.hint
 
@@ -228,7 +228,7 @@ def test_a_flipped_bit_of_a_tensor_is_found(folder):
     path.write_bytes(data)
 
     with pytest.raises(
-        CheckpointError, match=r"optimizer-1-3\.st: is damaged: its digest is another"
+        CheckpointError, match=r"optimizer-1-3\.st: is damaged: its digest does not match"
     ) as caught:
         folder.load()
     assert "--force" in caught.value.hint

@@ -24,9 +24,9 @@ def test_settings_are_short_texts():
     [
         ({}, {"lr": "1"}, None),
         ({"lr": "1"}, {"lr": "1"}, None),
-        ({"lr": "1", "seed": "0"}, {"lr": "2", "seed": "0"}, "`lr` was 1, is 2"),
-        ({"lr": "1", "ema": "true"}, {"lr": "1"}, "`ema` was true, is not set"),
-        (dict.fromkeys("abcde", "1"), dict.fromkeys("abcde", "2"), "`a` was 1, is 2; `b` was 1, is 2; `c` was 1, is 2; 2 more"),
+        ({"lr": "1", "seed": "0"}, {"lr": "2", "seed": "0"}, "`lr` was 1, is now 2"),
+        ({"lr": "1", "ema": "true"}, {"lr": "1"}, "`ema` was true, is now not set"),
+        (dict.fromkeys("abcde", "1"), dict.fromkeys("abcde", "2"), "`a` was 1, is now 2; `b` was 1, is now 2; `c` was 1, is now 2; 2 more"),
     ],
 )  # fmt: skip
 def test_what_differs_is_named_from_which_value_to_which(before, now, text):

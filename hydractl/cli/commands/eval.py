@@ -72,8 +72,8 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     writes = config.out or config.save_predictions or config.fail_if or config.threshold_for or config.store
     if terminal.quiet and not writes:
         raise UsageError(
-            "`-q` prints the paths written, and nothing is written: nothing would be said",
-            hint="add `-o report.json` or `--fail-if COND`, or leave `-q` out",
+            "`-q` prints only the paths written, but nothing is written",
+            hint="add `-o report.json` or `--fail-if COND`, or leave out `-q`",
         )
     if config.keep_examples and config.out is None and not terminal.as_json:
         raise UsageError("`--keep-examples`: no report keeps them", hint="add `-o report.json`, or `--json`")
@@ -112,14 +112,14 @@ def markdown(document: Report) -> Iterator[str]:
     yield from map(row, _cells(document, columns))
     yield ""
     for check in document.checks:
-        yield f"- {'❌ failed' if check.failed else '✅ ok'}: {code(check.condition)}, found {check.found:.6g}"
+        yield f"- {'❌ failed' if check.failed else '✅ ok'}: {code(check.condition)}, measured {check.found:.6g}"
 
 
 def show(report: EvalReport, out: Console) -> None:
     """Show the tables, and what came of the conditions."""
     render(report.document, out)
     for check in report.document.checks:
-        line(out, f"{'failed' if check.failed else 'ok'}: {check.condition}, found {check.found:.6g}")
+        line(out, f"{'failed' if check.failed else 'ok'}: {check.condition}, measured {check.found:.6g}")
 
 
 def render(document: Report, out: Console) -> None:
@@ -148,7 +148,7 @@ def _remarks(document: Report, main: Sequence[Quantity]) -> Iterator[str]:
         yield f"{_samples(tested, ': ')}{_notes(document, main)}"
     if stored := [fitted_scores for row in document.rows for fitted_scores in row.stored_scores]:
         fitted_on = dict.fromkeys(_samples(fitted_scores.data, ", ") for fitted_scores in stored)
-        yield f"OOD scores of features are as the checkpoint stores them, fitted on {listed([*fitted_on])}"
+        yield f"Feature-based OOD scores: as stored in the checkpoint, fitted on {listed([*fitted_on])}"
     if tuned := [row.name for row in document.rows if _is_marked(row)]:
         yield f"*: heads of {listed(tuned)} were chosen with OOD data, an advantage over other rows"
     for row in document.rows if document.ood_val else ():
@@ -215,9 +215,9 @@ def _scaling(document: Report) -> str:
     sources = [] if fitted_on is None else [f"fitted on {_samples(fitted_on, ', ')}"]
     sources += ["as given"] if TEMPERATURE in document.options else []
     if any(row.stored_temperatures for row in document.rows):
-        sources.append("times what a checkpoint stores" if sources else "as the checkpoint stores it")
+        sources.append("times the stored temperature" if sources else "as stored in the checkpoint")
     mixed_rows = [row.name for row in document.rows if len({*row.stored_temperatures}) > 1]
-    mixed = f"; the models of {listed(mixed_rows)} store different ones, which T does not count"
+    mixed = f"; the models of {listed(mixed_rows)} store different temperatures, which T does not include"
     return f"Logits are divided by T, {', '.join(sources)}{mixed if mixed_rows else ''}"
 
 
@@ -238,7 +238,7 @@ def _best(row: Row, document: Report) -> str:
 def _threshold(row: Row, document: Report) -> str:
     """Return which inputs a row accepts, and what that promises; reports of before say nothing where it accepts none."""
     if row.threshold is None:
-        return f"{row.name}: no threshold keeps {document.options['threshold_for']}"
+        return f"{row.name}: no threshold satisfies {document.options['threshold_for']}"
     return f"{row.name}: {row.threshold.summary}"
 
 

@@ -51,24 +51,27 @@ def render(report: FuseReport, out: Console) -> None:
     )
     line(
         out,
-        f"{counted(report.members, 'member')} {'takes' if report.members == 1 else 'take'} {size(report.members_bytes)} apart, {size(total)} fused",
+        (
+            f"{counted(report.members, 'member')} {'takes' if report.members == 1 else 'take'} "
+            f"{size(report.members_bytes)} separately, {size(total)} fused"
+        ),
     )
     line(
         out,
-        f"Trunk: {report.trunk} of {counted(report.layers, 'block')} run once"
-        + (f", what differs before block {report.merge_trunk} averaged" if report.merge_trunk else ""),
+        f"Trunk: {report.trunk} of {counted(report.layers, 'block')}, computed once"
+        + (f", tensors that differ before block {report.merge_trunk} averaged" if report.merge_trunk else ""),
     )
     if report.temperature != 1:
         line(out, f"Temperature: {report.temperature:g}")
     if report.ood_scores:
         line(
             out,
-            f"OOD score: {', '.join(report.ood_scores)}, {size(report.ood_scores_bytes)} beside the weights",
+            f"OOD score: {', '.join(report.ood_scores)}, {size(report.ood_scores_bytes)} in addition to the weights",
         )
     if report.measured is not None:
         measured(report.measured, out)
     if report.gap is not None:
-        at = ", before the temperature" if report.temperature != 1 else ""
+        at = ", before temperature scaling" if report.temperature != 1 else ""
         line(
             out,
             f"Largest difference from the members{at}: logits {report.gap.logits:.1e}, probabilities {report.gap.probabilities:.1e}",
@@ -98,13 +101,16 @@ def measured(quality: Measured, out: Console) -> None:
     )
     line(
         out,
-        f"Loss is NLL minus that of {ENSEMBLE}, Agree the share of equal predictions. Acc and Agree are shares of 1",
+        f"Loss is the NLL minus that of {ENSEMBLE}, Agree the fraction of equal predictions. Acc and Agree are in [0, 1]",
     )
     before, after = quality.members.mutual_information, quality.tried[-1].hydra.mutual_information
     if before > 0 and quality.tried[-1].merge_trunk:
         line(
             out,
-            f"Members disagree by {after:.4f} nats (mutual information, MI): {after / before:.0%} of the {before:.4f} of {ENSEMBLE}",
+            (
+                f"Disagreement of the members (mutual information, MI): {after:.4f} nats, {after / before:.0%} of "
+                f"the {before:.4f} of {ENSEMBLE}"
+            ),
         )
 
 

@@ -64,8 +64,8 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
 def render(report: ImportReport, out: Console) -> None:
     """Show what one file held."""
     out.print(_table([report]))
-    place = [f"beneath `{report.wrapper}`"] if report.wrapper else []
-    place += [f"behind `{report.prefix}`"] if report.prefix else []
+    place = [f"under `{report.wrapper}`"] if report.wrapper else []
+    place += [f"with the prefix `{report.prefix}`"] if report.prefix else []
     if place:
         line(out, f"Found {' and '.join(place)}")
 

@@ -54,8 +54,8 @@ def render(report: LineageReport, out: Console) -> None:
                 f"{'failed' if verified_file.problem else 'ok'}: {verified_file.file}{as_read}, {short(verified_file.sha256)}",
             )
         if report.left:
-            line(out, f"not given: {quoted(report.left)}")
+            line(out, f"not verified: {quoted(report.left)}")
     elif report.step is None:
-        line(out, f"{model_cell(report.model)}: a {report.kind} that no stage of hydractl made")
+        line(out, f"{model_cell(report.model)}: a {report.kind} that was not made by hydractl")
     else:
         out.print(lineage_tree(model_cell(report.model), report.step))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_LABELS = 20
 
 
-@command(PredictConfig, prints="the predictions, a JSON object a line")
+@command(PredictConfig, prints="the predictions as JSON lines")
 def predict(config: PredictConfig, terminal: Terminal) -> None:
     r"""Predict labels, confidence and OOD scores, one line per input.
 
@@ -46,7 +46,7 @@ def render(report: PredictReport, out: Console) -> None:
         hidden_count = sum(times for _, times in often[MAX_LABELS:])
         often = [*often[:MAX_LABELS], (f"{len(often) - MAX_LABELS} more", hidden_count)]
     out.print(table(["label", "inputs"], [(name, str(times)) for name, times in often]))
-    bad = f", {report.bad} of which cannot be read" if report.bad else ""
+    bad = f", {report.bad} of which are unreadable" if report.bad else ""
     line(out, f"{counted(report.inputs, 'input')}{bad}")
     if report.accepted is not None:
         good = report.inputs - report.bad

@@ -50,7 +50,7 @@ def render(report: PruneReport, out: Console) -> None:
         )
         for m in report.members
     ]
-    out.print(table(["model", "heads", "parameters", "MACs", "bytes", "differs from masked"], rows))
+    out.print(table(["model", "heads", "parameters", "MACs", "bytes", "difference from masked"], rows))
     for remark in report.found:
         line(out, remark)
     if report.diverse is not None:

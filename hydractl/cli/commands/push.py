@@ -43,7 +43,7 @@ def push(config: PushConfig, terminal: Terminal) -> None:
 
 def render(report: PushReport, out: Console) -> None:
     """Show files and what became of them; in a dry run, the card too."""
-    words = {None: "", True: "written", False: "as it was"}
+    words = {None: "", True: "written", False: "unchanged"}
     rows = [(file.name, size(file.size_bytes), words[file.written]) for file in report.files]
     rows += [(name, "", "deleted") for name in report.deleted]
     out.print(table(["file", "bytes", report.repository], rows))

@@ -32,8 +32,8 @@ def report(config: ReportConfig, terminal: Terminal) -> None:
 
     if terminal.quiet and config.out is None and config.figures is None:
         raise UsageError(
-            "`-q` prints the paths written, and nothing is written: nothing would be said",
-            hint="add `-o report.html`, or leave `-q` out",
+            "`-q` prints only the paths written, but nothing is written",
+            hint="add `-o report.html`, or leave out `-q`",
         )
     stage_report = run_report(config, terminal.progress())
     if terminal.as_json:

@@ -20,7 +20,9 @@ class DocumentKind(StrEnum):
 
 def schema(
     kind: Annotated[DocumentKind, typer.Argument(help="Kind of file.", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="Accepted as everywhere: a schema is JSON.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Accepted for consistency; a schema is always JSON.")
+    ] = False,
 ) -> None:
     """Print the JSON Schema of scores, head masks or reports.
 

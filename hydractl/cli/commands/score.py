@@ -66,7 +66,7 @@ def render(report: ScoreReport, out: Console) -> None:
         if "exact_evaluations" in scores.results:
             line(
                 out,
-                "Valued {evaluations:g} of {exact_evaluations} candidates on all data: {work:.1%} of the work of "
+                "Evaluated {evaluations:g} of {exact_evaluations} candidates on all data: {work:.1%} of the work of "
                 "`--search exact`".format_map(scores.results),
             )
     else:
@@ -81,7 +81,7 @@ def render(report: ScoreReport, out: Console) -> None:
     if scores.clusters is not None:
         heads_in_all = counted(sum(map(len, scores.clusters)), "head")
         groups = counted(len(scores.clusters), "group")
-        line(out, f"{heads_in_all} in {groups}: one of each stays, and one at least in each layer")
+        line(out, f"{heads_in_all} in {groups}: one of each is kept, and at least one in each layer")
     if report.default_budget:
         line(out, _default_budget(scores))
 
@@ -90,22 +90,24 @@ def render_estimate(estimate: Estimate, out: Console) -> None:
     """Show what a search would take."""
     line(
         out,
-        f"{counted(estimate.removals, 'removal')}: {counted(estimate.candidates, 'candidate')} valued on "
-        f"{counted(estimate.samples, 'sample')}, as long as {estimate.passes:.0f} passes over them",
+        f"{counted(estimate.removals, 'removal')}: {counted(estimate.candidates, 'candidate')} evaluated on "
+        f"{counted(estimate.samples, 'sample')}, as long as {estimate.passes:.0f} passes over the data",
     )
     rows = [(str(count), lasting(seconds)) for count, seconds in estimate.by_devices.items()]
     out.print(table([f"devices ({estimate.device})", "about"], rows))
     if estimate.compiling:
-        line(out, f"Of that {lasting(estimate.compiling)} go into compiling, on each device at once")
-    line(out, f"Memory of each: about {estimate.memory / 2**20:.0f} MiB. Nothing was written")
+        line(out, f"{lasting(estimate.compiling)} of that is compilation, on all devices in parallel")
+    line(out, f"Memory per device: about {estimate.memory / 2**20:.0f} MiB. Nothing was written")
 
 
 def _default_budget(scores: HeadScores) -> str:
     total = sum(len(row) for tower in scores.towers.values() for row in tower.scores)
     if "kept" in scores.options:
-        budget_text = f"{scores.options['kept']} of {counted(total, 'head')} were chosen to stay, two thirds"
+        budget_text = (
+            f"two thirds of the heads are kept, {scores.options['kept']} of {counted(total, 'head')}"
+        )
     elif scores.removals is None:
-        budget_text = "each layer was scored down to two thirds of its heads"
+        budget_text = "two thirds of the heads of each layer are kept"
     else:
-        budget_text = f"{len(scores.removals)} of {counted(total, 'head')} were removed, two thirds stay"
-    return f"No budget given: {budget_text}. `--keep N`, `--remove R` or `--keep-fraction F` sets another"
+        budget_text = f"{len(scores.removals)} of {counted(total, 'head')} are removed, two thirds are kept"
+    return f"Default budget: {budget_text}. Set another with `--keep N`, `--remove R` or `--keep-fraction F`"

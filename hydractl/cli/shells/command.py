@@ -93,7 +93,7 @@ end
 complete -c hydractl -f -a '(__hydractl_offers)'
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
-"""What each shell reads."""
+"""Completion script of each shell."""
 
 
 class Shell(StrEnum):

@@ -11,7 +11,7 @@ from hydractl.cli.helptext import HELP, HELP_SUMMARY, Command, Parameter
 from hydractl.cli.summaries import SUMMARIES
 
 FILES = "/"
-"""Stands for files in an answer: no word that is offered is this one."""
+"""Stands for file names in an answer; it is never a candidate itself."""
 CHECKPOINTS = ("st", "safetensors")
 ROWS = "NAME=MODEL[,MODEL...]"
 SUFFIXES: Mapping[str, Sequence[str]] = {
@@ -28,7 +28,7 @@ SUFFIXES: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("DATA[::K=V,...]", "DATA...", "NAME=DATA", "DATA|NUMBER"), ()),
     **dict.fromkeys(("PATH", "DIR", "[NAME=]FILE", "A,B,...|FILE"), ()),
 }
-"""Which files a value may name, by what stands for it in help: suffixes, of which none is any."""
+"""File name suffixes of a value by its metavar; an empty tuple allows any file."""
 
 
 def suggestions(tree: typer.core.TyperGroup, words: Sequence[str], *, shell: str) -> Iterator[str]:

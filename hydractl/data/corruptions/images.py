@@ -33,7 +33,7 @@ from hydractl.data.decoding import decode, read_bytes, upright
 Pixels: TypeAlias = NDArray[np.float64]
 Random: TypeAlias = np.random.Generator
 ROUNDING = 1e-6
-"""What a level may lack, and not be cut off to the one below: machines round in their own ways."""
+"""Tolerance when a level is truncated to an integer, because rounding differs between machines."""
 GREY = np.array([0.299, 0.587, 0.114])
 
 
@@ -324,4 +324,4 @@ def _ice(height: int, width: int, random: Random) -> Pixels:
 
 
 ICE_MEAN, ICE_SPREAD = np.array([0.57, 0.65, 0.70]), 0.11
-"""Of the five photographs that their code draws from, over all and within 224 pixels."""
+"""Statistics of the five photographs that the original code samples from, in total and within 224 pixels."""

@@ -32,7 +32,7 @@ IMAGES: Mapping[str, str] = MappingProxyType(
         "jpeg": "compressed by JPEG",
     }
 )
-"""ImageNet-C's (Hendrycks and Dietterich 2019, section 3.2), in its order."""
+"""Corruptions of ImageNet-C (Hendrycks and Dietterich 2019, section 3.2), in its order."""
 TEXTS: Mapping[str, str] = MappingProxyType(
     {
         "typos": "letters swapped, left out, doubled, or mistaken for a neighbour on a QWERTY keyboard",
@@ -49,7 +49,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 FROST = "frost"
 PHOTOGRAPHS = 5
-"""As many of their six as ImageNet-C's own code draws from."""
+"""Number of frost photographs that the code of ImageNet-C samples from; it has six."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +77,12 @@ class Photographs:
             else []
         )
         if not paths:
-            problem = "holds no image" if folder.is_dir() else "is no folder"
+            problem = "has no image" if folder.is_dir() else "is not a folder"
             raise UsageError(
                 f"`--corrupt {FROST}={folder}`: {problem}",
-                hint="name the folder of ImageNet-C's frost1.png to frost6.jpg, or leave it out, for drawn ice",
+                hint=(
+                    "give the folder of ImageNet-C's frost1.png to frost6.jpg, or omit `=DIR` to use drawn ice"
+                ),
             )
         files = tuple(paths[:PHOTOGRAPHS])
         return cls(files=files, sha256=digest_files(files))
@@ -127,8 +129,8 @@ class Corruptions:
         request, equals, folder = text.partition("=")
         if "," in request:
             raise UsageError(
-                f"`--corrupt {text}`: is about one corruption",
-                hint=f"give each an option: `--corrupt {' --corrupt '.join(text.split(','))}`",
+                f"`--corrupt {text}`: takes one corruption",
+                hint=f"repeat the option: `--corrupt {' --corrupt '.join(text.split(','))}`",
             )
         name, colon, severity_range = request.partition(":")
         if name not in {*ALL_CORRUPTIONS, ALL}:
@@ -139,7 +141,7 @@ class Corruptions:
             )
         if equals and name != FROST:
             raise UsageError(
-                f"`--corrupt {text}`: only `{FROST}` adds pictures",
+                f"`--corrupt {text}`: only `{FROST}` takes a folder of photographs",
                 hint=f"for example `--corrupt {ALL} --corrupt {FROST}={folder or 'photographs/'}`",
             )
         photographs = Photographs.of(Path(folder)) if equals else None
@@ -149,7 +151,7 @@ class Corruptions:
             return cls(name=name, photographs=photographs)
         if not all(end in map(str, SEVERITIES) for end in ends) or ends[0] > ends[1]:
             raise UsageError(
-                f"`--corrupt {text}`: severities are {SEVERITIES[0]} to {SEVERITIES[-1]}",
+                f"`--corrupt {text}`: severities must be in {SEVERITIES[0]} to {SEVERITIES[-1]}",
                 hint=f"for example `{name}:3` or `{name}:1-5`",
             )
         return cls(
@@ -182,7 +184,7 @@ def chosen(requests: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tu
     )
     if len(photographs) > 1:
         raise UsageError(
-            f"`--corrupt {FROST}` names {len(photographs)} folders", hint="one folder is for all severities"
+            f"`--corrupt {FROST}` names {len(photographs)} folders", hint="one folder serves all severities"
         )
     adds = {FROST: next(iter(photographs), None)}
     corruptions: set[Corruption] = set()

@@ -14,7 +14,7 @@ from hydractl.messages import did_you_mean, quoted
 PREFIX = "preset:"
 OPENOOD, SPLIT = "openood", "split"
 LISTS = "benchmark_imglist"
-"""OpenOOD's folder of lists."""
+"""Folder of OpenOOD's image lists."""
 FETCH = "https://github.com/Jingkang50/OpenOOD/blob/main/scripts/download/download.py"
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in (*IMAGES, *TEXTS)})
 
@@ -39,8 +39,8 @@ def find(source: str, user_options: Mapping[str, str]) -> tuple[tuple[str, str, 
         return ((name, *_source_of_split(preset, chosen.pop(SPLIT, TEST), folder, chosen)),)
     if SPLIT in chosen:
         raise UsageError(
-            f"`{source}::{SPLIT}={chosen[SPLIT]}`: what is out-of-distribution has one part",
-            hint="leave it out, or name the set by itself",
+            f"`{source}::{SPLIT}={chosen[SPLIT]}`: an OOD set has only one split",
+            hint="leave it out, or give the data set under its own name",
         )
     return tuple(
         (ood_set.name, *_outside(preset, ood_set, folder, chosen)) for ood_set in _named(preset, sets)
@@ -56,7 +56,7 @@ def of_name(name: str, *, reference: str) -> Preset:
     if name not in PRESETS:
         raise UsageError(
             f"`{reference}`: there is no data set of that name",
-            hint=did_you_mean(name, PRESETS) or "`hydractl data list` names all",
+            hint=did_you_mean(name, PRESETS) or "`hydractl data list` lists the names",
         )
     return PRESETS[name]
 
@@ -67,14 +67,16 @@ def _named(preset: Preset, sets: str) -> tuple[Outside, ...]:
         return ood_sets
     if not preset.outside:
         raise UsageError(
-            f"`{PREFIX}{preset.name}/{sets}`: names no sets that are out-of-distribution to it",
-            hint=f"those that have some are {quoted(preset.name for preset in PRESETS.values() if preset.outside)}",
+            f"`{PREFIX}{preset.name}/{sets}`: has no OOD sets",
+            hint=(
+                f"data sets with OOD sets: {quoted(preset.name for preset in PRESETS.values() if preset.outside)}"
+            ),
         )
     choices = [role for role in ROLES if any(one.role == role for one in preset.outside)]
     choices += [one.name for one in preset.outside]
     raise UsageError(
         f"`{PREFIX}{preset.name}/{sets}`: is neither a role nor one of its sets",
-        hint=did_you_mean(sets, choices) or f"there are {quoted(choices)}",
+        hint=did_you_mean(sets, choices) or f"available: {quoted(choices)}",
     )
 
 
@@ -85,8 +87,10 @@ def _source_of_split(
     if split not in parts:
         elsewhere = folder is None and split in preset.listed
         raise UsageError(
-            f"`{PREFIX}{preset.name}::{SPLIT}={split}`: it has {quoted(parts)}",
-            hint=f"OpenOOD has a list of it: {_how(preset)}" if elsewhere else did_you_mean(split, parts),
+            f"`{PREFIX}{preset.name}::{SPLIT}={split}`: available splits are {quoted(parts)}",
+            hint=f"OpenOOD has a list of that split: {_how(preset)}"
+            if elsewhere
+            else did_you_mean(split, parts),
         )
     if folder is not None:
         return _of_list(preset, preset.listed[split], folder, chosen)
@@ -100,7 +104,8 @@ def _outside(
         return _of_list(preset, ood_set.listed, folder, chosen)
     if ood_set.preset is None:
         raise UsageError(
-            f"`{PREFIX}{preset.name}/{ood_set.name}`: is a list of OpenOOD's, and on the Hub is no data set known to hold just its images",
+            f"`{PREFIX}{preset.name}/{ood_set.name}`: is a list of OpenOOD without a known data "
+            "set on the Hub that has exactly its images",
             hint=_how(preset),
         )
     return _source_of_split(PRESETS[ood_set.preset], ood_set.part, None, chosen)
@@ -108,8 +113,8 @@ def _outside(
 
 def _how(preset: Preset) -> str:
     return (
-        f"fetch OpenOOD's lists and images ({FETCH}), then add `{OPENOOD}=DIR`, where `{LISTS}/{preset.benchmark}/` lies; "
-        "or name another set"
+        f"download OpenOOD's lists and images ({FETCH}), then add `{OPENOOD}=DIR` with the folder that contains "
+        f"`{LISTS}/{preset.benchmark}/`; or use another set"
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 NEAR, FAR, OOD_VAL = "near", "far", "ood-val"
 ROLES = (NEAR, FAR, OOD_VAL)
-"""What a data set is to another one: test sets near to it and far from it, and one to choose by."""
+"""Roles of a data set for another one: near OOD, far OOD, and OOD validation data."""
 TEST = "test"
 NOT_STATED, UNKNOWN = "not stated", "unknown"
-"""What cards on the Hub say of licences: nothing, or that."""
+"""Licences that a card on the Hub does not state."""
 
 
 @dataclass(frozen=True, slots=True)

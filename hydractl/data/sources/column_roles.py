@@ -33,7 +33,7 @@ PAIR_COLUMNS = (
 LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?")
 UNKNOWN = -1
-"""What Hub data sets write where a label is withheld."""
+"""Label of unlabelled rows in data sets of the Hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: b
     if image is None:
         text = next((name for name in TEXT_COLUMNS if name in _columns(table)), None)
         raise DataError(
-            f"{table.where}: none of its columns ({quoted(table.columns)}) is called {quoted(IMAGE_COLUMNS)}",
-            hint=f"column `{text}` looks like texts, which this model cannot read"
+            f"{table.where}: none of its columns ({quoted(table.columns)}) has one of the names {quoted(IMAGE_COLUMNS)}",
+            hint=f"column `{text}` seems to contain texts, which this model cannot read"
             if text
-            else "name the column with the images: `::image=COLUMN`",
+            else "select the column with the images: `::image=COLUMN`",
         )
     label = label_column(table, ref) if labelled else None
     store = CellStore(table.images(image), table.where)
@@ -164,11 +164,14 @@ def _text_columns(table: DataTable, *, requested: tuple[str, ...]) -> tuple[str,
         return tuple(columns[name] for name in chosen)
     image = next((name for name in IMAGE_COLUMNS if name in columns), None)
     raise DataError(
-        f"{table.where}: none of its columns ({quoted(table.columns)}) is called {quoted(TEXT_COLUMNS)}, "
-        "and the model reads texts",
-        hint=f"column `{image}` looks like images, which this model cannot read; name a column of texts: `::text=COLUMN`"
+        f"{table.where}: none of its columns ({quoted(table.columns)}) has one of the names "
+        f"{quoted(TEXT_COLUMNS)}, but the model reads texts",
+        hint=(
+            f"column `{image}` seems to contain images, which this model cannot read; select a column "
+            "of texts: `::text=COLUMN`"
+        )
         if image
-        else "name the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs",
+        else "select the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs",
     )
 
 
@@ -177,7 +180,7 @@ def _checked(cell: object, where: str) -> str:
     if cell is None or cell != cell:  # noqa: PLR0124 - NaN, which pandas writes for what is missing
         return ""
     if not isinstance(cell, str):
-        raise DataError(f"{where} is no text: {cell!r:.80}")
+        raise DataError(f"{where} is not a string: {cell!r:.80}")
     return cell
 
 
@@ -226,7 +229,9 @@ class LabelReader:
             if isinstance(value, int) and (value < 0 or (top is not None and value > top)):
                 raise DataError(
                     f"{self.where}: row {row} has label {value}, out of range 0..{'' if top is None else top}",
-                    hint="count the labels from 0, or give names; only where every label is -1 are labels withheld",
+                    hint=(
+                        "count the labels from 0, or use class names; -1 means unlabelled only if every label is -1"
+                    ),
                 )
         self._codes.extend(
             self._texts.setdefault(str(value), len(self._texts))
@@ -244,8 +249,8 @@ class LabelReader:
             return int(value)
         if value == "" or not isinstance(value, int | str):
             raise DataError(
-                f"{self.where}: row {row} has no usable label: {cell!r:.80}",
-                hint="labels are names or whole numbers",
+                f"{self.where}: row {row} has an invalid label: {cell!r:.80}",
+                hint="labels must be names or integers",
             )
         return value
 
@@ -262,7 +267,7 @@ class LabelReader:
     def labels(self, progress: Progress) -> Labels:
         """Return what was read so far, as `read_labels` does."""
         if not self._codes:
-            progress.warn(f"{self.where}: every label is {UNKNOWN}, so the items count as unlabelled")
+            progress.warn(f"{self.where}: every label is {UNKNOWN}, so the items are unlabelled")
             return Labels()
         if self._names is not None:
             return Labels(tuple(self._names), tuple(self._codes))
@@ -298,6 +303,6 @@ def read_labels(
 def _index(value: object, names: Sequence[str], row: int, where: str) -> int:
     if not isinstance(value, int):
         raise DataError(
-            f"{where}: row {row} has {value!r} where an index into {len(names)} class names belongs"
+            f"{where}: row {row} has the label {value!r}, but must have an index into {len(names)} class names"
         )
     return value

@@ -33,8 +33,8 @@ _EXAMPLES: Mapping[Content, str] = MappingProxyType(
 )
 _DELIMITERS = (",", ";", "\t", "|")
 _BEGINNING = 65536
-"""How many letters of a table are searched for its delimiter."""
-_QUOTES = 'a cell in quotes ends with a quote, and a quote within it is written twice: `"say ""hi"""`'
+"""Number of characters of a table in which its delimiter is searched."""
+_QUOTES = 'end a quoted cell with a quote, and double each quote in it: `"say ""hi"""`'
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -91,17 +91,17 @@ def _read_csv(path: Path) -> Rows:
         name for name in head if name.strip()
     ]  # spreadsheets write columns without a name behind the last one
     if len(set(named)) != len(named):
-        raise DataError(f"{path}: line {line}: two columns share a name: {', '.join(head)}")
+        raise DataError(f"{path}: line {line}: two columns have the same name: {', '.join(head)}")
     rows: Rows = []
     for line, cells in lines:
         if len(cells) != len(head):
             raise DataError(
                 f"{path}: line {line} has {len(cells)} cells under {len(head)} columns",
-                hint=f'a cell that holds {_named(delimiter)} stands in quotes: `"..."`',
+                hint=f'put a cell that contains {_named(delimiter)} in quotes: `"..."`',
             )
         if delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
             # files of tabs are often written without quoting, where a text that begins with a quote would swallow rows
-            raise DataError(f"{path}: line {line}: a cell in quotes holds tabs and line breaks", hint=_QUOTES)
+            raise DataError(f"{path}: line {line}: a quoted cell contains tabs and line breaks", hint=_QUOTES)
         rows.append(dict(zip(head, cells, strict=True)))
     return rows
 
@@ -158,7 +158,10 @@ def _array(path: Path, text: str) -> Iterator[tuple[str, object]]:
         line, column = (f"line {error.line} ", f" at column {error.column}") if error.line else ("", "")
         raise DataError(
             f"{path}: {line}is not JSON: {error.words}{column}",
-            hint=f"a table is an array of objects, or has an object a line: `jq -c '.[]' {path}` makes such lines",
+            hint=(
+                "a table must be an array of objects, or have one object per line: `jq -c '.[]' "
+                f"{path}` writes one object per line"
+            ),
         ) from error
     yield from ((f"row {number} of the array", row) for number, row in enumerate(rows))
 
@@ -173,7 +176,9 @@ def _lines(path: Path, text: str, content: Content) -> Iterator[tuple[str, objec
             column = f" at column {error.column}" if error.column else ""
             raise DataError(
                 f"{path}: line {number} is not JSON: {error.words}{column}",
-                hint=f"a table is an array of objects, or has an object a line, for example {_EXAMPLES[content]}",
+                hint=(
+                    f"a table must be an array of objects, or have one object per line, for example {_EXAMPLES[content]}"
+                ),
             ) from error
 
 
@@ -187,8 +192,8 @@ def _read_list(path: Path) -> Rows:
             continue
         if not image or not _INTEGER.fullmatch(label):
             raise DataError(
-                f"{path}: line {number} is no path with a label after it: `{line[:60]}`",
-                hint="a .txt file lists images, one a line: `cats/1.png 3`",
+                f"{path}: line {number} is not a path and a label: `{line[:60]}`",
+                hint="a .txt file lists one image per line: `cats/1.png 3`",
             )
         rows.append({"image": image, "label": int(label)})
     return rows
@@ -254,14 +259,14 @@ class ParquetTable(ArrowTable):
             dataset = datasets.Dataset(datasets.table.InMemoryTable(known_columns))
         if unknown and not known_columns.column_names:
             types = ", ".join(f"`{name}` ({kind})" for name, kind in unknown.items())
-            raise DataError(f"{path}: holds no column of a type that can be read, but {types}")
+            raise DataError(f"{path}: has no column of a supported type, only {types}")
         return cls(dataset, ref, where=str(path), unknown=unknown)
 
     @override
     def rows(self, column: str) -> Any:
         if column in self._unknown:
             raise DataError(
-                f"{self.place(column)}: is of the type `{self._unknown[column]}`, which cannot be read",
-                hint="name another column, or write it as texts or numbers",
+                f"{self.place(column)}: has the unsupported type `{self._unknown[column]}`",
+                hint="select another column, or convert it to strings or numbers",
             )
         return super().rows(column)

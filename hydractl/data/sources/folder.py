@@ -26,11 +26,11 @@ SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
         Content.TEXTS: frozenset({".txt"}),
     }
 )
-"""How the names of files that count end, in small letters."""
+"""Suffixes of the files that are read, in lower case."""
 RESOURCE_FORKS = "__MACOSX"
-"""Where macOS puts metadata when it makes a zip file."""
+"""Folder in which macOS puts metadata when it makes a zip file."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
-"""How splits are usually called."""
+"""Usual names of splits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _items(root: Path, content: Content, files: tuple[str, ...], labels: dataset
 def _text(path: Path) -> str:
     text = read_text(path)
     if not text.strip():
-        raise DataError(f"{path}: holds no text", hint="write a text into it, or keep it outside the folder")
+        raise DataError(f"{path}: has no text", hint="write a text into it, or move it out of the folder")
     return text
 
 
@@ -124,8 +124,8 @@ def _files(root: Path, content: Content, progress: Progress) -> tuple[tuple[str,
     folders, loose, skipped = _listing(root, content)
     if folders and loose:
         raise DataError(
-            f"{root}: holds both {content} (`{loose[0]}`) and sub-folders (`{folders[0]}`)",
-            hint=f"keep one sub-folder a class and nothing beside, or {content} alone for a set without labels",
+            f"{root}: contains both {content} (`{loose[0]}`) and sub-folders (`{folders[0]}`)",
+            hint=f"use only one sub-folder per class, or only {content} for a set without labels",
         )
     if not folders and not loose:
         raise _nothing(root, content, skipped)
@@ -180,19 +180,19 @@ def _refuse_splits(root: Path, folders: list[str], content: Content) -> None:
     listings = [_listing(root / folder, content) for folder in folders]
     if any(nested for nested, _, _ in listings) and not any(matching for _, matching, _ in listings):
         raise DataError(
-            f"{root}: {quoted(folders)} cannot be told from splits: no {content} lie directly in them, but further folders",
+            f"{root}: {quoted(folders)} may be splits or classes: they contain no {content}, but further folders",
             hint=f"for the classes in `{folders[0]}` add `::split={folders[0]}`",
         )
 
 
 def _tell_skipped(root: Path, content: Content, skipped: list[str], progress: Progress) -> None:
     if skipped:
-        progress.warn(f"{root}: skipped {len(skipped)} file(s) that are no {content}, first `{skipped[0]}`")
+        progress.warn(f"{root}: skipped {len(skipped)} file(s) that are not {content}, first `{skipped[0]}`")
 
 
 def _nothing(root: Path, content: Content, skipped: list[str]) -> DataError:
-    hint = _other_kind(skipped, content) or f"{content} end in {', '.join(sorted(SUFFIXES[content]))}"
-    return DataError(f"{root}: holds no {content.singular}", hint=hint)
+    hint = _other_kind(skipped, content) or f"suffixes of {content}: {', '.join(sorted(SUFFIXES[content]))}"
+    return DataError(f"{root}: has no {content.singular}", hint=hint)
 
 
 def _root(ref: DataRef) -> Path:
@@ -204,9 +204,9 @@ def _root(ref: DataRef) -> Path:
         return root
     if not (root / ref.split).is_dir():
         folders = _listing(root, Content.IMAGES)[0]
-        present = quoted(folders) or "no sub-folder at all"
+        present = quoted(folders) or "no sub-folders"
         raise DataError(
-            f"{root}: has no split `{ref.split}`; it holds {present}", hint=did_you_mean(ref.split, folders)
+            f"{root}: has no split `{ref.split}`; it has {present}", hint=did_you_mean(ref.split, folders)
         )
     return root / ref.split
 
@@ -228,8 +228,8 @@ def _listing(folder: Path, content: Content) -> tuple[list[str], list[str], list
 
 
 def _empty_class(folder: Path, content: Content, others: list[str]) -> DataError:
-    hint = _other_kind(others, content) or f"add {content} to it, or keep it outside `{folder.parent}`"
-    return DataError(f"{folder.parent}: class folder `{folder.name}` holds no {content.singular}", hint=hint)
+    hint = _other_kind(others, content) or f"add {content} to it, or move it out of `{folder.parent}`"
+    return DataError(f"{folder.parent}: class folder `{folder.name}` has no {content.singular}", hint=hint)
 
 
 def _other_kind(names: list[str], expected: Content) -> str | None:
@@ -237,5 +237,5 @@ def _other_kind(names: list[str], expected: Content) -> str | None:
     for content, suffixes in SUFFIXES.items():
         example = next((name for name in names if Path(name).suffix.lower() in suffixes), None)
         if content is not expected and example is not None:
-            return f"there are {content}, such as `{example}`, but the model reads {expected}"
+            return f"it has {content}, such as `{example}`, but the model reads {expected}"
     return None

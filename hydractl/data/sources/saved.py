@@ -14,11 +14,11 @@ from hydractl.errors import DataError
 from hydractl.progress import Progress
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-"""The files that name the images of a folder, with their labels."""
+"""Files that list the images of a folder with their labels."""
 ALL = "all"
 _METADATA_HINT = (
-    "its column `file_name` holds paths from its folder, and a .csv file has commas; "
-    "a file that is meant for something else needs another name"
+    "its column `file_name` must have paths relative to its folder, separated by commas in a .csv "
+    "file; rename the file if it is not image metadata"
 )
 
 
@@ -37,7 +37,7 @@ def open_saved(ref: DataRef, progress: Progress) -> ArrowTable:
 
     root = next(filter(_is_saved, _roots(ref)))
     progress.step(f"Reading {ref.source}")
-    with readable(root, "what `save_to_disk` of datasets writes"), quiet():
+    with readable(root, "a folder written by `save_to_disk` of datasets"), quiet():
         dataset: Any = datasets.load_from_disk(root)
         if isinstance(dataset, datasets.DatasetDict):
             dataset = dataset[choose(ref, "split", ref.split, [*dataset])]
@@ -85,7 +85,9 @@ def open_listed(ref: DataRef, progress: Progress) -> ArrowTable:
         named = {row[name]["path"] for row in rows for name in images if row[name]}
     files = {file for file in builder.config.data_files[ALL] if file.lower().endswith(IMAGE_SUFFIXES)}
     if unnamed := sorted(files - named):
-        progress.warn(f"{root}: left out {len(unnamed)} image(s) that no metadata name, first `{unnamed[0]}`")
+        progress.warn(
+            f"{root}: skipped {len(unnamed)} image(s) that the metadata does not list, first `{unnamed[0]}`"
+        )
     return ArrowTable(table, ref, where=ref.source)
 
 

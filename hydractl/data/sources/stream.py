@@ -21,11 +21,13 @@ from hydractl.messages import counted
 from hydractl.progress import Progress
 
 BATCHES = 16
-"""How many batches of rows are read at a time; texts are sorted by length among as many, however they are stored."""
+"""Number of batches whose rows are read at a time; texts are sorted by length within them, whatever their storage."""
 DIGEST = np.dtype("<u8")
-"""The first eight bytes of an item's digest: of ten million items no two differ and have the same in a million runs."""
+"""The first eight bytes of an item's digest. A collision among ten million items occurs less than once in a
+million runs.
+"""
 ROWS = 64
-"""How many are read at a time where they are held one by one."""
+"""Number of rows read at a time if they are stored one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,12 +122,12 @@ class StreamDigest(Classed):
         differ = np.flatnonzero(digests[: len(expected)] != expected)
         if len(differ):
             raise DataError(
-                f"{self.name}: row {begin + int(differ[0])} is not what it was when the stream was first read",
+                f"{self.name}: row {begin + int(differ[0])} has changed since the stream was first read",
                 hint=ENDLESS_HINT,
             )
         if len(expected) < len(digests):
             raise DataError(
-                f"{self.name}: goes on after row {len(self) - 1}, where it ended when it was first read",
+                f"{self.name}: continues after row {len(self) - 1}, its end when it was first read",
                 hint=ENDLESS_HINT,
             )
 
@@ -137,7 +139,7 @@ class StreamDigest(Classed):
         """
         if end < len(self):
             raise DataError(
-                f"{self.name}: ends after {counted(end, 'row')} and had {len(self)} when it was first read",
+                f"{self.name}: ends after {counted(end, 'row')}, but had {len(self)} when it was first read",
                 hint=ENDLESS_HINT,
             )
 
@@ -230,7 +232,7 @@ class Shuffled(Classed):
         progress.step(f"Counting the rows of {stream.name}")
         recorder = StreamDigestBuilder(stream)
         parts = progress.track(
-            stream.labelled(repeat(ROWS)), label=f"{stream.name}, {ROWS} rows at a time", total=None
+            stream.labelled(repeat(ROWS)), label=f"{stream.name}, in chunks of {ROWS} rows", total=None
         )
         for items, cells in parts:
             digests = digests_of(items)

@@ -41,7 +41,9 @@ class FileSpan:
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
         if len(chunk) < self.size:
-            raise DataError(f"{self.path}: ends before byte {self.offset + self.size}", hint="fetch it again")
+            raise DataError(
+                f"{self.path}: ends before byte {self.offset + self.size}", hint="download it again"
+            )
         return chunk
 
 
@@ -135,7 +137,7 @@ class ArrowTable(DataTable):
             return ImageFiles(rows[column][:], self._folder, where)
         elif storage not in {"binary", "large_binary"} and not (isinstance(kind, dict) and "bytes" in kind):
             raise DataError(
-                f"{where}: holds no images", hint="name the column with the images: `::image=COLUMN`"
+                f"{where}: has no images", hint="select the column with the images: `::image=COLUMN`"
             )
 
         def read(index: int) -> bytes | Path:
@@ -171,12 +173,12 @@ class ImageFiles:
         """
         cell = self.cells[row]
         if not isinstance(cell, str) or not cell:
-            raise DataError(f"{self.where}: row {row} names no image file: {cell!r:.80}")
+            raise DataError(f"{self.where}: row {row} has no image path: {cell!r:.80}")
         file = self.folder / cell
         if not os.path.isfile(file):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
             raise UnreadableError(
-                f"{self.where}: row {row} names `{cell}`, which is not there",
-                hint=f"paths start from `{self.folder}`",
+                f"{self.where}: row {row} has the path `{cell}`, which does not exist",
+                hint=f"paths are relative to `{self.folder}`",
             )
         return file
 
@@ -264,7 +266,7 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
     import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
 
     if ref.revision is not None and datasets.config.HF_HUB_OFFLINE:
-        progress.warn(f"{ref.source}: the Hub is switched off, so the cached copy may be of another revision")
+        progress.warn(f"{ref.source}: HF_HUB_OFFLINE is set, so the cached copy may be of another revision")
     # a bare name would read a local folder of that name instead
     address = f"hf://datasets/{ref.repo_id}"
     try:
@@ -319,7 +321,7 @@ def _translated(ref: DataRef) -> Iterator[None]:
         yield
     except DatasetNotFoundError as error:
         raise HubError(
-            f"{ref.source}: is not on the Hub, or is private",
+            f"{ref.source}: does not exist on the Hub, or is private",
             hint="check the name; for a private or gated data set run `hf auth login`",
         ) from error
     except DatasetsError as error:

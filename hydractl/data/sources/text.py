@@ -30,9 +30,7 @@ def read_text(path: Path) -> str:
     if encoding == "utf-8":
         nul = data.find(b"\0")
         probable = "WINDOWS-1252" if nul < 0 else "UTF-16LE" if nul % 2 else "UTF-16BE"
-        hint = (
-            f"convert it: `iconv -f {probable} -t UTF-8 {shlex.quote(str(path))}`, or save it anew as UTF-8"
-        )
+        hint = f"convert it: `iconv -f {probable} -t UTF-8 {shlex.quote(str(path))}`, or save it as UTF-8"
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
@@ -45,5 +43,5 @@ def read_text(path: Path) -> str:
         line = 1 + text.count("\n", 0, text.index("\0"))
         if 4 * text.count("\0") < len(text):
             hint = None  # UTF-16 that can be read as UTF-8 is half of NUL bytes
-        raise DataError(f"{path}: line {line} holds a NUL, which no text does", hint=hint)
+        raise DataError(f"{path}: line {line} contains a NUL character", hint=hint)
     return text

@@ -24,11 +24,11 @@ from hydractl.strict_json import NotJSONError, parse
 
 IMAGE, TEXT, LABEL = "image", "text", "label"
 FILES = {".txt": TEXT, ".cls": LABEL} | dict.fromkeys(IMAGE_SUFFIXES, IMAGE)
-"""Which column a member is of, by what follows the first dot of its name; those of a `.json` file are its keys."""
+"""Column of a member by the suffix after the first dot of its name. A `.json` file has one column per key."""
 LARGEST = 1 << 24
-"""Of a label or a text, in bytes."""
+"""Maximum size of a label or a text, in bytes."""
 MOST_SHARDS = 1 << 16
-NAMES = "a sample is `NAME.jpg` with `NAME.cls` or `NAME.json` beside it"
+NAMES = "a sample needs `NAME.jpg` and `NAME.cls` or `NAME.json`"
 _BRACES = re.compile(r"\{(?:([0-9]+)\.\.([0-9]+)|([^{}]*,[^{}]*))\}")
 
 
@@ -71,10 +71,10 @@ class ShardTable(DataTable):
         if self._count == 1:
             self._cells = {column: [] for column in fields}
         if len(self._places) not in {0, 3 * self._count}:
-            raise DataError(f"{where} has {'an' if span else 'no'} image, unlike those before it")
+            raise DataError(f"{where} has {'an' if span else 'no'} image, unlike earlier samples")
         for column in [c for c in self._cells if c not in fields]:
             if column in FILES.values():
-                raise DataError(f"{where} has no `{column}`, and others have", hint=NAMES)
+                raise DataError(f"{where} has no `{column}`, but others have one", hint=NAMES)
             del self._cells[column]
         for column, cells in self._cells.items():
             cells.append(fields[column])
@@ -90,7 +90,7 @@ class ShardTable(DataTable):
     @override
     def images(self, column: str) -> Read:
         if column != IMAGE:
-            raise DataError(f"{self.place(column)}: holds no images", hint="leave `image=` out")
+            raise DataError(f"{self.place(column)}: has no images", hint="leave out `image=`")
 
         def read(index: int) -> FileSpan:
             shard, offset, size = self._places[3 * index : 3 * index + 3]
@@ -138,7 +138,7 @@ def expanded(pattern: str) -> list[str]:
         low, high = int(first), int(last)
         if not low <= high < low + MOST_SHARDS:
             raise UsageError(
-                f"`{pattern}`: `{braces[0]}` must run upwards, over at most {MOST_SHARDS} shards"
+                f"`{pattern}`: `{braces[0]}` must be an increasing range of at most {MOST_SHARDS} shards"
             )
         words = [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
     names = [
@@ -147,7 +147,7 @@ def expanded(pattern: str) -> list[str]:
         for name in expanded(pattern[: braces.start()] + word + pattern[braces.end() :])
     ]
     if len(names) > MOST_SHARDS:
-        raise UsageError(f"`{pattern}`: names more than {MOST_SHARDS} shards")
+        raise UsageError(f"`{pattern}`: stands for more than {MOST_SHARDS} shards")
     return names
 
 
@@ -171,7 +171,7 @@ def _members(path: Path) -> Iterator[_Member]:
     # the library reads as much of names and of further headers as their headers say
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(
-            f"{path}: cannot be read as a tar file: {reason_of(error)}", hint="shards are not compressed"
+            f"{path}: cannot be read as a tar file: {reason_of(error)}", hint="shards must not be compressed"
         ) from error
 
 
@@ -183,11 +183,13 @@ def _check_member(member: tarfile.TarInfo, path: Path, shard_bytes: int) -> None
     """
     where = f"{path}: `{member.name}`"
     if member.issparse():
-        raise DataError(f"{where} is stored as a sparse file", hint="make the shard without tar's `--sparse`")
+        raise DataError(
+            f"{where} is stored as a sparse file", hint="write the shard without `--sparse` of tar"
+        )
     if not 0 <= member.size <= shard_bytes - member.offset_data:
         raise DataError(
-            f"{where} has {member.size} bytes by its header, and the shard has {shard_bytes}",
-            hint="fetch it again",
+            f"{where} has {member.size} bytes in its header, but the shard has only {shard_bytes}",
+            hint="download it again",
         )
 
 

@@ -107,7 +107,7 @@ def open_photos(ref: DataRef) -> ImageSet:
     grids = [_grid(photo, size) for photo in _photos()]
     if any(len(grid) == 0 for grid in grids):
         height, width = _photos()[0].shape[:2]
-        raise UsageError(f"`photos` are {width} x {height} pixels: no patch of size={size} fits")
+        raise UsageError(f"`photos` are {width} x {height} pixels, too small for patches of size={size}")
     count = min(ref.limit or DEFAULT_LIMIT, 2 * min(len(grid) for grid in grids))
     patches = np.empty((count, size, size, 3), dtype=np.uint8)
     for turn, grid in enumerate(grids):
@@ -135,7 +135,7 @@ def _digits() -> tuple[NDArray[np.uint8], tuple[int, ...]]:
         raw = load_digits()
     except OSError as error:
         raise DataError(
-            "scikit-learn is installed without its digits", hint="reinstall scikit-learn"
+            "the installed scikit-learn lacks the digits data set", hint="reinstall scikit-learn"
         ) from error
     return np.rint(raw.images * 255 / 16).astype(np.uint8), tuple(int(label) for label in raw.target)
 
@@ -148,7 +148,7 @@ def _photos() -> tuple[NDArray[np.uint8], ...]:
         return tuple(np.asarray(load_sample_image(name), dtype=np.uint8) for name in PHOTOS)
     except OSError as error:
         raise DataError(
-            "scikit-learn is installed without its sample photographs", hint="reinstall scikit-learn"
+            "the installed scikit-learn lacks its sample photographs", hint="reinstall scikit-learn"
         ) from error
 
 

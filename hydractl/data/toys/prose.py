@@ -20,7 +20,7 @@ from hydractl.errors import DataError
 from hydractl.messages import did_you_mean
 
 COUNTS: Mapping[str, int] = MappingProxyType(dict(zip(SPLITS, (8000, 600, 1000), strict=True)))
-"""How many reviews of films a split has."""
+"""Number of film reviews per split."""
 OPINIONS = ("negative", "positive")
 OF_A_DOMAIN = 600
 LETTERS = 600
@@ -51,7 +51,7 @@ SUBJECTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )  # fmt: skip
 FILMS = "films"
-"""What the splits are of; other domains are one set each."""
+"""Domain that has splits; each other domain is one set."""
 
 
 def open_reviews(ref: DataRef) -> TextSet:
@@ -156,8 +156,8 @@ def _manual() -> tuple[str, ...]:
         from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte that few need
     except ImportError as error:
         raise DataError(
-            "`manual`: this Python came without its language reference (`pydoc_data.topics`)",
-            hint="use `letters`, or texts of your own",
+            "`manual`: this Python has no language reference (`pydoc_data.topics`)",
+            hint="use `letters`, or your own texts",
         ) from error
     sentences: list[str] = []
     for name in sorted(topics):

@@ -28,7 +28,7 @@ Colour = tuple[int, int, int]
 
 SIZE = 24
 COUNTS: Mapping[str, int] = MappingProxyType(dict(zip(SPLITS, (9600, 720, 960), strict=True)))
-"""How many images a split of the known ones has."""
+"""Number of images of known shapes per split."""
 NOVEL_COUNT = 720
 COLOURS: Mapping[str, Colour] = MappingProxyType(
     {
@@ -39,7 +39,7 @@ COLOURS: Mapping[str, Colour] = MappingProxyType(
 GROUND = (110, 110, 110)
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
 TILT = math.pi / 9
-"""How far a shape may be turned, in radians."""
+"""Maximum rotation of a shape, in radians."""
 KNOWN_DOMAIN, NOVEL_DOMAIN = "known", "novel"
 
 

@@ -25,23 +25,23 @@ SUPPORTED = (
     "of timm, as in ViT-B-16-SigLIP"
 )
 UNCUT = {
-    "scale_heads": "a factor of each head is a parameter of its own",
-    "scaled_cosine_attn": "cosine attention, with a temperature for each head",
-    "scale_attn_inner": "a norm over all heads together, whose statistics change when a head goes",
+    "scale_heads": "each head has a scale parameter",
+    "scaled_cosine_attn": "cosine attention with a temperature per head",
+    "scale_attn_inner": "a norm over all heads, whose statistics change when a head is removed",
 }
-"""Options of the attention of either tower, and why heads cannot be cut with them."""
+"""Options of attention that prevent the removal of heads, with the reason."""
 
 
 BESIDE = frozenset({"timm_model_pretrained", "hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode"})
-"""Options of towers that are read elsewhere, or say where weights would come from: what is built is blank."""
+"""Options of towers that are handled elsewhere, or that name a source of weights, which is not used."""
 LOADS = frozenset({"hf_model_name", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"})
-"""Options of a text tower that the Hub is asked for."""
+"""Options of a text tower that are read from the Hub."""
 TRAINING_ONLY = frozenset(
     {"init_logit_bias", "init_logit_scale", "ls_init_value", "patch_dropout", "timm_drop", "timm_drop_path"}
 )
-"""Options that change no answer of trained weights, nor which tensors there are, unless they are None."""
+"""Options that change neither the outputs of trained weights nor the tensors, unless they are None."""
 LONGEST = 4096
-"""The constructor makes a causal mask of a text's tokens squared."""
+"""Limit of text tokens; the constructor builds a causal mask with their square as size."""
 
 
 def library() -> Any:  # noqa: ANN401 - open_clip is untyped
@@ -54,7 +54,7 @@ def library() -> Any:  # noqa: ANN401 - open_clip is untyped
         import open_clip
     except ImportError as error:
         raise UnsupportedModelError(
-            f"OpenCLIP models are read with open_clip, which cannot be imported: {error}",
+            f"OpenCLIP models need open_clip, which cannot be imported: {error}",
             hint="`pip install 'hydractl[openclip]'`",
         ) from error
     return open_clip
@@ -120,7 +120,7 @@ def refusal(config: Mapping[str, Any]) -> str | None:
     if text.get("tokenizer_mode"):
         return f"tokenizer mode `{text['tokenizer_mode']}`: texts end in a class token after the padding"
     if text.get("proj_type") == "none" and text.get("width") != config.get("embed_dim"):
-        return "its text tower does not project (proj_type), and is not as wide as its embeddings"
+        return "its text tower does not project (proj_type), and its width differs from its embeddings"
     if config.get("nonscalar_logit_scale"):
         return "its temperature is not a scalar (nonscalar_logit_scale)"
     return _refusal_of_pooling(vision, text) or _refusal_of_attention(config)
@@ -129,10 +129,10 @@ def refusal(config: Mapping[str, Any]) -> str | None:
 def _refusal_of_pooling(vision: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
     pool = vision.get("attentional_pool")
     if isinstance(pool, str):
-        return f"attentional pooling of kind `{pool}`: two poolers, and an embedding a query"
+        return f"attentional pooling of kind `{pool}`: two poolers, and one embedding per query"
     for tower, options in (("image", vision), ("text", text)):
         if options.get("pool_type") == "none":
-            return f"its {tower} tower does not pool: it answers with an embedding a token"
+            return f"its {tower} tower does not pool: it returns one embedding per token"
     return None
 
 
@@ -158,7 +158,7 @@ def refusal_of_timm(visual: Any) -> str | None:  # noqa: ANN401 - open_clip is u
             with torch.no_grad():
                 visual.trunk(torch.empty(1, 3, *visual.image_size, device="meta"))
         except (AssertionError, RuntimeError):
-            return f"it takes images of {made_for}, not of {visual.image_size}"
+            return f"it accepts images of {made_for}, not of {visual.image_size}"
     return None
 
 

@@ -261,7 +261,7 @@ def _images(size: tuple[int, int], preprocess_cfg: Mapping[str, Any]) -> Preproc
     except ValidationError as error:
         raise UnsupportedModelError(f"its preprocessing is not supported: {first_problem(error)}") from error
     except TypeError as error:
-        raise UnsupportedModelError(f"its preprocessing has no usable mean and std: {error}") from error
+        raise UnsupportedModelError(f"its preprocessing has invalid mean or std: {error}") from error
 
 
 REFUSES = (

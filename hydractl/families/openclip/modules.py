@@ -31,7 +31,7 @@ NAMES = {
     "mlp.": "mlp.",
     "ls2.": "ls_2.",
 }
-"""For each part of a block the library's name."""
+"""Library's name of each part of a block."""
 TEXT_READS = {"first": slice(0, 1), "last": slice(-1, None)}
 
 

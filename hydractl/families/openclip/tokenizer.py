@@ -34,7 +34,7 @@ REPAIRS = {
     "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&apos;": "'", "&nbsp;": " ",
     "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "ſt", "ﬆ": "st",
 }  # fmt: skip
-"""Done one after another, `&amp;` first, because open_clip resolves entities twice."""
+"""Applied one after another, `&amp;` first, because open_clip resolves entities twice."""
 CLEAN = ("lower", "whitespace", "canonicalize")
 
 
@@ -58,20 +58,22 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
     clean = kwargs.get("clean", "whitespace" if named else "lower")
     if clean not in CLEAN:
         raise UnsupportedModelError(
-            f"texts cleaned by `{clean}` are not supported: open_clip knows none such"
+            f"texts cleaned by `{clean}` are not supported: open_clip has no such cleaning"
         )
     try:
         how = Tokenization(max_length=length, pad_id=0, vocab_size=vocab_size, padding="max_length")
     except ValidationError as error:
-        raise UnsupportedModelError(f"its texts are not supported: {first_problem(error)}") from error
+        raise UnsupportedModelError(
+            f"its text preprocessing is not supported: {first_problem(error)}"
+        ) from error
     if source is not None and (named or source.is_file()):
         config = SimpleNamespace(vocab_size=vocab_size, pad_token_id=options.get("pad_id", 0))
         folder_tokenization = read_tokenizer(source, config, max_length=length, padding="max_length")
         text = folder_tokenization.tokenizer or ""
         if is_python_tokenizer(text):
             raise UnsupportedModelError(
-                f"{source}: its tokenizer is in Python only, so open_clip's cleaning of texts cannot stand before it",
-                hint="name a `tokenizer.json`: `arch:openclip:NAME::tokenizer=PATH/tokenizer.json`",
+                f"{source}: its tokenizer exists only in Python, so open_clip's cleaning of texts cannot be added to it",
+                hint="give a `tokenizer.json`: `arch:openclip:NAME::tokenizer=PATH/tokenizer.json`",
             )
         text = _cleaned(_without_separator(text) if kwargs.get("strip_sep_token") else text, clean)
         return how.model_copy(

@@ -27,7 +27,7 @@ def _odd_width(library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
 
     attention = library.blocks[0].attn
     if attention.num_heads * head_width(attention) != library.embed_dim:
-        return f"its width {library.embed_dim} is no multiple of its {attention.num_heads} heads"
+        return f"its width {library.embed_dim} is not a multiple of its {attention.num_heads} heads"
     return None
 
 
@@ -35,7 +35,7 @@ def _refusal_of_eva(library: Any) -> str | None:  # noqa: ANN401 - as above
     from hydractl.families.timm.modules import angles, head_width
 
     if library.patch_drop is not None:
-        return "it drops patches in training, and their angles with them, for each sample on its own"
+        return "it drops patches and their rotary angles in training, separately for each sample"
     for attention in (block.attn for block in library.blocks):
         if getattr(attention, "num_kv_heads", attention.num_heads) != attention.num_heads:
             return "grouped-query attention: several query heads share one key and value head"
@@ -95,7 +95,7 @@ def _family(row: models.TimmRow) -> Family:
 VIT = models.TimmRow(
     name="timm-vit",
     covers="`VisionTransformer`, `VisionTransformerDistilled`: ViT, DeiT, DINOv2, SigLIP, CLIP, AIMv2, hybrids",
-    refuses="talking heads; parallel blocks; differential attention; sub-LN: one norm over all heads",
+    refuses="talking heads; parallel blocks; differential attention; sub-LN (one norm over all heads)",
     module="",
     classes=("VisionTransformer", "VisionTransformerDistilled"),
     blocks=("Block", "ResPostBlock"),

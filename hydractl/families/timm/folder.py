@@ -17,9 +17,9 @@ from hydractl.manifest.header import Preprocess
 from hydractl.strict_json import compact
 
 DEFAULT_CLASSES = 1000
-"""How many classes a model has whose `config.json` does not say it, in timm."""
+"""timm's number of classes if `config.json` has none."""
 TO_THE_MODEL = ("input_size", "num_classes")
-"""The fields of `pretrained_cfg` that timm gives to a constructor."""
+"""Fields of `pretrained_cfg` that timm passes to a constructor."""
 
 
 def read_config(row: models.TimmRow, config: Mapping[str, object], folder: Path) -> Described:
@@ -107,14 +107,14 @@ def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any],
     field_names = {field.name for field in dataclasses.fields(PretrainedCfg)}
     if unknown := sorted(pretrained.keys() - field_names):
         raise UnsupportedModelError(
-            f"{where}: `{unknown[0]}` is no field of timm's `pretrained_cfg`"
-            + (", which stands for the whole file where there is none in it" if flat else ""),
+            f"{where}: `{unknown[0]}` is not a field of timm's `pretrained_cfg`"
+            + (", which is the whole file if it has no such key" if flat else ""),
             hint='add `"pretrained_cfg": {...}` with the preprocessing of the model' if flat else None,
         )
     if None in options.values():
         key = next(k for k, v in options.items() if v is None)
         raise UnsupportedModelError(
-            f"{where}: `model_args.{key}` is null, which timm gives to the model from a file, and nowhere else",
+            f"{where}: `model_args.{key}` is null, which is not supported",
             hint="leave it out for the architecture's default",
         )
     return {**options}, {k: v for k, v in pretrained.items() if v is not None}
@@ -151,7 +151,7 @@ def _class_names(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> t
     try:
         table = CustomDatasetInfo(names)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"`label_names` are not names of classes: {error}") from error
+        raise ValueError(f"`label_names` are not class names: {error}") from error
     if table.num_classes() != number:
         raise ValueError(f"has {table.num_classes()} label names for {number} classes")
     if absent := [i for i in range(table.num_classes()) if not table.has_label(i)]:
@@ -164,9 +164,9 @@ def _check_pooling(where: str, config: Mapping[str, object], library: Any, *, la
     stated = config.get("global_pool")
     if stated and not lacks and stated != library.global_pool:
         raise UnsupportedModelError(
-            f"{where}: `global_pool` is `{stated}`, but the model that timm makes of the file pools by `{library.global_pool}`: "
-            "timm reads `global_pool` in `model_args` only",
-            hint=f'write `"model_args": {{"global_pool": "{stated}", ...}}` if the model was trained so',
+            f"{where}: `global_pool` is `{stated}`, but timm builds a model with "
+            f"`{library.global_pool}`, because it reads `global_pool` only in `model_args`",
+            hint=f'write `"model_args": {{"global_pool": "{stated}", ...}}` if the model was trained with it',
         )
 
 
@@ -188,7 +188,7 @@ def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noq
     if size != built and not _accepts_images(library, size):
         if stated:
             raise UnsupportedModelError(
-                f"{where}: `input_size` is {size}, but the model that timm makes of the file takes {built}",
+                f"{where}: `input_size` is {size}, but timm builds a model for {built}",
                 hint="correct `input_size`, or `img_size` in `model_args`",
             )
         size = built
@@ -229,7 +229,7 @@ def _offset_problem(folder: ModelFolder) -> str | None:
     _, pretrained = _sections(folder.config, f"{folder.path}/config.json")
     offset = pretrained.get("label_offset")
     return (
-        f"`label_offset` is {offset}: its classifier has classes that timm leaves out when it reads it"
+        f"`label_offset` is {offset}: its classifier has classes that timm drops when it loads it"
         if offset
         else None
     )
@@ -240,53 +240,61 @@ RULES = (
     Rule(
         library="timm",
         name="`architecture`, `model_args`",
-        effect="given to timm's own `create_model`; arguments that are not of the architecture are refused; a tag has no effect",
+        effect="passed to timm's `create_model`; unknown arguments are refused; a tag is ignored",
     ),
     Rule(
         library="timm",
         name="no `pretrained_cfg` (older form)",
-        effect="the whole file is read as one, as timm does, `labels` as `label_names`",
+        effect="the whole file counts as `pretrained_cfg`, as in timm, and `labels` as `label_names`",
     ),
     Rule(
         library="timm",
         name="`mean`, `std`, `interpolation`, `crop_pct`, `crop_mode`",
-        effect="followed; what is missing is timm's default (ImageNet's mean and std, `bicubic`, 0.875, `center`), not the architecture's",
+        effect=(
+            "used; missing values are timm's defaults (ImageNet's mean and std, `bicubic`, 0.875, "
+            "`center`), not the architecture's"
+        ),
     ),
     Rule(
         library="timm",
         name="`input_size`, `fixed_input_size`",
-        effect="followed as timm does; refused if the model does not take inputs of that size",
+        effect="used as in timm; refused if the model does not accept inputs of that size",
     ),
     Rule(
         library="timm",
         name="other fields of `pretrained_cfg`",
-        effect="no effect on a folder's answers in timm, and none here (`test_input_size`, `url`, ...); unknown ones are refused",
+        effect=(
+            "ignored, as they change no output in timm (`test_input_size`, `url`, ...); unknown fields are refused"
+        ),
     ),
     Rule(
         library="timm",
         name="`global_pool` at the top level",
-        effect="refused if the model that timm makes pools otherwise: timm does not read it there",
+        effect="refused if timm builds a model with another pooling, because timm ignores it there",
     ),
     Rule(
         library="timm",
         name="`num_classes`",
-        effect="one logit is refused, and two numbers that differ; `finetune` takes the encoder",
+        effect="a single logit and contradicting numbers are refused; `finetune` accepts the encoder",
         problem=_number_problem,
         as_backbone=True,
     ),
     Rule(
         library="timm",
         name="`label_names`",
-        effect="the names of the classes, a list or an object of all class numbers; others are refused, and two classes of one name are a warning",
+        effect=(
+            "class names as a list or an object with all class numbers; others are refused, and "
+            "repeated names give a warning"
+        ),
         problem=_names_problem,
         as_backbone=True,
     ),
     Rule(
         library="timm",
         name="`label_offset`",
-        effect="refused; `finetune` takes the encoder",
+        effect="refused; `finetune` accepts the encoder",
         problem=_offset_problem,
         as_backbone=True,
     ),
 )
-"""What is done with the fields of timm's `config.json`."""
+"""Treatment of the fields of timm's `config.json`."""

@@ -37,8 +37,8 @@ SUPPORTED = (
     "supported: timm's VisionTransformer, VisionTransformerDistilled, VisionTransformerRelPos, Beit and Eva"
 )
 SOURCE = frozenset({"default_cfg", "feature_info", "pretrained_cfg", "pretrained_model_args"})
-"""What a model of timm keeps of where its weights come from."""
-SUB_LN = "sub-LN attention: a norm over all heads together, whose statistics change when a head goes"
+"""Attributes of a timm model that describe the source of its weights."""
+SUB_LN = "sub-LN attention: a norm over all heads, whose statistics change when a head is removed"
 REASONS = {
     "Cait": "its talking heads mix the heads with one another",
     "ParallelScalingBlock": "attention and MLP share one matrix, in parallel",
@@ -374,4 +374,4 @@ def preprocess_of(cfg: Mapping[str, Any], size: Sequence[int]) -> Preprocess:
     except ValidationError as error:
         raise UnsupportedModelError(f"its preprocessing is not supported: {first_problem(error)}") from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise UnsupportedModelError(f"its preprocessing has no usable mean and std: {error}") from error
+        raise UnsupportedModelError(f"its preprocessing has invalid mean or std: {error}") from error

@@ -34,9 +34,9 @@ NAMES = {
     "attn.members.0.": "attn.",
     "": "",
 }
-"""For each part of a block the library's name."""
+"""Library's name of each part of a block."""
 OWN_SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
-"""The same where a block holds its layer scales itself."""
+"""Library's names if the block has its layer scales as parameters."""
 
 
 class TimmBlock(Block):

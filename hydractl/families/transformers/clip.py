@@ -92,9 +92,13 @@ class PairRow(FamilyRow):
 
 def _incomparable(config: Any) -> str | None:  # noqa: ANN401 - as above
     if not getattr(config.vision_config, "vision_use_head", True):
-        return "its image tower does not pool (vision_use_head)"
+        return "its image tower has no pooling (vision_use_head)"
     images, texts = config.vision_config.hidden_size, config.text_config.projection_size
-    return None if images == texts else f"it has embeddings of {images} numbers for images, {texts} for texts"
+    return (
+        None
+        if images == texts
+        else f"its embeddings have {images} dimensions for images, but {texts} for texts"
+    )
 
 
 _CLIP_VISION = Paired(encoder=VISION, pick="first")
@@ -136,7 +140,7 @@ _ROWS = (
         padding="max_length",
         scalars=frozenset(),
         refusal=_incomparable,
-        refuses="towers whose embeddings differ in width or are not pooled: the library cannot compare them",
+        refuses="towers with embeddings of different widths or without pooling, which the library cannot compare",
     ),
 )
 PAIRS = tuple(family_of_row(row) for row in _ROWS)

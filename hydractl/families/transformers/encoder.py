@@ -11,7 +11,7 @@ from hydractl.manifest.head_mask import TowerHeads
 
 TABLE = "relative_position_bias_table"
 POOLER = "pooler"
-"""What models call the module that picks their first token, or the mean of their patches."""
+"""Attribute names of the module that selects the first token or averages patches."""
 
 
 def heads_of(config: Any) -> TowerHeads:  # noqa: ANN401 - transformers is untyped

@@ -20,7 +20,7 @@ from hydractl.families.tower import Block, Tower
 from hydractl.families.transformers.encoder import EncoderNames, heads_of
 
 FULL, LOCAL = "full_attention", "sliding_attention"
-"""Kinds of layers: in which a token looks at all others, and at its neighbours only."""
+"""Layer types: attention to all tokens, and to neighbouring tokens only."""
 
 
 class EncoderBlock(Block):

@@ -13,8 +13,11 @@ from hydractl.strict_json import compact, parse
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 POOLINGS = ("cls", "mean")
-"""Poolings of sentence-transformers that a classifier may have here; the first is the family's own."""
-ENCODER = "store the encoder alone: `SentenceTransformer(FOLDER)[0].auto_model.save_pretrained(OTHER)`, and its tokenizer likewise"
+"""Supported poolings of sentence-transformers; the first is that of the family."""
+ENCODER = (
+    "save only the encoder: `SentenceTransformer(FOLDER)[0].auto_model.save_pretrained(OTHER)`, and "
+    "its tokenizer likewise"
+)
 
 
 def _num_labels(folder: ModelFolder) -> str | None:
@@ -22,7 +25,7 @@ def _num_labels(folder: ModelFolder) -> str | None:
     if not folder.classifies:
         return None
     if isinstance(names, dict) and isinstance(number, int) and number != len(names):
-        return f"`num_labels` is {number}, but `id2label` names {len(names)}"
+        return f"`num_labels` is {number}, but `id2label` has {len(names)}"
     return answer_problem(
         {}, len(names) if isinstance(names, dict) else number if isinstance(number, int) else None
     )
@@ -33,9 +36,9 @@ def _class_names(folder: ModelFolder) -> str | None:
     if names is None or not folder.classifies:
         return None
     if not isinstance(names, dict):
-        return "`id2label` is not an object from class numbers to names"
+        return "`id2label` is not an object that maps class numbers to names"
     if absent := sorted({str(i) for i in range(len(names))} - names.keys(), key=int):
-        return f"`id2label` names {len(names)} classes and lacks the class {absent[0]}"
+        return f"`id2label` has {len(names)} classes, but none with the number {absent[0]}"
     return None
 
 
@@ -44,7 +47,7 @@ def _quantization(folder: ModelFolder) -> str | None:
         config = folder.config.get(key)
         if config:
             method = config.get("quant_method") if isinstance(config, dict) else None
-            return f"its weights are quantised (`{key}`{f': `{method}`' if method else ''})"
+            return f"its weights are quantized (`{key}`{f': `{method}`' if method else ''})"
     return None
 
 
@@ -58,8 +61,8 @@ def _own_class(folder: ModelFolder) -> str | None:
     if len(unknown) < len(folder.model_classes):
         return None
     return (
-        f"is a `{unknown[0]}`, which transformers does not have: code of its own (`auto_map`) is never run, and its classifier "
-        "would be lost"
+        f"is a `{unknown[0]}`, which is not in transformers: custom code (`auto_map`) is never run, so "
+        "its classifier would be lost"
     )
 
 
@@ -67,9 +70,7 @@ def _setfit(folder: ModelFolder) -> str | None:
     files = [name for name in ("model_head.pkl", "model_head.pt") if (folder.path / name).is_file()]
     if not files:
         return None
-    return (
-        f"is a SetFit model: its classifier is in `{files[0]}`, a pickle, which is not read and would be lost"
-    )
+    return f"is a SetFit model: its classifier is in `{files[0]}`, a pickle, which is never loaded, so it would be lost"
 
 
 def _sentence_modules(folder: ModelFolder) -> str | None:
@@ -124,9 +125,11 @@ def with_sentence_settings(described: Described, folder: ModelFolder) -> Describ
         texts = texts.model_copy(update={"tokenizer": _lowercased(texts.tokenizer)})
     notes = []
     if any(str(module.get("type", "")).endswith("Normalize") for module in folder.sentence_modules):
-        notes.append("`modules.json` scales embeddings to length one; a new classifier reads them unscaled")
+        notes.append(
+            "`modules.json` normalizes embeddings to length one, but a new classifier reads them unscaled"
+        )
     if folder.sentence_modules and (prompt := folder.read(PROMPTS).get("default_prompt_name")):
-        notes.append(f"texts get no prompt, although `{PROMPTS}` has the default `{prompt}`")
+        notes.append(f"texts get no prompt, although `{PROMPTS}` has the default prompt `{prompt}`")
     return replace(
         described,
         preprocess=texts,
@@ -159,17 +162,17 @@ RULES = (
     Rule(
         library="transformers",
         name="options of the type's configuration",
-        effect="given to the library's own configuration; what it does not declare has no effect there or here",
+        effect="passed to the library's configuration; undeclared options are ignored",
     ),
     Rule(
         library="transformers",
         name="`dtype`",
-        effect="not followed: weights keep the dtype in which they are stored, and `--dtype` says in which one a model runs",
+        effect="ignored: weights keep their stored dtype, and `--dtype` sets the dtype of computation",
     ),
     Rule(
         library="transformers",
         name="`architectures` of a class without a classifier, weights with one",
-        effect="the classifier is read, as transformers reads it, with a warning",
+        effect="the classifier is loaded, as in transformers, with a warning",
     ),
     Rule(
         library="transformers",
@@ -179,12 +182,14 @@ RULES = (
     Rule(
         library="transformers",
         name="`preprocessor_config.json`",
-        effect="size, crop, scale, mean and standard deviation are followed; other image processors are refused",
+        effect="size, crop, scale, mean and standard deviation are used; other image processors are refused",
     ),
     Rule(
         library="transformers",
         name="`tokenizer.json`, `tokenizer_config.json`, vocabularies",
-        effect="read by the library's own tokenizer; texts are padded on the right, whatever `padding_side` says",
+        effect=(
+            "loaded by the library's tokenizer; texts are always padded on the right, `padding_side` is ignored"
+        ),
     ),
     Rule(
         library="transformers",
@@ -198,7 +203,7 @@ RULES = (
         name="`pruned_heads`",
         effect="refused",
         problem=lambda folder: (
-            "heads were cut out of it by an older transformers (`pruned_heads`)"
+            "an older transformers has removed heads (`pruned_heads`)"
             if folder.config.get("pruned_heads")
             else None
         ),
@@ -206,7 +211,7 @@ RULES = (
     Rule(
         library="transformers",
         name="`problem_type`",
-        effect="refused unless it is `single_label_classification`; `finetune` takes the encoder",
+        effect="refused unless it is `single_label_classification`; `finetune` accepts the encoder",
         problem=lambda folder: answer_problem(folder.config, None) if folder.classifies else None,
         as_backbone=True,
     ),
@@ -220,19 +225,19 @@ RULES = (
     Rule(
         library="transformers",
         name="`id2label`",
-        effect="the names of the classes; a list and missing numbers are refused",
+        effect="class names; a list and missing numbers are refused",
         problem=_class_names,
-        hint='write it as `"id2label": {"0": "cat", "1": "dog"}`, a name for every class',
+        hint='write it as `"id2label": {"0": "cat", "1": "dog"}`, with a name for every class',
     ),
     Rule(
         library="transformers",
         name="two classes of one name in `id2label`",
-        effect="read, with a warning: ImageNet's folders have `crane` twice; data are not matched by such a name",
+        effect="loaded with a warning (ImageNet has `crane` twice); data cannot be matched by such a name",
     ),
     Rule(
         library="transformers",
         name="`architectures`, `auto_map`: a class that transformers does not have",
-        effect="refused, its code is never run; `finetune` takes the encoder",
+        effect="refused, and its code is never run; `finetune` accepts the encoder",
         problem=_own_class,
         as_backbone=True,
     ),
@@ -246,26 +251,32 @@ RULES = (
     Rule(
         library="transformers",
         name="`modules.json` of sentence-transformers",
-        effect="an encoder with one pooling; other modules, as `Dense`, are refused, `Normalize` is left to the new classifier",
+        effect=(
+            "an encoder with one pooling is accepted; other modules such as `Dense` are refused, and "
+            "`Normalize` is ignored with a warning"
+        ),
         problem=_sentence_modules,
         hint=ENCODER,
     ),
     Rule(
         library="transformers",
         name="`1_Pooling/config.json`",
-        effect="`mean` and `cls` are what the new classifier reads; others are refused",
+        effect="`mean` and `cls` become the pooling before the new classifier; others are refused",
         problem=_pooling,
         hint=ENCODER,
     ),
     Rule(
         library="transformers",
         name="`default_prompt_name` of `config_sentence_transformers.json`",
-        effect="left out, with a warning: texts have no prompt when a classifier is trained, nor when it is asked",
+        effect="ignored with a warning: texts have no prompt in training and prediction",
     ),
     Rule(
         library="transformers",
         name="`sentence_bert_config.json`",
-        effect="`max_seq_length` and `do_lower_case` are followed in an encoder, not in a classifier, where no library reads them",
+        effect=(
+            "`max_seq_length` and `do_lower_case` are used for an encoder, but not for a classifier, "
+            "because no library reads them there"
+        ),
     ),
 )
-"""What folders of transformers say beside the options of a configuration."""
+"""Files and fields in folders of transformers other than options of a configuration."""

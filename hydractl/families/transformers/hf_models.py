@@ -41,7 +41,7 @@ UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ultrabert": ("attention_windows", "rope_theta"),
     }
 )  # fmt: skip
-"""Options that a configuration or its model looks for though the configuration does not declare them, by `model_type`."""
+"""Undeclared options that a configuration or its model reads, by `model_type`."""
 
 
 TOWERS = ("text_config", "vision_config")
@@ -54,7 +54,7 @@ NOT_ARCHITECTURE = (
     "dtype",
     "problem_type",
 )
-"""What a configuration says besides of a model."""
+"""Other fields of a configuration."""
 TRAINING_ONLY = (
     "attention_dropout", "attention_probs_dropout_prob", "auxiliary_loss_weight", "classifier_dropout",
     "classifier_dropout_prob", "cls_dropout", "decoder_attention_dropout", "deterministic_flash_attn", "drop_path_rate",
@@ -63,9 +63,9 @@ TRAINING_ONLY = (
     "output_attentions", "output_hidden_states", "pooler_dropout", "qa_dropout", "return_dict", "semantic_loss_ignore_index",
     "seq_classif_dropout", "sparse_pred_ignore_index", "summary_last_dropout", "use_cache",
 )  # fmt: skip
-"""Options that change no answer of trained weights: rates of dropout, how weights are drawn, and what is returned besides."""
+"""Options that change no output of trained weights: dropout rates, initialization, and additional outputs."""
 OLD_ROPE = ("partial_rotary_factor", "rope_scaling", "rope_theta")
-"""Options that became one, `rope_parameters`."""
+"""Former options that are now part of `rope_parameters`."""
 
 
 def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
@@ -250,19 +250,20 @@ def adopted_state(
     if missing := sorted(name for name in report["missing_keys"] if not how.replaceable(name)):
         raise CheckpointError(
             f"{where}: lacks {counted(len(missing), 'tensor')} of {model_class}, for example `{missing[0]}`",
-            hint="is it another model than config.json says?",
+            hint="config.json may belong to another model",
         )
     if unexpected := sorted(name for name in report["unexpected_keys"] if how.in_block(name)):
         raise CheckpointError(
-            f"{where}: has {counted(len(unexpected), 'tensor')} in its blocks that {model_class} has not, for example `{unexpected[0]}`",
-            hint="merge adapters into the weights first (`merge_and_unload()`); or is it another architecture?",
+            f"{where}: has {counted(len(unexpected), 'tensor')} in its blocks that {model_class} "
+            f"does not have, for example `{unexpected[0]}`",
+            hint="merge adapters into the weights first (`merge_and_unload()`), or check the architecture",
         )
     resized = {name: shapes for name, *shapes in sorted(report["mismatched_keys"])}
     if mismatched := [name for name in resized if not (how.replaceable(name) and name in state)]:
         stored, expected = map(tuple, resized[mismatched[0]])
         raise CheckpointError(
-            f"{where}: tensor `{mismatched[0]}` has shape {stored}, its config.json needs {expected}",
-            hint="is config.json of another model?",
+            f"{where}: tensor `{mismatched[0]}` has shape {stored}, but its config.json needs {expected}",
+            hint="config.json may belong to another model",
         )
     loaded = _without(library, how.spared).state_dict()
     loaded_state = {name: tensor for name, tensor in loaded.items() if name not in report["missing_keys"]}

@@ -259,7 +259,7 @@ def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> 
         return described
     described = replace(
         described,
-        lacks=f"is a {trained[0]}, which does not classify",
+        lacks=f"is a {trained[0]}, which is not a classifier",
         may_classify=not row.zero_shot and not _has_head(trained[0]),
     )
     return (
@@ -367,11 +367,11 @@ def _described(
 def _check(row: FamilyRow, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401 - as above
     """Refuse what no heads can be cut in, or what is no classifier."""
     if reason := row.refused(config):
-        raise UnsupportedModelError(f"`{config.model_type}` is not supported here: {reason}")
+        raise UnsupportedModelError(f"`{config.model_type}` is not supported: {reason}")
     classless = not row.zero_shot and config.num_labels < 1
     if classless or any(tower_config.num_hidden_layers < 1 for tower_config in parts):
-        lacks = "no classifier; give `num_labels`" if classless else "no layers"
-        raise UnsupportedModelError(f"`{config.model_type}` is not supported here: it has {lacks}")
+        lacks = "no classifier; set `num_labels`" if classless else "no layers"
+        raise UnsupportedModelError(f"`{config.model_type}` is not supported: it has {lacks}")
     for tower_config in parts:
         heads = tower_config.num_attention_heads
         if heads < 1 or (not getattr(tower_config, "head_dim", None) and tower_config.hidden_size % heads):

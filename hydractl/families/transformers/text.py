@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from hydractl.families.tower import Model
 
 ROTATIONS = ("default", "linear", "yarn", "llama3")
-"""Rotary embeddings whose angles are the same however long the batch is."""
+"""Types of rotary embeddings with angles that do not depend on the length of the batch."""
 MPNET_PADDING, MPNET_BUCKETS = 1, 32
-"""What the library's code says, whatever the configuration does."""
+"""Constant of the library's code, independent of the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +63,20 @@ class TextRow(FamilyRow):
 
 def _causal(config: Any) -> str | None:  # noqa: ANN401 - as above
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
-        return "it is a decoder; its attention is causal"
+        return "it is a decoder with causal attention"
     return None
 
 
 def _few_buckets(config: Any) -> str | None:  # noqa: ANN401 - as above
     if config.relative_attention_num_buckets < MPNET_BUCKETS:
-        return f"it has fewer than the {MPNET_BUCKETS} relative positions that the library looks up"
+        return f"it has fewer than the {MPNET_BUCKETS} relative positions that the library uses"
     return None
 
 
 def _other_width(config: Any) -> str | None:  # noqa: ANN401 - as above
     width = config.hidden_size // config.num_attention_heads
     if getattr(config, "attention_head_size", width) != width:
-        return "its `attention_head_size` is not its width divided by its heads"
+        return "its `attention_head_size` is not its width divided by its number of heads"
     return None
 
 
@@ -102,12 +102,12 @@ def _shared_keys(config: Any) -> str | None:  # noqa: ANN401 - as above
 
 def _unpadded(config: Any) -> str | None:  # noqa: ANN401 - as above
     if config.pad_token_id is None or (config.token_dropout and config.mask_token_id is None):
-        return "it does not say which token pads (`pad_token_id`), or which is masked (`mask_token_id`)"
+        return "it defines no padding token (`pad_token_id`) or mask token (`mask_token_id`)"
     return _causal(config)
 
 
 def _rotated_values(config: Any) -> str | None:  # noqa: ANN401 - as above
-    return "it rotates values, too (`rotary_value`)" if config.rotary_value else _causal(config)
+    return "it also rotates values (`rotary_value`)" if config.rotary_value else _causal(config)
 
 
 def _behind_padding(config: Any) -> int:  # noqa: ANN401 - as above

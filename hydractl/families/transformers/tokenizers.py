@@ -16,18 +16,18 @@ from hydractl.strict_json import compact, parse, read_object
 
 COMPLETE_TOKENIZERS = ("tokenizer.json", "tokenizer.*.json")
 TOKENIZER_FILES = (*COMPLETE_TOKENIZERS, "vocab.*", "merges.txt", "bpe.codes", "*.model")
-"""What tokenizers are kept in, as far as folders of text models go."""
+"""Tokenizer files in folders of text models."""
 NOTES = ("config.json", SETTINGS, "special_tokens_map.json", "added_tokens.json")
-"""What the library reads with them."""
+"""Settings files that the library reads with them."""
 BESIDE = (
-    "a text model needs `tokenizer.json`, or the vocabulary it is made of, beside its weights: "
+    "a text model needs `tokenizer.json` or its vocabulary in the folder of its weights: "
     "`tokenizer.save_pretrained(FOLDER)`"
 )
 
 
 Padding = Literal["longest", "max_length"]
 UNLISTED = ("token_type_ids",)
-"""The inputs that a model gets, if it has a use for them, where no tokenizer of the library lists them."""
+"""Default input names of a model without a library tokenizer that lists them."""
 
 
 def read_tokenizer(
@@ -70,7 +70,7 @@ def read_tokenizer(
             raise _no_tokenizer(source) from error
         if any(_files(source, ("*.model",))) and find_spec("sentencepiece") is None:
             raise UnsupportedModelError(
-                f"{source}: its tokenizer is read with sentencepiece, which is not installed",
+                f"{source}: its tokenizer needs sentencepiece, which is not installed",
                 hint=SENTENCEPIECE,
             ) from error
         raise CheckpointError(

@@ -8,23 +8,23 @@ from types import MappingProxyType
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "align": "its image tower is an EfficientNet, which has no heads",
-        "albert": "its layers share one set of weights, so no layer has heads of its own",
+        "albert": "its layers share one set of weights, so heads of one layer cannot be removed",
         "deberta": "its queries, keys and values are interleaved head by head in one matrix; DeBERTa-v2 and v3 are "
         "supported",
         **dict.fromkeys(
-            ("big_bird", "longformer"), "its attention is sparse: a token looks at a few others, not at all"
+            ("big_bird", "longformer"), "its attention is sparse: a token attends to a few others only"
         ),
-        "esmc": "its queries and keys are normed over all heads together",
+        "esmc": "its queries and keys are normalized over all heads",
         **dict.fromkeys(
             ("flaubert", "xlm"),
-            "it lists the attentions, norms and MLPs of its layers apart, not layer by layer",
+            "it stores attention, norms and MLPs in separate lists, not by layer",
         ),
-        "mobilebert": "its layers narrow the stream before their attention reads it",
-        "roc_bert": "it reads the shapes and the sounds of characters beside their tokens",
+        "mobilebert": "its layers reduce the width of the stream before attention",
+        "roc_bert": "it also reads shapes and sounds of characters",
         "squeezebert": "its projections are grouped convolutions",
-        "xmod": "its layers hold an adapter for each language, which an input beside the text picks",
-        "siglip2": "its images are lists of patches with grids of their own; SigLIP 2 of a fixed size is of type `siglip`, "
-        "which is supported",
+        "xmod": "its layers have one adapter per language, which another input selects",
+        "siglip2": "its images are lists of patches with separate grids; SigLIP 2 with a fixed size "
+        "has the supported type `siglip`",
         **dict.fromkeys(
             ("donut-swin", "swin", "swinv2"),
             "its attention is within windows, and its width changes from stage to stage",

@@ -17,11 +17,11 @@ from hydractl.manifest.header import Preprocess
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 PLAIN = frozenset({"ViT", "DeiT", "Beit", "Bit", "ChineseCLIP", "CLIP", "Siglip"})
-"""Image processors that resize, crop, rescale and normalise, in this order and no more."""
+"""Image processors that only resize, crop, rescale and normalize, in this order."""
 RESAMPLING = MappingProxyType(
     {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 )
-"""Pillow's numbers, which the library writes."""
+"""Pillow's numbers of interpolations, as the library stores them."""
 WHITE = 255
 RGB = 3
 
@@ -126,7 +126,7 @@ def _preprocess(
     cropped, resized, mode = _sizes(settings, where)
     if fixed and cropped != size[1:]:
         raise UnsupportedModelError(
-            f"{where} makes images of {_pixels(cropped)} pixels, the model takes {_pixels(size[1:])}",
+            f"{where} makes images of {_pixels(cropped)} pixels, but the model takes {_pixels(size[1:])}",
             hint="correct `size` or `crop_size` in preprocessor_config.json",
         )
     mean, std = _statistics(settings, size[0], where)
@@ -159,7 +159,7 @@ def default_preprocess(
     try:
         return Preprocess(input_size=size, mean=half, std=half, crop_mode=crop_mode)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise UnsupportedModelError(f"images of {size[0]} channels are not supported") from error
+        raise UnsupportedModelError(f"images with {size[0]} channels are not supported") from error
 
 
 def image_size(config: Any) -> tuple[int, int, int]:  # noqa: ANN401 - transformers is untyped
@@ -182,12 +182,12 @@ def _image_processor(folder: Path) -> dict[str, Any]:
     except Exception as error:  # the library raises whatever its parsers do
         raise CheckpointError(
             f"{folder}: its image processor cannot be read: {reason_of(error)}",
-            hint=f"correct `{FILES[0]}`; without one, what is usual for such models stands in for it",
+            hint=f"correct `{FILES[0]}`, or move it away to use the usual preprocessing of such models",
         ) from error
     name = type(processor).__name__
     if name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor") not in PLAIN:
         raise UnsupportedModelError(
-            f"{folder}: images are read by a {name}, which is not supported",
+            f"{folder}: its image processor {name} is not supported",
             hint=f"supported: {', '.join(f'{kind}ImageProcessor' for kind in sorted(PLAIN))}",
         )
     return cast("dict[str, Any]", processor.to_dict())
@@ -249,7 +249,7 @@ def _one_a_channel(settings: Mapping[str, Any], key: str, channels: int, where: 
     numbers = tuple(float(v) for v in values if isinstance(v, int | float))
     if len(values) != channels or len(numbers) != channels:
         raise UnsupportedModelError(
-            f"{where} has `{key}` {stored}, the model takes images of {channels} channels"
+            f"{where} has `{key}` {stored}, but the model takes images with {channels} channels"
         )
     return numbers
 

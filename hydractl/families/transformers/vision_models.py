@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hydractl.families.surgery import HeadNumbers
     from hydractl.families.tower import Model
 
-OBLONG = "oblong images: the library resizes positions of squares only"
+OBLONG = "non-square images: the library resizes only square position embeddings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,9 @@ class ImageRow(FamilyRow):
     def refused(self, config: Any) -> str | None:
         _, height, width = image_size(getattr(config, self.within) if self.within else config)
         if self.resizes and height != width:
-            return f"the library resizes position embeddings from a square only, not from {height}x{width} pixels"
+            return (
+                f"the library resizes only square position embeddings, not those of {height}x{width} pixels"
+            )
         return None
 
     @override

@@ -1,4 +1,4 @@
-"""Tables of what `eval --analyse` found. Importing it loads no torch."""
+"""Tables of what `eval --analyse` found. Importing this module does not load torch."""
 
 from __future__ import annotations
 

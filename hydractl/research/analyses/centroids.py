@@ -31,8 +31,8 @@ def analyse(context: AnalysisContext) -> Centroids | None:
         width = part.opened.header.architecture.towers[tower].head_dim
         if groups and context.counts[ID_NAME] <= width:
             context.progress.warn(
-                f"{part.opened.reference}: {context.counts[ID_NAME]} ID samples leave the covariance of {width} numbers of a head "
-                "singular: what they do not vary in does not count"
+                f"{part.opened.reference}: {context.counts[ID_NAME]} ID samples are too few for the {width} "
+                "dimensions of a head, so directions in which they do not vary are ignored"
             )
         for i, (member, (head,)) in enumerate(groups):
             far = {name: sums[ID_NAME][i].distance(sums[name][i]) for name in context.sets}

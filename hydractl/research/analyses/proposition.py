@@ -91,8 +91,8 @@ def steps(
         unpruned = _unpruned(base, mask, key, state.get(key), weight.shape)
         if unpruned is None:
             raise InputError(
-                f"{name}: tensor `{key}` is not of the shape that {base.reference} has it in, so there is no step between them",
-                hint="compare with the base that it was pruned from: `--compare base=BASE`",
+                f"{name}: tensor `{key}` has another shape than in {base.reference}, so there is no step between them",
+                hint="compare with its base: `--compare base=BASE`",
             )
         move = unpruned.to(weight) - weight.detach()
         if bool(move.any()):
@@ -175,7 +175,7 @@ class ExpansionTerms:
             sums, count = context.team.added(batch_sums())
         if not bool(sums.isfinite().all()):
             raise DataError(
-                f"{part.opened.reference}: losses or gradients on `{of}` are not finite; is the model trained?"
+                f"{part.opened.reference}: losses or gradients on `{of}` are not finite; check that the model is trained"
             )
         loss, pruned, slope, curvature, *probes = (sums / count).tolist()
         return _TermMeans(loss, pruned, slope, curvature, torch.tensor(probes, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""The analyses by name, with what each needs. Importing it loads no torch."""
+"""The analyses by name, with what each needs. Importing this module does not load torch."""
 
 from __future__ import annotations
 

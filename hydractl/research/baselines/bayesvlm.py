@@ -168,7 +168,7 @@ class ProjectionTap:
         self.model, self.name = model, name
         answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
         if len(answers) != 1 or not {VISION, TEXT} <= {*model.towers} or answers[0].logit_bias is not None:
-            raise self.unfit("that is not what this is")
+            raise self.unfit("this model is not one")
         self.scale = float(answers[0].scale.detach())
         self._seen: list[tuple[nn.Linear, Tensor, Tensor]] = []
         for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
@@ -177,8 +177,8 @@ class ProjectionTap:
     def unfit(self, why: str) -> UnsupportedModelError:
         """Return what is said of a model that cannot be doubted."""
         return UnsupportedModelError(
-            f"{self.name}: `bayesvlm:` doubts the projections of one CLIP that compares images with texts, and {why}",
-            hint="name a base or a member of transformers' CLIP, which holds both towers",
+            f"{self.name}: `bayesvlm:` needs a single CLIP that compares images with texts, but {why}",
+            hint="give a base or a member of CLIP from transformers, with both towers",
         )
 
     def checked(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear]:
@@ -193,9 +193,7 @@ class ProjectionTap:
             bias = cast("Tensor | None", layer.bias)
             if bias is None and torch.allclose(unit(projected.embeddings), embeddings, rtol=1e-2, atol=1e-3):
                 return projected, layer
-        raise self.unfit(
-            f"here the {tower} tower's embeddings are made otherwise than by a linear layer alone"
-        )
+        raise self.unfit(f"the embeddings of its {tower} tower are not the output of a linear layer")
 
     def project(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear, Tensor] | None:
         """Return what a tower projects last, by what, and its embeddings; None where no layer gives as many numbers."""
@@ -284,7 +282,7 @@ class BayesVlm(BaselineModel):
         """Return logits (1, B, C) of images that the variance makes less sure."""
         projection = self.projection_tap.project(VISION, inputs)
         if projection is None:
-            raise ValueError("the model has changed since its projections were doubted")
+            raise ValueError("the model has changed since its projections were fitted")
         images = projection[0]
         variances = ProjectionCovariance(self.doubt_outer, self.doubt_inner).variances(
             exact(images.activations)
@@ -310,7 +308,7 @@ class BayesVlm(BaselineModel):
             for all_pairs, part in zip(storage, projected, strict=True):
                 all_pairs[places.to(all_pairs.device)] = part
         if layer is None:
-            raise ValueError("there is no pair")
+            raise ValueError("there are no pairs")
         return Projected(*(x.clone() for x in storage)), layer
 
 
@@ -333,7 +331,8 @@ def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dic
     remainder = len(images) % min(options.contrast, len(images))
     if remainder:
         progress.warn(
-            f"{options.data}: the last {counted(remainder, 'pair')} left out, as {options.contrast} are told apart at once"
+            f"{options.data}: the last {counted(remainder, 'pair')} are ignored, because a batch has "
+            f"{options.contrast} pairs"
         )
     progress.step(f"Fitting the projections of {opened.reference} on {counted(len(images), 'pair')}")
     pairs = Pairs(
@@ -353,12 +352,12 @@ def text_settings(opened: OpenModel, classes: Classes | None) -> tuple[Tokenizat
     prompting = opened.header.prompting
     if prompting is None or classes is None:
         raise UnsupportedModelError(
-            f"{opened.reference}: `bayesvlm:` is of models that compare images with texts, which it is not",
-            hint="`laplace:` doubts the last layer of a classifier",
+            f"{opened.reference}: `bayesvlm:` needs a model that compares images with texts",
+            hint="for the last layer of a classifier use `laplace:`",
         )
     if len(classes.templates) > 1:
         raise UnsupportedModelError(
-            f"{opened.reference}: `bayesvlm:` asks for a class in one way, and here are {len(classes.templates)} templates",
+            f"{opened.reference}: `bayesvlm:` needs one template, but there are {len(classes.templates)}",
             hint="give one `--template`",
         )
     return prompting.tokenization, classes
@@ -372,5 +371,5 @@ def check_pairs(options: BayesVlmOptions, images: Items) -> None:
     """
     if len(images) < FEWEST:
         raise DataError(
-            f"{options.data}: one pair cannot be told from others", hint="name data with thousands of pairs"
+            f"{options.data}: at least two pairs are needed", hint="use data with thousands of pairs"
         )

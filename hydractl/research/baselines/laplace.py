@@ -219,17 +219,17 @@ class LastLayer(BaselineModel):
         self._seen = []
         logits, *others = super().member_logits(inputs)
         if others:
-            raise self._unfit("here are several models, each with its own")
+            raise self._unfit("it has several models")
         fits = [layer_call for layer_call in self._seen if layer_call[2].shape == logits.shape]
         if not fits:
-            raise self._unfit("here is no linear layer that gives the logits")
+            raise self._unfit("it has no linear layer that computes the logits")
         ((layer, features, _),) = fits
         return logits, features, layer
 
     def _unfit(self, why: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"{self.name}: `laplace:` doubts one linear last layer, and {why}",
-            hint="name a base or a member whose classifier was trained",
+            f"{self.name}: `laplace:` needs a single linear last layer, but {why}",
+            hint="give a base or a member with a trained classifier",
         )
 
     def _fit(self, batches: Iterable[Inputs]) -> tuple[Posterior, torch.Tensor]:
@@ -241,7 +241,7 @@ class LastLayer(BaselineModel):
                 logits, features, layer = self._logits_and_features(inputs)
                 layer_logits = layer(features) / self.temperature
                 if not torch.allclose(layer_logits, logits, rtol=1e-2, atol=1e-3):
-                    raise self._unfit("here the logits are made of more")
+                    raise self._unfit("its logits have other inputs")
                 if self.how.hessian == FULL:
                     self._check_size(logits.shape[1] * (features.shape[1] + 1))
                 probs = exact(logits).softmax(-1)
@@ -249,7 +249,7 @@ class LastLayer(BaselineModel):
             sums = [old + new for old, new in zip(sums, batch_sums, strict=True)] if sums else batch_sums
             self.count += len(probs)
         if layer is None:
-            raise ValueError("there is no batch")
+            raise ValueError("there are no batches")
         sums = [factor_sum.clone() for factor_sum in sums]  # no longer of the inference
         posterior: Posterior = (
             Full(sums[0]) if self.how.hessian == FULL else Kron(sums[0], sums[1], self.count)
@@ -272,7 +272,7 @@ class LastLayer(BaselineModel):
         if size > MOST_WEIGHTS:
             raise UnsupportedModelError(
                 f"{self.name}: its last layer has {size} weights, too many for `hessian={FULL}`",
-                hint="leave it out, for `kron`",
+                hint="leave it out to use `kron`",
             )
 
 
@@ -348,11 +348,11 @@ def build(options: LaplaceOptions, inputs: BaselineInputs) -> tuple[Towers, dict
 
 
 def _report_prior(prior: float, name: str, count: str, progress: Progress) -> None:
-    progress.step(f"{name}: prior precision {prior:.4g}, of the lowest NLL on {count}")
+    progress.step(f"{name}: prior precision {prior:.4g}, with the lowest NLL on {count}")
     lowest, *_, highest = GRID
     if prior in {lowest, highest}:
         doubt = "little" if prior == highest else "much"
         progress.warn(
-            f"{name}: the prior precision ended at {prior:g}, a bound of the search ({lowest:g} to {highest:g}): {count} "
-            f"want the last layer doubted as {doubt} as can be"
+            f"{name}: the prior precision is {prior:g}, a bound of the search ({lowest:g} to {highest:g}): on "
+            f"{count}, NLL is lowest with as {doubt} uncertainty of the last layer as possible"
         )

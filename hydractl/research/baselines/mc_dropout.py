@@ -50,9 +50,9 @@ class McDropout(BaselineModel):
             module.add_module(child, drop)
             self.drops.append(drop)
         if not any(drop.rate for drop in self.drops):
-            places = "no dropout layer" if not self.drops else "dropout layers, whose rates are all 0"
+            places = "no dropout layers" if not self.drops else "only dropout layers with rate 0"
             raise UnsupportedModelError(
-                f"{name}: has {places}, so every pass of `mc:` would say the same",
+                f"{name}: has {places}, so every pass of `mc:` would give the same result",
                 hint=f"add `rate=`: `{how.EXAMPLE}`" if self.drops and how.rate is None else None,
             )
 

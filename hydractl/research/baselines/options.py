@@ -1,4 +1,4 @@
-"""The options of each baseline, as `eval --compare KIND:MODEL::OPTIONS` takes them. Importing it loads no torch."""
+"""The options of each baseline, as `eval --compare KIND:MODEL::OPTIONS` takes them. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class LaplaceOptions(BaselineOptions):
         above=0.0,
         finite=True,
         option_names=("prior",),
-        excludes=Constraint("val", why="a prior is given or chosen, not both"),
+        excludes=Constraint("val", why="the prior precision is either given or selected"),
     )
     val: DataRef | None = setting(
         None,
@@ -177,7 +177,7 @@ class BayesVlmOptions(BaselineOptions):
         check(self)
         if self.data.text is None or self.data.label is not None:
             raise UsageError(
-                f"`data={self.data}`: which column has the captions?",
+                f"`data={self.data}`: needs the column with the captions",
                 hint=f"add `text=COLUMN`, for example `{self.EXAMPLE}`",
             )
 
@@ -204,7 +204,7 @@ class ViluOptions(BaselineOptions):
     MODULE: ClassVar = "hydractl.research.baselines.vilu"
     LABELLED: ClassVar = True
     TRAINS: ClassVar = True
-    REFUSED_AS_MEMBER: ClassVar = "says whether one model's answers are right, not those of several together"
+    REFUSED_AS_MEMBER: ClassVar = "predicts whether a single model is correct, not an ensemble"
     OWN_CONFIDENCE: ClassVar = True
 
     data: DataRef = required(Setting("Labelled images of the model's classes.", parse=DataRef.parse))

@@ -32,7 +32,7 @@ from hydractl.research.baselines.laplace import exact
 from hydractl.research.baselines.options import SwagOptions
 from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
 
-ONE_TRAINING = "the checkpoints of `swag:` are of one training: one architecture, the same heads"
+ONE_TRAINING = "the checkpoints of `swag:` must come from one training, with the same architecture and heads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ def _draw(models: Sequence[Towers], copies: Sequence[Towers], how: SwagOptions, 
             targets[number][place].copy_(moments.sample(z1, z2.to(z1.device), how.scale))
     if not changed:
         raise UnsupportedModelError(
-            f"{name}: the checkpoints of `swag:` are the same, so every draw would be",
-            hint="name checkpoints from different steps of one training",
+            f"{name}: the checkpoints of `swag:` are equal, so every sample would be equal too",
+            hint="give checkpoints from different steps of one training",
         )
 
 
@@ -133,8 +133,8 @@ def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
     first, name = models[0], names[0]
     if any(isinstance(answer, Contrast) for answer in first.answers):
         raise UnsupportedModelError(
-            f"{name}: `swag:` draws weights anew, and a zero-shot model keeps what its text tower has said",
-            hint="name models with a classifier",
+            f"{name}: `swag:` samples weights, but a zero-shot model keeps the outputs of its text tower",
+            hint="give models with a classifier",
         )
     shapes = {n: p.shape for n, p in first.named_parameters()}
     for model, other_name in zip(models[1:], names[1:], strict=True):
@@ -156,8 +156,8 @@ def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
             )
         if model.temperature != first.temperature:
             raise UnsupportedModelError(
-                f"{other_name}: stores the temperature {model.temperature:g}, {name} {first.temperature:g}",
-                hint="`eval --temperature` fits one for all draws; name checkpoints without",
+                f"{other_name}: stores the temperature {model.temperature:g}, but {name} stores {first.temperature:g}",
+                hint="give checkpoints without a temperature; `eval --temperature` fits one for all samples",
             )
 
 

@@ -158,10 +158,10 @@ def contrast_of(model: Towers, *, name: str) -> Contrast:
     answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
     if len(answers) == 1 and {VISION, TEXT} <= {*model.towers}:
         return answers[0]
-    why = "here are several" if len(answers) > 1 else "this is none"
+    why = "it has several models" if len(answers) > 1 else "this model is not one"
     raise UnsupportedModelError(
-        f"{name}: `vilu:` judges the answers of one model that compares images with texts, and {why}",
-        hint="name a zero-shot base or member: a CLIP with both towers",
+        f"{name}: `vilu:` needs a single model that compares images with texts, but {why}",
+        hint="give a zero-shot base or member: a CLIP with both towers",
     )
 
 
@@ -194,7 +194,7 @@ class Vilu(WithConfidence):
         """
         answer = contrast_of(model, name=name)
         if answer.class_embeddings is None:
-            raise ValueError("the classes are settled before answers are judged")
+            raise ValueError("the classes must be set before predictions are assessed")
         super().__init__(model)
         self.register_buffer("classes", answer.class_embeddings.detach().float().clone())
         self.confidence = torch.empty(0)
@@ -292,11 +292,13 @@ def build(options: ViluOptions, inputs: BaselineInputs) -> tuple[Towers, dict[st
         batch_size=options.batch,
         seed=options.seed,
     )
-    progress.step(f"Learning on {counted(len(items), 'sample')} when {opened.reference} is right")
+    progress.step(
+        f"Training on {counted(len(items), 'sample')} to predict whether {opened.reference} is correct"
+    )
     vilu = Vilu(model, options, feed, name=opened.reference, progress=progress)
     if vilu.accuracy in {0.0, 1.0}:
         always = "right" if vilu.accuracy else "wrong"
         progress.warn(
-            f"{options.data}: {opened.reference} is always {always} there, which does not teach to tell right from wrong"
+            f"{options.data}: {opened.reference} is always {always} on these data, so there is nothing to learn"
         )
     return vilu, {"accuracy": vilu.accuracy}

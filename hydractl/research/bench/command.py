@@ -69,4 +69,7 @@ def _say(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: 
     with written_out():
         out = console(stderr=True)
         out.print(table(["rival", "trainings", "about"], rows))
-        line(out, f"{lasting(sum(seconds))} in all, as {pace.step * 1000:.0f} ms a step of training say")
+        line(
+            out,
+            f"{lasting(sum(seconds))} in total, estimated from {pace.step * 1000:.0f} ms per training step",
+        )

@@ -1,4 +1,4 @@
-"""What `bench` is told. Importing it loads no torch."""
+"""What `bench` is told. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def parse_rivals(text: str) -> tuple[str, ...] | None:
     for name in names:
         if name not in PLANS:
             raise UsageError(
-                f"`--rivals {text}`: there is no rival `{name}`",
-                hint=did_you_mean(name, PLANS) or f"there are {ALL}, or of these: {', '.join(PLANS)}",
+                f"`--rivals {text}`: unknown rival `{name}`",
+                hint=did_you_mean(name, PLANS) or f"use {ALL}, or some of {', '.join(PLANS)}",
             )
     if len({*names}) < len(names):
-        raise UsageError(f"`--rivals {text}`: names one twice")
+        raise UsageError(f"`--rivals {text}`: repeats a rival")
     return names
 
 
@@ -60,7 +60,7 @@ def parse_pairs(text: str) -> DataRef:
         BayesVlmOptions(data=ref)
     except UsageError as error:
         raise UsageError(
-            f"`--pairs {text}`: which column has the captions?",
+            f"`--pairs {text}`: needs the column with the captions",
             hint="add `text=COLUMN`, for example `--pairs pairs.jsonl::text=caption`",
         ) from error
     return ref
@@ -157,18 +157,19 @@ class BenchConfig(CommandConfig):
         check(self)
         if any(sign in str(self.out) for sign in ",{}"):
             raise UsageError(
-                f"`-o {self.out}`: commands name files of it in lists, which a comma or a brace would break",
-                hint="choose a folder without them in its name",
+                f"`-o {self.out}`: the folder name must not contain a comma or a brace, because commands use "
+                "lists of its files",
+                hint="choose another folder",
             )
         if self.pairs is not None and not any(PLANS[name].compares for name in self.rival_names):
             raise UsageError(
-                f"`--pairs {self.pairs}` has no effect: none of `--rivals` is fitted on them",
-                hint="leave it out, or name `bayesvlm` too",
+                f"`--pairs {self.pairs}` has no effect: no selected rival uses pairs",
+                hint="leave it out, or add `bayesvlm` to `--rivals`",
             )
         names = [*(row.name for row in self.compare), *(data.name for data in (*self.near, *self.far))]
         for name in names:
             if names.count(name) > 1:
-                raise UsageError(f"`{name}` names two", hint="give each row and data set a name of its own")
+                raise UsageError(f"`{name}` appears twice", hint="give each row and data set its own name")
 
     @property
     def rival_names(self) -> tuple[str, ...]:

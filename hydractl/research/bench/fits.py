@@ -49,7 +49,7 @@ def fitting(
                 ) from error
             reasons.setdefault(error.message, []).append(name)
     for why, names in reasons.items():
-        progress.warn(f"left out {listed(names)}: {why}")
+        progress.warn(f"skipping {listed(names)}: {why}")
     without = {name for names in reasons.values() for name in names}
     return tuple(name for name in config.rival_names if name not in without)
 
@@ -118,7 +118,7 @@ class _RivalChecker:
         try:
             check_enough(int(str(stage["pool"])), int(str(stage["remove"])), members=self.terms.members)
         except ValueError as error:
-            raise UsageError(str(error), hint="give fewer `--members`, or leave it out") from error
+            raise UsageError(str(error), hint="use fewer `--members`, or leave the rival out") from error
 
     def _classes(self) -> Classes | None:
         tested = self.sets.open(self.config.test, self.base)

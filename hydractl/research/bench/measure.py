@@ -39,8 +39,8 @@ def base_of(config: BenchConfig) -> OpenModel:
     opened = open_model(config.model)
     if opened.header.kind is not Kind.BASE:
         raise UsageError(
-            f"{config.model}: is a {opened.header.kind.value}, and rivals are made of an unpruned model",
-            hint="name its base, and this one by `--hydra` or `--compare`",
+            f"{config.model}: is a {opened.header.kind.value}, but rivals are made from an unpruned model",
+            hint="give its base, and this model with `--hydra` or `--compare`",
         )
     config.naming.classes(opened)
     return opened

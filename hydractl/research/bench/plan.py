@@ -1,4 +1,4 @@
-"""What `bench` runs, cheapest first, as a pipeline file, and how long it takes. Importing it loads no torch."""
+"""What `bench` runs, cheapest first, as a pipeline file, and how long it takes. Importing this module does not load torch."""
 
 from __future__ import annotations
 

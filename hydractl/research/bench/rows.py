@@ -1,4 +1,4 @@
-"""Which rivals `bench` knows: the stages that make each one, and the row that it becomes. Importing it loads no torch."""
+"""Which rivals `bench` knows: the stages that make each one, and the row that it becomes. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -269,4 +269,4 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
         ),
     }
 )
-"""By name. `longer` is the control of equal training: without it longer training would pass for ensembling."""
+"""Rivals by name. `longer` controls for training time: a single model trained as long as the ensembles."""

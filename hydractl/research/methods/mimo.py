@@ -67,7 +67,7 @@ def _stacked(layer: nn.Conv2d, slots: Slots, x: torch.Tensor) -> torch.Tensor:
         return run(x, layer.weight)
     if not torch.equal(x, slots.images[0]):
         raise UsageError(
-            "`--method mimo`: the model changes images before it embeds them, and takes no more than one"
+            "`--method mimo`: the model transforms images before it embeds them, so it takes only one"
         )
     return run(torch.cat([*slots.images], dim=1), slots.slot_weight.movedim(0, 1).flatten(1, 2))
 
@@ -84,7 +84,7 @@ class MimoAdapter(Adapter):
     @override
     def check_base(self, model: str, header: Header) -> None:
         if isinstance(header.preprocess, Tokenization):
-            raise UsageError(f"`--method mimo`: {model} reads texts, and images are what stands side by side")
+            raise UsageError(f"`--method mimo`: {model} reads texts, but the method needs images")
 
     @override
     def check(self, model: str, header: Header) -> None:
@@ -92,8 +92,8 @@ class MimoAdapter(Adapter):
         depth = sum(tower.layers for tower in header.architecture.towers.values())
         if header.plan is None or header.plan.trunk < depth or Fate.GROUPED not in header.plan.fates.values():
             raise UsageError(
-                f"`--method mimo`: {model} is no hydra whose members share every block and have a classifier each",
-                hint=f"`hydractl fuse base.st base.st base.st --own-from {depth} -o copies.st` makes one of a base",
+                f"`--method mimo`: {model} is not a hydra whose members share every block and have their own classifiers",
+                hint=f"`hydractl fuse base.st base.st base.st --own-from {depth} -o copies.st` makes one from a base",
             )
 
     @override
@@ -154,7 +154,7 @@ class MimoFeed(Feed):
         generator = torch.Generator().manual_seed(sample_seed(self.feed.seed, step, piece.first))
         rows = self._rows(len(piece.labels), generator).flatten()
         if not isinstance(piece.inputs, torch.Tensor):
-            raise TypeError("only images can stand side by side")
+            raise TypeError("only images can be concatenated")
         return Piece(
             inputs=piece.inputs[rows],
             labels=piece.labels[rows],

@@ -1,4 +1,4 @@
-"""The options of each method of `finetune --method NAME::OPTIONS`. Importing it loads no torch."""
+"""The options of each method of `finetune --method NAME::OPTIONS`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -135,8 +135,9 @@ class Packed(TrainingMethod):
     def check_model(self, model: str) -> None:
         if not model.startswith("arch:"):
             raise UsageError(
-                f"`--method packed`: {model} has weights, and its members are narrow models that train from none",
-                hint="name an architecture: `arch:NAME[::K=V,...]`",
+                f"`--method packed`: {model} has weights, but its members are narrow models that train from "
+                "random weights",
+                hint="give an architecture: `arch:NAME[::K=V,...]`",
             )
 
     @override

@@ -35,7 +35,7 @@ def narrow_reference(reference: str, method: Packed) -> str:
         }
         architecture = described_as(name, others).architecture
     if len(architecture.towers) > 1:
-        raise UsageError(f"`--method packed`: {name} has more than one tower, and no classifier to train")
+        raise UsageError(f"`--method packed`: {name} has more than one tower and no classifier to train")
     (tower,) = architecture.towers.values()
     share = Fraction(method.alpha).limit_denominator(1000) / method.members
     keys = next((keys for keys in SIZES if {*keys} <= architecture.config.keys()), (EMBED,))
@@ -51,8 +51,9 @@ def narrow_reference(reference: str, method: Packed) -> str:
     if any(size.denominator > 1 for size in narrow.values()) or (width * share) % tower.num_heads:
         step = (tower.num_heads / share).numerator
         raise UsageError(
-            f"`--method packed`: a member would be {formula} wide, which {tower.num_heads} heads cannot share",
-            hint=f"name a width that is a multiple of {step}: `arch:{name}::{keys[0]}={-(-width // step) * step}`",
+            f"`--method packed`: the width of a member would be {formula}, which is not divisible by "
+            f"{tower.num_heads} heads",
+            hint=f"use a width that is a multiple of {step}: `arch:{name}::{keys[0]}={-(-width // step) * step}`",
         )
     others_given = [
         item
@@ -65,5 +66,5 @@ def narrow_reference(reference: str, method: Packed) -> str:
         narrow_tower.num_heads != tower.num_heads
         or narrow_tower.num_heads * narrow_tower.head_dim != width * share
     ):
-        raise UsageError(f"`--method packed`: {name} does not come in a width of {formula}")
+        raise UsageError(f"`--method packed`: {name} cannot have a width of {formula}")
     return f"arch:{member}"

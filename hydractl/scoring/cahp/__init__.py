@@ -1,1 +1,1 @@
-"""CAHP: heads grouped by how they tell classes apart."""
+"""CAHP: groups heads by how well they separate classes."""

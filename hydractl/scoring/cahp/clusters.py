@@ -69,7 +69,7 @@ def embed(compared: HeadDistances, *, perplexity: float, seed: int) -> torch.Ten
     with threadpool_limits(limits=1):
         points = torch.from_numpy(tsne.fit_transform(tsne_input.numpy()))
     if not points.isfinite().all():
-        raise DataError("t-SNE ends with points that are not finite", hint="add `--embedding none`")
+        raise DataError("t-SNE returns points that are not finite", hint="add `--embedding none`")
     return points.double()
 
 

@@ -1,4 +1,4 @@
-"""CAHP: heads grouped by how they tell classes apart, one of each group stays (Livertovsky, Somin, Singer 2026)."""
+"""CAHP: groups heads by how well they separate classes and keeps one per group (Livertovsky, Somin, Singer 2026)."""
 
 from __future__ import annotations
 
@@ -37,32 +37,33 @@ def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
     """Group the heads of a tower and score each by its salience (CAHP, arXiv 2606.19150, steps 1 to 6).
 
     1. Each head's attention on each sample, without padding, becomes a signature (`cahp_signature`).
-    2. For each two classes the Jeffries-Matusita distance of a head's signatures makes up its profile (`cahp_profile`).
-    3. t-SNE makes a point in the plane of each profile (`cahp_embedding`); or profiles are compared as they are.
-    4. Salience: |∂L/∂ξ| of gates on heads, a mean over batches, then min-max over all heads: 1 is the most salient.
-    5. k-medoids for every k; the knee of the mean simplified silhouette chooses k (`cahp_clusters`). A budget fixes it.
-    6. A group is led by its most salient head, then come the others by falling salience; or by the medoid, then by rising
-       distance to it. Groups are in the order of their first heads; ties go to the lower head.
+    2. The profile of a head has the Jeffries-Matusita distance of its signatures for each pair of classes
+    (`cahp_profile`). 3. t-SNE maps each profile to a point in the plane (`cahp_embedding`), or profiles are compared
+    directly. 4. Salience is |∂L/∂ξ| of gates on heads, averaged over batches and min-max scaled over all heads: 1 is the
+    most salient. 5. k-medoids runs for every k; the knee of the mean simplified silhouette selects k (`cahp_clusters`),
+    unless a budget fixes it. 6. The heads of a group are sorted by decreasing salience, or by increasing distance to the
+    medoid. Groups are sorted by their first heads; ties go to the lower head.
 
-    Which heads are kept in the end, and that no layer stays empty (step 7), is for who reads the clusters.
+    The reader of the clusters decides which heads are kept and that no layer is empty (step 7).
 
-    The salience is of the first batches in the order of the data, as in the authors' code. `--salience-share 1` takes all.
+    Salience uses the first batches in the order of the data, as in the authors' code; `--salience-share 1` uses all.
 
-    One tower can be scored, and one that sees the samples. A profile says how a head's attention on a sample depends on the
-    sample's class, and two profiles are comparable since their coordinates are the same two tokens of the same samples.
-    A text tower that is asked the same prompts for every sample tells no classes of samples apart, and its tokens are not
-    an image's; so a zero-shot model is scored with `--towers vision`.
+    Only one tower can be scored, and its inputs must be the samples. A profile describes how a head's attention depends
+    on the class of a sample, and profiles are comparable because they use the same tokens of the same samples. A text
+    tower with the same prompts for every sample does not separate classes of samples, so a zero-shot model needs
+    `--towers vision`.
 
     Raises:
-        UsageError: If there are several towers or one that does not see the samples, or a budget that leaves no head.
-        DataError: If the data cannot be used, or the tower has too few heads.
+        UsageError: If there are several towers, or the inputs of the tower are not the samples, or the budget leaves no
+            head.
+        DataError: If the data are not suitable, or the tower has too few heads.
     """
     job = replace(job, seed=job.seed % SEEDS)
     settings = job.set_for(CahpSettings)
     tower = _only_tower(job)
     heads = job.architecture.towers[tower].layers * job.architecture.towers[tower].num_heads
     _check_heads(job, heads)
-    progress.step("Reading attention by class")
+    progress.step("Computing attention maps by class")
     moments = class_moments(job, tower, size=settings.signature_size)
     _warn_of_single_samples(moments, progress)
     compared = compare(moments, progress, device=job.model.device)
@@ -88,9 +89,13 @@ def _only_tower(job: ScoreJob) -> str:
     blind = [name for name in towers if name in job.model.answer.fixed]
     if len(towers) > 1 or blind:
         seeing = [name for name in job.architecture.towers if name not in job.model.answer.fixed]
-        why = f", but `{blind[0]}` is asked the same for every sample" if blind else f", not of {len(towers)}"
+        why = (
+            f", but the inputs of `{blind[0]}` are the same for every sample"
+            if blind
+            else f", but {len(towers)} towers are scored"
+        )
         raise UsageError(
-            f"`cahp` groups the heads of one tower by how they tell samples' classes apart{why}",
+            f"`cahp` groups the heads of one tower by how well they separate classes{why}",
             hint=f"add `--towers {seeing[-1]}`",
         )
     return towers[0]
@@ -98,7 +103,7 @@ def _only_tower(job: ScoreJob) -> str:
 
 def _check_heads(job: ScoreJob, heads: int) -> None:
     if heads < FEWEST_HEADS:
-        raise DataError(f"`cahp` groups {FEWEST_HEADS} heads at least, and the model has {heads}")
+        raise DataError(f"`cahp` needs at least {FEWEST_HEADS} heads, but the model has {heads}")
     if not job.free and not 1 <= heads - job.budget <= heads:
         raise UsageError(
             "`cahp` keeps at least one head", hint="add `--keep-fraction 0.5`, or no budget at all"
@@ -109,23 +114,23 @@ def _warn_of_single_samples(moments: SignatureMoments, progress: Progress) -> No
     single = sum(count == 1 for count in moments.counts)
     if single:
         progress.warn(
-            f"{single} of {counted(len(moments.counts), 'class', 'classes')} have a single sample, whose variance is taken "
-            "as 1e-6: their heads look more apart than they are"
+            f"{single} of {counted(len(moments.counts), 'class', 'classes')} have a single sample, so their "
+            "variance is set to 1e-6 and the distances between heads are too large"
         )
 
 
 def _placed(
     compared: HeadDistances, settings: CahpSettings, heads: int, seed: int, progress: Progress
 ) -> tuple[torch.Tensor, dict[str, OptionValue]]:
-    """Return the distances (N, N) that heads are grouped by, and with what perplexity these were made."""
+    """Return the distances (N, N) for grouping, and the perplexity used."""
     if settings.perplexity is None:  # no t-SNE
         return compared.distances, {}
     perplexity = fitting_perplexity(settings.perplexity, heads)
     if perplexity != settings.perplexity:
         progress.warn(
-            f"{heads} heads are too few for a perplexity of {settings.perplexity:g}: taking {perplexity:.3g}"
+            f"{heads} heads are too few for a perplexity of {settings.perplexity:g}; using {perplexity:.3g}"
         )
-    progress.step("Placing heads by t-SNE")
+    progress.step("Embedding heads by t-SNE")
     points = embed(compared, perplexity=perplexity, seed=seed)
     return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist"), {
         "perplexity": perplexity
@@ -135,7 +140,7 @@ def _placed(
 def _grouped(
     distances: torch.Tensor, job: ScoreJob, settings: CahpSettings, progress: Progress
 ) -> tuple[Clustering, dict[str, OptionValue]]:
-    """Return the groups, and how their number was found."""
+    """Return the groups, and how their number was determined."""
     if not job.free:
         k = len(distances) - job.budget
         return group_points(distances, k, seed=job.seed), {"k": k, "k_from": "budget"}
@@ -147,8 +152,8 @@ def _grouped(
     knee = find_knee(curve, degree=settings.degree)
     if knee.source == "chord":
         progress.warn(
-            f"the silhouettes have no knee: {knee.k} groups, whose silhouette is highest above the chord. "
-            "`--keep-fraction F` sets another number"
+            f"the silhouettes have no knee; using {knee.k} groups, whose silhouette is highest above the chord. "
+            "Set another number with `--keep-fraction F`"
         )
     grouped = (
         groups[knee.k - 2] if knee.k - 2 < len(groups) else group_points(distances, knee.k, seed=job.seed)
@@ -160,7 +165,7 @@ def _grouped(
 def _clusters(
     tower: str, grouped: Clustering, salience: torch.Tensor, distances: torch.Tensor, settings: CahpSettings
 ) -> tuple[tuple[HeadName, ...], ...]:
-    """Return the groups' heads by name, each group from its first head on."""
+    """Return the heads of each group in order."""
     orders = []
     for medoid, members in zip(grouped.medoids, grouped.members(), strict=True):
         ranks = {i: _rank(i, medoid, salience, distances, settings) for i in members}
@@ -175,7 +180,7 @@ def _clusters(
 def _rank(
     head: int, medoid: int, salience: torch.Tensor, distances: torch.Tensor, settings: CahpSettings
 ) -> tuple[float, int]:
-    """Return what a group's heads are sorted by."""
+    """Return the sort key of a group's heads."""
     if settings.representative == "medoid":
         # the medoid leads even if a head of a lower number lies on the same spot
         return (-1.0 if head == medoid else float(distances[head, medoid]), head)

@@ -23,9 +23,9 @@ from hydractl.scoring.attention_hooks import AttentionTap, tapped
 from hydractl.scoring.job import Samples, ScoreJob
 
 VARIANCE_FLOOR = 1e-6
-"""The variance of a class with one sample, and the least one that a distance is computed with (CAHP)."""
+"""Variance of a class with one sample, and lower bound of variances in distances (CAHP)."""
 MOMENTS_BYTES = 8 << 30
-"""How much memory the moments of all classes may take: 1,000 classes take 2.2 GiB for ViT-B, 5.9 GiB for ViT-L."""
+"""Memory limit of the moments of all classes, in bytes: 1,000 classes take 2.2 GiB for ViT-B, 5.9 GiB for ViT-L."""
 
 
 class SignatureMoments(NamedTuple):
@@ -120,8 +120,8 @@ class _Running:
         heads, width = self._shape
         if 16 * classes * heads * width > MOMENTS_BYTES:
             raise DataError(
-                f"the moments of {heads} heads in {classes} classes or more take over {MOMENTS_BYTES >> 30} GiB",
-                hint="choose a smaller `--signature-size`, or fewer classes: `--data DATA::classes=0-99`",
+                f"the moments of {heads} heads in at least {classes} classes need more than {MOMENTS_BYTES >> 30} GiB",
+                hint="use a smaller `--signature-size`, or fewer classes: `--data DATA::classes=0-99`",
             )
 
 
@@ -147,7 +147,7 @@ def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.
         model.tower(tower)(tower_inputs)
     signed = torch.cat(layer_signatures, dim=1)
     if not signed.isfinite().all():
-        raise DataError("the model attends with weights that are not finite on this data")
+        raise DataError("attention weights are not finite on these data")
     return signed
 
 
@@ -187,7 +187,7 @@ def text_lengths(inputs: Inputs) -> torch.Tensor | None:
         return None
     mask = inputs["attention_mask"].bool()
     if not mask[:, 0].all() or (mask[:, 1:] & ~mask[:, :-1]).any():
-        raise DataError("texts must begin with a token of their own and be padded on the right")
+        raise DataError("texts must begin with a special token and be padded on the right")
     return mask.sum(dim=-1)
 
 

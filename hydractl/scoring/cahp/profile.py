@@ -18,18 +18,18 @@ from hydractl.progress import Progress
 from hydractl.scoring.cahp.moments import VARIANCE_FLOOR, SignatureMoments
 
 DIRECT_BYTES = 256 << 20
-"""How large the table of profiles, 8 N D P bytes, may be; beyond it only the heads' distances are computed."""
+"""Size limit of the table of profiles, 8 N D P bytes; above it only the distances between heads are computed."""
 BLOCK_BYTES = 8 << 20
-"""How large a block of it is then: enough for a matrix product, small enough to stay in cache."""
+"""Size of its blocks then, in bytes: large enough for a matrix product, small enough for the cache."""
 
 
 class Form(StrEnum):
     """How profiles were compared."""
 
     DIRECT = "direct"
-    """All profiles were held."""
+    """All profiles are stored."""
     GRAM = "gram"
-    """Only inner products were, added up over blocks of class pairs."""
+    """Only inner products are stored, summed over blocks of class pairs."""
 
 
 class HeadDistances(NamedTuple):
@@ -61,7 +61,7 @@ def compare(moments: SignatureMoments, progress: Progress, *, device: torch.devi
     classes, heads, width = moments.mean.shape
     if classes < 2:
         raise DataError(
-            f"the data has {counted(classes, 'class', 'classes')}; telling classes apart takes two",
+            f"the data has {counted(classes, 'class', 'classes')}, but at least two are needed",
             hint="use data with all of the model's classes",
         )
     if 8 * heads * width * (classes * (classes - 1) // 2) <= DIRECT_BYTES:
@@ -73,7 +73,7 @@ def compare(moments: SignatureMoments, progress: Progress, *, device: torch.devi
     if not compared.distances.isfinite().all():
         raise DataError("the distances between heads are not finite")
     if not compared.distances.any():
-        raise DataError("all heads attend alike on this data, so there is nothing to group them by")
+        raise DataError("all heads have the same attention on these data, so they cannot be grouped")
     return compared
 
 

@@ -1,4 +1,4 @@
-"""What a user may set of `cahp`. Importing it loads no torch."""
+"""Settings of `cahp`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIGHEST_DEGREE = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CahpSettings(Settings):
-    """Of `cahp`; the defaults are the source's."""
+    """Settings of `cahp`, with the defaults of the source."""
 
     degree: int = setting(
         6,
@@ -78,5 +78,5 @@ class CahpSettings(Settings):
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """The heads that stay in all, found by the method unless told."""
+        """The budget is the number of heads that are kept in total; by default the method determines it."""
         return BudgetMeaning.CHOICE

@@ -391,5 +391,5 @@ class Circuit:
 
 def _finite(logits: torch.Tensor) -> torch.Tensor:
     if not logits.isfinite().all():
-        raise DataError("the model answers with numbers that are not finite on this data")
+        raise DataError("the outputs of the model are not finite on these data")
     return logits

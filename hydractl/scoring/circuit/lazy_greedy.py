@@ -223,8 +223,8 @@ class Lazy(Exact):
         spent = memory.get(SPENT, ())
         if len(spent) != 4:
             raise ManifestError(
-                f"the journal of the interrupted run has {len(spent)} numbers of `{SPENT}`, not 4",
-                hint="add `--force` to drop it and start anew",
+                f"the journal of the interrupted run has {len(spent)} values of `{SPENT}`, not 4",
+                hint="add `--force` to discard it and start again",
             )
         self.evaluations, self.work, self.exact_evaluations, self.exact_work = spent
 

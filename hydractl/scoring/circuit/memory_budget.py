@@ -82,9 +82,12 @@ class MemoryBudget:
         """Return what to raise where there is no room for one candidate, as `side_by_side` has just said."""
         times = self.available / self.bound if self.available and self.bound else 1
         return UsageError(
-            f"one batch and one head's removal need {_size(times * self._least)}, but {_size(self.available or 0)} "
-            + ("are given" if self.limit else "may be used"),
-            hint="give a smaller `--batch-size`" + (" or a larger `--max-memory`" if self.limit else ""),
+            (
+                f"the removal of one head from one batch needs {_size(times * self._least)}, but "
+                f"{_size(self.available or 0)} "
+            )
+            + ("are allowed" if self.limit else "are available"),
+            hint="use a smaller `--batch-size`" + (" or a larger `--max-memory`" if self.limit else ""),
         )
 
     def answers(self, logits: int) -> int:

@@ -1,6 +1,6 @@
-"""Greedy circuit extraction (Hydra Ensembles, Algorithm 1): each step removes the head without which the objective is highest.
+"""Greedy circuit extraction (Hydra Ensembles, Algorithm 1): each step removes the head whose removal maximizes the objective.
 
-How that head is looked for: exactly (`circuit.search`), or by what is remembered (`circuit.lazy_greedy`).
+The search is exact (`circuit.search`) or lazy (`circuit.lazy_greedy`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SEARCHES: Mapping[str, type[Exact]] = dict(zip(settings.SEARCHES, (Exact, Lazy),
 
 
 def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
-    """Remove `budget` heads one by one; of equally good candidates the lowest (tower, layer, head) goes.
+    """Remove `budget` heads one by one; among equally good candidates the lowest (tower, layer, head) is removed.
 
-    A head's score is the step at which it went, so the order of scores is the order of removal; heads that stayed
-    all score one more than the last step. A search that does not value every candidate on all data says in the results
-    how much it did. An interrupted run ends as a whole one does.
+    The score of a head is the step of its removal; all kept heads have a score one higher than the last step. A search
+    that does not evaluate every candidate on all data records its work in the results. A resumed run has the same result
+    as an uninterrupted one.
     """
     search = SEARCHES[job.set_for(settings.CircuitSettings).search](job)
     recorded = job.log.recorded

@@ -1,9 +1,9 @@
-"""What a greedy search maximises: the paper's three objectives, single metrics, and weighted sums of them.
+"""Objectives of greedy search: the three of the paper, single metrics, and weighted sums of them.
 
-The paper has accuracy, OOD separation and their mean (Hydra Ensembles, section 4.1). An objective is written as arithmetic,
-and the value that a search reports is that arithmetic: `acc-0.1*nll` is the accuracy less a tenth of the NLL. More is
-always better: a metric of which less is better is subtracted, whichever sign is written, so `nll` is read as `-nll` and
-`0.5*acc+0.5*nll` as `0.5*acc-0.5*nll`. Importing this module loads no torch.
+The paper has accuracy, OOD separation and their mean (Hydra Ensembles, section 4.1). An objective is an arithmetic
+expression: `acc-0.1*nll` is the accuracy minus a tenth of the NLL. Higher is always better: a metric for which lower is
+better is subtracted, whatever its sign, so `nll` means `-nll` and `0.5*acc+0.5*nll` means `0.5*acc-0.5*nll`. Importing
+this module does not load torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"\s*(?:(?P<number>\d+\.?\d*(?:[eE][+-]?\d+)?)|(?P<name>[A-Z
 
 
 class Term(NamedTuple):
-    """A metric's name and its factor, negative where less is better."""
+    """A metric's name and its factor, negative if lower is better."""
 
     name: str
     factor: float
@@ -40,7 +40,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A sum of metrics that is to be as large as possible.
+    """A sum of metrics to maximize.
 
     Attributes:
         terms: At least one, in the order of `TERMS`, each metric once.
@@ -50,7 +50,7 @@ class Objective:
 
     @property
     def text(self) -> str:
-        """How it is written in a scores file: equal objectives have equal texts."""
+        """Text in a scores file; equal objectives have equal texts."""
         if self.terms == _AVERAGE:
             return AVERAGE
         parts = [f"{'-' if t.factor < 0 else '+'}{_times(abs(t.factor))}{t.name}" for t in self.terms]
@@ -58,12 +58,12 @@ class Objective:
 
     @property
     def needs_ood(self) -> bool:
-        """Whether out-of-distribution data is read."""
+        """Whether OOD data are needed."""
         return any(TERMS[t.name].needs is MetricNeeds.OOD for t in self.terms)
 
     @property
     def reads(self) -> frozenset[str]:
-        """What its metrics read of each sample, as `Metric.reads` has it."""
+        """Values per sample that its metrics need, as in `Metric.reads`."""
         return frozenset(name for t in self.terms for name in TERMS[t.name].reads)
 
 
@@ -71,13 +71,14 @@ _AVERAGE = (Term("acc", 0.5), Term("ood", 0.5))
 
 
 def parse_objective(text: str) -> Objective:
-    """Read an objective: `NAME`, or terms `[NUMBER*]NAME` joined by `+` or `-`.
+    """Parse an objective: `NAME`, or terms `[NUMBER*]NAME` joined by `+` or `-`.
 
-    `avg` stands alone, for `0.5*acc+0.5*ood`; `accuracy` and `auroc` are other words for `acc` and `ood`. Spaces do not count.
+    `avg` stands for `0.5*acc+0.5*ood` and cannot be part of a sum; `accuracy` and `auroc` are aliases of `acc` and `ood`.
+    Spaces are ignored.
 
     Raises:
-        UsageError: If it is not of this form, names a metric twice or one that is not known, has a number that is zero or
-            infinite, or subtracts a metric of which more is better; with the position, from 1.
+        UsageError: If the syntax is wrong, a metric is unknown or repeated, a number is zero or infinite, or a metric is
+            subtracted for which higher is better; the message has the position, from 1.
     """
     if text.strip() == AVERAGE:
         return Objective(_AVERAGE)
@@ -89,7 +90,7 @@ def parse_objective(text: str) -> Objective:
         factor = reader.number()
         name, word = reader.name()
         if name in factors:
-            raise reader.refused(place, f"`{word}` stands there twice")
+            raise reader.refused(place, f"`{word}` appears twice")
         if negative and TERMS[name].higher_is_better:
             raise reader.refused(place, f"`-{word}` would reward a worse {word}")
         factors[name] = factor if TERMS[name].higher_is_better else -factor
@@ -113,7 +114,7 @@ class _ObjectiveReader:
             token = _TOKEN.match(self.text, at)
             if token is None:
                 place = at + len(self.text[at:]) - len(self.text[at:].lstrip())
-                raise self.refused(place + 1, f"`{self.text[place]}` has no meaning")
+                raise self.refused(place + 1, f"`{self.text[place]}` is not allowed")
             kind = str(token.lastgroup)
             yield kind, token[kind], token.start(kind) + 1
             at = token.end()
@@ -158,7 +159,7 @@ class _ObjectiveReader:
             raise self.refused(self.position, f"expected a metric, found {self._next_word()}")
         if name == AVERAGE:
             raise self.refused(
-                self.position, f"`{AVERAGE}` stands alone", hint="write `0.5*acc+0.5*ood` in a sum"
+                self.position, f"`{AVERAGE}` cannot be part of a sum", hint="write `0.5*acc+0.5*ood` in a sum"
             )
         if name not in TERMS:
             raise self.refused(self.position, f"unknown metric `{word}`", hint=did_you_mean(word, NAMES))

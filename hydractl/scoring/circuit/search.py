@@ -1,4 +1,4 @@
-"""Ways to look for the head whose removal leaves the objective highest: all of them, exactly."""
+"""Exact search for the head whose removal maximizes the objective."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydractl.scoring.job import NOTHING_LEARNT, Memory, ScoreJob
 
 
 class Exact:
-    """Algorithm 1: every candidate is valued on all data at each step."""
+    """Algorithm 1: every candidate is evaluated on all data in each step."""
 
     keeps_streams = False
 

@@ -1,4 +1,4 @@
-"""What a user may set of `circuit`. Importing it loads no torch."""
+"""Settings of `circuit`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAZY = Constraint("search", ("lazy",))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitSettings(Settings):
-    """Of `circuit`."""
+    """Settings of `circuit`."""
 
     objective: str = setting(
         "avg",
@@ -53,7 +53,7 @@ class CircuitSettings(Settings):
         panel=CIRCUIT,
         only_with=LAZY,
     )
-    """None where the search is exact."""
+    """None for an exact search."""
     doubt: float | None = setting(
         None,
         f"lazy: skip heads with an expected gain below X times the initial spread (default: {DOUBT}; 0 skips none).",
@@ -62,7 +62,7 @@ class CircuitSettings(Settings):
         panel=CIRCUIT,
         only_with=LAZY,
     )
-    """None where the search is exact."""
+    """None for an exact search."""
     swaps: int | None = setting(
         None,
         "lazy: try up to N swaps of removed and kept heads at the end (default: the number of removed heads).",
@@ -71,7 +71,7 @@ class CircuitSettings(Settings):
         panel=CIRCUIT,
         only_with=LAZY,
     )
-    """None for the default, and where the search is exact."""
+    """None for the default, and for an exact search."""
 
     def __post_init__(self) -> None:
         objective = parse_objective(self.objective)
@@ -83,26 +83,27 @@ class CircuitSettings(Settings):
         check(self)
         if self.ood_score not in OF_ONE:
             raise UsageError(
-                f"`--ood-score {self.ood_score}`: of a circuit is {SCORES[self.ood_score].of_single_model}: it is about the members of several models",
+                f"`--ood-score {self.ood_score}`: for a circuit it is "
+                f"{SCORES[self.ood_score].of_single_model}, because it compares several members",
                 hint=f"choose from {', '.join(OF_ONE)}",
             )
         if self.ood_score != MSP and not objective.needs_ood:
             raise UsageError(
                 f"`--ood-score` has no effect with `--objective {objective.text}`",
-                hint="leave it out, or take an objective that reads OOD data, such as `avg`",
+                hint="leave it out, or use an objective with OOD data, such as `avg`",
             )
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """The heads that go, one by one."""
+        """The budget is the number of heads that are removed, one by one."""
         return BudgetMeaning.REMOVALS
 
     @property
     def needs_ood(self) -> bool:
-        """As the objective says."""
+        """Whether the objective needs OOD data."""
         return parse_objective(self.objective).needs_ood
 
     def options(self) -> dict[str, OptionValue]:
-        """Return what a scores file records; the usual way to search and to tell OOD samples goes without saying."""
+        """Return the settings that a scores file records, without the default search and OOD score."""
         usual = {"ood_score": MSP, "search": "exact"}
         return {name: value for name, value in Settings.options(self).items() if usual.get(name) != value}

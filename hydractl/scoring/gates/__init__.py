@@ -1,1 +1,1 @@
-"""Gates that training learns."""
+"""Learned gates on attention heads."""

@@ -1,6 +1,6 @@
-"""Differentiable subset pruning: gates of which exactly K are to stay open (Li, Cotterell and Sachan 2021, section 4).
+"""Differentiable subset pruning: gates of which exactly K remain open (Li, Cotterell and Sachan 2021, section 4).
 
-Axes: N heads of all scored towers, of which K stay.
+Axes: N heads of all scored towers, of which K are kept.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ COLDEST = 1e-8
 
 
 def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
-    """Learn which K heads to keep, K being what the budget leaves of all; a head's score is its w.
+    """Learn which K heads to keep, where the budget determines K; the score of a head is its w.
 
-    `results` has K as `kept`, and accuracy and negative log-likelihood, on the data that trained it, of the model that has
-    only the K heads with the highest w.
+    `results` has K as `kept`, and the accuracy and NLL of the model with only the K heads with the highest w, on the
+    training data.
 
     Raises:
-        UsageError: If no head or every head stays, so that there is nothing to choose.
+        UsageError: If no head or every head would be kept, so that there is nothing to select.
     """
     settings = job.set_for(DspSettings)
     total = total_heads(job.scored)
     keep = total - job.budget
     if not 0 < keep < total:
         raise UsageError(
-            f"`dsp` chooses which heads stay, and {keep} of {total} leave no choice",
+            f"`dsp` selects heads, but keeping {keep} of {total} leaves nothing to select",
             hint="change `--keep`, `--remove` or `--keep-fraction`",
         )
     first = initial_draws([total], seed=job.seed)
@@ -64,10 +64,10 @@ def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
 
 
 class StraightThrough(Gates):
-    """Gates that are one for the K highest w and zero for the others; gradients pass as if a gate were its w."""
+    """Gates that are 1 for the K highest w and 0 for the others, with a straight-through gradient to w."""
 
     def __init__(self, w: torch.Tensor, *, keep: int) -> None:
-        """Begin with w (N,), of which `keep` = K stay, 0 < K < N."""
+        """Initialize with w (N,) and `keep` = K, 0 < K < N."""
         super().__init__()
         self.w = nn.Parameter(w.clone())
         self.keep = keep
@@ -80,15 +80,15 @@ class StraightThrough(Gates):
 
     @override
     def forward(self) -> torch.Tensor:
-        """0 or 1."""
+        """Return gates (N,), 0 or 1."""
         return hard_top_k(self.w, self.keep) + (self.w - self.w.detach())
 
 
 class SoftSubset(StraightThrough):
-    """A relaxed choice of K in training, which hardens as the temperature falls; the K highest w in evaluation."""
+    """A relaxed selection of K gates in training, which hardens as the temperature decreases; the K highest w in evaluation."""
 
     def __init__(self, w: torch.Tensor, *, keep: int, temperature: float, cooldown: int) -> None:
-        """Begin with w (N,), of which `keep` = K stay; `temperature` falls to its end within `cooldown` steps."""
+        """Initialize with w (N,) and `keep` = K; `temperature` decreases to its final value within `cooldown` steps."""
         super().__init__(w, keep=keep)
         self._begin, self._cooldown = temperature, cooldown
         self._temperature = temperature
@@ -109,20 +109,20 @@ class SoftSubset(StraightThrough):
 
 
 def hard_top_k(w: torch.Tensor, k: int) -> torch.Tensor:
-    """Return ones for the k highest of w (N,) and zeros for the others, without gradient; of equal ones the first."""
+    """Return 1 for the k highest of w (N,) and 0 for the others, without gradient; ties go to the first."""
     chosen = w.detach().sort(descending=True, stable=True).indices[:k]
     return torch.zeros_like(w, requires_grad=False).index_fill(0, chosen, 1.0)
 
 
 def soft_top_k(r: torch.Tensor, k: int, *, temperature: float) -> torch.Tensor:
-    """Return the relaxed choice (N,) of the k highest of r, which sums to k (Xie and Ermon 2019; Li et al. 2021, eq. 11).
+    """Return the relaxed selection (N,) of the k highest of r, which sums to k (Xie and Ermon 2019; Li et al. 2021, eq. 11).
 
     p_1 = softmax(r / t); for j = 2..k: r += ln(max(1 - p_{j-1}, ε)), p_j = softmax(r / t); their sum. It tends to the
-    hard choice as t falls to 0, and to k / N for each as t rises. In between an element may exceed 1, since what was
-    chosen in one round is only weakened in the next; as in the source, nothing is cut.
+    hard selection as t goes to 0, and to k / N for each element as t increases. In between an element may exceed 1,
+    because a selection in one round is only weakened in the next; as in the source, it is not clipped.
 
     Args:
-        r: Shape (N,), float64 where temperatures are small.
+        r: Shape (N,), float64 for small temperatures.
         k: 0 < k <= N.
         temperature: t, above 0.
     """
@@ -137,6 +137,6 @@ def soft_top_k(r: torch.Tensor, k: int, *, temperature: float) -> torch.Tensor:
 
 
 def temperature_at(step: int, *, begin: float, cooldown: int) -> float:
-    """Return the temperature of a step: from `begin` at step 0 down to `COLDEST` at step `cooldown`, by the same factor a step."""
+    """Return the temperature of a step: exponential decay from `begin` at step 0 to `COLDEST` at step `cooldown`."""
     share = min(1.0, step / cooldown)
     return float(begin ** (1 - share) * COLDEST**share)

@@ -1,4 +1,4 @@
-"""Gates that a penalty on their number closes (Voita et al. 2019, section 5; hard concrete of Louizos et al. 2018).
+"""Gates that are closed by a penalty on their number (Voita et al. 2019, section 5; hard concrete of Louizos et al. 2018).
 
 Axes: N heads of all scored towers.
 """
@@ -27,17 +27,17 @@ CLOSED = math.log(-LOW / HIGH)
 
 
 def score_l0(job: ScoreJob, progress: Progress) -> Ranking:
-    """Learn gates under a penalty on how many are open; a head's score is log α of its gate.
+    """Learn gates with a penalty on the number of open gates; the score of a head is log α of its gate.
 
-    The loss of a batch is its mean cross-entropy + λ Σ_h P(g_h ≠ 0). How many heads stay open hangs on λ alone; the budget
-    plays no part. A head is open where its gate without noise is not zero, which is where log α > ln(-γ/ζ) ≈ -2.4; so the
-    `results["open"]` highest scores are those of the open heads, as nothing else is scored above that bound. Equal scores
-    are equal gates. `results` also has accuracy and negative log-likelihood of the gated model on the data that trained it.
+    The loss of a batch is its mean cross-entropy + λ Σ_h P(g_h ≠ 0). The number of open heads depends only on λ, not on
+    the budget. A head is open if its gate without noise is not zero, that is log α > ln(-γ/ζ) ≈ -2.4; the
+    `results["open"]` highest scores are those of the open heads. `results` also has the accuracy and NLL of the gated
+    model on the training data.
 
-    A gate between 0 and 1 scales its head, while pruning keeps a head whole or not at all. With `joint` training the
-    open gates are therefore multiplied into the output projections of the weights that are handed back: cut to the open
-    heads, they are the model as it trained. With `pipelined` training nobody does that, and the pruned model is
-    another one than the gated.
+    A gate between 0 and 1 scales its head, but pruning keeps a head unscaled or removes it. With `joint` training the
+    open gates are therefore multiplied into the output projections of the returned weights, which equal the trained model
+    when pruned to the open heads. With `pipelined` training they are not, and the pruned model differs from the gated
+    one.
     """
     settings = job.set_for(L0Settings)
     sizes = [t.num_heads for t in job.scored.values() for _ in range(t.layers)]
@@ -66,10 +66,10 @@ def score_l0(job: ScoreJob, progress: Progress) -> Ranking:
 
 
 class HardConcrete(Gates):
-    """Hard concrete gates: noisy in training, the same noise for a whole batch; without noise in evaluation."""
+    """Hard concrete gates: with noise in training, the same for a whole batch; without noise in evaluation."""
 
     def __init__(self, log_alpha: torch.Tensor) -> None:
-        """Begin with log α (N,)."""
+        """Initialize with log α (N,)."""
         super().__init__()
         self.log_alpha = nn.Parameter(log_alpha.clone())
         self._noise = torch.full_like(log_alpha, 0.5)
@@ -87,15 +87,15 @@ class HardConcrete(Gates):
 
     @override
     def forward(self) -> torch.Tensor:
-        """In 0..1."""
+        """Return gates (N,) in [0, 1]."""
         return hard_concrete(self.log_alpha, noise=self._noise if self.training else None)
 
 
 def hard_concrete(log_alpha: torch.Tensor, *, noise: torch.Tensor | None = None) -> torch.Tensor:
-    """Return gates (N,) in 0..1: clip(s (ζ - γ) + γ, 0, 1), where zero and one have a probability above 0.
+    """Return gates (N,) in [0, 1]: clip(s (ζ - γ) + γ, 0, 1), with positive probabilities of 0 and 1.
 
     s = sigmoid((ln u - ln(1 - u) + log α) / β) with noise u (Louizos et al. 2018, eq. 10 and 11), and sigmoid(log α)
-    without (Voita et al. 2019, the code): there is neither noise nor temperature in evaluation.
+    without noise, as in the code of Voita et al. (2019), which has neither noise nor temperature in evaluation.
 
     Args:
         log_alpha: Shape (N,).

@@ -1,4 +1,4 @@
-"""Gates that are learned: a number for each head that its output is multiplied with, and that training moves.
+"""Learned gates: a trainable factor of the output of each head.
 
 Axes: N heads of all scored towers (tower after tower, layer after layer), H heads of a layer, B batch, C classes.
 """
@@ -25,31 +25,31 @@ _INITIAL, _NOISE = -3, -4
 
 
 class Gates(nn.Module, ABC):
-    """One gate for each of N heads. In training they may be noisy; in evaluation they are not."""
+    """One gate for each of N heads, with noise only in training."""
 
     @property
     @abstractmethod
     def scores(self) -> torch.Tensor:
-        """Shape (N,): the parameters that the gates are made of, higher is more important."""
+        """Parameters of the gates, shape (N,); higher is more important."""
 
     @abstractmethod
     def forward(self) -> torch.Tensor:
-        """Return the gates (N,), on which the parameters' gradients hang."""
+        """Return the gates (N,), differentiable with respect to the parameters."""
 
     def begin(self, step: int, *, seed: int) -> None:
-        """Draw the noise of a step, from 0, and set what changes with the steps: a function of seed and step alone."""
+        """Draw the noise of a step, counted from 0, and update schedules; depends only on seed and step."""
 
 
 class GatedModel(nn.Module):
-    """A model whose heads' outputs are multiplied by learned gates before the output projection."""
+    """A model with learned gates on head outputs before the output projection."""
 
     def __init__(self, model: Model, gates: Gates, towers: Mapping[str, TowerHeads]) -> None:
-        """Put the gates into a model.
+        """Add the gates to a model.
 
         Args:
             model: A base; its attention modules are replaced by `Gated` ones.
-            gates: As many as the towers have heads.
-            towers: Those that are gated.
+            gates: One gate per head of the towers.
+            towers: Towers with gates.
         """
         super().__init__()
         self.model = model
@@ -70,9 +70,9 @@ class GatedModel(nn.Module):
 
     @torch.no_grad()
     def absorb(self, gates: torch.Tensor) -> None:
-        """Multiply the output projections by gates (N,): the model without gates then is the gated one.
+        """Multiply the output projections by gates (N,), so that the model without gates equals the gated one.
 
-        A gate of zero is left out, so that a head which is closed stays what it is.
+        Gates of zero are skipped, so that closed heads do not change.
         """
         for tap, gate in zip(self._taps, self._by_layer(gates), strict=True):
             group = tap.groups()[0]
@@ -105,7 +105,7 @@ def step_uniform(count: int, *, seed: int, step: int) -> torch.Tensor:
 
 
 def tables(values: torch.Tensor, towers: Mapping[str, TowerHeads]) -> dict[str, list[list[float]]]:
-    """Return values (N,) as L rows of H for each tower."""
+    """Return values (N,) as a table of L rows and H columns for each tower."""
     parts = values.detach().cpu().split([t.layers * t.num_heads for t in towers.values()])
     return {
         name: part.reshape(t.layers, t.num_heads).tolist()

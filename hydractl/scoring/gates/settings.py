@@ -1,4 +1,4 @@
-"""What a user may set of the methods that learn gates. Importing it loads no torch."""
+"""Settings of methods that learn gates. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hydractl.scoring.settings import GATES, BudgetMeaning, Settings
 from hydractl.settings import Constraint, Setting, by_default, check, setting
 
 JOINT = "joint"
-SOFT = Constraint("estimator", ("soft",), why="no other has a temperature")
+SOFT = Constraint("estimator", ("soft",), why="only that one has a temperature")
 GATE_LR = Setting(
     "Learning rate of the gates (default: 0.1 for l0, 0.5 for dsp).",
     above=0.0,
@@ -20,7 +20,7 @@ GATE_LR = Setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings(Settings):
-    """Of methods that learn gates."""
+    """Common settings of methods that learn gates."""
 
     training: str = setting(
         "pipelined",
@@ -44,17 +44,17 @@ class GateSettings(Settings):
         finite=True,
         metavar="LR",
         panel=GATES,
-        only_with=Constraint("training", (JOINT,), why="else the weights stay as they are"),
+        only_with=Constraint("training", (JOINT,), why="otherwise the weights are frozen"),
     )
-    """None where the weights are frozen."""
+    """None if the weights are frozen."""
 
     @property
     def trains_weights(self) -> bool:
-        """As `training` says."""
+        """Whether `training` is `joint`."""
         return self.training == JOINT
 
     def _complete(self, *, epochs: int) -> None:
-        """Check the values, and fill in those that hang on others: a pass over the data by default, a joint rate."""
+        """Check the values, and set defaults that depend on other values."""
         check(self)
         object.__setattr__(self, "epochs", epochs if self.epochs is None else self.epochs)
         if self.trains_weights and self.weights_lr is None:
@@ -63,7 +63,7 @@ class GateSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class L0Settings(GateSettings):
-    """Of `l0`."""
+    """Settings of `l0`."""
 
     penalty: float = setting(
         0.0015,
@@ -81,7 +81,7 @@ class L0Settings(GateSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DspSettings(GateSettings):
-    """Of `dsp`; by default it trains for one epoch, and for three if the weights do too."""
+    """Settings of `dsp`; by default one epoch, or three with joint training."""
 
     gate_lr: float = by_default(0.5, GATE_LR)
     estimator: str = setting(
@@ -121,5 +121,5 @@ class DspSettings(GateSettings):
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """The heads that stay in all."""
+        """The budget is the number of heads that are kept in total."""
         return BudgetMeaning.KEPT

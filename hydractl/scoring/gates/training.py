@@ -1,4 +1,4 @@
-"""How learned gates train: through the same loop as fine-tuning, on the data that the method is given."""
+"""Training of gates, in the same loop as fine-tuning, on the data of the method."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _GATES = "gates."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What training left.
+    """Result of the training.
 
     Attributes:
         model: In evaluation mode, on the CPU, fp32, with its gates.
-        metrics: Of the model with its gates as in evaluation, on the data that trained it.
-        steps: How many were taken.
+        metrics: Metrics of the gated model in evaluation mode, on the training data.
+        steps: Number of steps.
     """
 
     model: GatedModel
@@ -59,35 +59,35 @@ def train_gates(
     *,
     penalty: Callable[[Gates], torch.Tensor] | None = None,
 ) -> Learned:
-    """Train gates, and with `joint` training the model's weights too; the job's model stays as it is.
+    """Train gates, and with `joint` training also the model's weights; the job's model does not change.
 
-    AdamW without decay moves the gates at `gate_lr`, and the weights at `weights_lr`; both rates fall to nothing in a line,
-    and gradients are cut to a norm of 1.
-    Weights are fp32, computed with under autocast where the job's model is bf16; of an fp16 model they are what they were rounded
-    to, computed with in fp32, and that is said. The result has the same bits for any number of processes.
+    AdamW without weight decay trains the gates at `gate_lr` and the weights at `weights_lr`; both decrease linearly to 0,
+    and gradients are clipped to norm 1. Weights are fp32, with autocast if the job's model is bf16. An fp16 model trains
+    in fp32 from its rounded weights, with a warning. The result is bit-identical for any number of processes.
 
     Args:
-        job: With what a method needs that trains.
-        settings: How long and how fast.
-        make: Returns the gates as training begins, given the number of steps.
-        progress: Hears of every epoch, and of weights that will train and that nobody keeps.
-        penalty: What is added to the loss of each batch.
+        job: Job with its `training`.
+        settings: Epochs and learning rates.
+        make: Returns the initial gates, given the number of steps.
+        progress: Receives epochs, and a warning if trained weights will be discarded.
+        penalty: Term added to the loss of each batch.
 
     Raises:
-        CheckFailed: If outputs or gates are no longer finite.
+        CheckFailed: If outputs or gates are not finite.
         DataError: If there are no labels.
-        ValueError: If the job offers no training.
+        ValueError: If the job has no `training`.
     """
     if job.training is None:
         raise ValueError("a method that trains needs to be offered training")
     if settings.trains_weights and not job.training.keeps_weights:
         progress.warn(
-            "joint training changes the weights too, and they are dropped: the scores are of a model that is not kept; "
-            "`--trained PATH` keeps it"
+            "joint training also changes the weights, which are discarded, so the scores are for a model that is "
+            "not saved; save it with `--trained PATH`"
         )
     if job.model.dtype == torch.float16:  # whose gradients vanish where no loss is scaled
         progress.warn(
-            "gates do not train in fp16: the weights, as fp16 has them, are computed with in fp32; `--dtype bf16` trains under autocast"
+            "gates cannot be trained in fp16; training in fp32 with the weights rounded to fp16; `--dtype "
+            "bf16` trains under autocast"
         )
     feed = job.training.feed()
     recipe = Recipe(
@@ -153,7 +153,7 @@ def _trained(
 def _diverged(settings: GateSettings) -> CheckFailed:
     or_weights_lr = " and `--weights-lr`" if settings.trains_weights else ""
     return CheckFailed(
-        f"training the gates diverged at rate {settings.gate_lr:g}: the outputs are not finite",
+        f"training of the gates diverged with learning rate {settings.gate_lr:g}: the outputs are not finite",
         hint=f"lower `--gate-lr`{or_weights_lr}",
     )
 

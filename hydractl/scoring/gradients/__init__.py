@@ -1,1 +1,1 @@
-"""Scores out of gradients."""
+"""Scores from gradients."""

@@ -1,7 +1,7 @@
-"""How a batch's loss answers to gates on the heads' outputs: what gradient methods share.
+"""Gradients of the loss of batches with respect to gates on head outputs, shared by gradient methods.
 
-Every head's output is multiplied by a gate ξ = 1 before the output projection; ∂L/∂ξ_h is what the loss would gain, to
-first order, from the head (Michel et al. 2019, section 4).
+The output of every head is multiplied by a gate ξ = 1 before the output projection; ∂L/∂ξ_h is the first-order effect of
+the head on the loss (Michel et al. 2019, section 4).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from hydractl.scoring.job import Samples, ScoreJob
 def gate_gradients(job: ScoreJob, *, batches: int | None = None) -> dict[str, torch.Tensor]:
     """Return ∂L_b/∂ξ of every batch b, where L_b is the mean cross-entropy of its samples.
 
-    Nothing is trained: of the weights no gradient is computed. The towers that are not scored have no gates.
+    Weights have no gradients. Towers that are not scored have no gates.
 
     Args:
-        job: Its model may have lost heads.
-        batches: Use the first so many of the data, counted over all processes; None for all.
+        job: Job whose model may already lack heads.
+        batches: Number of batches to use from the start of the data, over all processes; None for all.
 
     Returns:
-        For each scored tower (b, L, H) in the order of the data, float64, on the CPU: signed, the same in every process. H
-        counts the heads of the base; a head that is gone has 0.
+        Signed gradients (b, L, H) for each scored tower in the order of the data, float64, on the CPU, the same in every
+        process. H is the number of heads in the base; a removed head has 0.
 
     Raises:
-        DataError: If there are no data or no labels, or a gradient is not finite.
+        DataError: If there are no data or labels, or a gradient is not finite.
     """
     team = job.team
     share = None if batches is None else len(range(team.rank, batches, team.world))
@@ -41,7 +41,9 @@ def gate_gradients(job: ScoreJob, *, batches: int | None = None) -> dict[str, to
         raise DataError("there is no data to compute gradients on")
     flat = torch.stack(batch_gradients)
     if not flat.isfinite().all():
-        raise DataError("the gradients are not finite; is the model trained, and is its input normalised?")
+        raise DataError(
+            "the gradients are not finite; check that the model is trained and its input is normalized"
+        )
     sizes = [t.layers * t.num_heads for t in job.scored.values()]
     return {
         name: part.unflatten(-1, (t.layers, t.num_heads))
@@ -51,7 +53,7 @@ def gate_gradients(job: ScoreJob, *, batches: int | None = None) -> dict[str, to
 
 def _of_batch(job: ScoreJob, samples: Samples) -> torch.Tensor:
     """Return one batch's gradients (N,): tower after tower, layer after layer."""
-    inputs, labels = samples.labelled("scoring by gradients")
+    inputs, labels = samples.labelled("computing gradients")
     wide = torch.promote_types(job.model.dtype, torch.float32)
     gates: dict[tuple[str, int], tuple[torch.Tensor, tuple[int, ...]]] = {}
 

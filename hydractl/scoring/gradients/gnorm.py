@@ -1,4 +1,4 @@
-"""Greedy-Gnorm (arXiv 2602.04491): heads go one by one, each the one whose weights' gradients are smallest."""
+"""Greedy-Gnorm (arXiv 2602.04491): removes heads one by one, each time the one with the smallest gradient norms."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MATRICES = 3
 
 
 def score_gnorm(job: ScoreJob, progress: Progress) -> Ranking:
-    """Remove `budget` heads one by one, each time the one of the smallest S; see `gradient_norms` and `remove_lowest`.
+    """Remove `budget` heads one by one, each time the one with the smallest S; see `gradient_norms` and `remove_lowest`.
 
-    Cost: one forward and backward pass over the data a removal.
+    Cost: one forward and backward pass over the data per removal.
     """
     normalize = job.set_for(GnormSettings).normalize
     warn_of_unlike_towers(job, normalize, progress)
@@ -31,12 +31,11 @@ def score_gnorm(job: ScoreJob, progress: Progress) -> Ranking:
 
 
 def gradient_norms(job: ScoreJob) -> HeadImportance:
-    """Return S_h = ‖G_Q‖₂ ‖G_K‖₂ ‖G_V‖₂ of every head that is left, and the mean cross-entropy.
+    """Return S_h = ‖G_Q‖₂ ‖G_K‖₂ ‖G_V‖₂ of every remaining head, and the mean cross-entropy.
 
-    G_Q are the rows of the head in the gradient of the mean cross-entropy with respect to the weight of the queries, and
-    ‖·‖₂ the root of the sum of squares (Frobenius). Biases do not count. With a loss c times as large S is c³ times as
-    large. A family with more projections than three (DeBERTa: of relative positions) has the product of all P norms to
-    the power 3/P, which scales alike.
+    G_Q are the head's rows in the gradient of the mean cross-entropy with respect to the query weight, and ‖·‖₂ is the
+    Frobenius norm. Biases are ignored. Scaling the loss by c scales S by c³. A family with more than three projections
+    (DeBERTa, for relative positions) uses the product of all P norms to the power 3/P, which scales in the same way.
 
     Raises:
         DataError: If a gradient is not finite, or there are no labels.

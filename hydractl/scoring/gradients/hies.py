@@ -1,6 +1,6 @@
 """Head importance and entropy together: HIES (Choi et al., arXiv 2510.13832).
 
-The entropy is that of attention weights, as a share of what is possible: how widely heads look.
+The entropy is that of attention weights relative to its maximum.
 
 Axes: B batch, T tokens, H heads.
 """
@@ -24,11 +24,11 @@ from hydractl.scoring.normalize import min_max, normalized, warn_of_unlike_tower
 
 
 def score_hies(job: ScoreJob, progress: Progress) -> Ranking:
-    """Score heads by HIES_h = α HIS_h + (1 − α) (1 − AE_h), both moved to [0, 1] over all heads; in [0, 1].
+    """Score heads by HIES_h = α HIS_h + (1 − α) (1 − AE_h) in [0, 1], both terms min-max scaled over all heads.
 
-    HIS is Michel's importance with the absolute value of each sample (`absolute_gradients`), normalised as the settings say
-    before it is moved; AE the relative entropy of attention (`attention_entropy`): a head that looks everywhere alike is
-    worth less. What is equal for all heads moves none. With α = 1 heads are ordered by HIS, with 0 by AE.
+    HIS is Michel's importance with absolute values per sample (`absolute_gradients`), normalized according to the
+    settings; AE is the relative entropy of attention (`attention_entropy`): a head with uniform attention is less
+    important. A term that is equal for all heads has no effect. α = 1 ranks heads by HIS, α = 0 by AE.
     """
     settings = job.set_for(HiesSettings)
     if settings.alpha > 0:
@@ -50,9 +50,9 @@ def score_hies(job: ScoreJob, progress: Progress) -> Ranking:
 
 
 def attention_entropy(job: ScoreJob) -> dict[str, list[list[float]]]:
-    """Return AE_h in [0, 1] of every head: the mean over samples of `relative_entropy`, each sample weighing the same.
+    """Return AE_h in [0, 1] of every head: the mean over samples of `relative_entropy` with equal weights.
 
-    A tower that is always asked the same (a text tower with the prompts) has the mean over what it is asked.
+    A tower with fixed inputs (a text tower with prompts) has the mean over its inputs.
 
     Raises:
         DataError: If attention weights are not finite.
@@ -63,7 +63,7 @@ def attention_entropy(job: ScoreJob) -> dict[str, list[list[float]]]:
     sums = torch.stack(job.team.in_order(batch_sums)).sum(dim=0)
     if not sums.isfinite().all():
         raise DataError(
-            "attention weights are not finite; is the model trained, and is its input normalised?"
+            "attention weights are not finite; check that the model is trained and its input is normalized"
         )
     tables = {}
     for (name, t), part in zip(job.scored.items(), sums.split(_sizes(job)), strict=True):

@@ -1,6 +1,6 @@
-"""Each sample's own gradient with respect to gates on heads' outputs (Michel et al. 2019, equation 2).
+"""Per-sample gradients with respect to gates on head outputs (Michel et al. 2019, equation 2).
 
-Axes: B samples of a batch, L layers, H heads, K heads of a tower that are left, N inputs of a tower, F features, C classes.
+Axes: B samples of a batch, L layers, H heads, K remaining heads of a tower, N inputs of a tower, F features, C classes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from hydractl.scoring.job import Samples, ScoreJob
 
 
 class Fixed(NamedTuple):
-    """A tower that is always asked the same: its outputs (1, N, F), and their derivatives (K, N, F) by each head's gate."""
+    """A tower with fixed inputs: its outputs (1, N, F), and their derivatives (K, N, F) with respect to each head's gate."""
 
     outputs: torch.Tensor
     tangents: torch.Tensor
 
 
 def absolute_gradients(job: ScoreJob) -> HeadImportance:
-    """Return E_x |∂L(x)/∂ξ_h| over all samples x, L(x) the cross-entropy, for gates ξ = 1 on the outputs of heads that are left.
+    """Return E_x |∂L(x)/∂ξ_h| over all samples x, L(x) the cross-entropy, for gates ξ = 1 on the outputs of the remaining heads.
 
-    A gate a sample, (B, 1, H), has every sample's own gradient after one backward pass a batch. The gates of a tower that
-    is always asked the same (a text tower with the prompts) are shared by all samples: there the derivatives of its outputs
-    by each gate are computed once for all data, in forward mode, and every sample's own follows from them. That costs half
-    a pass over the prompts for each head and holds (K + 1) N F numbers, whatever the number of samples.
+    Gates (B, 1, H), one per sample, give the gradient of each sample in one backward pass per batch. The gates of a tower
+    with fixed inputs (a text tower with prompts) are shared by all samples: the derivatives of its outputs with respect
+    to each gate are computed once, in forward mode, and give the gradient of each sample. That costs half a pass over the
+    prompts per head and memory for (K + 1) N F numbers, whatever the number of samples.
 
     Raises:
         DataError: If there are no labels, or a gradient is not finite.
@@ -64,7 +64,7 @@ def _summed(job: ScoreJob) -> torch.Tensor:
 
 def _of_batch(job: ScoreJob, samples: Samples, fixed_towers: dict[str, Fixed]) -> torch.Tensor:
     """Return one batch's share of `_summed`, float64."""
-    inputs, labels = samples.labelled("scoring by gradients")
+    inputs, labels = samples.labelled("computing gradients")
     routed = job.model.routed(inputs)
     for name in job.model.answer.fixed & routed.keys():
         if name not in fixed_towers:
@@ -107,7 +107,7 @@ def _by_fixed(
         outputs[name] = forward_ad.make_dual(repeated, fixed.tangents)
         moved = forward_ad.unpack_dual(losses_of(job.model.answer(outputs), labels)).tangent
         if moved is None:
-            raise ValueError(f"the answer does not depend on tower `{name}`")
+            raise ValueError(f"the output does not depend on tower `{name}`")
         sums: torch.Tensor = moved.double().abs().sum(dim=1)
     return sums
 

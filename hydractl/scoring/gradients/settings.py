@@ -1,4 +1,4 @@
-"""What a user may set of the methods that look at gates, gradients and losses, with its defaults. Loads no torch."""
+"""Settings of methods based on gates, gradients and losses. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NORMALIZE = Setting(
     panel=GRADIENTS,
     after="recompute",
 )
-"""As `hydractl.scoring.normalize` does it."""
+"""See `hydractl.scoring.normalize`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaylorSettings(Settings):
-    """Of `taylor`."""
+    """Settings of `taylor`."""
 
     scope: str = setting(
         "layer",
@@ -33,13 +33,13 @@ class TaylorSettings(Settings):
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """What each layer keeps, if layers are scored one by one."""
+        """With `scope` `layer` the budget is the number of heads that each layer keeps."""
         return BudgetMeaning.KEEP if self.scope == "layer" else BudgetMeaning.NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MichelSettings(Settings):
-    """Of `michel`."""
+    """Settings of `michel`."""
 
     form: str = setting(
         "sample",
@@ -58,18 +58,18 @@ class MichelSettings(Settings):
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """Removals, where scores are computed anew."""
+        """With `recompute` the budget is the number of removals."""
         return BudgetMeaning.REMOVALS if self.recompute else BudgetMeaning.NOTHING
 
     @property
     def objective(self) -> str | None:
-        """The loss, likewise."""
+        """With `recompute`, the loss."""
         return "-nll" if self.recompute else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadmapSettings(Settings):
-    """Of `headmap`."""
+    """Settings of `headmap`."""
 
     samples: int = setting(
         64,
@@ -81,13 +81,13 @@ class HeadmapSettings(Settings):
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """What each layer keeps."""
+        """The budget is the number of heads that each layer keeps."""
         return BudgetMeaning.KEEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiesSettings(Settings):
-    """Of `hies`."""
+    """Settings of `hies`."""
 
     alpha: float = setting(
         0.5,
@@ -98,19 +98,19 @@ class HiesSettings(Settings):
         panel=GRADIENTS,
     )
     normalize: str = by_default("none", NORMALIZE)
-    """Of importance alone."""
+    """Normalization of the importance only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GnormSettings(Settings):
-    """Of `gnorm`."""
+    """Settings of `gnorm`."""
 
     normalize: str = by_default("none", NORMALIZE)
-    """Of each step's scores."""
+    """Normalization of the scores of each step."""
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """The heads that go, one by one."""
+        """The budget is the number of heads that are removed, one by one."""
         return BudgetMeaning.REMOVALS
 
     @property
@@ -121,6 +121,6 @@ class GnormSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MagnitudeSettings(Settings):
-    """Of `magnitude`."""
+    """Settings of `magnitude`."""
 
     normalize: str = by_default("none", NORMALIZE)

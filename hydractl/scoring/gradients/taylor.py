@@ -25,15 +25,16 @@ _Rows: TypeAlias = "dict[Layer, list[float]]"
 
 
 def score_taylor(job: ScoreJob, progress: Progress) -> Ranking:
-    """Score heads by |weight × gradient| of their q, k and v rows; the output projection and biases do not count.
+    """Score heads by |weight × gradient| of their q, k and v rows; the output projection and biases are ignored.
 
     With `variant` `l1` s_h = mean over q, k, v of 1/(K D) Σ |W ∘ G|, where G is the gradient of the cross-entropy,
     averaged over the calibration data, with respect to W. With `molchanov` s_h = mean over batches of (Σ W ∘ G_b)², the
     sum over all of q, k and v, G_b the gradient of the batch's mean cross-entropy: it depends on the size of batches.
 
-    With `scope` `layer`, layers are taken from the first to the last: the layer's lowest-scored heads but `keep` are
-    removed, and the next layer's gradients are computed without them. With `global` all layers are scored at once on the
-    whole model. Of equal scores the lower head goes first. At the end scores are normalised as the settings say.
+    With `scope` `layer`, layers are processed from first to last: all but the `keep` highest-scored heads of a layer are
+    removed, and the gradients of the next layer are computed without them. With `global` all layers are scored at once on
+    the whole model. Among equal scores the lower head is removed first. Finally scores are normalized according to the
+    settings.
     """
     settings = job.set_for(TaylorSettings)
     scored: Callable[[ScoreJob, Sequence[Layer]], _Rows] = _l1 if settings.variant == "l1" else _molchanov

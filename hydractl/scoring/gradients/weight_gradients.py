@@ -1,6 +1,6 @@
-"""The gradient of the cross-entropy with respect to heads' weights, over all processes.
+"""Gradient of the cross-entropy with respect to the weights of heads, over all processes.
 
-Axes: B samples of a batch, H heads that are left in a layer, C classes.
+Axes: B samples of a batch, H remaining heads of a layer, C classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Layer: TypeAlias = "tuple[str, int]"
 
 
 class WeightBlock(NamedTuple):
-    """A weight of a layer with its heads in it: that of q, k or v, or of all three."""
+    """A weight of a layer that contains heads: that of q, k or v, or of all three."""
 
     weight: nn.Parameter
     layout: HeadTensor
@@ -45,7 +45,7 @@ class MeanGradient(NamedTuple):
 
 
 def input_blocks(job: ScoreJob, layers: Collection[Layer]) -> Blocks:
-    """Return the weights of q, k and v of some layers; biases and the output projection are none of them."""
+    """Return the weights of q, k and v of layers, without biases and output projections."""
     blocks: Blocks = {layer: [] for layer in layers}
     for name, tensor in job.model.library_state().items():
         place = place_of(job.family, name)
@@ -57,17 +57,17 @@ def input_blocks(job: ScoreJob, layers: Collection[Layer]) -> Blocks:
 
 
 def sample_losses(model: Model, samples: Samples) -> torch.Tensor:
-    """Return each sample's cross-entropy (B,), in single precision at least.
+    """Return the cross-entropy of each sample, (B,), in at least single precision.
 
     Raises:
         DataError: If the samples have no labels.
     """
-    inputs, labels = samples.labelled("scoring by gradients")
+    inputs, labels = samples.labelled("computing gradients")
     return losses_of(model(inputs).unsqueeze(0), labels).squeeze(0)
 
 
 def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return cross-entropies (k, B) of k variants' logits (k, B, C), in single precision at least."""
+    """Return the cross-entropies (k, B) for logits (k, B, C) of k variants, in at least single precision."""
     logits = logits.to(at_least_single(logits.dtype))
     losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
     by_variant: torch.Tensor = losses.unflatten(0, (len(logits), -1))
@@ -104,9 +104,9 @@ def batch_gradients(
 def mean_gradient(job: ScoreJob, blocks: Mapping[Layer, Sequence[WeightBlock]]) -> MeanGradient:
     """Return the gradient of the mean cross-entropy of all samples with respect to some weights.
 
-    A batch's gradient is added to the sum before the next is computed, in single precision at least: in memory are two
-    gradients of these weights, one more than autograd needs to add them up itself. The order of adding is the data's, so
-    the number of processes changes no bit.
+    The gradient of each batch is added to the sum before the next is computed, in at least single precision, so memory
+    holds two gradients of these weights. They are added in the order of the data, so the result is bit-identical for any
+    number of processes.
 
     Raises:
         DataError: If it is not finite, or samples have no labels.
@@ -141,4 +141,6 @@ def checked_loss(loss: float) -> float:
 
 def not_finite(quantity: str) -> DataError:
     """Return the error that something of a pass is not finite."""
-    return DataError(f"the {quantity} are not finite; is the model trained, and is its input normalised?")
+    return DataError(
+        f"the {quantity} are not finite; check that the model is trained and its input is normalized"
+    )

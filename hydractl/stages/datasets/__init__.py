@@ -1,1 +1,1 @@
-"""data: the data sets that have names."""
+"""data: the named data sets."""

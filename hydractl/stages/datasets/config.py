@@ -1,4 +1,4 @@
-"""What `data` is told. Importing it loads no torch."""
+"""Configuration of `data`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIST, SHOW = "list", "show"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig(CommandConfig):
-    """Which data sets to tell of."""
+    """Which data sets to show."""
 
     words: tuple[str, ...] = required(
         Setting(
@@ -32,15 +32,17 @@ class DataConfig(CommandConfig):
             suggestion = f"`hydractl data {SHOW} {self.action}`" if self.action in PRESETS else None
             near = did_you_mean(self.action, (LIST, SHOW))
             raise UsageError(
-                f"`{self.action}`: is neither `{LIST}` nor `{SHOW} NAME...`", hint=suggestion or near
+                f"`{self.action}`: expected `{LIST}` or `{SHOW} NAME...`", hint=suggestion or near
             )
         if self.action == LIST and self.names:
             raise UsageError(
-                f"`{LIST} {self.names[0]}`: all are listed",
-                hint=f"`hydractl data {SHOW} {self.names[0]}` tells of one",
+                f"`{LIST} {self.names[0]}`: `{LIST}` takes no name",
+                hint=f"`hydractl data {SHOW} {self.names[0]}` shows one data set",
             )
         if self.action == SHOW and not self.names:
-            raise UsageError(f"`{SHOW}` which data set?", hint="`hydractl data list` names all")
+            raise UsageError(
+                f"`{SHOW}` needs the name of a data set", hint="`hydractl data list` lists the names"
+            )
         for name in self.names:
             of_name(name, reference=name)
 
@@ -51,5 +53,5 @@ class DataConfig(CommandConfig):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Which to show."""
+        """Names of the data sets to show."""
         return self.words[1:]

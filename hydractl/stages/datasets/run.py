@@ -1,4 +1,4 @@
-"""data: tell of the data sets that have names, and how each is asked for. Nothing is read or fetched."""
+"""data: show the named data sets and their references. Reads and downloads nothing."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hydractl.progress import SILENT, Progress
 from hydractl.stages.datasets.config import LIST, DataConfig
 
 FOLDER = "DIR"
-"""What stands for the folder with OpenOOD's."""
+"""Placeholder for the folder that holds OpenOOD's data sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Some samples, and how they are asked for.
+    """Samples and their reference.
 
     Attributes:
-        name: What they are called: of parts theirs, of sets that are out-of-distribution what tables call them.
-        typed: As it is typed.
-        read: What that reads.
-        samples: How many there are, where that is known.
+        name: Name of a part, or name of an OOD set in tables.
+        typed: Reference as typed.
+        read: What the reference reads.
+        samples: Number of samples, if known.
     """
 
     name: str
@@ -34,11 +34,11 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDataset:
-    """A data set that has a name.
+    """A named data set.
 
     Attributes:
-        parts: Its parts: of the Hub, then of OpenOOD's lists.
-        outside: By role, the sets that are out-of-distribution to it.
+        parts: Its parts: from the Hub, then from OpenOOD's lists.
+        outside: Its OOD sets by role.
     """
 
     name: str
@@ -56,10 +56,10 @@ class KnownDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataReport:
-    """The data sets that were asked for.
+    """Report of `data`.
 
     Attributes:
-        briefly: Whether they are listed.
+        briefly: Whether data sets are only listed.
     """
 
     sets: tuple[KnownDataset, ...]
@@ -68,7 +68,7 @@ class DataReport:
 
 
 def run_data(config: DataConfig, progress: Progress = SILENT) -> DataReport:  # noqa: ARG001 - as every stage
-    """Tell of some data sets, or of all."""
+    """Return some or all named data sets."""
     names = config.names or tuple(PRESETS)
     return DataReport(
         sets=tuple(_describe_preset(PRESETS[name]) for name in names), briefly=config.action == LIST
@@ -109,7 +109,7 @@ def _outside(reference: str, ood_set: Outside) -> Data:
     if ood_set.preset is not None:
         return _data(ood_set.name, set_reference, PRESETS[ood_set.preset].parts[ood_set.part].samples)
     if ood_set.listed is None:
-        raise ValueError(f"{set_reference} lies nowhere")
+        raise ValueError(f"{set_reference} has no location")
     return _listed(ood_set.name, f"{set_reference}::", ood_set.listed)
 
 

@@ -1,1 +1,1 @@
-"""doctor: is everything there that hydractl needs?"""
+"""doctor: checks the installation."""

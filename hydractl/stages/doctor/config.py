@@ -1,4 +1,4 @@
-"""What `doctor` is told. Importing it loads no torch."""
+"""Configuration of `doctor`. Importing this module does not load torch."""
 
 from __future__ import annotations
 

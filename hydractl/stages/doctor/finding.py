@@ -1,4 +1,4 @@
-"""What an examination finds."""
+"""Results of checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class FindingState(StrEnum):
-    """How it stands with what was looked at."""
+    """State of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -17,14 +17,14 @@ class FindingState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
         group: `libraries`, `machine` or `hub`.
-        name: What was looked at.
-        found: What is there, in words.
-        state: Whether that will do.
-        fix: What to type where it will not.
+        name: Object of the check.
+        found: Description of the present state.
+        state: Whether the check passed.
+        fix: What to type if the check failed.
     """
 
     group: str

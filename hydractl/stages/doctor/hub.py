@@ -1,4 +1,4 @@
-"""The Hub: the cache, whether it answers, and whether it knows the token, which is never shown."""
+"""Checks of the Hub: cache, connection and token. The token is never shown."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hydractl.stages.doctor.finding import Finding, FindingState
 LITTLE = 1 << 30
 """Bytes free below which a download is likely to fail."""
 OFFLINE = (
-    "set HF_HUB_OFFLINE=1 to work without it, or check the network, a proxy (HTTPS_PROXY) and HF_ENDPOINT"
+    "check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to work offline"
 )
 finding = partial(Finding, group="hub")
 
 
 def hub(timeout: float) -> Iterator[Finding]:
-    """Yield what is found of the cache, the Hub and the token.
+    """Yield the checks of cache, Hub and token.
 
     Args:
-        timeout: Seconds to wait at most, for everything together.
+        timeout: Maximum total time to wait, in seconds.
     """
     from huggingface_hub import constants, get_token  # noqa: PLC0415 - `--help` loads no network stack
 
@@ -34,7 +34,7 @@ def hub(timeout: float) -> Iterator[Finding]:
     if constants.HF_HUB_OFFLINE:
         yield finding(
             name="endpoint",
-            found=f"{constants.ENDPOINT}: not asked, HF_HUB_OFFLINE is set",
+            found=f"{constants.ENDPOINT}: not contacted, because HF_HUB_OFFLINE is set",
             state=FindingState.SKIPPED,
         )
         yield _untried(token)
@@ -85,7 +85,7 @@ def _ask_owner(endpoint: str, token: str | None, timeout: float) -> Iterator[Fin
     asking.join(timeout)
     late = finding(
         name="endpoint",
-        found=f"{endpoint}: no answer in {timeout:g} s",
+        found=f"{endpoint}: no response within {timeout:g} s",
         state=FindingState.FAILED,
         fix=OFFLINE,
     )
@@ -93,9 +93,7 @@ def _ask_owner(endpoint: str, token: str | None, timeout: float) -> Iterator[Fin
 
 
 def _untried(token: str | None) -> Finding:
-    return finding(
-        name="token", found="there is one, not tried" if token else "none", state=FindingState.SKIPPED
-    )
+    return finding(name="token", found="found, not tested" if token else "none", state=FindingState.SKIPPED)
 
 
 def _answer(endpoint: str, token: str | None, timeout: float) -> Iterator[Finding]:
@@ -119,18 +117,18 @@ def _answer(endpoint: str, token: str | None, timeout: float) -> Iterator[Findin
     works = owner is not None or refused
     yield finding(
         name="endpoint",
-        found=f"{endpoint} answers" if works else f"{endpoint}: HTTP {answer.status_code}",
+        found=f"{endpoint} responds" if works else f"{endpoint}: HTTP {answer.status_code}",
         state=FindingState.OK if works else FindingState.FAILED,
         fix=None if works else OFFLINE,
     )
     if token is None:
-        yield finding(name="token", found="none: private and gated models cannot be read")
+        yield finding(name="token", found="none: you cannot read private and gated models")
     elif refused:
         yield finding(
             name="token",
-            found="there is one, which the Hub refuses",
+            found="found, but the Hub rejects it",
             state=FindingState.FAILED,
             fix="hf auth login",
         )
     elif works:
-        yield finding(name="token", found=f"there is one, of `{owner}`")
+        yield finding(name="token", found=f"found, belongs to `{owner}`")

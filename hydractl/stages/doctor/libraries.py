@@ -1,4 +1,4 @@
-"""Releases of libraries: whether they are those that hydractl, and they among each other, can be used with."""
+"""Checks of libraries: whether their releases are compatible with hydractl and with each other."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hydractl.stages.doctor.finding import Finding, FindingState
 from hydractl.version import __version__
 
 LOADED = ("torch", "torchvision", "timm", "transformers", "safetensors", "huggingface_hub")
-"""Modules that are loaded to see whether they can be: torchvision's fails beside another torch than it was built for."""
+"""Modules to import as a check. torchvision fails to import beside a torch that it was not built for."""
 NOT_FOR_USERS = {"dev", "demo", "test"}
 finding = partial(Finding, group="libraries")
 
 
 def libraries() -> Iterator[Finding]:
-    """Yield what is found of Python, of each library that hydractl names, and of how they go together."""
+    """Yield the checks of Python, of each required library, and of their compatibility."""
     yield finding(name="hydractl", found=__version__)
     yield finding(name="python", found=platform.python_version())
     try:
@@ -29,7 +29,7 @@ def libraries() -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         yield finding(
             name="requirements",
-            found="unknown: hydractl is not installed, only on the path",
+            found="unknown: hydractl is on the Python path but not installed",
             state=FindingState.SKIPPED,
         )
         requirements = []
@@ -48,7 +48,7 @@ def libraries() -> Iterator[Finding]:
 
 
 def installed(name: str) -> str | None:
-    """Return the release of a distribution, or None where it is not installed."""
+    """Return the release of a distribution, or None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -112,7 +112,7 @@ def _builds() -> Iterator[Finding]:
         index = f"https://download.pytorch.org/whl/{builds[0]}"
         yield finding(
             name="torch with torchvision",
-            found=f"torch {torch} and torchvision {vision} are of different builds",
+            found=f"torch {torch} and torchvision {vision} come from different builds",
             state=FindingState.FAILED,
             fix=f"pip install --force-reinstall --no-deps torchvision --index-url {index}",
         )

@@ -1,4 +1,4 @@
-"""The machine: devices, what they compute with, threads."""
+"""Checks of the machine: devices, their dtypes, threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ finding = partial(Finding, group="machine")
 
 
 def machine() -> Iterator[Finding]:
-    """Yield what is found of devices and threads; nothing where torch cannot be loaded, which is found elsewhere."""
+    """Yield the checks of devices and threads; none if torch cannot be loaded, which another check reports."""
     try:
         import torch  # noqa: PLC0415 - `--help` loads no torch
     except Exception:  # noqa: BLE001 - of a broken installation
@@ -33,12 +33,15 @@ def machine() -> Iterator[Finding]:
     if torch.backends.mps.is_available():
         yield computes(torch.device("mps"))
     if not torch.cuda.is_available() and shutil.which("nvidia-smi"):
-        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU alone"
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for CPU only"
         yield finding(
             name="cuda",
-            found=f"there is an NVIDIA driver, and torch, {built}, sees no GPU",
+            found=f"an NVIDIA driver is installed, but torch ({built}) finds no GPU",
             state=FindingState.WARNING,
-            fix="`nvidia-smi` shows what CUDA the driver takes; install torch for it: https://pytorch.org/get-started/locally",
+            fix=(
+                "`nvidia-smi` shows the CUDA version of the driver; install torch for it: "
+                "https://pytorch.org/get-started/locally"
+            ),
         )
 
 
@@ -46,18 +49,18 @@ def _threads(threads: int) -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return finding(
         name="threads",
-        found=f"{counted(threads, 'thread')} of torch, {counted(cores, 'core')}",
+        found=f"torch uses {counted(threads, 'thread')} on {counted(cores, 'core')}",
         state=FindingState.WARNING if threads > cores else FindingState.OK,
         fix=f"export OMP_NUM_THREADS={cores}" if threads > cores else None,
     )
 
 
 def computes(device: torch.device, about: str | None = None) -> Finding:
-    """Return which dtypes a device multiplies matrices with, found by trying: where a product is wrong, the check fails.
+    """Check in which dtypes a device multiplies matrices, by trying them; a wrong product fails the check.
 
     Args:
-        device: Any.
-        about: What else is known of it.
+        device: Device to check.
+        about: Further description of the device.
     """
     import torch  # noqa: PLC0415 - as above
 

@@ -1,4 +1,4 @@
-"""doctor: look at libraries, machine and Hub, and say what to type where something is amiss."""
+"""doctor: checks libraries, machine and Hub, and says what to type if a check fails."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hydractl.stages.doctor.machine import machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """Everything that was found."""
+    """Report of `doctor`."""
 
     findings: tuple[Finding, ...]
     paths: tuple[Path, ...] = ()
 
     def require_checks(self) -> None:
-        """Make what is amiss an error.
+        """Raise an error if a check failed.
 
         Raises:
-            CheckFailed: Naming it.
+            CheckFailed: If a check failed; the message names it.
         """
         failed = [finding for finding in self.findings if finding.state is FindingState.FAILED]
         if failed:
@@ -37,6 +37,6 @@ class DoctorReport:
 
 
 def run_doctor(config: DoctorConfig, progress: Progress = SILENT) -> DoctorReport:
-    """Look at everything; nothing is changed, and nothing is asked of the network but the Hub's address, once."""
-    progress.step("Looking at libraries, machine and Hub")
+    """Run all checks. Changes nothing, and uses the network only for one request to the Hub."""
+    progress.step("Checking libraries, devices and the Hub")
     return DoctorReport(findings=(*libraries(), *machine(), *hub(config.timeout)))

@@ -1,1 +1,1 @@
-"""eval: how good, how well calibrated and how expensive are models?"""
+"""eval: measures accuracy, calibration, OOD detection, diversity and cost."""

@@ -28,16 +28,16 @@ from hydractl.stages.shared.fit_ood_scores import overlap_of_val
 from hydractl.stages.shared.open_inputs import overlap
 
 FEW = 100
-"""Of fewer samples the rate at 95 % rests on a handful, and a temperature is hardly known."""
+"""Sample size below which FPR95 and a fitted temperature are unreliable."""
 EVAL = EvalConfig.COMMAND
-"""Its steps read what they test on, and change nothing by that; what they store is told apart."""
+"""Commands whose reading of test data does not change the model. What they store is checked separately."""
 FLATTERED = {
-    TEMPERATURE: "calibration will look better than it is",
-    FIT: "scores of features will look better than they are",
-    THRESHOLD: "its answers will be wrong less often than they are elsewhere",
-    VAL: "scores are chosen, or standardized, by what they are tested on",
+    TEMPERATURE: "calibration errors will be too low",
+    FIT: "OOD metrics of feature-based scores will be too good",
+    THRESHOLD: "its error rate will be too low",
+    VAL: "OOD scores are selected or standardized on the test data",
 }
-"""What becomes of numbers on data that an option reads too."""
+"""Effect on the metrics if the test data are also the data of an option."""
 SLACK = 1e-9  # 0.95 is a little more or less than it
 
 
@@ -56,20 +56,19 @@ def of_data(
         yield doubt
     if len(config.ood_val) == 1:
         yield (
-            f"the score is chosen on `{config.ood_val[0].name}` alone: one that is best for near OOD data may be worse for far, and the "
-            "reverse; name both kinds with `--ood-val`"
+            f"the OOD score is selected on `{config.ood_val[0].name}` only; the best score for near OOD data may "
+            "be poor for far OOD data, and vice versa; give `--ood-val` data of both kinds"
         )
     if config.temperature_data is not None and (count := len(contents[TEMPERATURE])) < FEW:
-        yield f"`--temperature` is fitted on {counted(count, 'sample')}, which tell it roughly: at least {FEW} are better"
+        yield f"`--temperature` is fitted on {counted(count, 'sample')}, which gives a rough estimate; use at least {FEW}"
     for name in _tested(config) if "fpr95" in config.chosen else ():
         count = len(contents[name])
         if count < FEW:
-            yield f"{_called(name)}: FPR95 of {counted(count, 'sample')} {_grain(name, count)}; at least {FEW} are better"
+            yield f"{_called(name)}: with {counted(count, 'sample')}, FPR95 {_grain(name, count)}; use at least {FEW}"
     for name in _tested(config) if config.bootstrap else ():
         if len(contents[name]) == 1:
             yield (
-                f"{fingerprints[name].reference}: is one sample, which resampling cannot vary: intervals of numbers on it have no "
-                "width, or too little"
+                f"{fingerprints[name].reference}: has only one sample, so bootstrap intervals on it are too narrow"
             )
 
 
@@ -84,8 +83,9 @@ def check_apart(config: EvalConfig, fingerprints: Mapping[str, Fingerprint]) -> 
         validation = fingerprints[name]
         if validation.sha256 in tested:
             raise DataError(
-                f"`{validation.reference}` for validation is `{fingerprints[tested[validation.sha256]].reference}`, which is tested on",
-                hint="choose on other data: another split, or other OOD data",
+                f"the validation data `{validation.reference}` are also the test data "
+                f"`{fingerprints[tested[validation.sha256]].reference}`",
+                hint="validate on another split, or on other OOD data",
             )
 
 
@@ -99,10 +99,10 @@ def of_training(config: EvalConfig, tested: np.ndarray, fitted_on: Mapping[str, 
     """
     for name, content in fitted_on.items():
         if twice := int(np.isin(tested, content).sum()):
-            yield f"{twice} of {len(tested)} samples of `--data` are in `{name}`, which a row is made with"
+            yield f"{twice} of {len(tested)} samples of `--data` are also in `{name}`, which a row was fitted on"
     for data, val in dict.fromkeys(config.chosen_by):
         if shared := overlap(f"val={val}", fitted_on[str(val)], f"data={data}", fitted_on[str(data)]):
-            yield f"{shared}: the prior is chosen where the model may be surer than elsewhere"
+            yield f"{shared}, so the prior is selected on data that the model was fitted on"
 
 
 def of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> Iterator[str]:
@@ -115,8 +115,9 @@ def of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -
     scaled = [name for name, temperatures in rows if {*temperatures} != {1.0}]
     unscaled = [name for name, temperatures in rows if 1.0 in temperatures]
     yield (
-        f"the comparison of {listed(compared)} is unfair: {_first(scaled)} {'store' if len(scaled) > 1 else 'stores'} a temperature, "
-        f"{_first(unscaled)} {'do' if len(unscaled) > 1 else 'does'} not; `--temperature DATA` fits one for every row"
+        f"the comparison of {listed(compared)} is unfair: {_first(scaled)} "
+        f"{'store' if len(scaled) > 1 else 'stores'} a temperature, {_first(unscaled)} "
+        f"{'do' if len(unscaled) > 1 else 'does'} not; add `--temperature DATA` to fit one for each row"
     )
 
 
@@ -143,8 +144,8 @@ def of_row(
     for derived in row.derived:
         if derived is not None and derived.kind in BASELINES and BASELINES[derived.kind].OWN_CONFIDENCE:
             yield (
-                f"{row.name}: answers and probabilities are those of {models[0].reference}; calibration errors, curves and "
-                f"`{MSP}` are of the confidence that `{derived.kind}:` has in them"
+                f"{row.name}: predictions and probabilities are those of {models[0].reference}; calibration "
+                f"errors, curves and `{MSP}` use the confidence that `{derived.kind}:` estimates"
             )
     tested = {fingerprints[name].sha256: name for name in _tested(config)}
     for sha256 in dict.fromkeys(scores.data.sha256 for scores in row.stored_scores):
@@ -154,11 +155,11 @@ def of_row(
         chain.from_iterable(sources_of_stored(model.header) for model in models)
     ):
         if sha256 in tested:
-            yield f"{row.name}: its {option} was found on {_called(tested[sha256])}: {FLATTERED[option]}"
+            yield f"{row.name}: its {option} was fitted on {_called(tested[sha256])}: {FLATTERED[option]}"
     steps = [step for model in models for step in steps_to(model.header.made_by) if step.command != EVAL]
     read_by = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}
     for name, command in sorted(read_by):
-        yield f"{row.name}: `hydractl {command}` has seen {_called(name)}, so new data may do worse"
+        yield f"{row.name}: `hydractl {command}` used {_called(name)}, so results on new data may be worse"
 
 
 def tuned_on_ood(models: Sequence[OpenModel]) -> bool:
@@ -189,15 +190,18 @@ def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[
         if twice and name in FLATTERED and name not in _tested(config):
             yield f"{overlap(f'--{name}', content, '--data', tested)}: {FLATTERED[name]}"
         elif twice and needing(config.chosen, MetricNeeds.OOD):
-            yield f"{twice} of {len(content)} samples of {_called(name)} are in `--data`, so they cannot be told from it"
+            yield (
+                f"{twice} of {len(content)} samples of {_called(name)} are also in `--data`, so OOD metrics on it "
+                "are too low"
+            )
 
 
 def _grain(name: str, count: int) -> str:
     """Return what the rate of false positives hangs on, of a set of few samples."""
     if name == ID_NAME:
-        return f"moves in steps of {100 / count:.2g} %"
+        return f"changes in steps of {100 / count:.2g} %"
     missed = count - math.ceil(TPR * count - SLACK)
-    return f"hangs on the {missed + 1} that are hardest to tell"
+    return f"depends on the {missed + 1} hardest samples"
 
 
 def _called(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What `eval` is asked to do, checked before anything is read. Importing it loads no torch."""
+"""Configuration of `eval`, checked before anything is read. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing_extensions import override
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.errors import UsageError
-from hydractl.manifest.guarantee import MOST_EXAMPLES, Guarantee
+from hydractl.manifest.guarantee import Guarantee
+from hydractl.manifest.limits import MOST_EXAMPLES
 from hydractl.manifest.shift_groups import scopes
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
@@ -44,12 +45,12 @@ MEASURED = "Metrics"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig(shared.WithTemperature, CommandConfig):
-    """What to measure, on what, and what to do with it."""
+    """What to measure, on which data, and what to write."""
 
     COMMAND: ClassVar[str] = "eval"
 
     model: str = required(shared.MODEL)
-    """The first row, which conditions are about."""
+    """The model of the first row, to which `--fail-if` applies."""
     data: DataRef = required(
         Setting(
             f"Labelled test data: {shared.DATA_SOURCES}.",
@@ -98,7 +99,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             only_with=Constraint(
                 "fitted",
                 option="ood_score",
-                why="no OOD score of features is measured",
+                why="no feature-based OOD score is measured",
                 hint=f"leave it out, or add `{ood_scores.RELATIVE}` to `--ood-score`",
             ),
         ),
@@ -109,7 +110,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             OOD_STREAMS,
             help="Validation OOD data, to find the best OOD score on other data than `--near` and `--far`; needs `--val`.",
             panel=shared.OOD,
-            needs=Constraint("val", why="it is told from held-out ID data, which no test has seen"),
+            needs=Constraint("val", why="OOD validation data are compared with held-out ID data"),
         ),
     )
     val: DataRef | None = setting(
@@ -147,7 +148,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     latency: bool = flag(
         Setting("Measure latency.", option_names=("--latency/--no-latency",), panel=MEASURED), on=True
     )
-    """It is never the same twice."""
+    """It differs between runs."""
     bootstrap: int = setting(
         200, "Resamples for 95 % intervals; 0 for none.", low=0, metavar="N", panel=MEASURED
     )
@@ -208,7 +209,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     device: str = by_default("auto", replace(shared.DEVICE, role=Role.SHAPES))
     dtype: str | None = by_default(None, shared.DTYPE)
     arch: str | None = by_default(None, shared.ARCH)
-    """Of `model` only."""
+    """Applies to `model` only."""
     seed: int = by_default(0, replace(shared.SEED, help="Seed of resamples and corruptions.", panel=MEASURED))
     force: bool = flag(shared.FORCE)
     if_changed: bool = flag(shared.IF_CHANGED)
@@ -231,11 +232,11 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         self.analysing.check_given(ood=self.ood, corrupted=self.corrupt)
         if self.corrupt and not needing(chosen, MetricNeeds.LABELS):
             raise UsageError(
-                "`--corrupt` has no effect: no chosen metric looks at labelled data",
+                "`--corrupt` has no effect: no selected metric uses labelled data",
                 hint="add one to `--metrics`, such as accuracy",
             )
         if self.ood and not needing(chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS):
-            raise UsageError("there are OOD data sets, but no chosen metric looks at them")
+            raise UsageError("OOD data sets are given, but no selected metric uses them")
         corrupted = (
             (name, str(severity))
             for corruptions in self.corrupt
@@ -246,10 +247,10 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         self.check_conditions(corrupted, self.ood_score or (ood_scores.MSP, ood_scores.ENERGY_DENSITY))
 
     def check_conditions(self, corrupted: Iterable[tuple[str, str]], scores: Sequence[str]) -> None:
-        """Refuse conditions on what will not be measured, the ID set being corrupted in these ways at these severities.
+        """Check that all conditions refer to metrics that will be measured, given the corruptions and severities of the ID set.
 
         Raises:
-            UsageError: With what to write instead.
+            UsageError: If a condition does not; the hint has a valid one.
         """
         under = tuple(scopes(corrupted))
         for condition in self.fail_if:
@@ -258,7 +259,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     def _check_threshold(self) -> None:
         if self.store and self.threshold_for is self.temperature is self.fit is None:
             raise UsageError(
-                "`--store`: there is nothing to store",
+                "`--store`: the command fits nothing to store",
                 hint=f"add `{OPTION} 'risk<=0.01'`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
             )
 
@@ -266,93 +267,91 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         ood_scores.check_scores(self.scores)
         if self.fit is not None and ood_scores.ENERGY_DENSITY in self.scores and self.val is None:
             raise UsageError(
-                f"`--fit`: `{ood_scores.ENERGY_DENSITY}` is standardized on held-out ID data",
+                f"`--fit`: `{ood_scores.ENERGY_DENSITY}` needs held-out ID data to standardize it",
                 hint=f"add `--val VAL`, or choose a score that needs none: `--ood-score {ood_scores.RELATIVE}`",
             )
         if self.standardized_on and self.standardized_on.endless:
-            raise UsageError(
-                f"`--val`: `{ood_scores.ENERGY_DENSITY}` reads a stream twice", hint=ENDLESS_HINT
-            )
+            raise UsageError(f"`--val`: `{ood_scores.ENERGY_DENSITY}` cannot use a stream", hint=ENDLESS_HINT)
         if self.ood_score and not self.uses_scores:
             hint = "see `--metrics`" if self.ood else "leave it out, or add `--near NAME=DATA`"
-            raise UsageError("`--ood-score` has no effect: no metric of OOD data is measured", hint=hint)
+            raise UsageError("`--ood-score` has no effect: no OOD metric is measured", hint=hint)
         if len({*self.scores}) < len(self.scores):
-            raise UsageError(f"`--ood-score {','.join(self.scores)}` names a score twice")
+            raise UsageError(f"`--ood-score {','.join(self.scores)}` repeats a score")
         if self.ood_val and len(self.scores) == 1:
             raise UsageError(
-                "`--ood-val`: there is but one OOD score, so none to choose",
+                "`--ood-val` selects among several OOD scores, but only one is given",
                 hint="name several: `--ood-score msp,energy,knn`",
             )
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The OOD scores; the first one's numbers have the metrics' own names."""
+        """OOD scores; metrics of the first have no suffix."""
         return self.ood_score or (
             (ood_scores.MSP,) if self.fit is None else (ood_scores.MSP, ood_scores.ENERGY_DENSITY)
         )
 
     @property
     def uses_scores(self) -> bool:
-        """Whether anything is done with OOD scores."""
+        """Whether OOD scores are used."""
         return bool(self.threshold_for or (self.store and self.fit) or needing(self.chosen, MetricNeeds.OOD))
 
     @property
     def standardized_on(self) -> DataRef | None:
-        """The held-out data that `energy+density` is standardized on; None where it is not fitted."""
+        """Held-out data to standardize `energy+density` on; None if it is not fitted."""
         return self.val if self.fit is not None and ood_scores.ENERGY_DENSITY in self.scores else None
 
     @property
     def reads_val(self) -> bool:
-        """Whether anything is done with `val`."""
+        """Whether `val` is used."""
         return bool(self.ood_val) or self.standardized_on is not None
 
     @property
     def fitted(self) -> tuple[str, ...]:
-        """Those of features."""
+        """Feature-based OOD scores."""
         return tuple(score for score in self.scores if ood_scores.is_fitted(score))
 
     @property
     def promised(self) -> Guarantee:
-        """What a threshold promises."""
+        """Guarantee of the threshold."""
         return Guarantee(self.guarantee or Guarantee.ERRORS_AMONG_ACCEPTED)
 
     @property
     def has_confidence(self) -> bool:
-        """Whether it does so with a confidence, not on average."""
+        """Whether the guarantee holds with a confidence, not on average."""
         return self.promised is Guarantee.ERRORS_AMONG_ACCEPTED
 
     @property
     def chance(self) -> float | None:
-        """The chance that it is not kept; None where it holds on average, and without a threshold."""
+        """Probability that the guarantee does not hold; None if it holds on average or there is no threshold."""
         return (self.delta or DELTA) if self.threshold_for and self.has_confidence else None
 
     @property
     def rows(self) -> tuple[NamedModels, ...]:
-        """Every row of the table, the model's first."""
+        """All rows of the table, that of the model first."""
         name = model_name(self.model) if self.name is None else self.name
         return (NamedModels(name=name, models=(self.model,)), *self.compare)
 
     @property
     def baselines(self) -> tuple[BaselineOptions, ...]:
-        """What is made of models before they answer."""
+        """Options of all baselines."""
         return tuple(rival for row in self.rows for _, rival in row.each() if rival is not None)
 
     @property
     def fitted_on(self) -> tuple[DataRef, ...]:
-        """The data that rows are made with."""
+        """Data that rows are fitted on."""
         fitted = tuple(options.reads for options in self.baselines if options.reads is not None)
         return (*fitted, *(val for _, val in self.chosen_by))
 
     @property
     def chosen_by(self) -> tuple[tuple[DataRef, DataRef], ...]:
-        """For each prior that held-out data choose the data that its layer is fitted on, and these."""
+        """For each prior that is selected on held-out data, the data that its layer is fitted on, and the held-out data."""
         return tuple(
             (baseline.reads, baseline.val) for baseline in self.baselines if baseline.reads and baseline.val
         )
 
     @property
     def judged_on(self) -> dict[str, str]:
-        """Those of `fitted_on` whose labels are read, as texts, and what messages call them."""
+        """Data of `fitted_on` with labels, as texts, and their names in messages."""
         fitted = {
             str(baseline.reads): f"{baseline.KIND}: data={baseline.reads}"
             for baseline in self.baselines
@@ -367,7 +366,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     @property
     @override
     def further_inputs(self) -> tuple[InputRef, ...]:
-        """What no setting names by itself."""
+        """Inputs that are not single settings."""
         return tuple(InputRef(Role.DATA, ref) for ref in self.fitted_on)
 
     @property
@@ -377,23 +376,23 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     @property
     def others(self) -> tuple[DataRef | None, ...]:
-        """All data beside `data`."""
+        """All data sets except `data`."""
         return (*(d.ref for d in self.ood + self.ood_val), self.temperature_data, self.fit, self.val)
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """The sets that each mean is over; groups without one are left out."""
+        """Data sets of each mean; empty groups are left out."""
         groups = {"near": self.near, "far": self.far, "all": self.ood}
         return {group: tuple(d.name for d in sets) for group, sets in groups.items() if sets}
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """What may stand in the brackets of a condition."""
+        """Valid scopes of conditions."""
         return (*(d.name for d in self.ood), *self.groups)
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The metrics to measure, in the order of reports."""
+        """Metrics to measure, in the order of reports."""
         return choose_metrics(
             self.metrics, ood=bool(self.ood), latency=self.latency, scaled=self.temperature is not None
         )

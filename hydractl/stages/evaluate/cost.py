@@ -90,16 +90,17 @@ def check_training_told(config: EvalConfig, opened: Sequence[Sequence[OpenModel]
     Raises:
         UsageError: If a condition is on it and the first row's do not, or it is named as a metric and no row's do.
     """
-    hint = "`hydractl finetune` writes it into what it trains; leave it out for models from elsewhere"
+    hint = "`hydractl finetune` records it in the models that it trains; leave it out for other models"
     for condition in config.fail_if:
         if condition.metric == TRAINING and not _runs(opened[0]):
             raise UsageError(
-                f"`--fail-if {condition}`: no lineage tells {TRAINING} of `{config.rows[0].name}`", hint=hint
+                f"`--fail-if {condition}`: the lineage of `{config.rows[0].name}` does not record {TRAINING}",
+                hint=hint,
             )
     trained = any(options.TRAINS for options in config.baselines)
     if TRAINING in (config.metrics or ()) and not trained and not any(map(_runs, opened)):
         names = ", ".join(f"`{named.name}`" for named in config.rows)
-        raise UsageError(f"`--metrics {TRAINING}`: no lineage tells it of {names}", hint=hint)
+        raise UsageError(f"`--metrics {TRAINING}`: the lineage of {names} does not record it", hint=hint)
 
 
 def measure_latencies(
@@ -127,7 +128,7 @@ def measure_latencies(
     for metric, size in (("latency_ms", 1), ("latency_batch_ms", batch_size)):
         if metric not in metrics:
             continue
-        progress.step(f"Measuring time at batch {size}")
+        progress.step(f"Measuring latency with batch size {size}")
         calls = [_call(row, size) for row in rows]
         devices = {model.device for row in rows for model in row.models}
         begin, ran = perf_counter(), thread_time()
@@ -136,8 +137,8 @@ def measure_latencies(
         share = (thread_time() - ran) / (perf_counter() - begin)
         if share < LEAST_SHARE and all(device.type == "cpu" for device in devices):
             caveats.append(
-                f"`{metric}` was measured on a busy machine: the processor ran hydractl for {share:.0%} of the time, so times are too "
-                "long; measure again when nothing else runs"
+                f"`{metric}` is too high: other programs used the processor, and hydractl ran for "
+                f"{share:.0%} of the time only; measure again on an idle machine"
             )
             progress.warn(caveats[-1])
     return latencies, caveats

@@ -317,11 +317,12 @@ class ClassAlignment:
         """
         if reader.withheld:
             raise DataError(
-                f"{reader.where}: every label is withheld, and `--data` needs them", hint=UNLABELLED
+                f"{reader.where}: has no labels, but `--data` needs labelled samples", hint=UNLABELLED
             )
         if len(reader.texts) > self._count:
             raise DataError(
-                f"{reader.where}: has more classes than the {self._count} of the model: {first_names(reader.texts)}",
+                f"{reader.where}: has more classes than the {self._count} of the model, for "
+                f"example {first_names(reader.texts)}",
                 hint="name the classes as the model does",
             )
 
@@ -338,17 +339,18 @@ class ClassAlignment:
         """Refuse a stream without labels, or whose classes are needed before they are known."""
         if tested.column is None:
             required_labels(tested, "--data", hint=UNLABELLED)
-        late = f"{tested.name}: which classes there are is known at the end of the stream"
+        late = f"{tested.name}: the classes are known only at the end of the stream"
         if labelled and not tested.class_names:
             option = next(iter(labelled))
             called = f"--{option}" if option in _WITHOUT_LABELS else option
             raise DataError(
-                f"{late}, and `{called}` needs them before",
-                hint="add `limit=N` to `--data`: the first N rows are read before anything is computed",
+                f"{late}, but `{called}` needs them first",
+                hint="add `limit=N` to `--data`to read the first N rows before the evaluation",
             )
         if not self._count and not tested.class_names:
             raise DataError(
-                f"{late}, and the model is asked about them", hint="name them: `--classes cat,dog`, or a file"
+                f"{late}, but the zero-shot model needs their names",
+                hint="name them: `--classes cat,dog`, or a file",
             )
 
     def _aligned(self, option: str, items: Items) -> Tensor:
@@ -362,8 +364,8 @@ class ClassAlignment:
             return torch.tensor([self._class_by_name[items.class_names[label]] for label in labels])
         if not (self._names or items.by_position or self._are_places(strange)):
             raise DataError(
-                f"`{called}`: its class `{strange[0]}` is not in `--data`, and the model's classes have no names",
-                hint="choose the classes of `--data` with `::classes=`, or name them alike",
+                f"`{called}`: its class `{strange[0]}` is not in `--data`, and the model has no class names to map it to",
+                hint="select the classes of `--data` with `::classes=`, or use the same names",
             )
         try:
             # in order such classes could be others than those of the same place in the ID set

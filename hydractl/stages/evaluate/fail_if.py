@@ -44,14 +44,14 @@ def parse_risk(text: str) -> float:
     match = RISK.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"`{OPTION} {text}`: expected `risk<=R`, the share of wrong answers that is allowed",
-            hint=f"for example `{OPTION} 'risk<=0.01'`, in quotes: `<` means something to a shell",
+            f"`{OPTION} {text}`: expected `risk<=R` with R the largest allowed fraction of errors",
+            hint=f"for example `{OPTION} 'risk<=0.01'`; quote it, because the shell interprets `<`",
         )
     risk = number(OPTION, match[1])
     if not 0 < risk < 1:
         raise UsageError(
-            f"`{OPTION} {text}`: a share lies between 0 and 1",
-            hint=f"1 % is written 0.01: `{OPTION} 'risk<={risk / 100:g}'`" if 1 <= risk < 100 else None,
+            f"`{OPTION} {text}`: the fraction must be between 0 and 1",
+            hint=f"write 1 % as 0.01: `{OPTION} 'risk<={risk / 100:g}'`" if 1 <= risk < 100 else None,
         )
     return risk
 
@@ -71,7 +71,7 @@ GUARANTEE = Setting(
     only_with="threshold_for",
 )
 CHANCE = Setting(
-    f"Probability that the threshold breaks the promise (default: {DELTA:g}).",
+    f"Probability that the threshold breaks the guarantee (default: {DELTA:g}).",
     above=0.0,
     below=1.0,
     shows_range=False,
@@ -79,7 +79,7 @@ CHANCE = Setting(
     panel=PANEL,
     only_with=(
         "threshold_for",
-        Constraint("has_confidence", option="guarantee", why="that one holds on average"),
+        Constraint("has_confidence", option="guarantee", why="that guarantee holds on average"),
     ),
 )
 
@@ -113,9 +113,9 @@ class Condition:
         if not metric.low <= self.bound <= metric.high or not math.isfinite(self.bound):
             always = OPERATORS[self.comparison](metric.low, self.bound)  # as of all other values
             raise UsageError(
-                f"`{self}`: {self.metric} lies between {metric.low:g} and {metric.high:g}, so this is "
-                f"{'always' if always else 'never'} so",
-                hint="95 % is written 0.95 or 95%" if 1 < self.bound <= 100 else None,
+                f"`{self}`: {self.metric} is between {metric.low:g} and {metric.high:g}, so this "
+                f"condition {'always' if always else 'never'} holds",
+                hint="write 95 % as 0.95 or 95%" if 1 < self.bound <= 100 else None,
             )
 
     @classmethod
@@ -134,7 +134,7 @@ class Condition:
         metric, typed_bound = metric_named(match["metric"]), match["bound"]
         percent = typed_bound.endswith("%")
         if percent and metric.unit is not Unit.SHARE:
-            raise UsageError(f"`--fail-if {text}`: {metric.name} is no share", hint="leave the `%` out")
+            raise UsageError(f"`--fail-if {text}`: {metric.name} is not a fraction", hint="leave out the `%`")
         try:
             bound = float(f"{typed_bound[:-1]}e-2" if percent else typed_bound)
         except ValueError as error:
@@ -174,7 +174,7 @@ class Condition:
         needs = METRICS[self.metric].needs
         if self.metric not in metrics:
             why = (
-                "is not among the chosen metrics"
+                "is not among the selected metrics"
                 if needs not in (MetricNeeds.OOD, MetricNeeds.TIME)
                 else "needs an OOD data set"
                 if needs is MetricNeeds.OOD and not scopes
@@ -186,8 +186,8 @@ class Condition:
         if self.scope is None:
             if needs is MetricNeeds.OOD:
                 raise UsageError(
-                    f"`--fail-if {self}`: {self.metric} on which OOD data?",
-                    hint=f"write `{self.metric}[{scopes[-1]}]`; there are {', '.join(scopes)}",
+                    f"`--fail-if {self}`: {self.metric} needs the name of an OOD data set",
+                    hint=f"write `{self.metric}[{scopes[-1]}]`; available: {', '.join(scopes)}",
                 )
         elif needs is MetricNeeds.LABELS and (self.scope in under or self.scope not in scopes):
             self._check_under(self.scope, under)
@@ -225,7 +225,7 @@ class Condition:
         if METRICS[self.metric].needs is not MetricNeeds.OOD:
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} does not depend on an OOD score",
-                hint=f"leave `@{score}` out",
+                hint=f"leave out `@{score}`",
             )
         if score not in scores:
             close = None if kind_of(score) in EVERY else did_you_mean(score, EVERY)

@@ -27,7 +27,7 @@ from hydractl.stages.shared.predictions import Predictor
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Classes
 
 BY = "auroc"
-"""What scores are compared by on validation data."""
+"""Metric that selects a score on validation data."""
 
 
 def with_ood_scores(
@@ -125,9 +125,9 @@ def check_fitted_scores(
         fitted = model.header.fitted
         missing = [score for score in config.fitted if fitted is None or score not in fitted.scores]
         if missing:
-            why = f"`{missing[0]}` looks at features, and was never fitted for this model"
+            why = f"`{missing[0]}` is feature-based and was not fitted for this model"
         elif stores_other_classes(model, classes):
-            why = "its OOD scores of features are for the classes that it stores"
+            why = "its feature-based OOD scores apply only to the classes that it stores"
         else:
             continue
         raise UsageError(

@@ -176,7 +176,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
 
 def _load(run: Evaluation, models: Sequence[OpenModel]) -> RowModels:
     """Load the models of a row, which are told the classes of the run."""
-    hint = "try `--device cpu`, or `--no-latency`, which holds one row at a time"
+    hint = "use `--device cpu`, or `--no-latency` to keep only one row in memory"
     with fits(models[0].reference, run.device, hint=hint):
         loaded = tuple(load_any(m, dtype=run.dtype).to(run.device) for m in models)
     for model, opened in zip(loaded, models, strict=True):

@@ -64,11 +64,12 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
         count, expected = model.header.num_classes, named.header.num_classes
         if count != expected and count and expected:
             raise InputError(
-                f"{model.reference}: has {count} classes, {named.reference} has {expected}; one table compares models of one task"
+                f"{model.reference}: has {count} classes, {named.reference} has {expected}; all "
+                "models in a table must have the same classes"
             )
         if model.header.labels and model.header.labels != named.header.labels:
             raise InputError(
-                f"{model.reference}: has other class labels, or in another order, than {named.reference}"
+                f"{model.reference}: its class labels or their order differ from those of {named.reference}"
             )
 
 
@@ -89,6 +90,6 @@ def check_photographs(corruptions: Iterable[Corruption], how: Reading) -> None:
         rows, columns, *_ = photograph(photographs, i, scale).shape
         if rows <= height or columns <= width:
             raise DataError(
-                f"{file}: {columns} x {rows} pixels, scaled by {scale:g}, are too few for crops of {width} x {height}",
-                hint="name larger pictures, or leave them out, for drawn ice",
+                f"{file}: {columns} x {rows} pixels, scaled by {scale:g}, is too small for crops of {width} x {height}",
+                hint="give larger photographs, or omit `=DIR` to use drawn ice",
             )

@@ -40,7 +40,7 @@ class NamedData(NamedInputs):
         if self.name.casefold() in RESERVED:
             raise UsageError(
                 f"an OOD data set cannot be called `{self.name}`",
-                hint=f"{quoted(RESERVED)} mean something in a report",
+                hint=f"{quoted(RESERVED)} are reserved names in a report",
             )
 
     @classmethod
@@ -68,7 +68,8 @@ class NamedData(NamedInputs):
         sets = DataRef.parse_all(reference, endless=endless)
         if name is not None and len(sets) > 1:
             raise UsageError(
-                f"`{text}`: one name for {len(sets)} data sets", hint=f"leave it out: `{reference}` has names"
+                f"`{text}`: one name stands for {len(sets)} data sets",
+                hint=f"leave out the name: the sets of `{reference}` have their own",
             )
         return tuple(cls(name=name or preset_name or _source_name(ref), ref=ref) for preset_name, ref in sets)
 
@@ -103,7 +104,7 @@ class NamedModels(NamedInputs):
         if len(self.models) > 1 and refused_kinds is not None:
             raise UsageError(
                 f"`{self.name}`: `{refused_kinds.KIND}:` {refused_kinds.REFUSED_AS_MEMBER}",
-                hint="make it a row by itself",
+                hint="add it as a separate row",
             )
 
     @classmethod
@@ -160,8 +161,8 @@ def model_name(reference: str) -> str:
     last = named(Path(reference.removeprefix("arch:").partition("::")[0]))
     if not last.name:
         raise UsageError(
-            f"`{reference}`: has no name that tables could call it by",
-            hint="`--name NAME` for MODEL, `NAME=...` for the others",
+            f"`{reference}`: needs a name for the tables",
+            hint="use `--name NAME` for MODEL and `NAME=...` for other rows",
         )
     return last.stem if last.suffix in WEIGHTS_SUFFIXES else last.name
 
@@ -174,10 +175,10 @@ def check_name(name: str) -> None:
     """
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"`{name}` cannot be a name: it is blank at an end, or holds one of `= , : / [ ]`"
+            f"`{name}` is not a valid name: it begins or ends with a space, or contains one of `= , : / [ ]`"
             if name
             else "a name is empty",
-            hint="choose another: `--name NAME` for MODEL, `NAME=...` for the others",
+            hint="choose another: use `--name NAME` for MODEL and `NAME=...` for other rows",
         )
 
 
@@ -190,8 +191,8 @@ def check_distinct(names: Sequence[str], *, kind: str, option: str) -> None:
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
-                f"{names.count(name)} {kind} are called `{name}`",
-                hint=f"name them apart: `{option} NAME=...`",
+                f"{names.count(name)} {kind} have the name `{name}`",
+                hint=f"give each its own name: `{option} NAME=...`",
             )
 
 
@@ -202,7 +203,7 @@ def check_whole(data: DataRef, option: str, *, is_set: bool) -> None:
         UsageError: If that is asked for.
     """
     if is_set and data.endless:
-        raise UsageError(f"`{option}` reads samples again, and `{data}` is a stream", hint=ENDLESS_HINT)
+        raise UsageError(f"`{option}` must read samples again, but `{data}` is a stream", hint=ENDLESS_HINT)
 
 
 def check_rivals(model: str, compared: Sequence[NamedModels], fitted: Sequence[str]) -> None:
@@ -213,13 +214,14 @@ def check_rivals(model: str, compared: Sequence[NamedModels], fitted: Sequence[s
     """
     if is_baseline(model):
         raise UsageError(
-            f"`{model}`: MODEL answers as it is", hint=f"make it another row: `--compare NAME={model}`"
+            f"`{model}`: MODEL must be a model, not a baseline",
+            hint=f"add it as another row: `--compare NAME={model}`",
         )
     rival_rows = [row.name for row in compared if any(row.rivals)]
     if rival_rows and fitted:
         raise UsageError(
-            f"`--ood-score {fitted[0]}`: is of features of models as they are, which `{rival_rows[0]}` is not",
-            hint="leave the row out, or choose scores of logits for it in a report of its own",
+            f"`--ood-score {fitted[0]}`: feature-based scores are not available for the baseline `{rival_rows[0]}`",
+            hint="leave that row out, or measure it in a separate report with a logit-based score",
         )
 
 

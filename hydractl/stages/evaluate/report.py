@@ -1,4 +1,4 @@
-"""What `eval` tells. Importing it loads no torch."""
+"""Report of `eval`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReport:
-    """What `eval` measured and where it was written."""
+    """Measurements of `eval`, and the files written."""
 
     document: Report
     paths: tuple[Path, ...]
     config: EvalConfig
 
     def require_checks(self) -> None:
-        """Raise if a condition came true, or no threshold was found; call it once the report has been shown.
+        """Raise an error if a condition holds or no threshold was found; call it after the report has been shown.
 
         Raises:
-            CheckFailed: Naming each such condition and the number found, or the threshold that was asked for.
+            CheckFailed: If a condition holds or no threshold was found; the message has the measured values.
         """
         config, row, checks = self.config, self.document.rows[0], self.document.checks
         if row.threshold is not None and row.threshold.below is None:
-            stored = f"; {config.store} says so to `predict`" if config.store else ""
+            stored = f"; {config.store} stores this for `predict`" if config.store else ""
             raise CheckFailed(
                 f"`{OPTION} {risk_text(config.threshold_for)}`: {row.name}: {row.threshold.summary}{stored}",
-                hint="give more samples, allow more risk, or try another `--ood-score`",
+                hint="use more samples, allow more risk, or try another `--ood-score`",
             )
         failed = [check for check in checks if check.failed]
         if failed:
-            conditions = ", ".join(f"`{c.condition}` (found {c.found:.6g})" for c in failed)
+            conditions = ", ".join(f"`{c.condition}` (measured {c.found:.6g})" for c in failed)
             raise CheckFailed(f"{len(failed)} of {len(checks)} checks failed for `{row.name}`: {conditions}")

@@ -1,4 +1,4 @@
-"""eval: how good, how well calibrated, how watchful and how expensive are models?"""
+"""eval: measures accuracy, calibration, OOD detection, diversity and cost."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from hydractl.version import __version__
 
 
 def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
-    """Measure every row on every data set, and write report and predictions if wanted.
+    """Measure every row on every data set, and optionally write a report and predictions.
 
-    Models are loaded one row at a time unless time is measured, which needs them side by side. Several processes that a
-    launcher started share the batches; the first of them measures and writes, the same bytes as one alone.
+    Models are loaded one row at a time, unless latency is measured, which needs all of them. Processes of a launcher
+    share the batches; the first measures and writes, with the same bytes as a single process.
 
     Raises:
-        InputError: If a model or a data set cannot be used, or the models do not belong in one table.
-        OutputExists: If an output is there already.
-        Interrupted: If another process of the run ended before its time.
+        InputError: If a model or a data set cannot be used, or the models have different classes.
+        OutputExists: If an output already exists.
+        Interrupted: If another process of the run ended unexpectedly.
     """
     device = answering_device(config.device)
     outputs = [config.out, config.save_predictions, config.store]
@@ -79,9 +79,7 @@ def _prepare(
     check_rows(config, opened)
     is_default, config = config.ood_score is None, with_default_score(config, opened)
     if config.scores == (MSP,) and is_default and config.ood:
-        progress.step(
-            f"OOD samples are told by `{MSP}` alone: `--fit TRAIN --val VAL` adds `{ENERGY_DENSITY}`"
-        )
+        progress.step(f"the only OOD score is `{MSP}`; `--fit TRAIN --val VAL` adds `{ENERGY_DENSITY}`")
     check_fitted_scores(config, opened)
     check_training_told(config, opened)
     for caveat in of_temperatures(config, opened):

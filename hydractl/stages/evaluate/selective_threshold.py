@@ -32,7 +32,7 @@ from hydractl.stages.shared.zero_shot_classes import Classes
 from hydractl.tensor_spec import spec_of, tensor_bytes
 
 FUSE = "fuse"
-"""The command that keeps what members store."""
+"""Command that copies what the members store."""
 THRESHOLD = "threshold"
 
 
@@ -48,8 +48,9 @@ def check_count(config: EvalConfig, count: int) -> None:
     if count < least:
         greater = ", or a greater `--delta`" if config.has_confidence else ""
         raise CheckFailed(
-            f"`{OPTION} {risk_text(config.threshold_for)}`: {count} samples cannot tell, even if every answer were right",
-            hint=f"give at least {least} samples, allow more risk{greater}",
+            f"`{OPTION} {risk_text(config.threshold_for)}`: {count} samples are too few, even if "
+            "all predictions were correct",
+            hint=f"use at least {least} samples, allow more risk{greater}",
         )
 
 
@@ -140,7 +141,9 @@ class ModelCopy:
             if why is None:
                 update["threshold"] = header.threshold
             else:
-                progress.warn(f"{opened.reference}: its threshold is not kept: {why}, which `{OPTION}` finds")
+                progress.warn(
+                    f"{opened.reference}: its threshold is not kept: {why}; find one with `{OPTION}`"
+                )
         if scores is not None:
             fitted = FittedScores(
                 scores=tuple(scores.fitted), data=data[FIT], temperature=scores.temperature, version=VERSION
@@ -191,10 +194,10 @@ def _why_threshold_lapses(
 ) -> str | None:
     """Return what of that which a model's threshold was found with is another in the copy, None if nothing is."""
     if temperature != header.temperature:
-        return "another temperature needs its own"
+        return "it is not valid for another temperature"
     if scores is not None and header.threshold is not None and is_fitted(header.threshold.score):
-        return "scores that are fitted anew need their own"
-    return None if config.max_length is None else "another `--max-length` needs its own"
+        return "it is not valid for newly fitted scores"
+    return None if config.max_length is None else "it is not valid for another `--max-length`"
 
 
 def _header_changes(

@@ -100,7 +100,7 @@ class StreamedData:
     def digest(self) -> StreamDigest:
         """What is known of it, which has passed."""
         if self.stream_digest is None:
-            raise ValueError(f"{self.name} has not passed yet")
+            raise ValueError(f"{self.name} has not been read yet")
         return self.stream_digest
 
     def parts(self) -> Iterator[tuple[int, PreparedData]]:
@@ -112,7 +112,7 @@ class StreamedData:
         """
         per = self.batch_size * BATCHES
         total = None if self.stream_digest is None else -(-len(self) // per)
-        label = f"{self.name}, {per} rows at a time"
+        label = f"{self.name}, in chunks of {per} rows"
         return iter(self.progress.track(self._parts(per), label=label, total=total))
 
     def tracked(self, preprocess: Reading, name: str, progress: Progress) -> Iterable[Batch[Inputs]]:  # noqa: ARG002 - as `PreparedData` has it
@@ -158,6 +158,6 @@ class StreamedData:
         first, *others = self.team.in_order([digest])
         if not all(torch.equal(other_identity, first) for other_identity in others):
             raise DataError(
-                f"{self.stream.name}: the processes of this run read other rows, though all read one stream",
+                f"{self.stream.name}: the processes of this run read different rows of the same stream",
                 hint=ENDLESS_HINT,
             )

@@ -1,1 +1,1 @@
-"""export: a model as one file that runs without hydractl."""
+"""export: writes a model to a file that runs without hydractl."""

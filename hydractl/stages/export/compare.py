@@ -35,7 +35,7 @@ from hydractl.version import __version__
 
 BATCHES = (1, 2, 5)
 SIZES = ((1.0, 1.0), (0.6, 0.8), (1.7, 2.3), (3.1, 1.3))
-"""Heights and widths of random images, in those of the model's."""
+"""Heights and widths of random images, relative to the model's."""
 OOD = "ood"
 
 
@@ -128,8 +128,9 @@ def require_near(difference_found: float, tolerance: float, *, inputs_name: str)
     """
     if not difference_found <= tolerance:
         raise CheckFailed(
-            f"the exported model differs by {difference_found:.1e} from the model on {inputs_name}, more than {tolerance:g}; nothing was written",
-            hint=f"if that is near enough, add `--tolerance {2 * difference_found:.0e}`"
+            f"the outputs of the exported model differ by {difference_found:.1e} on {inputs_name}, "
+            f"more than the tolerance {tolerance:g}; nothing was written",
+            hint=f"to accept that difference, add `--tolerance {2 * difference_found:.0e}`"
             if difference_found < 1
             else None,
         )

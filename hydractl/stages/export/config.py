@@ -1,4 +1,4 @@
-"""What `export` is told. Importing it loads no torch."""
+"""Configuration of `export`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FORMATS = (ONNX, PT2)
 QUANTIZED = ("int8",)
 
 
-MEASURED_ON = Constraint("data", why="it is labelled data that are measured on", hint="add `--data DATA`")
+MEASURED_ON = Constraint("data", why="it needs labelled data to measure on", hint="add `--data DATA`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportConfig(CheckedSettings, CommandConfig):
-    """What to export, how, and what it is checked on."""
+    """What to export, how, and the data to check it on."""
 
     COMMAND: ClassVar[str] = "export"
 
@@ -49,7 +49,7 @@ class ExportConfig(CheckedSettings, CommandConfig):
         choices=QUANTIZED,
         metavar="int8",
         needs=MEASURED_ON,
-        only_with=Constraint("form", (ONNX,), option="out", why=f"it is for {ONNX}"),
+        only_with=Constraint("form", (ONNX,), option="out", why=f"quantization needs {ONNX}"),
     )
     data: str | None = setting(
         None,
@@ -94,12 +94,12 @@ class ExportConfig(CheckedSettings, CommandConfig):
 
     @property
     def form(self) -> str:
-        """How the output's name ends, in small letters."""
+        """Suffix of the output in lower case."""
         return self.out.suffix.lower()
 
     @property
     def script(self) -> Path:
-        """The Python script beside the output that runs it."""
+        """Path of the Python script that runs the exported model."""
         return self.out.with_name(f"{self.out.name}.py")
 
     @override

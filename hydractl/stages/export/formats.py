@@ -22,13 +22,15 @@ from hydractl.version import __version__
 
 Named: TypeAlias = "Mapping[str, torch.Tensor]"
 Program: TypeAlias = "Callable[[Named], dict[str, torch.Tensor]]"
-"""Answers by name to inputs by name, as `Subject` does."""
+"""Maps inputs by name to outputs by name."""
 OPSET = 20
-"""The least in which GELU is one operator. In 18, the least that PyTorch writes, it is five, which onnxruntime does not join again."""
+"""The first opset in which GELU is one operator. In 18, the first that PyTorch writes, GELU is five
+operators, which onnxruntime does not fuse.
+"""
 TRACES = "2.8"
 LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 MOST_BYTES = 2**31 - 1
-"""What a file of protocol buffers can hold."""
+"""Size limit of a protocol buffers file, in bytes."""
 
 
 def require_torch() -> None:
@@ -39,7 +41,7 @@ def require_torch() -> None:
     """
     if Version(torch.__version__) < Version(TRACES):
         raise UnsupportedModelError(
-            f"models are exported with torch {TRACES} or later, and {torch.__version__} is installed",
+            f"export needs torch {TRACES} or later, but {torch.__version__} is installed",
             hint=f"pip install --upgrade 'torch>={TRACES}' torchvision",
         )
 
@@ -56,7 +58,7 @@ def onnx_libraries() -> tuple[Any, Any]:
         import onnxscript  # noqa: F401, PLC0415 - what torch writes ONNX with
     except ImportError as error:
         raise UnsupportedModelError(
-            f"ONNX is written and checked with {', '.join(LIBRARIES)}, which cannot be imported: {error}",
+            f"ONNX export needs {', '.join(LIBRARIES)}, which cannot be imported: {error}",
             hint="`pip install 'hydractl[onnx]'`, or write a `.pt2`",
         ) from error
     return onnx, onnxruntime
@@ -200,7 +202,7 @@ def onnx_bytes(document: Any, metadata: Mapping[str, str], *, where: str) -> byt
     document.producer_name, document.producer_version = "hydractl", __version__
     if document.ByteSize() > MOST_BYTES:
         raise UnsupportedModelError(
-            f"{where}: takes {document.ByteSize() / 2**30:.1f} GiB, and an .onnx file holds 2 at most",
+            f"{where}: takes {document.ByteSize() / 2**30:.1f} GiB, but an .onnx file is limited to 2 GiB",
             hint="write a `.pt2`, or prune more heads",
         )
     content: bytes = document.SerializeToString(deterministic=True)
@@ -220,7 +222,7 @@ def run_onnx(content: bytes) -> Program:
     try:
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its own kinds are no public names
-        raise UnsupportedModelError(f"onnxruntime does not take the model: {reason_of(error)}") from error
+        raise UnsupportedModelError(f"onnxruntime rejects the model: {reason_of(error)}") from error
 
     def run(inputs: Named) -> dict[str, torch.Tensor]:
         arrays = session.run(list(OUTPUTS), {name: x.numpy() for name, x in inputs.items()})

@@ -67,7 +67,7 @@ FILTERS: Mapping[str, Filter] = MappingProxyType(
         "lanczos": Filter(_lanczos, 3.0),
     }
 )
-"""Those that weigh. `nearest` does not: which pixel it takes hangs on how Pillow's loop over all of them rounds."""
+"""Interpolations that are weighted sums. `nearest` is not: the pixel it takes depends on how Pillow's loop rounds."""
 
 
 class Pixels(nn.Module):

@@ -1,4 +1,4 @@
-"""export: a model becomes a file that runs without hydractl, compared with the model before it is written."""
+"""export: writes a model to a file that runs without hydractl, after comparing it with the model."""
 
 from __future__ import annotations
 
@@ -48,26 +48,27 @@ from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.zero_shot_classes import Classes, settle
 
 EXAMPLES = 2
-"""Samples that a model is traced with: torch takes an axis of 1 for one that is always 1."""
-RANDOM, DATA, QUANTISED = "random inputs", "the data", "the data, quantised"
-PREPARED = "random pixels that `eval` prepares"
-"""Pillow resizes along one axis after the other, rounding in between, and which comes first is its own choice."""
+"""Batch size for tracing; torch would treat an axis of size 1 as constant."""
+RANDOM, DATA, QUANTISED = "random inputs", "the data", "the data, quantized"
+PREPARED = "random pixels with the preprocessing of `eval`"
+"""Pillow resizes one axis after the other and rounds in between. It chooses the order of the axes itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """What `export` wrote and how near it is to the model.
+    """Files that `export` wrote, and their differences from the model.
 
     Attributes:
-        paths: The files written: the model, the script that runs it, the report.
-        inputs: Name, type and shape of each; what may be of any length has a name.
-        outputs: Likewise.
-        members: M.
-        classes: C.
-        size_bytes: Of the model.
-        differences: How far outputs are from the model's own, at most: on random inputs; on the data, of logits; where pixels go
-            in, from what it answers to the same ones as `eval` prepares them; of a quantised one before and after.
-        measured: Both on the data, as `eval` reports it; None without.
+        paths: Files written: the model, the script that runs it, the report.
+        inputs: Name, type and shape of each input; dynamic axes have names.
+        outputs: Name, type and shape of each output.
+        members: Number of members M.
+        classes: Number of classes C.
+        size_bytes: Size of the model.
+        differences: Largest differences from the model's outputs: on random inputs; of logits on the data; for pixel
+            inputs, from the outputs with the preprocessing of `eval`; for a quantized model, before and after
+            quantization.
+        measured: Report of both models on the data, as from `eval`; None without data.
     """
 
     paths: tuple[Path, ...]
@@ -84,9 +85,9 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
     """Export a model.
 
     Raises:
-        UnsupportedModelError: If it cannot be exported, or a library is missing or too old that is needed.
-        CheckFailed: If what was exported is further from the model than `tolerance`.
-        OutputExists: If an output is there already.
+        UnsupportedModelError: If the model cannot be exported, or a library is missing or too old.
+        CheckFailed: If the exported model differs from the model by more than `tolerance`.
+        OutputExists: If an output already exists.
     """
     require_one_process("export")
     formats.require_torch()
@@ -100,7 +101,7 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
         progress.step(f"Tracing {opened.reference}")
         source = _load(config, opened, classes, progress)
         exported = _convert(config, source, progress)
-        progress.step("Comparing it with the model")
+        progress.step("Comparing the exported model with the original")
         differences = _compare_on_random_inputs(config, source, exported.program)
         report = None
         if trial is not None:
@@ -154,8 +155,8 @@ def _check(config: ExportConfig, opened: OpenModel, output_lock: OutputLock) -> 
         )
     if how.interpolation not in FILTERS:
         raise UnsupportedModelError(
-            f"{opened.reference}: resizes by `{how.interpolation}`, which no graph does as Pillow does",
-            hint="leave `--with-preprocess` out",
+            f"{opened.reference}: its preprocessing resizes by `{how.interpolation}`, which cannot be exported exactly",
+            hint="leave out `--with-preprocess`",
         )
 
 
@@ -168,7 +169,7 @@ def _classes(config: ExportConfig, opened: OpenModel) -> Classes | None:
     classes = config.naming.classes(opened)
     if classes is None and opened.header.prompting is not None:
         raise UsageError(
-            f"{opened.reference}: has no classes yet, and what is exported reads images alone",
+            f"{opened.reference}: has no class names yet, and an exported model takes images only",
             hint='name them: `--classes cat,dog --template "A photo of a {label}."`',
         )
     return classes
@@ -213,11 +214,11 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None, prog
 def _unfit(config: ExportConfig, threshold: Threshold, score: str) -> str | None:
     """Return why a threshold does not hold for what is exported, which computes an OOD score; None if it does."""
     if config.quantize is not None:
-        return "quantizing makes another model"
+        return "it does not hold for the quantized model"
     if threshold.score != score:
-        return f"it is on `{threshold.score}`, and the exported model computes `{score}`"
+        return f"it is for `{threshold.score}`, but the exported model computes `{score}`"
     if not means_the_same(score, threshold.version):
-        return f"an earlier version of hydractl defined `{score}` otherwise"
+        return f"it is for an earlier definition of `{score}`"
     return None
 
 
@@ -227,7 +228,7 @@ def _convert(config: ExportConfig, source: Source, progress: Progress) -> Export
     if config.form != ONNX:
         content = formats.pt2(program, metadata)
         return Exported(content, formats.run_pt2(content))
-    progress.step("Making an ONNX graph of it")
+    progress.step("Converting to an ONNX graph")
     document = formats.onnx(program, source.axes, names=list(source.example), where=where)
     content = formats.onnx_bytes(document, metadata, where=where)
     return Exported(content, formats.run_onnx(content), document)
@@ -273,7 +274,7 @@ def _compare_on_data(
     if not pixels:
         require_near(differences[DATA], config.tolerance, inputs_name=DATA)
     if (how := config.quantize) is not None:
-        progress.step("Quantising it")
+        progress.step("Quantizing the ONNX model")
         document = formats.quantized(exported.document)
         content = formats.onnx_bytes(document, _metadata(config, source), where=where)
         exported = Exported(content, formats.run_onnx(content))

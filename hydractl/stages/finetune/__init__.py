@@ -1,1 +1,1 @@
-"""finetune: train a base or a member."""
+"""finetune: trains a base, a member or a hydra."""

@@ -44,13 +44,13 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
     draws_anew = config.head_seed is not None and (config.reset_head or opened.is_random)
     if config.recipe.trains_own_parts and (config.reset_head or not fits) and _shares_head(opened):
         raise UsageError(
-            f"`--train own`: members of {config.model} share their classifier, and a new one would not train",
-            hint="leave `own` out, or fuse with `--own-from`",
+            f"`--train own`: members of {config.model} share their classifier, so a new one would not be trained",
+            hint="leave out `own`, or fuse with `--own-from`",
         )
     if fits and not draws_anew:
         if config.head_seed is not None:
             raise UsageError(
-                f"`--head-seed {config.head_seed}` has no effect on {config.model}, whose classifier is there already",
+                f"`--head-seed {config.head_seed}` has no effect: {config.model} already has a classifier",
                 hint="leave `--head-seed` out, or add `--reset-head` for a new classifier",
             )
         if config.reset_head and not opened.is_random:
@@ -58,7 +58,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
         return opened
     if "head" not in config.recipe.parts and not opened.is_random:
         raise UsageError(
-            f"{config.model} gets a new classifier, which `--train {','.join(config.recipe.train)}` leaves as it is drawn",
+            f"{config.model} gets a new classifier, which `--train {','.join(config.recipe.train)}` does not train",
             hint="add `head` to `--train`",
         )
     if not (fits and opened.is_random):
@@ -120,7 +120,7 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> s
         if config.pooling != DEFAULT_POOLING and not isinstance(header.preprocess, Tokenization):
             raise UsageError(
                 f"`--pooling {config.pooling}` is for texts, but {config.model} reads images",
-                hint="leave it out: an image model pools as its family does",
+                hint="leave it out; an image model uses the pooling of its family",
             )
         return config.pooling
     if opened.pools is not None and not config.keep_head:
@@ -136,12 +136,12 @@ def _check_kept(config: FinetuneConfig, opened: OpenModel, *, reads_as_asked: bo
         raise UsageError(f"`--keep-head`: {config.model} {opened.lacks}", hint="leave `--keep-head` out")
     if not reads_as_asked:
         raise UsageError(
-            f"`--keep-head`: the classifier of {config.model} does not read what `--pooling {config.pooling}` says",
+            f"`--keep-head`: the classifier of {config.model} does not fit `--pooling {config.pooling}`",
             hint="leave one of them out",
         )
     if requested not in {None, number}:
         raise UsageError(
-            f"`--keep-head`: the classifier of {config.model} tells apart {number} classes, not {requested}",
+            f"`--keep-head`: the classifier of {config.model} has {number} classes, not {requested}",
             hint="leave `--keep-head` or `--num-classes` out",
         )
 
@@ -158,8 +158,8 @@ def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Classed) -> No
         raise DataError(
             f"`--keep-head`: `--data {items.name}` has {_classes(len(items.class_names), items.class_names)}, but "
             f"{config.model} has {_classes(number, labels)}",
-            hint="leave `--keep-head` out for a new classifier, name the data's classes as the model does, with "
-            "`::map=OLD:NEW,...`, or choose some of them with `::classes=`",
+            hint="leave `--keep-head` out for a new classifier, rename the data's classes to the "
+            "model's with `::map=OLD:NEW,...`, or select some of them with `::classes=`",
         ) from error
 
 
@@ -178,13 +178,16 @@ def _number(config: FinetuneConfig, opened: OpenModel, items: Classed) -> int:
         )
     if option_number is not None and option_number < data_number:
         raise DataError(
-            f"{items.name}: has {data_number} classes, `--num-classes {option_number}` is too few for them",
-            hint=f"add `--num-classes {data_number}`, or choose some of the classes with `::classes=`",
+            f"{items.name}: has {data_number} classes, but `--num-classes {option_number}` is smaller",
+            hint=f"add `--num-classes {data_number}`, or select some of the classes with `::classes=`",
         )
     if model_number is not None and model_number < data_number:
         raise DataError(
-            f"{items.name}: has {data_number} classes, but `{config.model}` asks for {model_number}",
-            hint=f"leave `{key}={model_number}` out, write `{key}={data_number}`, or choose some of the classes with `::classes=`",
+            f"{items.name}: has {data_number} classes, but `{config.model}` has {model_number}",
+            hint=(
+                f"leave `{key}={model_number}` out, write `{key}={data_number}`, or select some of the "
+                "classes with `::classes=`"
+            ),
         )
     stored_number = opened.header.num_classes if names_all(items, opened.header.labels) else None
     return option_number or model_number or stored_number or data_number
@@ -201,9 +204,9 @@ def _classifier_text(opened: OpenModel, number: int, names: tuple[str, ...], *, 
         if opened.is_random
         else "in place of the model's own"
         if fits
-        else f"the model had {had}"
+        else f"the model had {had} classes"
         if had != number
-        else "the model's reads something else or has others"
+        else "the model's has other inputs or other classes"
     )
     return f"{new}, {reason}" if reason else new
 

@@ -1,4 +1,4 @@
-"""What `finetune` is told. Importing it loads no torch."""
+"""Configuration of `finetune`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RECIPE = Option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(CommandConfig):
-    """What to train, on what, how, and where to."""
+    """What to train, on which data, how, and where to write it."""
 
     COMMAND: ClassVar[str] = "finetune"
 
@@ -76,7 +76,7 @@ class FinetuneConfig(CommandConfig):
     recipe_name: str | None = by_default(
         None, OptionGroup(lambda texts: texts.get("recipe"), extra_names=("recipe",))
     )
-    """Which one `recipe` was made of; for messages."""
+    """Name of the recipe that `recipe` was made from, for messages."""
     method: str | None = setting(
         None,
         f"Train by another method: {', '.join(METHODS)} (docs/rivals.md).",
@@ -91,10 +91,10 @@ class FinetuneConfig(CommandConfig):
         choices=("shared", "own"),
         panel=TEACHERS,
         excludes=Constraint(
-            "teacher", for_values=("own",), why="teachers see one batch, and members would see several"
+            "teacher", for_values=("own",), why="teachers see one batch, but each member would see its own"
         ),
     )
-    """Member m's own are those of `order_seed` + m."""
+    """With `own`, member m uses the seed `order_seed` + m."""
     teacher: tuple[str, ...] = setting(
         (),
         "Models to distil: member m of a hydra learns from the m-th, any other model from their mean.",
@@ -132,8 +132,8 @@ class FinetuneConfig(CommandConfig):
             panel=shared.MACHINE,
             excludes=Constraint(
                 "gradient_checkpointing",
-                why="what drops draw would not come again",
-                hint="leave one of them out; a compiled step holds less by itself",
+                why="the recomputation would draw other dropout masks",
+                hint="leave one of them out; a compiled step already saves memory",
             ),
         )
     )
@@ -157,13 +157,14 @@ class FinetuneConfig(CommandConfig):
         only_with=Constraint(
             "state",
             option="out",
-            why="a stream leaves no place to go on from",
+            why="an output stream cannot be resumed",
             hint="name a file with `-o`, or leave `--save-every` out",
         ),
     )
     seed: int = by_default(0, shared.SEED)
-    """Of random weights, a new classifier, the order of the data, augmentation and dropout, as far as these have none of
-    their own."""
+    """Seed of random weights, a new classifier, data order, augmentation and dropout, unless these have a
+    seed of their own.
+    """
     order_seed: int | None = by_default(
         None,
         replace(shared.SEED, help="Seed of data order and augmentation (default: `--seed`).", panel=SEEDS),
@@ -176,7 +177,7 @@ class FinetuneConfig(CommandConfig):
         replace(
             shared.HEAD_SEED,
             panel=SEEDS,
-            excludes=Constraint("recipe.reset_head", (False,), why="no classifier is drawn"),
+            excludes=Constraint("recipe.reset_head", (False,), why="no new classifier is made"),
         ),
     )
     num_classes: int | None = by_default(None, shared.NUM_CLASSES)
@@ -199,12 +200,13 @@ class FinetuneConfig(CommandConfig):
             method.check_model(self.model)
         if self.teacher and method is not None and not method.TAKES_TEACHERS:
             raise UsageError(
-                f"`--method {self.method}` and `--teacher` exclude each other: its members learn from labels alone",
+                f"`--method {self.method}` and `--teacher` exclude each other: members of that "
+                "method train on labels only",
                 hint="leave one of them out",
             )
         if self.arch is not None and self.model.startswith("arch:"):
             raise UsageError(
-                f"`--arch` has no effect with `{self.model}`, which names its architecture",
+                f"`--arch` has no effect with `{self.model}`, which already names the architecture",
                 hint="leave `--arch` out",
             )
         self._check_stream()
@@ -213,52 +215,54 @@ class FinetuneConfig(CommandConfig):
     def _check_stream(self) -> None:
         if self.data.endless and self.data.buffer is None:
             raise UsageError(
-                f"`{self.data}`: a stream is shuffled among rows that are held, and nothing says how many",
-                hint="add `buffer=10000`, or `limit=N`: the first N rows are read and kept; or leave `streaming` out",
+                f"`{self.data}`: a stream needs a buffer size for shuffling",
+                hint=(
+                    "add `buffer=10000`, or `limit=N` to read and keep the first N rows, or leave out `streaming`"
+                ),
             )
         if self.data.endless and self.has_own_batches:
             raise UsageError(
-                f"`--batches own`: each member would read `{self.data}` in an order of its own",
-                hint="leave one of them out, or add `limit=N` in the place of `buffer`",
+                f"`--batches own`: the stream `{self.data}` cannot be read in several orders",
+                hint="leave one of them out, or replace `buffer` by `limit=N`",
             )
 
     @property
     def trains_by(self) -> TrainingMethod | None:
-        """How it trains, where not every weight changes."""
+        """Training method, if not plain fine-tuning."""
         return None if self.method is None else parse_method(self.method)
 
     @override
     def outputs(self) -> tuple[Path, ...]:
-        """Return the path of each model that comes out."""
+        """Return the path of each output model."""
         if self.models == 1 and "{i}" in self.out.name:
             raise UsageError(
-                f"`-o {self.out}`: `{{i}}` numbers several models, and this makes one",
-                hint="leave `{i}` out of the name",
+                f"`-o {self.out}`: `{{i}}` numbers several models, but this command makes one",
+                hint="leave out `{i}` from the name",
             )
         return (self.out,) if self.models == 1 else shared.numbered(self.out, self.models)
 
     @property
     def models(self) -> int:
-        """How many models train together that are no hydra."""
+        """Number of models that train together without being a hydra."""
         return 1 if self.trains_by is None else self.trains_by.models
 
     @property
     def has_own_batches(self) -> bool:
-        """Whether members of a hydra see batches of their own."""
+        """Whether members of a hydra have their own batches."""
         return self.batches == "own"
 
     @property
     def temperature(self) -> float:
-        """What divides logits before a teacher's and the student's softmaxes are compared."""
+        """Temperature of the distillation loss."""
         return TEMPERATURE if self.teacher_temperature is None else self.teacher_temperature
 
     @property
     def weight(self) -> float:
-        """The teachers' share of the loss, in (0, 1]."""
+        """Weight of the distillation loss, in (0, 1]."""
         return WEIGHT if self.teacher_weight is None else self.teacher_weight
 
     def options(self) -> dict[str, OptionValue]:
-        """Return what shapes the result, as lineage options; the lineage drops those that are None."""
+        """Return the options that determine the result, for the lineage, which drops None."""
         field_names = ("order_seed", "dropout_seed", "head_seed", "num_classes", "pooling")
         taught = {"teacher_temperature": self.temperature, "teacher_weight": self.weight}
         return (
@@ -274,20 +278,20 @@ class FinetuneConfig(CommandConfig):
 
     @property
     def keep_head(self) -> bool:
-        """Whether the model's own classifier is insisted on."""
+        """Whether the model's classifier must be kept."""
         return self.recipe.reset_head is False
 
     @property
     def reset_head(self) -> bool:
-        """Whether the model's own classifier is not wanted."""
+        """Whether the model's classifier must be replaced."""
         return self.recipe.reset_head is True
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of a text at most, as an option or else the recipe says."""
+        """Maximum number of tokens of a text, from the option or the recipe."""
         return self.recipe.max_length if self.max_length is None else self.max_length
 
     @property
     def state(self) -> Path | None:
-        """Where the state of an unfinished run lies; nowhere for a stream."""
+        """Path of the state of an unfinished run; None for a stream."""
         return None if is_stream(self.out) else self.out.with_name(f"{self.out.name}.state")

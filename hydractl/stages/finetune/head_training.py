@@ -108,7 +108,7 @@ def keep_features(work: TrainingPlan, items: Items, engine: Engine, progress: Pr
     """
     model = frozen_encoder(work, engine)
     shape = model.member_logits(blank_inputs(work.header.preprocess, 1, device=engine.device)).shape[::2]
-    progress.step("The frozen encoder runs once, and its features are kept")
+    progress.step("Running the frozen encoder once and storing its features")
     with start_team(engine.device) as team:
 
         def encode_all(items: Items) -> Tensor:
@@ -117,7 +117,7 @@ def keep_features(work: TrainingPlan, items: Items, engine: Engine, progress: Pr
             features = scratch_tensor(
                 (len(items), *shape),
                 name=f"the features of {len(items)} samples",
-                until="the classifier has trained",
+                until="the classifier is trained",
             )
             parts = team.iterate(features_of(model, batch, work.config.recipe) for batch in batches)
             total = -(-len(items) // EVAL_BATCH)

@@ -86,7 +86,7 @@ def _look(work: TrainingPlan, feed: ItemFeed, engine: Engine, progress: Progress
     sites = sites_of(subject.family, subject.module, subject.states[0])
     model, device = subject.module.to(engine.device).eval(), engine.device
     count = min(work.adapter.data, feed.steps_per_epoch)
-    progress.step(f"Looking at {counted(count, 'batch', 'batches')}")
+    progress.step(f"Checking {counted(count, 'batch', 'batches')}")
 
     def loss(piece: Piece) -> torch.Tensor:
         logits = model(inputs_on(piece.inputs, device))

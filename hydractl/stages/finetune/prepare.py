@@ -48,8 +48,8 @@ from hydractl.training.step_modes import keeps_statistics
 T = TypeVar("T", bound="Items | Shuffled")
 EVAL_BATCH = 256
 _TAKEN_BY_NONE = {
-    "dropout": "no layer of it drops anything, but attention weights",
-    "drop_path": "it has one block, and no sample skips the first",
+    "dropout": "the model has no dropout, except for attention weights",
+    "drop_path": "the model has one block, and stochastic depth never skips the first",
 }
 
 
@@ -148,7 +148,8 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     check_teachers(teachers, header, how)
     if len(teachers) == 1 and teachers[0].checkpoint.digest == opened.checkpoint.digest:
         progress.warn(
-            f"{config.model} is its own teacher: it says already what it is to learn, and is held back from what labels teach"
+            f"{config.model} is its own teacher: its predictions match the teacher from the start, "
+            "which weakens the effect of the labels"
         )
     warn_temperature(opened, progress)
     mixing = Mixing.of(config.recipe, how, classes=header.architecture.num_classes)
@@ -210,8 +211,8 @@ def check_classes(opened: OpenModel) -> None:
     """
     if opened.header.prompting is not None:
         raise UsageError(
-            f"{opened.reference}: compares images with texts and has no classes to train on",
-            hint="zero-shot models are pruned and fused without training",
+            f"{opened.reference}: is a zero-shot model without classes to train on",
+            hint="prune and fuse zero-shot models without training",
         )
 
 
@@ -236,7 +237,7 @@ def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
         others = [name for name, recipe in RECIPES.items() if not any(getattr(recipe, n) for n in FOR_IMAGES)]
         raise UsageError(
             f"`--recipe {config.recipe_name}` is for images, but {config.model} reads texts",
-            hint=f"for texts there are {', '.join(others)}",
+            hint=f"recipes for texts: {', '.join(others)}",
         )
 
 
@@ -253,8 +254,8 @@ def _check_layers(config: FinetuneConfig, header: Header, family: Family, progre
             )
     if config.model.startswith("arch:") and keeps_statistics(model):
         progress.warn(
-            f"{config.model} begins with means of 0 and variances of 1 in its batch norms, and keeps them: it learns slowly; "
-            "take pretrained weights where there are some"
+            f"{config.model} keeps the initial means of 0 and variances of 1 in its batch norms, so it "
+            "learns slowly; use pretrained weights if available"
         )
 
 
@@ -264,13 +265,13 @@ def _check_apart(config: FinetuneConfig, header: Header) -> None:
         return
     if header.plan is None:
         raise UsageError(
-            f"`--batches own`: {config.model} is a {header.kind}, and only members of a hydra have batches of their own",
+            f"`--batches own`: {config.model} is a {header.kind}, but only members of a hydra can have their own batches",
             hint="leave it out",
         )
     if header.plan.trunk > 0:
         raise UsageError(
-            f"`--batches own`: members of {config.model} share {counted(header.plan.trunk, 'block')}, which run once, on one "
-            "batch for all",
+            f"`--batches own`: members of {config.model} share {counted(header.plan.trunk, 'block')}, "
+            "which run once on one common batch",
             hint="leave it out, or fuse with `--own-from 0`",
         )
 
@@ -280,8 +281,8 @@ def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | Non
     header, recipe = opened.header, config.recipe
     if recipe.trains_own_parts and header.plan is None:
         raise UsageError(
-            f"`--train own`: {config.model} is a {header.kind}, and only members of a hydra have what is their own",
-            hint=f"leave `own` out, or choose from {', '.join(PARTS)}",
+            f"`--train own`: {config.model} is a {header.kind}, but only members of a hydra have weights of their own",
+            hint=f"leave out `own`, or choose from {', '.join(PARTS)}",
         )
     family = opened.family
     models = [family.build(header.architecture, mask, None) for mask in header.masks]
@@ -291,8 +292,8 @@ def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | Non
         fates = header.plan.fates
         if Fate.GROUPED not in fates.values():
             raise UsageError(
-                f"`--train own`: members of {config.model} share all they have",
-                hint="fuse with `--own-from L`: each then owns its blocks from L on, readout and head",
+                f"`--train own`: members of {config.model} share all weights",
+                hint="fuse with `--own-from L` to give each member its own blocks from L on, readout and head",
             )
         with_elements = {n: t for n, t in with_elements.items() if fates[n] == Fate.GROUPED}
     names = trainable(family, header.architecture, recipe, with_elements)
@@ -332,8 +333,8 @@ def _validation(
         if not strange:
             raise
         raise DataError(
-            f"`--val {items.name}`: has classes that `--data {trained.name}` has not: {first_names(strange)}",
-            hint="name them as there, or choose the classes of `--data` with `::classes=`",
+            f"`--val {items.name}`: has classes that `--data {trained.name}` does not have: {first_names(strange)}",
+            hint="use the same names, or select the classes of `--data` with `::classes=`",
         ) from error
     return LabelledItems(items=items, labels=tuple(table[label] for label in data_labels))
 
@@ -351,8 +352,8 @@ def _data_inputs(
     (learnt, data), (validation_digest, content) = read
     if twice := overlap("--val", content, "--data", data):
         progress.warn(
-            f"{twice}: accuracy and NLL will look better than they are, and the rate and weights that are kept are chosen by "
-            "what may be known by heart"
+            f"{twice}: validation accuracy and NLL will be too good, and the learning rate and weights "
+            "are selected on data that the model was trained on"
         )
     return InputFile(name=trained.name, sha256=learnt), InputFile(
         name=validated.name, sha256=validation_digest

@@ -1,4 +1,4 @@
-"""finetune: train a base, a member or a hydra on labelled data, and write what it was with other weights."""
+"""finetune: trains a base, a member or a hydra on labelled data and writes it with the new weights."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ from hydractl.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneReport:
-    """What `finetune` did.
+    """Result of `finetune`.
 
     Attributes:
-        path: The output, with `{i}` where there are several.
+        path: Output, with `{i}` if there are several.
         kind: base, member or hydra.
-        accuracy: On the validation data, of the weights as written, in [0, 1]; a hydra's is its ensemble's, and so is that of
-            several models.
-        nll: Likewise, in nats.
-        lr: The learning rate that validated best.
-        step: How many steps the written weights took.
-        total_steps: How many were planned.
-        trained_parameters: How many parameters trained, those that weights are made of included.
-        frozen_parameters: How many of the model's own did not.
-        training_macs: Multiply-accumulates that training the written weights took: see the metric of that name.
-        resumed_from: The step at which the run went on, None if it ran through.
-        members: Of several outputs, each.
+        accuracy: Accuracy on the validation data of the written weights, in [0, 1]; for a hydra or several models that of
+            the ensemble.
+        nll: NLL on the validation data, in nats.
+        lr: Learning rate with the best validation.
+        step: Steps of the written weights.
+        total_steps: Planned number of steps.
+        trained_parameters: Number of trained parameters, including those of a method.
+        frozen_parameters: Number of the model's parameters that did not train.
+        training_macs: Multiply-accumulates of the training of the written weights; see the metric.
+        resumed_from: Step at which the run was resumed, None if it was not.
+        members: Paths of several outputs.
     """
 
     path: Path
@@ -82,18 +82,18 @@ class FinetuneReport:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files written."""
+        """Files written."""
         return self.members or (self.path,)
 
 
 def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> FinetuneReport:
-    """Train a model and publish it; an interrupted run goes on where its state says.
+    """Train a model and write it; an interrupted run resumes from its state.
 
     Raises:
-        InputError: If an input cannot be used; nothing is written then.
+        InputError: If an input cannot be used; nothing is written.
         UsageError: If the options do not fit the model or the data.
         CheckFailed: If training diverged.
-        OutputExists: If the output is there already, or what another run left of it, or another command makes it.
+        OutputExists: If the output or the state of another run already exists, or another command is writing it.
     """
     leads, shards = rank() == 0, fsdp.launcher_uses_fsdp()
     _check_fsdp(config, shards=shards)
@@ -140,13 +140,13 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
 def _check_fsdp(config: FinetuneConfig, *, shards: bool) -> None:
     if config.compile and shards:
         raise UsageError(
-            "`--compile` and `--use_fsdp` exclude each other: a model that lies in parts is no single graph",
+            "`--compile` and `--use_fsdp` exclude each other: a sharded model cannot be compiled as one graph",
             hint="leave one of them out",
         )
     if shards and config.trains_by is not None and config.trains_by.ADAPTER is not None:
         raise UsageError(
-            "`--method` and `--use_fsdp` exclude each other: weights that are made of others do not lie in parts",
-            hint="leave `--use_fsdp` out",
+            "`--method` and `--use_fsdp` exclude each other: weights that a method computes cannot be sharded",
+            hint="leave out `--use_fsdp`",
         )
 
 
@@ -192,7 +192,7 @@ def _settling_state(config: FinetuneConfig, folder: StateFolder | None, *, leads
         # what cannot be read or written now may be so later
         if leads and (hint := _way_on(config, folder)):
             first_hint = f"{error.hint}; " if error.hint else ""
-            error.hint = f"{first_hint}{hint}, with inputs as they were"
+            error.hint = f"{first_hint}{hint}, with unchanged inputs"
         raise
 
 

@@ -17,7 +17,7 @@ from hydractl.training.accelerator import Engine
 from hydractl.training.distillation import DistillationLoss, Teacher
 
 MAX_SHOWN_CHARACTERS = 60
-"""Longest text of a value that a message shows."""
+"""Maximum length of a value in a message, in characters."""
 
 
 def open_teachers(config: FinetuneConfig) -> tuple[OpenModel, ...]:
@@ -30,7 +30,8 @@ def open_teachers(config: FinetuneConfig) -> tuple[OpenModel, ...]:
     for reference in config.teacher:
         if reference.startswith("arch:"):
             raise UsageError(
-                f"`--teacher {reference}`: random weights teach nothing", hint="name a trained model"
+                f"`--teacher {reference}`: a model with random weights cannot be a teacher",
+                hint="give a trained model",
             )
     return tuple(open_model(reference) for reference in config.teacher)
 
@@ -51,14 +52,18 @@ def check_teachers(teachers: tuple[OpenModel, ...], student: Header, how: Readin
     theirs = len(teachers[0].header.masks) if len(teachers) == 1 else 1
     if student.plan is not None and theirs not in {1, members}:
         raise UsageError(
-            f"`--teacher {teachers[0].reference}`: is a hydra of {counted(theirs, 'member')}, and is to teach one of "
-            f"{counted(members, 'member')}",
-            hint="name a hydra of as many members, or give each member a teacher, in order: `--teacher a.st,b.st,c.st`",
+            f"`--teacher {teachers[0].reference}`: is a hydra of {counted(theirs, 'member')}, but the "
+            f"student has {counted(members, 'member')}",
+            hint=(
+                "give a hydra with as many members, or one teacher per member, in order: `--teacher a.st,b.st,c.st`"
+            ),
         )
     if teachers and student.plan is not None and not _splits(teachers, student) and len(teachers) != members:
         raise UsageError(
-            f"`--teacher` names {counted(len(teachers), 'teacher')} for a hydra of {counted(members, 'member')}",
-            hint="give each member one, in order: `--teacher a.st,b.st,c.st`, or one hydra of as many members",
+            f"`--teacher` gives {counted(len(teachers), 'teacher')} for a hydra of {counted(members, 'member')}",
+            hint=(
+                "give one teacher per member, in order: `--teacher a.st,b.st,c.st`, or one hydra with as many members"
+            ),
         )
     for teacher in teachers:
         _check_classes(teacher, student)
@@ -101,16 +106,15 @@ def _check_classes(teacher: OpenModel, student: Header) -> None:
     where, ours, theirs = teacher.reference, student.num_classes, teacher.header.num_classes
     if ours != theirs:
         raise CheckpointError(
-            f"{where}: tells {counted(theirs, 'class', 'classes')} apart, and the model that it is to teach {ours}",
-            hint="a teacher must have been trained on the same classes",
+            f"{where}: has {counted(theirs, 'class', 'classes')}, but the student has {ours}",
+            hint="use a teacher that was trained on the same classes",
         )
     labels = (student.labels, teacher.header.labels)
     if all(labels) and labels[0] != labels[1]:
         place = next(i for i, (a, b) in enumerate(zip(*labels, strict=True)) if a != b)
-        order = "in another order: " if sorted(labels[0]) == sorted(labels[1]) else ""
+        classes = "another order of classes" if sorted(labels[0]) == sorted(labels[1]) else "other classes"
         raise CheckpointError(
-            f"{where}: has other classes, {order}class {place} is `{labels[1][place]}`, and `{labels[0][place]}` "
-            "of the model that it is to teach",
+            f"{where}: has {classes} than the student: class {place} is `{labels[1][place]}`, in the student `{labels[0][place]}`",
             hint="`hydractl inspect` shows both",
         )
 
@@ -119,23 +123,23 @@ def _check_reading(teacher: OpenModel, how: Reading) -> None:
     where, theirs = teacher.reference, teacher.header.preprocess
     if type(theirs) is not type(how):
         reads = "texts" if isinstance(theirs, Tokenization) else "images"
-        raise CheckpointError(f"{where}: reads {reads}, and the model that it is to teach does not")
+        raise CheckpointError(f"{where}: reads {reads}, but the student does not")
     if isinstance(theirs, Tokenization) and isinstance(how, Tokenization):
         if theirs.max_length < how.max_length:
             raise CheckpointError(
-                f"{where}: reads texts of {counted(theirs.max_length, 'token')} at most, the model that it is to teach "
-                f"{how.max_length}",
+                f"{where}: reads texts of at most {counted(theirs.max_length, 'token')}, but the "
+                f"student reads {how.max_length}",
                 hint=f"add `--max-length {theirs.max_length}`",
             )
         theirs = theirs.model_copy(update={"max_length": how.max_length})
     for field in reading_differences(how, theirs):
         student_field, teacher_field = getattr(how, field), getattr(theirs, field)
         difference = (
-            f" {teacher_field!r}, not {student_field!r}"
+            f" is {teacher_field!r}, not {student_field!r}"
             if len(repr(student_field) + repr(teacher_field)) <= MAX_SHOWN_CHARACTERS
             else ""
         )
         raise CheckpointError(
-            f"{where}: reads items otherwise than the model that it is to teach: other `{field}`{difference}",
-            hint="`hydractl inspect` shows both; teacher and student see the same batches",
+            f"{where}: has other preprocessing than the student: `{field}`{difference}",
+            hint="`hydractl inspect` shows both; a teacher must read the same inputs as the student",
         )

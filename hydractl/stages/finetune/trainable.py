@@ -198,8 +198,8 @@ def warn_equal(
     ]
     if _stay_equal(subject, job, device):
         progress.warn(
-            f"members that are equal now stay equal, for nothing is dropped: add {''.join(drops[:1])}"
-            "`--reset-head --head-seed 1` for classifiers of their own"
+            f"equal members stay equal without dropout: add {''.join(drops[:1])}"
+            "`--reset-head --head-seed 1` to give each its own classifier"
         )
 
 

@@ -1,1 +1,1 @@
-"""fuse: M members become one hydra."""
+"""fuse: fuses M members into a hydra."""

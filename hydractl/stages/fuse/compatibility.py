@@ -58,8 +58,8 @@ def starting_temperature(measuring: Measuring, members: Sequence[OpenModel]) -> 
         if member.header.temperature != first.header.temperature:
             raise CheckpointError(
                 f"{member.reference}: stores the temperature {member.header.temperature:g}, {first.reference} "
-                f"{first.header.temperature:g}; a hydra has one for all members",
-                hint="`--temperature val/` fits it, `--temperature 1` leaves logits as they are",
+                f"{first.header.temperature:g}; the members of a hydra share one temperature",
+                hint="add `--temperature val/` to fit one, or `--temperature 1` to use none",
             )
     return first.header.temperature
 
@@ -67,23 +67,25 @@ def starting_temperature(measuring: Measuring, members: Sequence[OpenModel]) -> 
 def _check_architecture(member: OpenModel, first: OpenModel) -> None:
     where, header = member.reference, member.header
     if header.kind == Kind.HYDRA:
-        raise CheckpointError(f"{where}: is a hydra already", hint="fuse its members instead")
+        raise CheckpointError(f"{where}: is already a hydra", hint="fuse its members instead")
     ours, theirs = header.architecture, first.header.architecture
     different = architecture_differences(ours, theirs)
     if different and (ours.library, ours.name) != (theirs.library, theirs.name):
         raise CheckpointError(
             f"{where}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
-            hint="members must be of one architecture",
+            hint="all members must have the same architecture",
         )
     if ours.num_classes != theirs.num_classes:
         raise CheckpointError(
             f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}",
-            hint="fine-tune all members on data of the same classes: `hydractl finetune` makes classifiers for them",
+            hint=(
+                "fine-tune all members on data with the same classes; `hydractl finetune` replaces the classifiers"
+            ),
         )
     if different:
         raise CheckpointError(
             f"{where}: is a {ours.name} with {', '.join(different)}, {first.reference} a {theirs.name}",
-            hint="members must be of one architecture",
+            hint="all members must have the same architecture",
         )
 
 
@@ -92,9 +94,9 @@ def _check_reading(member: OpenModel, first: OpenModel) -> None:
     ours, theirs = member.header, first.header
     reads = reading_differences(ours.preprocess, theirs.preprocess)
     different = {
-        "expects other preprocessing": reads,
-        "reads texts otherwise, or has other templates,": ours.prompting != theirs.prompting,
-        "has other class labels, or in another order,": ours.labels != theirs.labels,
+        "has other preprocessing": reads,
+        "has another tokenizer or other templates": ours.prompting != theirs.prompting,
+        "has other class labels, or another order of them,": ours.labels != theirs.labels,
     }
     for problem, differs in different.items():
         if differs:
@@ -109,7 +111,7 @@ def _check_specs(member: OpenModel, first: OpenModel) -> None:
     """Refuse a member whose tensors differ from the first's by more than the heads that their masks drop."""
     if differing := member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys():
         raise CheckpointError(
-            f"{member.reference}: tensor `{min(differing)}` is in this member or in {first.reference}, but not in both"
+            f"{member.reference}: tensor `{min(differing)}` exists in only one of this member and {first.reference}"
         )
     for name, spec in member.checkpoint.specs.items():
         first_spec = first.checkpoint.specs[name]
@@ -130,7 +132,7 @@ def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
         return unpruned_shape(member.family, header.architecture, header.masks[0], name, spec)
     except ValueError as error:
         raise CheckpointError(
-            f"{member.reference}: {error}", hint=f"{EDITED} prune the base again"
+            f"{member.reference}: {error}", hint=f"{EDITED}; prune the base again"
         ) from error
 
 
@@ -144,14 +146,14 @@ def _check_own_from(first: OpenModel, own_from: int | None) -> None:
         return
     if first.header.prompting is not None:
         raise UsageError(
-            f"`--own-from {own_from}`: {first.reference} is a zero-shot model, which is not trained",
-            hint="leave it out: what differs between members is their own anyway",
+            f"`--own-from {own_from}`: {first.reference} is a zero-shot model, which cannot be trained",
+            hint="leave it out; tensors that differ between members are stored for each member anyway",
         )
     depth = _depth_of(first)
     if own_from > depth:
         raise UsageError(
             f"`--own-from {own_from}`: {first.reference} has {counted(depth, 'block')}",
-            hint=f"`--own-from {depth}` leaves members readout and head",
+            hint=f"`--own-from {depth}` gives each member its own readout and head",
         )
 
 
@@ -166,16 +168,19 @@ def _check_merge_trunk(config: FuseConfig, members: Sequence[OpenModel]) -> None
     merge_trunk = 1 if config.auto else merge_trunk_of(config, members)  # `auto` averages one block at least
     if not config.auto and merge_trunk > depth:
         raise UsageError(
-            f"`--merge-trunk {merge_trunk}`: must lie in 0..{depth}; the model has {counted(depth, 'block')}",
-            hint=f"`--merge-trunk {depth}` leaves nothing but readout and classifier apart",
+            f"`--merge-trunk {merge_trunk}`: must be in 0..{depth}; the model has {counted(depth, 'block')}",
+            hint=f"`--merge-trunk {depth}` merges everything except readout and classifier",
         )
     for member in members[1:]:
         tower, layer = _first_difference(member, first)
         if layer < merge_trunk:
             where = f"block {layer}" + (f" of tower {tower}" if len(first.header.masks[0]) > 1 else "")
             raise CheckpointError(
-                f"{member.reference}: keeps other heads than {first.reference} in {where}, of which there is no mean",
-                hint=f"prune with `--diverge-from {merge_trunk}`, so that members differ from there on"
+                f"{member.reference}: keeps other heads than {first.reference} in {where}, so "
+                "their weights cannot be averaged",
+                hint=(
+                    f"prune with `--diverge-from {merge_trunk}`, so that members keep the same heads before that block"
+                )
                 + (f", or merge less: `--merge-trunk {layer}`" if layer else ""),
             )
 
@@ -206,12 +211,14 @@ def _check_one_start(members: Sequence[OpenModel]) -> None:
     for member in members[1:]:
         if _origin(member) != _origin(first):
             untold = next((m for m in (member, first) if not m.header.base and not m.header.made_by), None)
-            doubt = f" ({untold.reference} does not tell which weights it was tuned from)" if untold else ""
+            doubt = (
+                f" ({untold.reference} does not record which weights it was trained from)" if untold else ""
+            )
             raise CheckpointError(
-                f"{member.reference}: comes from another base than {first.reference}{doubt}; the mean of unrelated weights "
-                "is no model",
-                hint="if all were tuned from the same weights, `--force-merge` takes your word; "
-                "`--mlp keep` without `--merge-trunk` fuses models that were trained apart",
+                f"{member.reference}: comes from another base than {first.reference}{doubt}; averaging "
+                "unrelated weights gives a useless model",
+                hint="if all were trained from the same weights, add `--force-merge`; to fuse "
+                "unrelated models, use `--mlp keep` without `--merge-trunk`",
             )
 
 

@@ -1,4 +1,4 @@
-"""What `fuse` is told. Importing it loads no torch."""
+"""Configuration of `fuse`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ AUTO, MERGING, MEASURING = shared.AUTO, "Merging", "Calibration and measurement"
 
 
 OWNED, OWN_FEWER = (
-    "members own every block then",
-    "leave one of them out, or own fewer blocks: `--own-from L`",
+    "members have their own copy of every block",
+    "leave one of them out, or copy fewer blocks: `--own-from L`",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring(shared.WithTemperature, CheckedSettings):
-    """What the hydra is measured and calibrated on, and how models run there."""
+    """Data to measure and calibrate the hydra on, and how models run on them."""
 
     data: DataRef | None = setting(
         None,
@@ -64,7 +64,7 @@ class Measuring(shared.WithTemperature, CheckedSettings):
             shared.FIT,
             help=f"Fit the OOD score `{ENERGY_DENSITY}` on labelled training data and store it, for `predict`.",
             panel=MEASURING,
-            needs=Constraint("val", why=f"`{ENERGY_DENSITY}` is standardized on held-out ID data"),
+            needs=Constraint("val", why=f"`{ENERGY_DENSITY}` needs held-out ID data to standardize it"),
         ),
     )
     val: DataRef | None = setting(
@@ -87,10 +87,10 @@ class Measuring(shared.WithTemperature, CheckedSettings):
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> Measuring:
-        """Return what was typed, by name; what was not is absent.
+        """Return the given options by name.
 
         Raises:
-            UsageError: If it is said how to run models and not on what.
+            UsageError: If options of running models are given without data.
         """
         measuring = cls(**options)
         how = [
@@ -100,14 +100,14 @@ class Measuring(shared.WithTemperature, CheckedSettings):
         ]
         if how and not measuring.refs:
             raise UsageError(
-                f"{' and '.join(how)}: no effect, as no model runs on data",
+                f"{' and '.join(how)}: no effect, because no model runs on data",
                 hint="add `--data DATA`, `--temperature DATA` or `--fit TRAIN --val VAL`, or leave it out",
             )
         return measuring
 
     @property
     def labelled(self) -> dict[str, DataRef]:
-        """The data that hydras are measured and calibrated on, by the option that names them."""
+        """Labelled data of measurement and calibration, by option."""
         named = {"--data": self.data, "--temperature": self.temperature_data}
         return {option: ref for option, ref in named.items() if ref is not None}
 
@@ -144,7 +144,7 @@ class FuseConfig(CommandConfig):
         choices=("merge", "keep"),
         excludes=Constraint("own_from", (0,), for_values=("merge",), why=OWNED, hint=OWN_FEWER),
     )
-    """`merge` is the paper's."""
+    """`merge` is the method of the paper."""
     merge_trunk: int | str | None = setting(
         None,
         "Average all that differs before block L, which then runs once; auto finds the largest L on `--data`.",
@@ -161,12 +161,14 @@ class FuseConfig(CommandConfig):
         needs=Constraint(
             "measuring.data",
             for_values=(AUTO,),
-            why="it measures what merging costs",
-            hint="add `--data DATA`, labelled and held out",
+            why="it measures the cost of merging",
+            hint="add `--data DATA` with labelled held-out data",
         ),
         excludes=Constraint("own_from", (0,), for_values=(AUTO,), why=OWNED, hint=OWN_FEWER),
     )
-    """0 averages nothing. Each of several towers is cut at its own depth."""
+    """0 averages nothing. A model with several towers is cut at the same block in each, or at its end if it
+    is shorter.
+    """
     max_loss: float | None = setting(
         None,
         "Highest cost of `--merge-trunk auto`, in nats of NLL (default: 0).",
@@ -176,8 +178,9 @@ class FuseConfig(CommandConfig):
         metavar="NATS",
         only_with=Constraint("merge_trunk", (AUTO,)),
     )
-    """Over the NLL of the members' ensemble: each of the two at its own temperature where one is fitted, both at the number that
-    is given or stored."""
+    """The cost is the NLL of the hydra minus that of the members' ensemble. With a fitted temperature each
+    has its own; otherwise both use the given or stored number.
+    """
     force_merge: bool = flag(
         Setting("Average members even if their lineage does not show a common base.", panel=MERGING)
     )
@@ -194,7 +197,7 @@ class FuseConfig(CommandConfig):
     seed: int = by_default(
         0, replace(shared.SEED, help="Seed of the batch for `--verify`.", panel=shared.OUTPUT)
     )
-    """Of the random batch that `verify` compares on."""
+    """Seed of the random batch of `verify`."""
     verify: bool = flag(shared.VERIFY, on=True)
     force: bool = flag(shared.FORCE)
     if_changed: bool = flag(shared.IF_CHANGED)
@@ -206,7 +209,7 @@ class FuseConfig(CommandConfig):
         refuse_shared_input(*self.models, what="member")
         if self.force_merge and not self.merges:
             raise UsageError(
-                "`--force-merge` has no effect: nothing is averaged",
+                "`--force-merge` has no effect, because nothing is averaged",
                 hint="leave it out"
                 if self.own_from == 0
                 else "add `--merge-trunk L` or `--mlp merge`, or leave it out",
@@ -217,21 +220,22 @@ class FuseConfig(CommandConfig):
             and self.own_from < self.merge_trunk
         ):
             raise UsageError(
-                f"`--own-from {self.own_from}`: members cannot own blocks that `--merge-trunk {self.merge_trunk}` averages",
+                f"`--own-from {self.own_from}`: members cannot have their own copy of blocks that "
+                f"`--merge-trunk {self.merge_trunk}` averages",
                 hint=f"add `--own-from {self.merge_trunk}`, or a lower `--merge-trunk`",
             )
 
     @property
     def auto(self) -> bool:
-        """Whether data choose how much is merged."""
+        """Whether the merged trunk is selected on data."""
         return self.merge_trunk == AUTO
 
     @property
     def mlps(self) -> Literal["merge", "keep"]:
-        """What becomes of MLPs that differ."""
+        """Fate of MLPs that differ."""
         return self.mlp or ("merge" if self.merge_trunk is None else "keep")
 
     @property
     def merges(self) -> bool:
-        """Whether tensors that differ may be averaged, which those of blocks that members own never are."""
+        """Whether tensors that differ may be averaged."""
         return self.own_from != 0 and (self.mlps == "merge" or bool(self.merge_trunk))

@@ -108,7 +108,7 @@ class ScoreFitter:
             DataError: If the score cannot be fitted on such data.
             InputError: If the hydra does not fit into the memory of the device.
         """
-        self.progress.step(f"Fitting {ENERGY_DENSITY}")
+        self.progress.step(f"Fitting the OOD score {ENERGY_DENSITY}")
         device = answering_device(self.config.measuring.device)
         header = make_header(self.config, self.members, outcome, digest=UNKNOWN_DIGEST)
         how = limited(header.preprocess, self.config.measuring.max_length, model=HYDRA)

@@ -78,8 +78,8 @@ class MergeEvaluator:
         warn(first, progress)
         if not first.header.num_classes:
             raise UsageError(
-                f"{first.reference}: tells no classes apart yet, so nothing can be measured",
-                hint="name them as the data do: `--classes cat,dog`",
+                f"{first.reference}: has no class names yet, so nothing can be measured",
+                hint="give the class names of the data: `--classes cat,dog`",
             )
         self.how = limited(first.header.preprocess, self.measuring.max_length, model=first.reference)
         self.sets: dict[DataRef, LabelledSet] = {}
@@ -133,12 +133,14 @@ class MergeEvaluator:
             loss = quality.nll - before.nll
             tried.append(Tried(merge_trunk=merge_trunk, hydra=quality, loss=loss, agreement=agreement))
             self.progress.step(
-                f"{counted(merge_trunk, 'block')} merged: NLL {quality.nll:.4f}, {loss:+.4f} over {ENSEMBLE}; accuracy "
-                f"{quality.accuracy:.4f}, agreement {agreement:.4f}"
+                f"{counted(merge_trunk, 'block')} merged: NLL {quality.nll:.4f}, {loss:+.4f} against "
+                f"{ENSEMBLE}; accuracy {quality.accuracy:.4f}, agreement {agreement:.4f}"
             )
             if not auto or loss <= max_loss:
                 if auto and not merge_trunk:
-                    self.progress.warn("merging any blocks costs more: every member keeps all of its own")
+                    self.progress.warn(
+                        "merging any block costs more than allowed, so every member keeps its own blocks"
+                    )
                 items = self.sets[data].inputs.dataset
                 measured = Measured(data=items.name, samples=len(items), members=before, tried=tuple(tried))
                 return Outcome(
@@ -146,9 +148,11 @@ class MergeEvaluator:
                 )
         least = min(tried, key=lambda trial: trial.loss)
         raise CheckFailed(
-            f"every hydra loses more than {max_loss:g} nats; the best, `--merge-trunk {least.merge_trunk}`, loses "
-            f"{least.loss:.4g}; nothing was written",
-            hint=f"`--max-loss {least.loss:.2g}`, or leave `--mlp merge` out: members then keep what is not merged",
+            f"every hydra loses more than {max_loss:g} nats; the best one, with `--merge-trunk "
+            f"{least.merge_trunk}`, loses {least.loss:.4g}; nothing was written",
+            hint=(
+                f"add `--max-loss {least.loss:.2g}`, or leave out `--mlp merge` so that members keep their own MLPs"
+            ),
         )
 
     @property
@@ -198,7 +202,7 @@ class MergeEvaluator:
         """Return how good the ensemble of those who said it is on `--data`, and which classes (N,) it predicts."""
         ref = self.measuring.data
         if ref is None:
-            raise ValueError("there is no data set to measure on")
+            raise ValueError("no data set is given to measure on")
         temperature = self.temperature(log_probs_by_set, name)
         member_log_probs = scale_log_probs(log_probs_by_set[ref], temperature).double()
         log_probs = ensemble_log_probs(member_log_probs)

@@ -1,4 +1,4 @@
-"""What is made of members, what was measured of it, and the header that says both."""
+"""Result of fusion, its measurements, and its header."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.shared.output_record import make_step
 
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
-"""What stands for a digest until it is known: as long as one."""
+"""Placeholder with the length of a digest, until the digest is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """How good the mean of members' probabilities is, each one's logits divided by `temperature`.
+    """Quality of the mean of the members' probabilities, with logits divided by `temperature`.
 
     Attributes:
-        accuracy: In [0, 1].
-        nll: In nats.
-        temperature: As above.
-        mutual_information: How much the members disagree, in nats: the mean over samples.
+        accuracy: Accuracy, in [0, 1].
+        nll: NLL, in nats.
+        temperature: Temperature of all members.
+        mutual_information: Disagreement of the members, in nats, mean over samples.
     """
 
     accuracy: float
@@ -38,13 +38,13 @@ class Quality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A hydra that was measured.
+    """A measured hydra.
 
     Attributes:
-        merge_trunk: Before which block it averages whatever differs.
-        hydra: How good it is.
-        loss: Its NLL minus that of its members' ensemble, in nats.
-        agreement: On which share of the samples it predicts the class that the ensemble does.
+        merge_trunk: Block before which all tensors that differ are averaged.
+        hydra: Its quality.
+        loss: NLL of the hydra minus that of the members' ensemble, in nats.
+        agreement: Fraction of samples with the same prediction as the ensemble.
     """
 
     merge_trunk: int
@@ -55,13 +55,13 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What merging did on labelled data.
+    """Effect of merging on labelled data.
 
     Attributes:
-        data: What they are called.
-        samples: How many.
-        members: The ensemble of the members as they were.
-        tried: The hydras, in the order in which they were tried; the last is the one that is written.
+        data: Name of the data.
+        samples: Number of samples.
+        members: Quality of the ensemble of the original members.
+        tried: Hydras in the order of evaluation; the last one is written.
     """
 
     data: str
@@ -70,7 +70,7 @@ class Measured:
     tried: tuple[Tried, ...]
 
     def results(self) -> dict[str, OptionValue]:
-        """Return what lineage keeps."""
+        """Return the values for the lineage."""
         last = self.tried[-1]
         return {
             "merge_trunk": last.merge_trunk,
@@ -87,7 +87,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What is written: fused tensors, a temperature and OOD scores; what was measured of them, and the data that this took."""
+    """Contents of the output: fused tensors, temperature and OOD scores, with their measurements and data."""
 
     fusion: Fusion
     temperature: float
@@ -97,14 +97,14 @@ class Outcome:
     sources: tuple[InputFile, ...] = ()
 
     def beside(self) -> dict[str, Tensor]:
-        """Return the tensors that are stored beside the weights."""
+        """Return the tensors that are stored in addition to the weights."""
         return {} if self.scores is None else self.scores.tensors()
 
 
 def make_header(
     config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome, *, digest: str | None = None
 ) -> Header:
-    """Return the header of a hydra; `digest` stands for its members' until these are known."""
+    """Return the header of a hydra; `digest` is a placeholder for its members' digests."""
     first, fusion, measured = members[0], outcome.fusion, outcome.measured
     step = make_step(
         config,

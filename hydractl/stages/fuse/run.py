@@ -1,4 +1,4 @@
-"""fuse: M members become one hydra, tensor by tensor."""
+"""fuse: fuses M members into a hydra, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from hydractl.stages.fuse.merge_quality import MergeEvaluator
 
 MAX_SHOWN = 3
-LATER = "members are identical yet: the hydra answers as one model until `finetune` trains it"
+LATER = "members are still identical: the hydra predicts like one model until `finetune` trains it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """How far a hydra is from its members run one by one, on the same random batch.
+    """Difference between a hydra and its members on the same random batch.
 
     Attributes:
         logits: Largest difference of a member's logits, in units of max(1, largest logit).
@@ -55,22 +55,22 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuseReport:
-    """What `fuse` did.
+    """Result of `fuse`.
 
     Attributes:
-        path: The output.
-        members: How many.
-        layers: Blocks over all towers.
-        trunk: How many of them run once.
-        merge_trunk: Before which block of each tower all that differs was averaged.
-        temperature: What the hydra's logits are divided by.
-        tensors: How many had each fate.
-        stored_bytes: How much they take.
-        members_bytes: What the members take apart.
-        gap: How far the hydra is from them on a random batch; None unless that was verified.
-        measured: What merging did on labelled data; None without any.
-        ood_scores: The names of the OOD scores that it stores.
-        ood_scores_bytes: What they take beside the weights.
+        path: Output file.
+        members: Number of members.
+        layers: Number of blocks over all towers.
+        trunk: Number of blocks that are computed once.
+        merge_trunk: Block of each tower before which tensors that differ are averaged.
+        temperature: Temperature of the hydra.
+        tensors: Number of tensors with each fate.
+        stored_bytes: Their size in bytes.
+        members_bytes: Size of the separate members in bytes.
+        gap: Difference from the members on a random batch; None without verification.
+        measured: Effect of merging on labelled data; None without data.
+        ood_scores: Names of stored OOD scores.
+        ood_scores_bytes: Their size in bytes.
     """
 
     path: Path
@@ -89,22 +89,22 @@ class FuseReport:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files written."""
+        """Files written."""
         return (self.path,)
 
 
 def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
-    """Fuse members into one hydra.
+    """Fuse members into a hydra.
 
-    Memory holds one tensor of every member at a time; where the result is verified, one block of every member; where it is
-    measured, a hydra. Several processes that a launcher started measure together; the first of them writes.
+    Memory holds one tensor of every member at a time; for verification, one block of every member; for measurement, a
+    hydra. Processes of a launcher measure together; the first writes.
 
     Raises:
-        CheckpointError: If the members do not belong together; said before their tensors are read.
-        CheckFailed: If nothing was averaged and the hydra still differs from its members, or no merge costs little enough.
-        OutputExists: If the output is there already.
-        UsageError: If there are several processes and nothing that they could share.
-        Interrupted: If another process of the run ended before its time.
+        CheckpointError: If the members do not fit together; checked before their tensors are read.
+        CheckFailed: If nothing was averaged but the hydra differs from its members, or every merge costs too much.
+        OutputExists: If the output already exists.
+        UsageError: If there are several processes but no shared work.
+        Interrupted: If another process of the run ended unexpectedly.
     """
     if not config.measuring.refs:
         require_one_process("fuse")
@@ -159,10 +159,12 @@ def _name_classes(
     """Return zero-shot members that store the classes which are named, any others as they are."""
     classes = config.naming.classes(members[0])
     if classes is not None:
-        progress.step(f"Naming {counted(len(classes.names), 'class', 'classes')}")
+        progress.step(f"Encoding the names of {counted(len(classes.names), 'class', 'classes')}")
         return [with_classes(m, classes) for m in members]
     if members[0].header.prompting is not None:
-        progress.warn("no classes are named yet: `eval` will ask for them, or fuse with `--classes`")
+        progress.warn(
+            "the hydra has no class names yet: fuse with `--classes`, or give `--classes` to `eval`"
+        )
     return members
 
 
@@ -215,19 +217,19 @@ def _warn_of_no_effect(config: FuseConfig, fusion: Fusion, progress: Progress) -
         progress.warn(reason)
     elif config.merge_trunk == 0 and config.mlp is None:
         progress.warn(
-            "`--merge-trunk 0` averages nothing, MLPs neither: whatever differs is stored once a member; without it, or "
-            "with `--mlp merge`, MLPs are averaged"
+            "`--merge-trunk 0` averages nothing, not even MLPs: every tensor that differs is stored "
+            "for each member; leave it out or add `--mlp merge` to average MLPs"
         )
     elif config.merge_trunk and not config.auto and not averages:
         progress.warn(
-            f"`--merge-trunk {config.merge_trunk}` averages nothing: members are equal before that block"
+            f"`--merge-trunk {config.merge_trunk}` averages nothing, because members are equal before that block"
         )
     elif config.mlp == "merge" and not averages:
         before = "" if config.own_from is None else f" before block {config.own_from}"
-        progress.warn(f"`--mlp merge` averages nothing: MLPs are equal{before}")
+        progress.warn(f"`--mlp merge` averages nothing, because MLPs are equal{before}")
     if fusion.own_from is not None and not fusion.owns_more:
         progress.warn(
-            f"`--own-from {fusion.own_from}` changed nothing: all that members would own differs between them anyway"
+            f"`--own-from {fusion.own_from}` has no effect: all tensors from that block on differ between members anyway"
         )
 
 
@@ -235,20 +237,23 @@ def _sameness(fusion: Fusion, *, count: int) -> str | None:
     """Return why a hydra answers as one model does, or None if its members may disagree."""
     fates = set(fusion.fates.values())
     if count == 1:
-        return "there is one member only: the hydra answers as one model"
+        return "there is only one member: the hydra predicts like one model"
     if Fate.GROUPED in fates:
         return LATER if all(fusion.same.values()) else None
     if Fate.MERGED in fates:
         averaged, instead = (
             ("MLPs", "`--mlp keep`") if not fusion.merge_trunk else ("tensors", "a lower `--merge-trunk`")
         )
-        return f"members differ in nothing but averaged {averaged}: the hydra answers as one model; {instead} keeps them apart"
-    return "members are identical: the hydra answers as one model"
+        return (
+            f"members differ only in averaged {averaged}, so the hydra predicts like one model; use "
+            f"{instead} to keep them separate"
+        )
+    return "members are identical: the hydra predicts like one model"
 
 
 def _verify(config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome, progress: Progress) -> Gap:
     """Run hydra and members on one batch in fp32; without averaged tensors they must agree."""
-    progress.step("Running hydra and members on a random batch")
+    progress.step("Comparing hydra and members on a random batch")
     fusion, header = outcome.fusion, make_header(config, members, outcome)
     inputs = probe_inputs(header, seed=config.seed)
     # first, as these say which member is not what its header says
@@ -261,7 +266,7 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome, 
     if not difference <= TOLERANCE and (not averages or difference == float("inf")):
         raise CheckFailed(
             f"the hydra differs from its members by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
-            hint="are there weights so large that outputs overflow? `--no-verify` skips the check",
+            hint="very large weights may overflow; `--no-verify` skips the check",
         )
     return Gap(logits=difference, probabilities=probabilities)
 
@@ -303,13 +308,13 @@ def _warn_of_copies(members: Sequence[OpenModel], fusion: Fusion, progress: Prog
     copies = [(m.reference, o.reference) for m, o in zip(members, originals, strict=True) if m is not o]
     if len(copies) == 1:
         copy, original = copies[0]
-        progress.warn(f"{original} and {copy} hold the same weights: what they say counts twice")
+        progress.warn(f"{original} and {copy} have the same weights, so their prediction counts twice")
     elif copies:
-        copy_texts = [f"{copy} those of {original}" for copy, original in copies[:MAX_SHOWN]]
+        copy_texts = [f"{copy} has those of {original}" for copy, original in copies[:MAX_SHOWN]]
         copy_texts += ["..."] * (len(copies) > MAX_SHOWN)
         progress.warn(
-            f"{len(copies)} of {len(members)} members hold the weights of an earlier one, so what these say counts several times: "
-            f"{', '.join(copy_texts)}"
+            f"{len(copies)} of {len(members)} members have the same weights as an earlier one, so "
+            f"their prediction counts several times: {', '.join(copy_texts)}"
         )
 
 

@@ -1,1 +1,1 @@
-"""import: weights that a training script saved become a base."""
+"""import: converts weights saved by a training script to a base."""

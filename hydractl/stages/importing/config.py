@@ -1,4 +1,4 @@
-"""What `import` is told. Importing it loads no torch."""
+"""Configuration of `import`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import FORMS
 
 ENDINGS = re.compile(r"(\.pth\.tar|(\.[a-z]+)?\.index(\.[\w-]+)?\.json|\.[^.]*)$")
-"""What the name of a file of weights ends with."""
+"""File name suffixes of weights."""
 
 
 def name_of(source: str) -> str:
-    """Return the name of a file without folder and ending."""
+    """Return the name of a file without folder and suffix."""
     name = Path(source).name
     return ENDINGS.sub("", name) or name
 
 
 def parse_rename(text: str) -> tuple[tuple[str, str], ...]:
-    """Read `OLD=NEW`.
+    """Parse `OLD=NEW`.
 
     Raises:
-        UsageError: If one of them is missing.
+        UsageError: If a part is missing.
     """
     old, _, new = (part.strip(".") for part in text.partition("="))
     if not old or not new:
-        raise UsageError(f"`--rename {text}`: is not OLD=NEW", hint="for example `--rename fc=head`")
+        raise UsageError(f"`--rename {text}`: expected OLD=NEW", hint="for example `--rename fc=head`")
     return ((old, new),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportConfig(CommandConfig):
-    """What to import, and as what."""
+    """What to import, and its architecture."""
 
     COMMAND: ClassVar[str] = "import"
 
@@ -65,7 +65,7 @@ class ImportConfig(CommandConfig):
         )
     )
     out: Path = required(replace(shared.OUT_MODEL, placeholders=PLACEHOLDERS))
-    """Of several files its name holds `{name}` or `{i}`."""
+    """For several files the name contains `{name}` or `{i}`."""
     arch: str | None = setting(
         None,
         "Architecture: a timm name, a transformers model type (`bert`, `vit`), or a folder with a config.json (default: the saved one).",
@@ -78,7 +78,7 @@ class ImportConfig(CommandConfig):
         low=1,
         metavar="N",
     )
-    """None for the architecture's own, or as many as there are labels."""
+    """If None, the number of labels, or the architecture's own number."""
     head_seed: int | None = by_default(
         None,
         replace(
@@ -86,7 +86,7 @@ class ImportConfig(CommandConfig):
             help="Replace the classifier by a random one with this seed.",
         ),
     )
-    """None for 0, and for no other classifier than one that the weights lack."""
+    """If None, seed 0 for a classifier that the weights lack, and no replacement of one that they have."""
     pooling: str | None = by_default(None, shared.POOLING)
     images: shared.Images = by_default(shared.Images(), shared.IMAGES)
     labels: str | None = setting(
@@ -128,21 +128,21 @@ class ImportConfig(CommandConfig):
         self.output_files()
         if self.folder is not None and self.tokenizer is not None:
             raise UsageError(
-                f"`--tokenizer` goes with an architecture's name; the folder `{self.folder}` has its own",
-                hint=self.way_out or "leave `--tokenizer` out",
+                f"`--tokenizer` has no effect: the folder `{self.folder}` has its own tokenizer",
+                hint=self.way_out or "leave out `--tokenizer`",
             )
 
     @property
     def source(self) -> str:
-        """The first file, which is the only one of a configuration that `one_by_one` returns."""
+        """First file; the only one in a configuration from `one_by_one`."""
         return self.sources[0]
 
     @override
     def output_files(self) -> tuple[Path, ...]:
-        """Return the path of each base: `{name}` stands for the name of its file, `{i}` for its number.
+        """Return the path of each base, with `{name}` replaced by the name of its file and `{i}` by its number.
 
         Raises:
-            UsageError: If two bases would have one name.
+            UsageError: If two bases would have the same path.
         """
         if not any(part in self.out.name for part in PLACEHOLDERS):
             outputs = (self.out,) * len(self.sources)
@@ -154,13 +154,16 @@ class ImportConfig(CommandConfig):
             )
         if len({*outputs}) < len(outputs):
             raise UsageError(
-                f"{len(outputs)} files need {len(outputs)} names, and `-o {self.out}` gives one to several",
-                hint="put `{name}` or `{i}` into the name, before its ending: `-o '{name}.st'`, `-o 'base-{i}.st'`",
+                f"{len(outputs)} files need {len(outputs)} different output names, but `-o "
+                f"{self.out}` gives several the same",
+                hint=(
+                    "put `{name}` or `{i}` into the name, before its suffix: `-o '{name}.st'`, `-o 'base-{i}.st'`"
+                ),
             )
         return outputs
 
     def one_by_one(self) -> Iterator[ImportConfig]:
-        """Yield a configuration for each file, as if it alone had been typed."""
+        """Yield a separate configuration for each file."""
         option_values, outputs = made_of(self), self.output_files()
         for source, out in zip(self.sources, outputs, strict=True):
             if option_values is None:
@@ -172,16 +175,19 @@ class ImportConfig(CommandConfig):
 
     @property
     def way_out(self) -> str | None:
-        """What to type where `--arch` may mean a folder or an architecture of that name."""
+        """Hint if `--arch` may be a folder or an architecture."""
         from hydractl.families.registry import is_architecture  # noqa: PLC0415 - `--help` loads no pydantic
 
         if self.arch is None or self.folder is None or not is_architecture(self.arch):
             return None
-        return f"`{self.arch}` is a folder here: write `./{self.arch}` for it, `{self.arch}::` for the architecture"
+        return (
+            f"`{self.arch}` is both an architecture and a local folder: write `{self.arch}::` for the "
+            f"architecture, `./{self.arch}` for the folder"
+        )
 
     @property
     def folder(self) -> Path | None:
-        """The folder that says the architecture, or None where a name does."""
+        """Folder that defines the architecture, or None if a name does."""
         if self.arch is None:
             return None
         path = Path(self.arch)

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 WRAPPER_PREFIXES = ("module.", "model.", "net.")
 USUAL = {"module", "model", "net", "backbone", "encoder"}
-"""What DataParallel, Lightning and training scripts put before a name; one of these goes before any other prefix."""
+"""Prefixes that DataParallel, Lightning and training scripts add to tensor names. They are stripped before
+any other prefix.
+"""
 HEADS = {"fc", "classifier", "head", "heads", "linear"}
-"""What training scripts call a classifier, whatever its number of classes."""
+"""Names of classifiers in training scripts, whatever the number of classes."""
 DEEPEST = 4
 MAX_SHOWN = 3
 FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -124,7 +126,9 @@ def fit_encoder(
     if new:
         kept_tensors = {n: t for n, t in kept_tensors.items() if place_of(family, n).part != "head"}
     elif any(place_of(family, n).part == "head" for n in kept_tensors):
-        raise CheckpointError(f"{where}: has a classifier, but does not fit {architecture.name} otherwise")
+        raise CheckpointError(
+            f"{where}: has a classifier, but its other tensors do not fit {architecture.name}"
+        )
     specs = {n: s for n, s in expected.items() if n in required or n in kept_tensors}
     _check(where, {k: spec_of(v) for k, v in kept_tensors.items()}, specs, family, architecture)
     left_out = (
@@ -175,8 +179,8 @@ def _without_prefix(
     prefix = fitting[0]
     if len(fitting) > 1 and not _is_usual(prefix):
         raise CheckpointError(
-            f"{where}: has weights that fit more than once, behind {quoted(fitting)}",
-            hint=f"`--weights-key {fitting[-1].rstrip('.')}` takes those",
+            f"{where}: has several sets of weights that fit, under {quoted(fitting)}",
+            hint=f"`--weights-key {fitting[-1].rstrip('.')}` imports those",
         )
     left_out = tuple(k for k in tensors if not k.startswith(prefix))
     return MatchedTensors(tensors=beneath[prefix], prefix=prefix, left_out=left_out)
@@ -225,14 +229,14 @@ def _check_head(
             continue
         heads = {n.rpartition(".")[0] for n in expected if place_of(family, n).part == "head"}
         way = (
-            f"`--rename {stem}={fitted.prefix}{next(iter(heads))}` takes it, "
+            f"`--rename {stem}={fitted.prefix}{next(iter(heads))}` imports it; "
             if len(heads) == 1 and not fitted.converted
             else ""
         )
         raise TrainedHeadError(
-            f"{where}: `{name}` {tuple(tensor.shape)} looks like a trained classifier, under another name than "
-            f"{header.architecture.name}'s",
-            hint=f"{way}`--head-seed 0` leaves it out and draws a new classifier",
+            f"{where}: `{name}` {tuple(tensor.shape)} looks like a trained classifier, but "
+            f"{header.architecture.name} uses another name",
+            hint=f"{way}`--head-seed 0` ignores it and makes a random classifier",
         )
 
 
@@ -270,9 +274,12 @@ def _check(
         ]
         raise CheckpointError(
             f"{where}: does not fit {architecture.name}: {' and '.join(parts)}",
-            hint="has it no classifier? `--num-classes N` gives it one that is yet to be trained to classify"
+            hint="if it has no classifier, `--num-classes N` adds a random one, which `finetune` must train"
             if missing and all(name.startswith(heads) for name in missing)
-            else "is it another architecture, or one with other options (`--arch NAME::key=value`)?",
+            else (
+                "check `--arch`: the weights may be of another architecture, or need other options "
+                "(`--arch NAME::key=value`)"
+            ),
         )
     mismatched = [name for name in sorted(expected) if actual[name].shape != expected[name].shape]
     if mismatched:
@@ -280,8 +287,8 @@ def _check(
     for name, spec in expected.items():
         if spec.dtype in FLOATS and actual[name].dtype not in FLOATS:
             raise CheckpointError(
-                f"{where}: tensor `{name}` is {actual[name].dtype}, not of floating point",
-                hint="quantised weights cannot be pruned; take those of the model as it was trained",
+                f"{where}: tensor `{name}` is {actual[name].dtype}, but must be floating point",
+                hint="quantized weights cannot be pruned; import the weights from before quantization",
             )
 
 
@@ -300,9 +307,12 @@ def _refuse_shapes(
         raise OtherClassesError(where, theirs[0], f"not {architecture.num_classes} (`{first}` is {theirs})")
     position = all("pos" in name for name in names)
     raise CheckpointError(
-        f"{where}: {len(names)} {'tensor has' if len(names) == 1 else 'tensors have'} another shape than "
-        f"{architecture.name}'s, for example `{first}`: {theirs}, not {ours}",
-        hint="was it trained on another size of inputs (`--arch NAME::img_size=N`)?"
+        f"{where}: {len(names)} {'tensor has' if len(names) == 1 else 'tensors have'} a shape that "
+        f"does not fit {architecture.name}, for example `{first}`: {theirs}, not {ours}",
+        hint="the model may have been trained on another image size: `--arch NAME::img_size=N`"
         if position
-        else "is it another architecture, or one with other options (`--arch NAME::key=value`)?",
+        else (
+            "check `--arch`: the weights may be of another architecture, or need other options "
+            "(`--arch NAME::key=value`)"
+        ),
     )

@@ -11,10 +11,10 @@ from hydractl.stages.importing.records import attributes, to_plain
 HOLDERS = (
     "args", "hyper_parameters", "training_args", "hparams", "config", "cfg", "opt", "model_cfg", "model_config",
 )  # fmt: skip
-"""Keys beneath which training scripts save their options: timm's and DeiT's, Lightning's, transformers', others."""
+"""Keys under which training scripts save their options: timm and DeiT, Lightning, transformers, others."""
 ARCH = ("arch", "model", "model_name", "architecture", "model_type", "backbone", "model_name_or_path")
 KWARGS = ("model_kwargs", "model_args")
-"""Keys beneath which the options of the architecture stand; timm's and those of other scripts."""
+"""Keys under which timm and other scripts save the options of the architecture."""
 NUM_CLASSES = ("num_classes", "nb_classes", "n_classes", "num_labels")
 SIZES: Mapping[str, tuple[str, ...]] = {
     "timm": ("img_size", "in_chans", "patch_size", "embed_dim", "depth"),
@@ -22,15 +22,15 @@ SIZES: Mapping[str, tuple[str, ...]] = {
         "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "max_position_embeddings",
     ),
 }  # fmt: skip
-"""Options of architectures that scripts save among their own, and that the shapes of tensors bear out."""
+"""Options of architectures that scripts save among their own, and that tensor shapes confirm."""
 UNSHAPED = {"timm": ("num_heads", "global_pool"), "transformers": ("num_attention_heads",)}
-"""Those that no shape tells."""
+"""Options of architectures that no tensor shape shows."""
 FILES = ("tokenizer",)
-"""Options that name files, which no file may name."""
+"""Options that name files; a checkpoint may not set them."""
 TEXTS = {"global_pool", "interpolation", "crop_mode"}
 IMAGES = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
 OPEN_CLIP_RUN = re.compile(r"(?:^|-)model_(.+?)-lr_")
-"""The name that open_clip gives to a run, and saves in its checkpoints."""
+"""Pattern of the run name that open_clip saves in its checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

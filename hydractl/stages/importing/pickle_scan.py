@@ -19,20 +19,22 @@ from typing import Any, BinaryIO, ClassVar
 from hydractl.stages.importing.records import is_data, may_be_named
 
 MOST_BYTES = 8_000_000
-"""Of a pickle, without the tensors: those of the largest models with their optimisers have a tenth."""
+"""Size limit of a pickle without its tensors, in bytes. Those of the largest models with their optimizers
+take a tenth of it.
+"""
 SPARE_BYTES = 64_000_000
 TIMES = 4
-"""So many times the bytes of a file may be taken by its tensors together, which may share them, beside `SPARE_BYTES`."""
+"""Limit of the total size of tensors, as a multiple of the file size, plus `SPARE_BYTES`. Tensors may share storage."""
 WIDTHS = {
     "ComplexDouble": 16, "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "QInt32": 4, "Half": 2, "BFloat16": 2,
     "Short": 2,
 }  # fmt: skip
-"""The bytes of an element of a storage whose class begins so; of all others one."""
+"""Bytes per element of a storage by the prefix of its class name; one for all others."""
 MOST_CLASSES = 100
-"""Classes whose objects become records."""
+"""Classes whose objects are read as records."""
 MAX_SHOWN_CHARACTERS = 80
 PICKLES = 5
-"""In a file of the form before archives: a number, a version, the machine, the object, the names of its storages."""
+"""Pickles in a file of the format before archives: magic number, version, machine, object, names of storages."""
 
 
 class NeedsCodeError(pickle.UnpicklingError):
@@ -228,7 +230,7 @@ CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
     "collections.Counter": lambda _, args: not args or isinstance(args[0], dict),
     "argparse.Namespace": lambda _, args: not args,
 }  # fmt: skip
-"""What a pickle may call, and with what."""
+"""Callables that a pickle may use, with their arguments."""
 
 
 def rehearse(begin: bytes, size: int, pickles: int) -> dict[str, type]:
@@ -259,5 +261,5 @@ def rehearse(begin: bytes, size: int, pickles: int) -> dict[str, type]:
     except Exception as error:  # a pickle is a program, and a broken one fails as it likes
         if len(begin) == MOST_BYTES:
             raise TooMuchError(f"a pickle of more than {MOST_BYTES} bytes") from error
-        raise ValueError("no pickle, or cut off") from error
+        raise ValueError("not a pickle, or truncated") from error
     return classes

@@ -65,14 +65,14 @@ def files_of(source: str) -> tuple[Path, ...]:
     path = Path(source)
     if is_stream(path):
         raise UsageError(
-            "`import` reads a file, not a stream: tensors are read by their place in it",
+            "`import` cannot read a stream: it reads tensors by their position in a file",
             hint="write it to a file first",
         )
     if path.is_dir():
         names = sorted(f for pattern in (*SUFFIXES, "*.index*.json") for f in path.glob(pattern))
         example = names[0] if names else path / "weights.pth"
         raise CheckpointError(
-            f"{path}: is a folder", hint=f"name a file in it, for example `hydractl import {example}`"
+            f"{path}: is a folder", hint=f"give a file in it, for example `hydractl import {example}`"
         )
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file", hint=did_you_mean_path(str(path)) or "check the path")
@@ -95,7 +95,7 @@ def read_weights(files: tuple[Path, ...], *, ema: bool, key: str | None = None) 
     tensors: dict[str, torch.Tensor] = {}
     for path, weights in zip(files, weights_of_files, strict=True):
         if twice := tensors.keys() & weights.tensors.keys():
-            raise CheckpointError(f"{path}: tensor `{min(twice)}` is in another shard too")
+            raise CheckpointError(f"{path}: tensor `{min(twice)}` is also in another shard")
         _check_plain(path, weights.tensors)
         tensors |= weights.tensors
     return replace(weights_of_files[0], tensors=tensors)
@@ -114,10 +114,10 @@ def _read_one(path: Path, *, ema: bool, key: str | None) -> Weights:
     checkpoint = Checkpoint.open(path)
     if checkpoint.header is not None:
         raise UsageError(
-            f"{path}: is a checkpoint of hydractl already", hint="give it to the other commands as it is"
+            f"{path}: is already a checkpoint of hydractl", hint="use it directly with the other commands"
         )
     if ema:
-        raise UsageError(f"{path}: has no moving average of weights", hint="drop `--ema`")
+        raise UsageError(f"{path}: has no exponential moving average of weights", hint="leave out `--ema`")
     tensors = checkpoint.tensors()
     return Weights(tensors=tensors if key is None else _named(path, tensors, key))
 
@@ -138,19 +138,22 @@ def _unpickled(path: Path, begin: bytes) -> object:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)  # noqa: TID251 - data only
     except TooMuchError as error:
         raise CheckpointError(
-            f"{path}: asks for more memory than it has bytes: {error}", hint="copy or download it again"
+            f"{path}: declares tensors that are larger than the file: {error}",
+            hint="copy or download it again",
         ) from error
     except pickle.UnpicklingError as error:
         reason = f" (`{error}`)" if isinstance(error, NeedsCodeError) else ""
         raise CheckpointError(
-            f"{path}: needs code to be read{reason}, or is no file of torch; nothing in it was run",
-            hint="where you trust it, write its tensors anew: `torch.save(model.state_dict(), 'weights.pth')`",
+            f"{path}: cannot be read without running code{reason}, or is not a torch file; no code in it was run",
+            hint=(
+                "if you trust the file, save its tensors again: `torch.save(model.state_dict(), 'weights.pth')`"
+            ),
         ) from error
     except MemoryError:
         raise
     except Exception as error:  # a pickle is a program, and a broken one fails as it likes
         raise CheckpointError(
-            f"{path}: is not a readable file of torch weights, or is cut off",
+            f"{path}: is not a file of torch weights, or is truncated",
             hint="copy or download it again; `import` reads what `torch.save` writes, and safetensors",
         ) from error
 
@@ -166,20 +169,20 @@ def _is_plain_archive(path: Path) -> bool:
             records = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise CheckpointError(
-            f"{path}: is not a readable archive, or is cut off", hint="copy or download it again"
+            f"{path}: is not a readable archive, or is truncated", hint="copy or download it again"
         ) from error
     if any(record.filename.endswith("/constants.pkl") for record in records):
         raise CheckpointError(
-            f"{path}: is TorchScript: a program, not weights alone",
-            hint="where you trust it: `torch.save(torch.jit.load(path).state_dict(), 'weights.pth')`",
+            f"{path}: is TorchScript, which contains a program",
+            hint="if you trust the file: `torch.save(torch.jit.load(path).state_dict(), 'weights.pth')`",
         )
     names = [record.filename.casefold() for record in records]
     if len({*names}) != len(names):  # which of two is read is another reader's choice
-        raise CheckpointError(f"{path}: has two records of one name", hint="copy or download it again")
+        raise CheckpointError(f"{path}: has two records with the same name", hint="copy or download it again")
     if sum(record.file_size for record in records) > most(path.stat().st_size):
         raise CheckpointError(
-            f"{path}: its records become more than {TIMES} times as long as the file",
-            hint="write it anew without compression",
+            f"{path}: its records decompress to more than {TIMES} times the size of the file",
+            hint="save it again without compression",
         )
     return all(record.compress_type == zipfile.ZIP_STORED for record in records)
 
@@ -200,14 +203,14 @@ def _unwrapped(path: Path, saved: object, *, ema: bool, key: str | None) -> Weig
     """Find the state dict in what was saved."""
     if not isinstance(saved, Mapping):
         raise CheckpointError(
-            f"{path}: holds a {type(saved).__name__}, not named tensors",
+            f"{path}: holds a {type(saved).__name__}, not a state dict",
             hint="`import` reads what `torch.save(model.state_dict(), path)` writes",
         )
     averages = [name for name in EMA_WRAPPERS if isinstance(saved.get(name), Mapping)]
     if ema and not averages:
         raise UsageError(
-            f"{path}: has no moving average of weights; its keys are {quoted(saved, most=MAX_SHOWN)}",
-            hint="drop `--ema`",
+            f"{path}: has no exponential moving average of weights; its keys are {quoted(saved, most=MAX_SHOWN)}",
+            hint="leave out `--ema`",
         )
     at = averages[0] if ema else key
     beneath = None if at is None else _beneath(saved, at)
@@ -217,7 +220,7 @@ def _unwrapped(path: Path, saved: object, *, ema: bool, key: str | None) -> Weig
         tensors = _named(path, tensors, key, saved)
     if not tensors:
         raise CheckpointError(
-            f"{path}: holds no named tensors; {f'`{wrapper}` holds' if wrapper else 'its keys are'} "
+            f"{path}: has no state dict; {f'`{wrapper}` holds' if wrapper else 'its keys are'} "
             f"{quoted(inner, most=MAX_SHOWN) or 'none'}",
             hint=_where_weights_are(inner, wrapper, averages=bool(averages) and not ema),
         )
@@ -252,7 +255,7 @@ def _named(
     matching = {name: tensor for name, tensor in tensors.items() if f".{key}." in f".{name}"}
     if not matching:
         raise UsageError(
-            f"`--weights-key {key}`: {path} has no weights there; its keys are "
+            f"`--weights-key {key}`: {path} has no weights under this key; its keys are "
             f"{quoted(tensors if saved is None else saved, most=MAX_SHOWN)}",
             hint=_where_weights_are(saved or {}, "", averages=False),
         )
@@ -262,15 +265,15 @@ def _named(
 def _where_weights_are(saved: Mapping[object, object], wrapper: str, *, averages: bool) -> str:
     """Return a hint that names the keys beneath which there are tensors, or those that are expected."""
     if averages:
-        return "there is a moving average: `--ema` takes it"
+        return "it has an exponential moving average: add `--ema` to import it"
     keys = [
         f"{wrapper}.{key}".lstrip(".")
         for key, item in saved.items()
         if isinstance(item, Mapping) and _tensors_of(_descend(item, "")[1])
     ]
     if keys:
-        return f"there are tensors beneath {quoted(keys, most=MAX_SHOWN)}: `--weights-key {keys[-1]}` takes those"
-    return f"expected a state dict, plain or beneath one of {quoted(WRAPPERS)}"
+        return f"there are tensors under {quoted(keys, most=MAX_SHOWN)}: add `--weights-key {keys[-1]}` to import those"
+    return f"expected a state dict, at the top level or under one of {quoted(WRAPPERS)}"
 
 
 def _descend(saved: Mapping[object, object], wrapper: str) -> tuple[str, Mapping[object, object]]:
@@ -301,6 +304,8 @@ def _check_plain(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             or dtype not in DTYPE_NAMES
         ):
             raise CheckpointError(
-                f"{path}: tensor `{name}` is no plain tensor ({dtype}, {tensor.layout})",
-                hint="quantised, sparse and empty weights cannot be pruned; take those of the model as it was trained",
+                f"{path}: tensor `{name}` is not a dense tensor ({dtype}, {tensor.layout})",
+                hint=(
+                    "quantized, sparse and empty weights cannot be pruned; import dense floating-point weights"
+                ),
             )

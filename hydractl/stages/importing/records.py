@@ -27,12 +27,12 @@ DATA = frozenset(
         *(f"numpy.{name}" for name in ("bool_", "float32", "float64", "int32", "int64")),
     }
 )  # fmt: skip
-"""What the standard library and numpy have for data."""
+"""Data classes of the standard library and numpy."""
 NUMERIC = re.compile(r"b1|[iu][1248]|f[248]")
 CONTENT, VALUE = "_content", "_val"
-"""Where dictionaries of OmegaConf have their items, and these their values."""
+"""Attributes in which OmegaConf keeps the items of a dictionary and the value of an item."""
 DEEPEST, MOST_ITEMS = 3, 64
-"""Of what becomes plain: objects may hold themselves, or one another many times."""
+"""Limit of converted objects: an object may contain itself, or others many times."""
 
 
 def is_data(name: str) -> bool:

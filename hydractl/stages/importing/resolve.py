@@ -33,7 +33,7 @@ from hydractl.stages.importing.metadata import Metadata
 from hydractl.stages.shared.image_preprocessing import check_takes, override_preprocessing
 
 SQUARES = {"img_size", "patch_size", "image_size"}
-"""Options whose one number is height and width."""
+"""Options in which a single number is both height and width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,10 @@ def describe(
     if problem := answer_problem({}, described.architecture.num_classes):
         raise UnsupportedModelError(
             f"{where}: {problem}",
-            hint="`--num-classes N --head-seed 0` draws a classifier for N classes in its place, which `finetune` trains",
+            hint=(
+                "`--num-classes N --head-seed 0` replaces it by a random classifier for N classes, "
+                "which `finetune` must train"
+            ),
         )
     header = _with_images(base_header(described), resolved.images, where=config.source)
     header = override_preprocessing(header, config.images, where=where)
@@ -141,8 +144,11 @@ def _with_images(header: Header, images: Mapping[str, object], *, where: str) ->
         preprocess = Preprocess.model_validate({**how.model_dump(), **update})
     except ValidationError as error:
         raise CheckpointError(
-            f"{where}: what it says of how its images are read is not supported: {first_problem(error)}",
-            hint="save its weights alone, and name the rest: `torch.save(checkpoint['state_dict'], 'weights.pth')`",
+            f"{where}: its image preprocessing is not supported: {first_problem(error)}",
+            hint=(
+                "save only its weights, and give the rest as options: "
+                "`torch.save(checkpoint['state_dict'], 'weights.pth')`"
+            ),
         ) from error
     return header.model_copy(update={"preprocess": preprocess})
 
@@ -173,7 +179,8 @@ def _described(config: ImportConfig, resolved: Resolved, labels: int | None) -> 
     described = _pooled(config, described_as(name, options))
     if described.prompting is not None and (config.num_classes or labels):
         raise UsageError(
-            f"`{name}` has no classes of its own: texts name them", hint="drop `--num-classes` and `--labels`"
+            f"`{name}` has no classifier: it compares images with class names",
+            hint="leave out `--num-classes` and `--labels`",
         )
     if config.tokenizer is None:
         return described
@@ -187,7 +194,7 @@ def _with_classes(config: ImportConfig, described: Described, number: int | None
     if described.lacks and number is None:
         raise CheckpointError(
             f"{config.folder}: {described.lacks}",
-            hint="add `--num-classes N` or `--labels a,b,c` for a classifier that is drawn anew",
+            hint="add `--num-classes N` or `--labels a,b,c` for a random classifier",
         )
     if number is None or described.prompting is not None:
         return described
@@ -224,8 +231,8 @@ def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
         return header
     if len(labels) != number:
         raise UsageError(
-            f"`--labels`: {counted(len(labels), 'name')} for {counted(number, 'class', 'classes')}",
-            hint=f"give {counted(number, 'label')}, one a class",
+            f"`--labels`: got {counted(len(labels), 'name')} for {counted(number, 'class', 'classes')}",
+            hint=f"give {counted(number, 'label')}, one per class",
         )
     return header.model_copy(update={"labels": labels})
 
@@ -241,11 +248,9 @@ def _name(config: ImportConfig, metadata: Metadata, option_name: str) -> str:
     beside = Path(config.source).parent
     hint = "add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`"
     if (beside / "config.json").is_file():
-        hint = f"the folder it lies in does: add `--arch {shlex.quote(str(beside))}`"
-    called = (
-        f"; {quoted(metadata.arch, most=3)} is no architecture that is known here" if metadata.arch else ""
-    )
-    raise CheckpointError(f"{config.source}: does not say which architecture it is{called}", hint=hint)
+        hint = f"its folder does: add `--arch {shlex.quote(str(beside))}`"
+    called = f"; {quoted(metadata.arch, most=3)} is not a known architecture" if metadata.arch else ""
+    raise CheckpointError(f"{config.source}: does not name its architecture{called}", hint=hint)
 
 
 def _untagged(name: str) -> str:
@@ -266,8 +271,8 @@ def _as_text(value: object) -> str:
 
 def _contradiction(config: ImportConfig, option_text: str, file_text: str) -> UsageError:
     return UsageError(
-        f"`{option_text}`: {config.source} says `{file_text}`, as its training script saved it",
-        hint="leave it out to take what the file says; where the file is wrong, save its state dict alone",
+        f"`{option_text}`: the training script saved `{file_text}` in {config.source}",
+        hint="leave the option out to use the saved value; if that is wrong, save only the state dict",
     )
 
 

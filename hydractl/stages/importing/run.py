@@ -1,4 +1,4 @@
-"""import: weights that a training script saved become a base of ours."""
+"""import: converts weights saved by a training script to a base."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hydractl.tensor_spec import spec_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """What `import` found and made of it; `wrapper`, `prefix`, `left_out` and `converted` as in the stage's parts."""
+    """Result of `import`; `wrapper`, `prefix`, `left_out` and `converted` as in `Weights` and `MatchedTensors`."""
 
     path: Path
     architecture: str
@@ -52,31 +52,32 @@ class ImportReport:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files written."""
+        """Files written."""
         return (self.path,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReports:
-    """What `import` made of several files."""
+    """Results of `import` for several files."""
 
     imports: tuple[ImportReport, ...]
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files written."""
+        """Files written."""
         return tuple(report.path for report in self.imports)
 
 
 def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportReport:
     """Import the weights of one file.
 
-    Memory holds them once at most: those of an uncompressed archive stay on disk until they are written.
+    Memory holds the weights at most once; those of an uncompressed archive stay on disk until they are written.
 
     Raises:
-        CheckpointError: If the file is no file of weights, needs code to be read, or does not fit the architecture.
-        UnsupportedModelError: If heads cannot be cut in the architecture.
-        OutputExists: If the output is there already.
+        CheckpointError: If the file is not a file of weights, cannot be read without running code, or does not fit the
+            architecture.
+        UnsupportedModelError: If heads of the architecture cannot be pruned.
+        OutputExists: If the output already exists.
     """
     require_one_process("import")
     with claim(config, [config.out], progress) as output_lock:
@@ -120,11 +121,11 @@ def _renamed(config: ImportConfig, weights: Weights) -> Weights:
         names = {name: new + name.removeprefix(old) for name in tensors if f"{name}.".startswith(f"{old}.")}
         if not names:
             raise UsageError(
-                f"`--rename {old}={new}`: {config.source} has no tensor whose name begins with `{old}.`",
+                f"`--rename {old}={new}`: {config.source} has no tensor with a name that begins with `{old}.`",
                 hint=f"its tensors begin with {quoted(sorted({n.partition('.')[0] for n in tensors}), most=5)}",
             )
         if twice := tensors.keys() & names.values() - names.keys():
-            raise UsageError(f"`--rename {old}={new}`: {config.source} has `{min(twice)}` too")
+            raise UsageError(f"`--rename {old}={new}`: {config.source} already has `{min(twice)}`")
         tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
     return replace(weights, tensors=tensors)
 
@@ -169,7 +170,7 @@ def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
             "classifier"
         )
     if config.labels is not None and config.num_classes is None:
-        return f"give {counted(error.number, 'label')}: `--labels` has one name a class"
+        return f"give {counted(error.number, 'label')}: `--labels` needs one name per class"
     return f"{error.hint}, or `--head-seed 0` for a new classifier"
 
 
@@ -179,30 +180,31 @@ def _tell(
     """Say what was decided that the user may have wanted otherwise."""
     if weights.ema is not None:
         progress.warn(
-            f"{config.source}: has a moving average of the weights too (`{weights.ema}`); `--ema` takes it"
+            f"{config.source}: also has an exponential moving average of the weights "
+            f"(`{weights.ema}`); add `--ema` to import it"
         )
     if fitted.converted is not None:
         progress.warn(
-            f"{config.source}: its tensors have other names; {fitted.converted}'s own conversion was used"
+            f"{config.source}: its tensors have other names, which {fitted.converted} itself converted"
         )
     if fitted.left_out:
         progress.warn(
-            f"{config.source}: left out {counted(len(fitted.left_out), 'tensor')} beside `{fitted.prefix}`, "
-            f"for example `{fitted.left_out[0]}`"
+            f"{config.source}: ignored {counted(len(fitted.left_out), 'tensor')} outside "
+            f"`{fitted.prefix}`, for example `{fitted.left_out[0]}`"
         )
     if config.pooling is None and header.architecture.pooling is not None and config.folder is not None:
         progress.step(POOLED.format(pooling=header.architecture.pooling))
     if fitted.drawn_names:
         number = counted(header.architecture.num_classes, "class", "classes")
-        progress.step(f"A new classifier for {number}, drawn: {quoted(fitted.drawn_names)}")
+        progress.step(f"New random classifier for {number}: {quoted(fitted.drawn_names)}")
     if header.assumed:
         progress.warn(
-            f"{config.folder}: no file says how its images are read; stored is what is usual for such models "
-            "(`--img-size`, `--mean` and `--std` say otherwise)"
+            f"{config.folder}: has no image preprocessing; the base stores the usual one of such "
+            "models (change it with `--img-size`, `--mean` and `--std`)"
         )
     if isinstance(header.preprocess, Tokenization) and header.preprocess.tokenizer is None:
         progress.warn(
-            "the base has no tokenizer, so it reads token numbers alone; `--tokenizer PATH` adds one"
+            "the base has no tokenizer, so it reads only token numbers; `--tokenizer PATH` adds one"
         )
 
 

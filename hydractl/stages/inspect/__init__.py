@@ -1,1 +1,1 @@
-"""inspect: what is this file?"""
+"""inspect: shows what a file holds."""

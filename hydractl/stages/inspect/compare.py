@@ -1,4 +1,4 @@
-"""inspect, of several files: how alike are these choices of heads?"""
+"""inspect for several files: compares their head masks."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from hydractl.stages.shared.outputs import check_outputs, claim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How alike two choices are; see `hydractl.heads.compare`.
+    """Similarity of two head masks; see `hydractl.heads.compare`.
 
     Attributes:
-        overlap: In [0, 1].
-        chance_overlap: What random choices would have.
-        jaccard: In [0, 1].
-        jsd_nats: In [0, ln 2]; None where one of them removes nothing.
-        spearman: In [-1, 1]; None unless both are scores that rank anything.
-        kendall: In [-1, 1]; as above.
+        overlap: Overlap of removed heads, in [0, 1].
+        chance_overlap: Expected overlap of random masks.
+        jaccard: Jaccard index, in [0, 1].
+        jsd_nats: Jensen-Shannon divergence, in [0, ln 2]; None if one removes nothing.
+        spearman: Rank correlation, in [-1, 1]; None unless both are scores with a ranking.
+        kendall: Rank correlation, in [-1, 1]; None as for `spearman`.
     """
 
     overlap: float
@@ -42,7 +42,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two choices compared, over all heads and tower by tower."""
+    """Comparison of two head masks, over all heads and by tower."""
 
     first: str
     second: str
@@ -52,7 +52,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonReport:
-    """Choices of heads and every pair of them; `plot` is the figure that was written."""
+    """Head masks and the comparison of each pair; `plot` is the written figure."""
 
     choices: tuple[Choice, ...]
     pairs: tuple[Comparison, ...]
@@ -60,17 +60,17 @@ class ComparisonReport:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files written."""
+        """Files written."""
         return () if self.plot is None else (self.plot,)
 
 
 def run_compare(config: InspectConfig, progress: Progress = SILENT) -> ComparisonReport:
-    """Compare every two choices of heads, and draw them all if that is wanted.
+    """Compare each pair of head masks, and optionally draw all of them.
 
     Raises:
-        InputError: If a file cannot be read or chooses no heads, or the models differ in shape.
-        UsageError: If scores order fewer heads than the budget removes, or there are no scores for a budget.
-        OutputExists: If the figure is there already.
+        InputError: If a file cannot be read or has no heads, or the models differ in shape.
+        UsageError: If scores rank fewer heads than the budget removes, or a budget is given without scores.
+        OutputExists: If the figure already exists.
     """
     with claim(config, [config.plot], progress) as output_lock:
         if config.plot is not None:
@@ -96,16 +96,14 @@ def _compare(config: InspectConfig, progress: Progress) -> ComparisonReport:
     check_comparable([choice for choice, _ in choices_with_scores])
     if config.budget is not None and not any(tables for _, tables in choices_with_scores):
         raise UsageError(
-            f"`{config.budget.option_text}`: makes masks of scores, and none of the files are scores",
-            hint="masks and checkpoints say themselves which heads stay",
+            f"`{config.budget.option_text}`: a budget turns scores into masks, but no file has scores",
+            hint="leave it out; masks and checkpoints already say which heads they keep",
         )
     if config.plot is not None and len(choices_with_scores) > MOST_PANELS:
-        raise UsageError(
-            f"a figure shows {MOST_PANELS} choices of heads at most, not {len(choices_with_scores)}"
-        )
+        raise UsageError(f"a figure shows at most {MOST_PANELS} head masks, not {len(choices_with_scores)}")
     if len(named) > 1:
-        texts = (f"{file} of a `{architecture}`" for architecture, file in named.items())
-        progress.warn(f"the files are of different architectures: {', '.join(texts)}")
+        texts = (f"{file} for `{architecture}`" for architecture, file in named.items())
+        progress.warn(f"the files are for different architectures: {', '.join(texts)}")
     pairs = tuple(_pair(first, second) for first, second in combinations(choices_with_scores, 2))
     return ComparisonReport(choices=tuple(c for c, _ in choices_with_scores), pairs=pairs, plot=config.plot)
 

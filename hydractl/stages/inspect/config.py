@@ -1,4 +1,4 @@
-"""What `inspect` is told. Importing it loads no torch."""
+"""Configuration of `inspect`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hydractl.stages.shared.command_config import CommandConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectConfig(CommandConfig):
-    """What to look at, or which choices of heads to compare."""
+    """Files to inspect or to compare."""
 
     files: tuple[str, ...] = required(
         Setting(
@@ -29,7 +29,7 @@ class InspectConfig(CommandConfig):
     )
     tensors: bool = flag(Setting("List the tensors of a checkpoint."))
     budget: HeadBudget | None = by_default(None, shared.budget(": as the scores say, else 2/3"))
-    """What makes masks of scores that are compared; None for the scores' own."""
+    """Budget that turns scores into masks for the comparison; None for the budget of the scores."""
     plot: Path | None = setting(
         None,
         "Draw which heads are kept, as .png or .svg.",
@@ -40,7 +40,7 @@ class InspectConfig(CommandConfig):
         Setting(
             "Overwrite an existing figure.",
             panel=shared.OUTPUT,
-            only_with=Constraint("plot", why="nothing else is written"),
+            only_with=Constraint("plot", why="only a figure is written"),
         )
     )
 
@@ -48,32 +48,37 @@ class InspectConfig(CommandConfig):
         check(self)
         if self.compares and self.tensors:
             raise UsageError(
-                "`--tensors` lists those of one checkpoint", hint="inspect one file, without `--plot`"
+                "`--tensors` needs exactly one checkpoint", hint="give one file and leave out `--plot`"
             )
         if not self.compares and self.budget is not None:
             raise UsageError(
-                f"`{self.budget.option_text}`: makes masks of scores that are compared or drawn",
-                hint="give several files, or `--plot heads.svg`",
+                f"`{self.budget.option_text}`: applies only to scores that are compared or drawn",
+                hint="give several files, or add `--plot heads.svg`",
             )
         if not self.files:
             raise UsageError("nothing to inspect", hint="give a file, or several to compare")
         for file in self.files:
             if file.startswith(("arch:", "hf-hub:")):
                 raise UsageError(
-                    f"{file}: `inspect` reads local files",
-                    hint=f"`hydractl prune {shlex.quote(file)} --strategy random --keep-fraction 1 -o base.st` makes one of random weights"
+                    f"{file}: `inspect` reads only local files",
+                    hint=(
+                        f"`hydractl prune {shlex.quote(file)} --strategy random --keep-fraction 1 -o "
+                        "base.st` makes a file with random weights"
+                    )
                     if file.startswith("arch:")
-                    else "fetch a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder",
+                    else (
+                        "download a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder"
+                    ),
                 )
         if self.files.count("-") > 1:
             raise UsageError("only one file can come from standard input")
 
     @property
     def compares(self) -> bool:
-        """Whether choices of heads are compared or drawn, and not one file described."""
+        """Whether head masks are compared or drawn, instead of one file described."""
         return len(self.files) > 1 or self.plot is not None
 
     @property
     def file(self) -> str:
-        """The one to describe."""
+        """The file to describe."""
         return self.files[0]

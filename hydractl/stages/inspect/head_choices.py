@@ -17,7 +17,7 @@ from hydractl.reporting.lineage import member_names
 from hydractl.stages.inspect.open_any import open_local
 from hydractl.stages.shared.mask_selection import Quota, mask_of, order_of, own_quota, quota_of
 
-COMPARABLE = "scores, head masks and checkpoints of hydractl say which heads stay"
+COMPARABLE = "give scores, a head mask or a checkpoint of hydractl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +91,9 @@ def _of_document(
     if isinstance(document, HeadMask):
         return [(_of_mask(file, "head-mask", document.towers), None)], document.architecture
     if not isinstance(document, HeadScores):
-        raise ManifestError(f"{file}: is a {document.kind_of_file}, which chooses no heads", hint=COMPARABLE)
+        raise ManifestError(f"{file}: is a {document.kind_of_file}, which selects no heads", hint=COMPARABLE)
     if not document.towers:
-        raise ManifestError(f"{file}: has scores of no tower", hint="score the model again")
+        raise ManifestError(f"{file}: has no scores", hint="score the model again")
     return [(_of_scores(file, document, budget), document.tables)], document.architecture
 
 
@@ -101,7 +101,7 @@ def _header(file: str, checkpoint: Checkpoint) -> Header:
     header = checkpoint.header
     if header is None:
         raise CheckpointError(
-            f"{file}: is no checkpoint of hydractl, so it does not say which heads it has", hint=COMPARABLE
+            f"{file}: is not a checkpoint of hydractl, so its heads are unknown", hint=COMPARABLE
         )
     return header
 
@@ -164,7 +164,7 @@ def _recorded(file: str, scores: HeadScores, shape: Shape, *, ordered: int) -> t
             budget.removals(shape)
         except ValueError as error:
             raise ManifestError(
-                f"{file}: options: {error}", hint=f"{EDITED} `--remove R` sets another budget"
+                f"{file}: options: {error}", hint=f"{EDITED}; `--remove R` chooses another budget"
             ) from error
         return "recorded", quota_of(budget, shape)
     common = HeadBudget(keep_fraction=COMMON_KEEP_FRACTION)
@@ -187,6 +187,7 @@ def check_comparable(choices: Sequence[Choice]) -> None:
     for choice in choices[1:]:
         if shape_of(choice.mask) != shape_of(first.mask):
             raise InputError(
-                f"{choice.name}: is of {shape_text(choice.mask)} heads, but {first.name} is of {shape_text(first.mask)}",
-                hint="compare choices of heads of one model, scored with the same `--towers`",
+                f"{choice.name}: is for {shape_text(choice.mask)} heads, but {first.name} is for "
+                f"{shape_text(first.mask)}",
+                hint="compare files for the same model and the same `--towers`",
             )

@@ -108,12 +108,12 @@ def of_folder(
         described = describe_folder(folder, config, specs)
     except HydraError as error:
         hint = f"{error.message.removesuffix('.')}; {error.hint}" if error.hint else error.message
-        return Foreign(_guessed(config), family, f"no command can use it: {hint}")
+        return Foreign(_guessed(config), family, f"other commands cannot use it: {hint}")
     identity = identity_of(described, _guessed(config).name)
     if described.lacks:
         hint = f"{described.lacks}; {classifier_hint(file)}"
         return Foreign(replace(identity, num_classes=None), family, hint)
-    assumed = "no file says how its images are read; what is usual for such models stands in"
+    assumed = "it has no image preprocessing; the usual one of such models is used"
     return Foreign(identity, family, "; ".join([*described.notes, *[assumed] * described.assumed]) or None)
 
 
@@ -168,7 +168,7 @@ def _hint(file: str, folder: Mapping[str, object]) -> str:
     trained = folder.get("architectures")
     covered = next((f.covers for f in FAMILIES.values() if f.matches({"model_type": kind})), None)
     if covered is not None and isinstance(trained, list):
-        return f"its `config.json` is of a {', '.join(map(str, trained))}; hydractl reads {covered}"
+        return f"its `config.json` is for {', '.join(map(str, trained))}; hydractl supports {covered}"
     if folder:
-        return f"its `config.json` is of no family that this version knows ({', '.join(FAMILIES)})"
-    return f"it does not say which architecture it is; say so: `hydractl score {shlex.quote(str(file))} --arch NAME ...`"
+        return f"the model family in its `config.json` is not supported (supported: {', '.join(FAMILIES)})"
+    return f"it does not name its architecture; give it: `hydractl score {shlex.quote(str(file))} --arch NAME ...`"

@@ -33,7 +33,7 @@ def open_local(file: str) -> tuple[Checkpoint | Document, Located]:
     if is_id and not path.exists():
         raise CheckpointError(
             f"{file}: no such file or folder",
-            hint="if it is a Hub id: `hf download ID --local-dir FOLDER`, then inspect the folder",
+            hint="for a Hub id: `hf download ID --local-dir FOLDER`, then inspect the folder",
         )
     if (path / NAME).is_file():
         return StateFile.read(path / NAME), Located(reference=file, path=path, weights=())
@@ -86,11 +86,11 @@ def _checkpoint(path: Path, begin: bytes, source: BinaryIO) -> Checkpoint:
 
 def _text(where: str, begin: bytes, source: BinaryIO) -> str:
     if not begin:
-        raise InputError(f"{where}: is empty", hint="did the command that should have written it fail?")
+        raise InputError(f"{where}: is empty", hint="check whether the command that writes it failed")
     if begin.startswith(PICKLE_STARTS):
         raise CheckpointError(
-            f"{where}: is a pickle or an archive; hydractl reads safetensors only",
-            hint="make a base of it: `hydractl import WEIGHTS --arch NAME -o base.st`",
+            f"{where}: is a pickle or an archive, but hydractl reads only safetensors",
+            hint="convert it to a base: `hydractl import WEIGHTS --arch NAME -o base.st`",
         )
     if begin.lstrip(TEXT_STARTS)[:1] not in {b"{", b""}:
         raise InputError(
@@ -114,7 +114,7 @@ def _document(where: str, text: str) -> Document:
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(schema, str) or schema not in classes_by_schema:
         raise ManifestError(
-            f"{where}: schema is {json.dumps(schema)}, which is none of ours",
-            hint=f"hydractl knows {', '.join(f'`{name}`' for name in classes_by_schema)}",
+            f"{where}: has the unknown schema {json.dumps(schema)}",
+            hint=f"known schemas: {', '.join(f'`{name}`' for name in classes_by_schema)}",
         )
     return classes_by_schema[schema].from_json(text, where=where)

@@ -1,6 +1,6 @@
-"""inspect: say what a file is, from its header alone, or from what stands beside the weights in a library's folder.
+"""inspect: describes a file from its header, or a library's folder from its configuration files.
 
-No tensors are read, and of files no model library is loaded; a folder is read by the library that it is of.
+Reads no tensors. Files need no model library; a folder is read by its library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PART_ORDER = ("embed", "attention", "mlp", "norm", "readout", "head")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How much some tensors are together: their number, their elements, their bytes."""
+    """Totals of tensors: number, elements, bytes."""
 
     tensors: int
     parameters: int
@@ -41,7 +41,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLine:
-    """One tensor as the header states it; `part` is what it belongs to, `fate` what `fuse` did with it."""
+    """A tensor in the header; `part` is the part of the model that it belongs to, `fate` its fate in `fuse`."""
 
     name: str
     dtype: str
@@ -53,15 +53,15 @@ class TensorLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fused:
-    """What only a hydra has.
+    """Properties of a hydra.
 
     Attributes:
-        members: The members' file names, or `member 0`, ... where the lineage does not say.
-        trunk: How many leading blocks run once.
+        members: File names of the members, or `member 0`, ... if the lineage does not record them.
+        trunk: Number of leading blocks that are computed once.
         mlp: `merge` or `keep`.
-        merge_trunk: Before this block of each tower all that differs was averaged; 0: nothing was.
-        amounts: By part, then by fate.
-        apart_bytes: What the members would take apart.
+        merge_trunk: Block of each tower before which tensors that differ are averaged; 0 for none.
+        amounts: Totals by part and fate.
+        apart_bytes: Size of the separate members in bytes.
     """
 
     members: tuple[str, ...]
@@ -74,7 +74,7 @@ class Fused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What one row of a report said about one data set, as `eval --save-predictions` keeps it."""
+    """Predictions of one row on one data set, from `eval --save-predictions`."""
 
     row: str
     data: str
@@ -85,11 +85,11 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPredictions:
-    """What a file of predictions holds.
+    """Contents of a predictions file.
 
     Attributes:
-        log_probs: One entry for each row and data set.
-        labels: For each labelled data set, how many labels.
+        log_probs: One entry per row and data set.
+        labels: Number of labels of each labelled data set.
     """
 
     log_probs: tuple[Predicted, ...]
@@ -98,25 +98,25 @@ class SavedPredictions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReport:
-    """What a checkpoint's header says.
+    """Contents of a checkpoint's header.
 
     Attributes:
-        file: As the user named it.
-        kind: `base`, `member`, `hydra`, `predictions`, or `foreign` where hydractl did not write it.
-        model: Which model it is.
-        temperature: What its logits are divided by.
-        threshold: Which inputs it answers, if it says so.
-        fitted: The OOD scores of features that it holds, if there are any.
-        beside_bytes: What these keep, beside the weights.
+        file: Path as typed.
+        kind: `base`, `member`, `hydra`, `predictions`, or `foreign` if hydractl did not write it.
+        model: Identity of the model.
+        temperature: Temperature of the model.
+        threshold: Stored threshold, if any.
+        fitted: Stored feature-based OOD scores, if any.
+        beside_bytes: Size of these in bytes.
         beside_macs: Their multiply-accumulates for one sample.
-        total: All tensors.
-        dtypes: By safetensors dtype.
-        parts: By what tensors belong to.
-        fused: Of a hydra.
-        predictions: Of a file that `eval --save-predictions` wrote.
-        lineage: The stages that led here.
-        metadata: What else the safetensors header says.
-        listing: Every tensor, if it was asked for.
+        total: Totals of all tensors.
+        dtypes: Totals by safetensors dtype.
+        parts: Totals by part of the model.
+        fused: Properties of a hydra.
+        predictions: Contents of a file from `eval --save-predictions`.
+        lineage: Stages that made the file.
+        metadata: Other metadata of the safetensors header.
+        listing: All tensors, with `--tensors`.
         hint: What to type next, for a foreign file.
     """
 
@@ -162,13 +162,13 @@ def run_inspect(
     config: InspectConfig,
     progress: Progress = SILENT,  # noqa: ARG001 - every stage takes one
 ) -> CheckpointReport | DocumentReport:
-    """Say what a file is; its content decides, not its name.
+    """Describe a file by its content, not by its name.
 
     Raises:
         CheckpointError: If a checkpoint is missing or malformed.
-        ManifestError: If a JSON file is none of ours, or malformed.
-        InputError: If it is neither, or cannot be read.
-        UsageError: If `--tensors` is asked of a JSON file.
+        ManifestError: If a JSON file is not of hydractl, or malformed.
+        InputError: If the file is neither, or cannot be read.
+        UsageError: If `--tensors` is given for a JSON file.
     """
     opened, located = open_local(config.file)
     if isinstance(opened, Checkpoint):
@@ -182,13 +182,13 @@ def run_inspect(
 
 
 def ranks(scores: HeadScores, *, file: str = "scores") -> dict[str, tuple[tuple[int | None, ...], ...]]:
-    """Return each head's rank among all heads of all towers, by tower and layer: 1 matters most.
+    """Return each head's rank among all heads of all towers, by tower and layer; 1 is the most important.
 
-    The first head that `prune` removes is the last: of equal scores the lowest tower, layer and head. A greedy method ranks
-    what it removed; the heads that it kept have no rank.
+    The head that `prune` removes first has the last rank; among equal scores that is the lowest tower, layer and head. A
+    greedy method ranks only removed heads.
 
     Raises:
-        ManifestError: If the removals are not of the heads that have scores; it names the `file`.
+        ManifestError: If removals include heads without scores; the message names the `file`.
     """
     total = sum(len(row) for table in scores.towers.values() for row in table.scores)
     rank: dict[tuple[str, int, int], int] = {
@@ -217,8 +217,8 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
     fates = header.plan.fates if header and header.plan else {}
     if header and header.plan and (astray := checkpoint.specs.keys() ^ fates.keys()):
         raise CheckpointError(
-            f"{config.file}: tensor `{min(astray)}` is in the file or in its fuse plan, but not in both",
-            hint=f"{EDITED} fuse the members again",
+            f"{config.file}: tensor `{min(astray)}` exists in only one of the file and its fuse plan",
+            hint=f"{EDITED}; fuse the members again",
         )
     lines = tuple(
         TensorLine(

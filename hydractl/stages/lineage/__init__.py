@@ -1,1 +1,1 @@
-"""lineage: what did a model come from, and is it still that?"""
+"""lineage: shows and verifies the files and stages that made a model."""

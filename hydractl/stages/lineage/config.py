@@ -1,4 +1,4 @@
-"""What `lineage` is told. Importing it loads no torch."""
+"""Configuration of `lineage`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydractl.stages.shared.command_config import CommandConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageConfig(CommandConfig):
-    """Whose lineage, and which files to hold against it."""
+    """The model, and files to compare with its lineage."""
 
     files: tuple[str, ...] = required(
         Setting(
@@ -28,17 +28,18 @@ class LineageConfig(CommandConfig):
     def __post_init__(self) -> None:
         if self.verify and not self.of:
             raise UsageError(
-                "`--verify` of which files?", hint=f"name them: `{self.model} --verify a.st scores.json`"
+                "`--verify` needs files to verify",
+                hint=f"give them: `{self.model} --verify a.st scores.json`",
             )
         if self.of and not self.verify:
             raise UsageError(
-                f"`{self.of[0]}`: one model's lineage is drawn at a time",
-                hint="`--verify` holds more files against it",
+                f"`{self.of[0]}`: `lineage` shows only one model",
+                hint="`--verify` compares more files with it",
             )
 
     @property
     def model(self) -> str:
-        """Whose lineage."""
+        """The model."""
         return self.files[0]
 
     @property

@@ -1,4 +1,4 @@
-"""lineage: which stages led to a model, and whether files are the ones that they read. Headers alone are read of the model."""
+"""lineage: shows the stages that made a model, and verifies the files that they read. Reads only headers of the model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ JSON = ".json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What came of one file.
+    """Verification of one file.
 
     Attributes:
-        file: As it was named.
-        sha256: Of its bytes, of a model's shards in order.
-        read_as: What it was called where it was read; None where no stage read such a file.
-        problem: Why it is not what it claims; empty where it is.
+        file: Path as typed.
+        sha256: Digest of its bytes; for a model of its shards in order.
+        read_as: Its name when it was read; None if no stage read such a file.
+        problem: Reason why verification failed; empty if it did not.
     """
 
     file: str
@@ -36,14 +36,14 @@ class Verified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageReport:
-    """Where a model is from.
+    """Lineage of a model.
 
     Attributes:
-        model: As it was named.
-        kind: Of checkpoint.
-        step: The last stage; None where nothing says one.
-        verified: What came of the files that were given.
-        left: Of the files that stages of the lineage made, those that were not given; empty where none was.
+        model: Reference as typed.
+        kind: Kind of checkpoint.
+        step: Last stage; None if unknown.
+        verified: Verification of the given files.
+        left: Files made by stages of the lineage that were not given; empty if no files were given.
     """
 
     model: str
@@ -54,30 +54,30 @@ class LineageReport:
     paths: tuple[Path, ...] = ()
 
     def require_checks(self) -> None:
-        """Make files that are not what they claim an error.
+        """Raise an error if a file does not match the lineage.
 
         Raises:
-            CheckFailed: Naming them.
+            CheckFailed: If files do not match; the message names them.
         """
         wrong = [verified_file.file for verified_file in self.verified if verified_file.problem]
         if wrong:
             raise CheckFailed(
-                f"{len(wrong)} of {counted(len(self.verified), 'file')} not what the lineage of {self.model} says: "
-                f"{quoted(wrong)}"
+                f"{len(wrong)} of {counted(len(self.verified), 'file')} do not match the lineage of "
+                f"{self.model}: {quoted(wrong)}"
             )
 
 
 def run_lineage(config: LineageConfig, progress: Progress = SILENT) -> LineageReport:
-    """Read a model's lineage, and hold files against it.
+    """Read a model's lineage, and verify files with it.
 
     Raises:
-        CheckpointError: If the model or a file cannot be read, or the model was not made by a command of ours.
+        CheckpointError: If the model or a file cannot be read, or the model was not made by hydractl.
     """
     header = _open(config.model).header
     if header is None:
         raise CheckpointError(
-            f"{config.model}: says nothing of where it is from",
-            hint="files that hydractl wrote do: `hydractl import` or `hydractl finetune` makes one",
+            f"{config.model}: has no lineage",
+            hint="files that hydractl writes have one: use `hydractl import` or `hydractl finetune`",
         )
     recorded = tuple(source for step in steps_to(header.made_by) for source in step.inputs)
     verified = tuple(
@@ -101,7 +101,7 @@ def run_lineage(config: LineageConfig, progress: Progress = SILENT) -> LineageRe
 def _open(reference: str) -> Checkpoint:
     located = locate(reference)
     if located.arch is not None:
-        raise CheckpointError(f"{reference}: random weights are of no file")
+        raise CheckpointError(f"{reference}: random weights have no lineage")
     return Checkpoint.open(located.path, shards=located.weights if located.path.is_dir() else ())
 
 
@@ -116,10 +116,10 @@ def _verified(file: str, recorded: tuple[InputFile, ...]) -> Verified:
         if source.sha256 == digest:
             header = checkpoint.header if checkpoint else None
             forged = header is not None and header.made_by != source.made_by
-            problem = f"tells of itself what the lineage does not tell of `{source.name}`" if forged else ""
+            problem = f"has another history than the lineage records for `{source.name}`" if forged else ""
             return Verified(file=file, sha256=digest, read_as=source.name, problem=problem)
     for source in recorded:
         if source.name == name:
-            problem = f"is not the `{name}` that was read, {source.sha256}"
+            problem = f"is not the `{name}` that was read ({source.sha256})"
             return Verified(file=file, sha256=digest, read_as=name, problem=problem)
-    return Verified(file=file, sha256=digest, problem="no stage read a file of this name or content")
+    return Verified(file=file, sha256=digest, problem="no stage read a file with this name or content")

@@ -1,1 +1,1 @@
-"""predict: what does a model say of every input, and how sure is it?"""
+"""predict: writes labels, confidence and OOD scores of inputs."""

@@ -1,4 +1,4 @@
-"""What `predict` is told. Importing it loads no torch."""
+"""Configuration of `predict`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from hydractl.stages.shared.command_config import CommandConfig, InputRef
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 LINES = "-"
-"""DATA that come on standard input, one a line."""
+"""DATA on standard input, one item per line."""
 FORMS = (".jsonl", ".csv", ".parquet")
-"""How the names of tables of predictions end."""
+"""File name suffixes of prediction tables."""
 
 NO_THRESHOLD = inf
 
 
 def parse_threshold(text: str) -> float | Path:
-    """Read a number, `none`, or the name of a report; one that is called as a number is written `./2`."""
+    """Parse a number, `none`, or the path of a report; write a path that looks like a number as `./2`."""
     if text == "none":
         return NO_THRESHOLD
     try:
@@ -46,13 +46,13 @@ def check_bound(score: str, bound: float) -> None:
     """Refuse a threshold that accepts everything or nothing.
 
     Raises:
-        UsageError: If an OOD score is always or never below it.
+        UsageError: If the OOD score is always or never below it.
     """
     low, high = ood_scores.limits(score)
     if bound != NO_THRESHOLD and not low <= bound <= high:
         raise UsageError(
-            f"`--threshold {bound:g}`: the OOD score `{score}` lies between {low:g} and {high:g}",
-            hint=f"to accept probabilities above {bound:g}: `--threshold {-bound:g}`"
+            f"`--threshold {bound:g}`: the OOD score `{score}` is between {low:g} and {high:g}",
+            hint=f"to accept probabilities above {bound:g}, use `--threshold {-bound:g}`"
             if score == ood_scores.MSP and 0 < bound < 1
             else None,
         )
@@ -60,7 +60,7 @@ def check_bound(score: str, bound: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictConfig(CommandConfig):
-    """Whose predictions of what, and where to."""
+    """Model, inputs and output."""
 
     COMMAND: ClassVar[str] = "predict"
     model: str = required(shared.MODEL)
@@ -73,7 +73,7 @@ class PredictConfig(CommandConfig):
             shows_default=False,
         )
     )
-    """Labels are not looked at."""
+    """Labels are ignored."""
     out: Path = by_default(
         STDOUT,
         replace(
@@ -83,7 +83,7 @@ class PredictConfig(CommandConfig):
         ),
     )
     top_k: int = setting(5, "Number of most probable classes to list.", low=1, metavar="K")
-    """Of a model with fewer classes all."""
+    """A model with fewer classes lists all."""
     ood_score: str | None = setting(
         None,
         f"OOD score, with options as in `knn:k=5`: {', '.join(ood_scores.SCORES)}; with `--fit`, or if MODEL stores it: {', '.join(ood_scores.FITTED)}. "
@@ -102,14 +102,17 @@ class PredictConfig(CommandConfig):
                 Constraint(
                     "ood_score",
                     tuple(ood_scores.SCORES),
-                    why="that is no OOD score of features",
+                    why="that score is not feature-based",
                     hint=f"leave one of them out, or choose from {', '.join(ood_scores.FITTED)}",
                 ),
                 Constraint(
                     "ood_score",
                     (ood_scores.ENERGY_DENSITY,),
-                    why="that one needs held-out data too",
-                    hint=f"choose `{ood_scores.RELATIVE}`, or store it first: `hydractl eval ... --fit TRAIN --val VAL --store PATH`",
+                    why="that score also needs held-out data",
+                    hint=(
+                        f"use `{ood_scores.RELATIVE}`, or store it first: `hydractl eval ... --fit "
+                        "TRAIN --val VAL --store PATH`"
+                    ),
                 ),
             ),
         ),
@@ -124,7 +127,7 @@ class PredictConfig(CommandConfig):
         shows_default=False,
         role=Role.FILE,
     )
-    """Infinite for none."""
+    """Infinity disables a stored threshold."""
     skip_bad: bool = flag(Setting("Report unreadable images in their lines and continue.", panel=shared.DATA))
     null: bool = flag(
         Setting(
@@ -150,11 +153,13 @@ class PredictConfig(CommandConfig):
         if isinstance(self.threshold, float) and self.ood_score is not None:
             check_bound(self.ood_score, self.threshold)
         if not self.data:
-            raise UsageError("nothing to predict", hint="name DATA: a folder, image files, a table; or `-`")
+            raise UsageError("nothing to predict", hint="give DATA: a folder, image files, a table, or `-`")
         if LINES in self.data:
             self._check_lines()
         elif self.null:
-            raise UsageError("`--null` is for standard input", hint="leave it out, or name `-` as DATA")
+            raise UsageError(
+                "`--null` applies only to standard input", hint="leave it out, or give `-` as DATA"
+            )
         for given in self.data:
             if given != LINES and image_path(given) is None:
                 parsed(given)
@@ -163,7 +168,9 @@ class PredictConfig(CommandConfig):
     def _check_lines(self) -> None:
         """Refuse what cannot stand beside lines on standard input."""
         if len(self.data) > 1:
-            raise UsageError("`-` is the only DATA, if it is any", hint="run the command once for each")
+            raise UsageError(
+                "`-` cannot be combined with other DATA", hint="run the command once for each input"
+            )
         if self.model == LINES:
             raise UsageError("the model and the inputs cannot both come from standard input")
         refuse_shared_input(LINES)
@@ -171,7 +178,7 @@ class PredictConfig(CommandConfig):
     @property
     @override
     def further_inputs(self) -> tuple[InputRef, ...]:
-        """What DATA name; where it lies counts too, as lines call it so."""
+        """Inputs of DATA; their paths count, because lines contain them."""
         return tuple(
             InputRef(Role.FILE, image_path(given) or Path(given))
             if given == LINES or is_file(given)
@@ -181,7 +188,7 @@ class PredictConfig(CommandConfig):
 
     @property
     def form(self) -> str:
-        """How the output's name ends, in small letters; that of JSON lines for a stream."""
+        """Suffix of the output in lower case; that of JSON lines for a stream."""
         return FORMS[0] if is_stream(self.out) else self.out.suffix.lower()
 
 

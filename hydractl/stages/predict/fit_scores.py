@@ -53,14 +53,14 @@ class FitData:
         """
         if FIT not in report.data:
             raise InputError(
-                f"{where}: its threshold is for a score that its model holds as it was fitted",
-                hint="leave `--fit` out, and name that model",
+                f"{where}: its threshold is for the fitted OOD score that its model stores",
+                hint="leave out `--fit` and use that model",
             )
         if report.data[FIT].sha256 != self.sha256:
             raise InputError(
-                f"{where}: its threshold is for a score that was fitted on `{report.data[FIT].reference}`, and `--fit "
-                f"{self.items.name}` holds other samples",
-                hint="name the same data with `--fit`",
+                f"{where}: its threshold is for an OOD score that was fitted on "
+                f"`{report.data[FIT].reference}`, but `--fit {self.items.name}` has other samples",
+                hint="give the same data with `--fit`",
             )
 
 
@@ -138,7 +138,7 @@ def _open_fit(
 ) -> FitData:
     classes, header = rows.classes, rows.opened.header
     items = open_items(ref, header.preprocess, workers=config.num_workers, progress=progress)
-    labels = required_labels(items, "--fit", hint="name labelled training data")
+    labels = required_labels(items, "--fit", hint="give labelled training data")
     matched = match_classes(
         items,
         classes.names if classes else header.labels,

@@ -31,7 +31,7 @@ from hydractl.training.run_settings import changes, stored_texts
 
 SCHEMA = "hydractl.predictions-journal/1"
 AT_ONCE = 1024
-"""Lines that are in memory when the output is made of them."""
+"""Lines in memory at once when the output is written."""
 
 
 @dataclass(kw_only=True)
@@ -71,7 +71,7 @@ class PredictJournal:
                 inputs = str(end.get("inputs"))
                 self.chain = _link(self.chain, inputs, b"".join(block))
                 if end.get("chain") != self.chain:
-                    raise ValueError("a block does not follow from what is before it")
+                    raise ValueError("the digest of a block does not match")
                 self.blocks.append((count, inputs))
                 self.size = file.tell()
 
@@ -104,11 +104,11 @@ class PredictJournal:
                 count, inputs = waiting.popleft()
                 if len(part) != count or identity(part, range(count)) != inputs:
                     first = sum(completed) + 1
-                    raise OtherRunError(self.path, f"inputs {first} to {first + count - 1} are others now")
+                    raise OtherRunError(self.path, f"inputs {first} to {first + count - 1} have changed")
                 completed[-1] += count
         if waiting:
             count = sum(completed)
-            raise OtherRunError(self.path, f"there were more than {count} inputs, there are {count}")
+            raise OtherRunError(self.path, f"there are now only {count} inputs, fewer than before")
         return completed
 
     def record(self, lines: Sequence[Line], items: Items, places: Sequence[int]) -> None:
@@ -197,7 +197,7 @@ def open_journal(
         journal.read()
     except ValueError as error:
         raise ManifestError(
-            f"{path}: is damaged: {error}", hint="add `--force` to drop it and start anew"
+            f"{path}: is damaged: {error}", hint="add `--force` to discard it and start again"
         ) from error
     return journal
 
@@ -216,7 +216,7 @@ def _blocks(file: BinaryIO) -> Iterator[tuple[int, list[bytes], Line]]:
             continue
         end = parse(line)
         if not isinstance(end, dict) or end.get("lines") != len(block):
-            raise ValueError("a block has other lines than it says")
+            raise ValueError("the number of lines of a block does not match")
         yield len(block), block, end
         block = []
 

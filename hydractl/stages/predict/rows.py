@@ -75,13 +75,15 @@ class RowFormatter:
         names = classes.names if classes else header.class_names
         if not names:
             raise UsageError(
-                f"{opened.reference}: tells no classes apart yet", hint="name them: `--classes cat,dog`"
+                f"{opened.reference}: has no class names yet", hint="give them: `--classes cat,dog`"
             )
         stored = header.prompting and classes and (header.labels, header.prompting.templates)
         others_asked = stored and stored != (classes and (classes.names, classes.templates))
         if others_asked and (header.threshold or header.fitted):
-            lapsed = "threshold is" if header.threshold else "OOD scores of features are"
-            progress.warn(f"{opened.reference}: its {lapsed} for the classes that it stores, and not applied")
+            lapsed = "threshold is" if header.threshold else "feature-based OOD scores are"
+            progress.warn(
+                f"{opened.reference}: its {lapsed} valid only for the classes that it stores, and not applied"
+            )
             header = header.model_copy(update={"threshold": None, "fitted": None})
         report = None
         if isinstance(config.threshold, Path):
@@ -157,17 +159,17 @@ def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) 
     is_stored = score in (header.fitted.scores if header.fitted else ())
     if not is_fitted(score) and config.fit is not None:
         raise UsageError(
-            f"`--fit` has no effect: `{score}` is no OOD score of features",
+            f"`--fit` has no effect: the OOD score `{score}` is not feature-based",
             hint=f"leave it out, or add `--ood-score {RELATIVE}`",
         )
     if is_stored and config.fit is not None:
         raise UsageError(
-            f"`--fit`: {name} holds `{score}` as it was fitted",
-            hint="leave it out; `hydractl eval ... --fit DATA --store PATH` stores it anew",
+            f"`--fit`: {name} already stores a fitted `{score}`",
+            hint="leave it out; `hydractl eval ... --fit DATA --store PATH` stores a new one",
         )
     if is_fitted(score) and not is_stored and config.fit is None:
         raise UsageError(
-            f"{name}: `{score}` looks at features, and was never fitted for this model",
+            f"{name}: `{score}` is feature-based and was not fitted for this model",
             hint=f"store it: `hydractl eval {shlex.quote(name)} --data TEST --ood-score {score} --fit TRAIN"
             + (
                 " --val VAL --store PATH`"
@@ -191,7 +193,7 @@ def _bound(
     if config.ood_score not in {None, threshold.score}:
         raise UsageError(
             f"`--ood-score {config.ood_score}`: the threshold is for `{threshold.score}`",
-            hint="leave it out, or add `--threshold X`, or `--threshold none`",
+            hint="leave it out, or add `--threshold X` or `--threshold none`",
         )
     check_threshold(threshold, where=opened.reference if bound is None else str(bound))
     return threshold.score, threshold.below
@@ -202,7 +204,7 @@ def _why_undecided(opened: OpenModel, threshold: Threshold | None) -> str:
     if threshold is not None:
         return f"{opened.reference}: `{ACCEPTED}` is null: {threshold.summary}"
     return (
-        f"{opened.reference}: stores no threshold, so inputs are neither accepted nor refused; `hydractl eval "
+        f"{opened.reference}: stores no threshold, so predictions have no `accept`; `hydractl eval "
         f"{shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
     )
 
@@ -211,7 +213,7 @@ def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
     """Return the threshold that a report has for a model."""
     row = report.row_of(opened.checkpoint.digest)
     if row is None:
-        raise InputError(f"{path}: is not about {opened.reference}, or not as it is now")
+        raise InputError(f"{path}: is not a report of {opened.reference}, or the model has changed since")
     if row.threshold is None:
         raise InputError(
             f"{path}: has no threshold for `{row.name}`",
@@ -220,7 +222,8 @@ def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
     scaled = row.values[TEMPERATURE].value if TEMPERATURE in row.values else 1.0
     if not math.isclose(scaled, opened.header.temperature, rel_tol=1e-5):
         raise InputError(
-            f"{path}: its threshold is for the temperature {scaled:g}, {opened.reference} stores {opened.header.temperature:g}",
-            hint="store both in a copy: `hydractl eval ... --store PATH`",
+            f"{path}: its threshold is for the temperature {scaled:g}, but {opened.reference} "
+            f"stores {opened.header.temperature:g}",
+            hint="store both together: `hydractl eval ... --store PATH`",
         )
     return row.threshold

@@ -1,4 +1,4 @@
-"""predict: what does a model say of every input, and how sure is it?"""
+"""predict: writes labels, confidence and OOD scores of inputs."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from hydractl.training.run_settings import texts_of
 from hydractl.version import __version__
 
 _Block: TypeAlias = tuple[list[Line], Answered]
-"""Consecutive lines, and what they are of."""
+"""Consecutive lines and the inputs that they belong to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictReport:
-    """What `predict` told.
+    """Result of `predict`.
 
     Attributes:
-        path: Where; `-` is standard output.
-        inputs: How many there were.
-        labels: How often each class is the most probable.
-        bad: How many images could not be read.
-        accepted: How many the threshold accepts, where there is one.
-        reason: Why there is none, and how to get it; None where there is one, or none is wanted.
-        resumed_from: How many lines an earlier run had done.
+        path: Output file; `-` is standard output.
+        inputs: Number of inputs.
+        labels: Number of predictions of each class.
+        bad: Number of unreadable images.
+        accepted: Number of inputs that the threshold accepts, if there is one.
+        reason: Why there is no threshold, and how to get one; None if there is one, or `--threshold none`.
+        resumed_from: Number of lines from an interrupted run.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class PredictReport:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The file written."""
+        """File written."""
         return (self.path,)
 
 
@@ -91,15 +91,15 @@ class _Counts:
 
 
 def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictReport:
-    """Tell of every input what a model says, in the order of the inputs.
+    """Predict every input, in the order of the inputs.
 
-    Lines for a file are kept in a journal beside it: interrupted and started again, the run goes on where it was and ends
-    with the same bytes; and so it does with any number of processes, of which the first writes.
+    Lines of a file are first written to a journal, from which an interrupted run resumes. The output has the same bytes
+    after a resumption and with any number of processes, of which the first writes.
 
     Raises:
-        InputError: If the model, or an input, cannot be used.
-        OutputExists: If the output is there already, or what another run left of it, or another command makes it.
-        Interrupted: If another process of the run ended before its time.
+        InputError: If the model or an input cannot be used.
+        OutputExists: If the output or the journal of another run already exists, or another command is writing it.
+        Interrupted: If another process of the run ended unexpectedly.
     """
     device = answering_device(config.device)
     with (
@@ -155,7 +155,7 @@ class _Run:
         completed = parse(self.team.broadcast(compact(completed)))
         resumed_from = sum(completed)
         if resumed_from:
-            self.progress.step(f"Going on after {counted(resumed_from, 'line')} of an interrupted run")
+            self.progress.step(f"Resuming an interrupted run after {counted(resumed_from, 'line')}")
         blocks = self._blocks(device, completed)
         if journal is not None:
             self._write_file(journal, blocks, lock, made_by)
@@ -259,7 +259,7 @@ class _Run:
         for items in lines(how, size=size, crew=crew, null=self.config.null):
             yield self._lenient(Source(None, items))
         if items is None:
-            raise DataError("standard input: holds no line")
+            raise DataError("standard input: has no lines")
 
     def _lenient(self, source: Source) -> Source:
         return Source(source.name, lenient(source.items)) if self.config.skip_bad else source
@@ -287,5 +287,5 @@ def _with_way_out(answers: Iterator[Answered]) -> Iterator[Answered]:
     except UnreadableError as error:
         others = f"{error.hint}, or " if error.hint else ""
         raise DataError(
-            error.message, hint=f"{others}add `--skip-bad` to be told of it in its line"
+            error.message, hint=f"{others}add `--skip-bad` to report it in its line and continue"
         ) from error

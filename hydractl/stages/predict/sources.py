@@ -23,7 +23,7 @@ from hydractl.strict_json import opened
 
 STDIN = "standard input"
 LONGEST = 1 << 20
-"""Of a line, in bytes."""
+"""Maximum length of a line, in bytes."""
 
 
 class Source(NamedTuple):
@@ -61,8 +61,8 @@ def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progres
     """Return what a reference selects: of a stream no more than is read at a time, unless some of its classes are chosen."""
     if content_of(how) is Content.TEXTS and ref.source.lower().endswith(LIST_SUFFIX):
         raise UsageError(
-            f"`{ref}`: texts come from a folder of .txt files, a table, or standard input",
-            hint=f"one a line: `hydractl predict MODEL - < {shlex.quote(ref.source)}`",
+            f"`{ref}`: the model reads texts: give a folder of .txt files, a table, or `-` for standard input",
+            hint=f"for one text per line: `hydractl predict MODEL - < {shlex.quote(ref.source)}`",
         )
     if ref.streaming is not None and ref.classes is None:
         return open_stream(ref, how, workers=config.num_workers, progress=progress)
@@ -142,5 +142,7 @@ def _text(line: bytes, i: int) -> str:
 def _path(line: bytes, i: int) -> Path:
     """Return a path, which is bytes and need not be text."""
     if b"\0" in line:
-        raise DataError(f"{STDIN}: line {i + 1} holds a NUL byte, which no path does", hint="add `--null`")
+        raise DataError(
+            f"{STDIN}: line {i + 1} contains a NUL byte, which a path cannot", hint="add `--null`"
+        )
     return Path(os.fsdecode(line))

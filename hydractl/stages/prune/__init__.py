@@ -1,1 +1,1 @@
-"""prune: choose which heads stay, and slice the others out."""
+"""prune: selects heads and slices the others out of the weights."""

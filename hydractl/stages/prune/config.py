@@ -1,4 +1,4 @@
-"""What `prune` is told. Importing it loads no torch."""
+"""Configuration of `prune`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AUTO = shared.AUTO
 
 
 def needs_pool() -> UsageError:
-    """Return what is wrong where several members shall come of one scores file that has no clusters."""
+    """Return the error if several members need one scores file without clusters."""
     return UsageError(
         "`--members` needs a pool to sample from",
         hint="add `--pool P`, for example twice the number of removed heads",
@@ -47,7 +47,7 @@ def needs_pool() -> UsageError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiverseConfig(CheckedSettings):
-    """What `diverse` chooses by, and how candidates are run."""
+    """Data and criteria of `diverse`, and how candidates run."""
 
     data: str = required(
         Setting(
@@ -71,7 +71,7 @@ class DiverseConfig(CheckedSettings):
         metavar="N",
         panel=DIVERSE,
     )
-    """At least as many as members are wanted."""
+    """At least the number of members."""
     diversity: Diversity = setting(
         Diversity.MI,
         "Maximise mutual information (default), pairwise disagreement, or nothing (a control).",
@@ -90,19 +90,19 @@ class DiverseConfig(CheckedSettings):
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> DiverseConfig | None:
-        """Return what was typed, None for another strategy.
+        """Return the configuration of `diverse`, None for another strategy.
 
         Args:
-            options: Its options and `strategy`, by name; what was not typed is absent.
+            options: Given options and `strategy`, by name.
 
         Raises:
-            UsageError: If `diverse` is given no data, or another strategy any of these options.
+            UsageError: If `diverse` has no data, or another strategy has any of these options.
         """
         if options.pop("strategy", None) is not Strategy.DIVERSE:
             if options:
                 named = " and ".join(f"`{long_option(name)}`" for name in options)
                 raise UsageError(
-                    f"{named}: only `--strategy diverse` looks at data",
+                    f"{named}: only `--strategy diverse` uses data",
                     hint="add `--strategy diverse`, or leave it out",
                 )
             return None
@@ -116,7 +116,7 @@ class DiverseConfig(CheckedSettings):
 
 
 def amount_of(options: dict[str, Any]) -> HeadBudget | None:
-    """Return the budget that one of three options gives, or None without any and where the scores shall choose.
+    """Return the budget from one of three options, or None without any or with `--keep auto`.
 
     Raises:
         UsageError: If two are given, or one is out of range.
@@ -132,7 +132,7 @@ def amount_of(options: dict[str, Any]) -> HeadBudget | None:
 
 
 def mask_path(path: Path) -> Path | None:
-    """Return where a member's mask manifest goes: beside it, nowhere for a stream; a folder has its own."""
+    """Return the path of a member's head mask file; None for a stream."""
     return None if is_stream(path) or is_folder(path) else path.parent / f"{path.stem}.mask.json"
 
 
@@ -148,14 +148,14 @@ KEEP = Setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneConfig(CommandConfig):
-    """What to prune, how far, and where to."""
+    """What to prune, how much, and where to write it."""
 
     COMMAND: ClassVar[str] = "prune"
 
     model: str = required(shared.MODEL)
     """The base."""
     out: Path = required(shared.OUT_MEMBERS)
-    """With several members its name holds `{i}`."""
+    """With several members the name contains `{i}`."""
     scores: tuple[Path, ...] = setting(
         (),
         "Scores of heads, or `-` for standard input; several make one member each.",
@@ -163,7 +163,7 @@ class PruneConfig(CommandConfig):
         role=Role.FILE,
         excludes=Constraint(
             "masks",
-            hint="drop `--scores` to keep the heads of the mask, or `--mask` to choose heads by their scores",
+            hint="leave out `--scores` to keep the heads of the mask, or `--mask` to choose heads by scores",
         ),
     )
     masks: tuple[Path, ...] = setting(
@@ -174,11 +174,11 @@ class PruneConfig(CommandConfig):
         role=Role.FILE,
     )
     budget: HeadBudget | None = by_default(None, replace(shared.budget(keep=KEEP), make=amount_of))
-    """How many heads go; needed unless `auto`, or clusters or masks say it."""
+    """Number of heads to remove; required unless `auto`, clusters or masks determine it."""
     auto: bool = by_default(
         value=False, declaration=OptionGroup(lambda given: given.get("keep") == AUTO, extra_names=("keep",))
     )
-    """The scores say themselves how many heads stay."""
+    """The scores determine how many heads are kept."""
     per_layer: bool = flag(
         Setting("Keep exactly N heads in every layer, with `--keep N`.", panel=shared.BUDGET_PANEL)
     )
@@ -191,7 +191,7 @@ class PruneConfig(CommandConfig):
         panel=MEMBERS,
     )
     members: int = setting(1, "Number of members.", low=1, metavar="M")
-    """Of one scores file, or of none."""
+    """All members use one scores file, or none."""
     pool: int | None = setting(
         None,
         "Sample from the P heads with the lowest scores, for strategies sample and diverse.",
@@ -215,7 +215,7 @@ class PruneConfig(CommandConfig):
         ),
     )
     seed: int = by_default(0, shared.SEED)
-    """Of the sampling."""
+    """Seed of the sampling."""
     arch: str | None = by_default(None, shared.ARCH)
     dtype: str | None = by_default(None, shared.DTYPE)
     verify: bool = flag(shared.VERIFY, on=True)
@@ -225,20 +225,20 @@ class PruneConfig(CommandConfig):
     def __post_init__(self) -> None:
         check(self)
         if (self.diverse is not None) != (self.strategy is Strategy.DIVERSE):
-            raise ValueError("`diverse` goes with the strategy of that name")
+            raise ValueError("`diverse` requires the strategy of that name")
         if self.budget is not None and self.auto:
-            raise ValueError("a budget is given or left to the scores, not both")
+            raise ValueError("a budget and `auto` exclude each other")
         self._check_source()
         if self.strategy is None:
             self._check_implied()
         else:
             self._check_strategy(self.strategy)
         if self.per_layer and (self.budget is None or self.budget.keep_per_layer is None):
-            raise UsageError("`--per-layer` goes with `--keep N`")
+            raise UsageError("`--per-layer` requires `--keep N`")
         if self.diverse is not None and self.diverse.candidates < self.members:
             raise UsageError(
-                f"`--candidates {self.diverse.candidates}`: fewer than the {self.members} members to choose",
-                hint=f"give at least `--candidates {2 * self.members}`, so that there is a choice",
+                f"`--candidates {self.diverse.candidates}`: fewer candidates than the {self.members} members",
+                hint=f"give at least `--candidates {2 * self.members}`",
             )
         if self.per_layer and self.budget is not None:
             object.__setattr__(self, "budget", replace(self.budget, per_layer=True))
@@ -252,15 +252,15 @@ class PruneConfig(CommandConfig):
             or self.pool is not None or self.diverge_from
         ):  # fmt: skip
             raise UsageError(
-                "a mask says itself which heads stay",
-                hint="drop `--strategy`, `--keep`, `--remove`, `--keep-fraction`, `--per-layer`, `--members`, `--pool` "
-                "and `--diverge-from`",
+                "a mask already says which heads are kept",
+                hint="leave out `--strategy`, `--keep`, `--remove`, `--keep-fraction`, `--per-layer`, "
+                "`--members`, `--pool` and `--diverge-from`",
             )
         if not self.scores and not self.masks and self.strategy is not Strategy.RANDOM:
             raise UsageError(
                 "give either `--scores` or `--mask`",
-                hint="make scores with `hydractl score MODEL -o scores.json`, or remove heads by chance with "
-                "`--strategy random`",
+                hint="make scores with `hydractl score MODEL -o scores.json`, or remove heads at random "
+                "with `--strategy random`",
             )
         if (
             not self.masks
@@ -269,20 +269,20 @@ class PruneConfig(CommandConfig):
             and self.strategy is not Strategy.CLUSTERS
         ):
             raise UsageError(
-                "how many heads should stay? Give one of `--keep N`, `--remove R`, `--keep-fraction F`",
-                hint="`--keep-fraction 0.667` keeps two thirds, as many as `score` does by itself; "
-                "`--keep auto` leaves it to the scores",
+                "the number of heads to keep is missing: give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+                hint="`--keep-fraction 0.667` keeps two thirds, the default of `score`; `--keep auto` "
+                "takes the number from the scores",
             )
 
     def _check_implied(self) -> None:
         """Refuse what contradicts itself where options imply the strategy."""
         if self.members > 1 and len(self.scores) > 1:
-            raise UsageError("several `--scores` already make one member each; drop `--members`")
+            raise UsageError("several `--scores` make one member each; leave out `--members`")
         if self.members > 1 and self.pool is None and not self.auto:
             raise needs_pool()
         if self.pool is not None and (len(self.scores) > 1 or self.per_layer):
             raise UsageError(
-                "`--pool` samples from one global removal order: one `--scores`, no `--per-layer`",
+                "`--pool` needs one global removal order: one `--scores` file and no `--per-layer`",
                 hint="leave out one of them",
             )
 
@@ -292,32 +292,32 @@ class PruneConfig(CommandConfig):
         self._check_scores(strategy)
         if rules.pool and self.pool is None:
             raise UsageError(
-                f"{option_text} draws from a pool",
+                f"{option_text} needs a pool of heads",
                 hint="add `--pool P`, for example twice the number of removed heads",
             )
         if not rules.pool and self.pool is not None:
             raise UsageError(
                 f"`--pool` has no effect with {option_text}",
-                hint="it is for `--strategy sample` and `diverse`",
+                hint="it applies to `--strategy sample` and `diverse`",
             )
         if not rules.many and self.members > 1:
             raise UsageError(
-                f"{option_text} makes one member a scores file; drop `--members`",
-                hint="several of one file: `--strategy sample`, `diverse` or `clusters`",
+                f"{option_text} makes one member per scores file; leave out `--members`",
+                hint="for several members from one file use `--strategy sample`, `diverse` or `clusters`",
             )
         if not rules.per_layer and self.per_layer:
             raise UsageError(
                 f"`--per-layer` has no effect with {option_text}",
-                hint="it is for `--strategy best`, `objectives` and `random`",
+                hint="it applies to `--strategy best`, `objectives` and `random`",
             )
         if not rules.budget and self.budget is not None:
             raise UsageError(
-                f"{option_text} keeps one head a cluster, so `{self.budget.option_text}` has no effect",
-                hint="score again with that budget to get other clusters, and leave it out here",
+                f"{option_text} keeps one head per cluster, so `{self.budget.option_text}` has no effect",
+                hint="leave it out, or score again with that budget to get other clusters",
             )
         if strategy is Strategy.RANDOM and self.auto:
             raise UsageError(
-                "`--keep auto` asks the scores how many heads stay, and `--strategy random` has none",
+                "`--keep auto` takes the number of heads from scores, but `--strategy random` uses none",
                 hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
             )
 
@@ -326,34 +326,34 @@ class PruneConfig(CommandConfig):
         low, high = RULES[strategy].scores
         if high == 0 and self.scores:
             raise UsageError(
-                f"`--strategy {strategy}` looks at no scores",
-                hint="drop `--scores`, or choose by them with `best`",
+                f"`--strategy {strategy}` uses no scores",
+                hint="leave out `--scores`, or use `--strategy best`",
             )
         if len(self.scores) < low:
             raise UsageError(
-                f"`--strategy {strategy}` makes one member a scores file and wants several",
-                hint="for example of circuits by `--objective` acc, ood and avg",
+                f"`--strategy {strategy}` makes one member per scores file and needs several files",
+                hint="for example circuits with `--objective` acc, ood and avg",
             )
         if high is not None and len(self.scores) > high:
             raise UsageError(
-                f"`--strategy {strategy}` takes one `--scores`, got {len(self.scores)}",
-                hint="one member a file is `--strategy objectives`",
+                f"`--strategy {strategy}` takes one `--scores` file, not {len(self.scores)}",
+                hint="for one member per file use `--strategy objectives`",
             )
 
     @property
     def count(self) -> int:
-        """How many members come out."""
+        """Number of members."""
         return max(self.members, len(self.scores), len(self.masks))
 
     @override
     def outputs(self) -> tuple[Path, ...]:
-        """Return each member's path."""
+        """Return the path of each member."""
         return shared.numbered(self.out, self.count)
 
     @property
     @override
     def implied(self) -> dict[str, Strategy]:
-        """The strategy of other options, as far as these tell it: whether scores have clusters they do not."""
+        """Strategy implied by other options, except whether scores have clusters."""
         if self.masks or self.auto:
             return {}
         sampled = Strategy.BEST if self.pool is None else Strategy.SAMPLE
@@ -361,7 +361,7 @@ class PruneConfig(CommandConfig):
 
     @override
     def output_files(self) -> tuple[Path, ...]:
-        """Return the paths of all files: each member's, and its mask's."""
+        """Return the paths of all files: members and masks."""
         return tuple(
             path
             for member_path in self.outputs()

@@ -41,7 +41,7 @@ from hydractl.stages.shared.zero_shot_classes import ask
 
 ACCURACY = "acc"
 PREDICTION_BYTES = 8 << 30
-"""How much memory the candidates' probabilities may take, 8 N S C bytes."""
+"""Memory limit of the candidates' probabilities, 8 N S C bytes."""
 
 
 class Yardstick(NamedTuple):
@@ -72,8 +72,8 @@ def yardstick_for(scores: HeadScores, config: DiverseConfig) -> Yardstick:
         objective = parse_objective(ACCURACY)
     if config.ood is not None and not objective.needs_ood:
         raise UsageError(
-            f"`--ood` has no effect: the scores were searched by `{recorded}`, which reads no OOD data",
-            hint="leave it out, or take scores of a circuit by `--objective avg`",
+            f"`--ood` has no effect: the objective of the scores is `{recorded}`, which uses no OOD data",
+            hint="leave it out, or use circuit scores with `--objective avg`",
         )
     ood_score = scores.options.get("ood_score", MSP)
     if ood_score not in OF_ONE:
@@ -141,7 +141,7 @@ def run_candidates(
     probs, values = [], []
     fixed_outputs: dict[str, torch.Tensor] = {}
     with torch.inference_mode():
-        for mask in progress.track(draws, label="Running candidates", total=len(draws)):
+        for mask in progress.track(draws, label="Evaluating candidates", total=len(draws)):
             fixed_outputs = {name: answer for name, answer in fixed_outputs.items() if name not in mask}
             with tapped(model, mask, _cut(mask)):
                 candidate_probs, value = _run_one(model, data, yardstick, fixed_outputs)
@@ -201,7 +201,7 @@ def _logits(model: Model, inputs: Inputs, fixed_outputs: dict[str, torch.Tensor]
             fixed_outputs[name] = outputs[name]
     logits: torch.Tensor = model.answer(outputs).squeeze(0).cpu()
     if not logits.isfinite().all():
-        raise DataError("a candidate answers with numbers that are not finite on this data")
+        raise DataError("a candidate has outputs that are not finite on these data")
     return logits
 
 
@@ -321,7 +321,7 @@ def choose(
     model = load_model(opened).to(answering_device(config.device))
     ask(model, opened, classes)
     data = validation_for(opened, config, sets, labels, model, team)
-    progress.step(f"Running {counted(len(draws), 'candidate')}, valued by {name}")
+    progress.step(f"Evaluating {counted(len(draws), 'candidate')} by {name}")
     probs, values = run_candidates(model, draws, data, yardstick, progress)
     report = ""
     if team.leads:

@@ -60,13 +60,11 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
     material = Material(config=config, opened=opened, scores=scores, shape=shape, quotas=quotas, team=team)
     drawn_masks = STRATEGIES[strategy](material, progress)
     if config.budget is not None and any(s.clusters is not None for s in scores):
-        progress.warn(
-            "a budget takes these heads by their scores alone; `--keep auto` keeps one of each cluster"
-        )
+        progress.warn("a budget selects heads by score only; `--keep auto` keeps one head of each cluster")
     remarks = [quota.remark for quota in quotas if quota.remark is not None]
     if any(quota.remark is not None and quota.removals == 0 for quota in quotas):
         progress.warn(
-            "by these scores no head goes: the member is the base; a budget such as `--remove R` removes some"
+            "these scores remove no head, so the member equals the base; give a budget such as `--remove R`"
         )
     if strategy is Strategy.CLUSTERS:
         remarks = [own_quota(config.scores[0], scores[0], shape).remark or ""]
@@ -124,7 +122,7 @@ def _shape(config: PruneConfig, opened: OpenModel, scores: Sequence[HeadScores])
     """Return the shape of the towers that lose heads: those with scores, or all."""
     if len({frozenset(s.towers) for s in scores}) > 1:
         raise UsageError(
-            "the scores files are of different towers", hint="score all with the same `--towers`"
+            "the scores files are for different towers", hint="score all with the same `--towers`"
         )
     shape = {
         name: size
@@ -134,8 +132,8 @@ def _shape(config: PruneConfig, opened: OpenModel, scores: Sequence[HeadScores])
     layers = max(size.layers for size in shape.values())
     if config.diverge_from > layers:
         raise UsageError(
-            f"`--diverge-from {config.diverge_from}`: must lie in 0..{layers}; the model has {counted(layers, 'layer')}",
-            hint=f"0 lets members differ everywhere, {layers} nowhere",
+            f"`--diverge-from {config.diverge_from}`: must be in 0..{layers}; the model has {counted(layers, 'layer')}",
+            hint=f"with 0 members differ in every layer, with {layers} in none",
         )
     return shape
 
@@ -182,10 +180,10 @@ def _read_mask(path: Path, opened: OpenModel, progress: Progress) -> HeadMask:
     try:
         check_mask_fits(mask.towers, opened.header.architecture, where="towers")
     except ValueError as error:
-        raise ManifestError(f"{path}: {error}", hint="is the mask for another model?") from error
+        raise ManifestError(f"{path}: {error}", hint="the mask may be for another model") from error
     if mask.base is not None and mask.base != opened.checkpoint.digest:
         progress.warn(
-            f"{path}: was made for another base than {opened.reference} (same architecture, other weights)"
+            f"{path}: was made for another base than {opened.reference} (same architecture, different weights)"
         )
     return mask
 
@@ -206,7 +204,7 @@ def _read_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScore
         if tower is None:
             raise ManifestError(
                 f"{path}: towers has `{scored}`, but {opened.reference} has {', '.join(towers)}",
-                hint="are these the scores of another model?",
+                hint="the scores may be for another model",
             )
         layers, heads = len(table), len(table[0]) if table else 0
         if (layers, heads) != (tower.layers, tower.num_heads):
@@ -221,5 +219,5 @@ def _read_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScore
             hint=score_hint,
         )
     if scores.model.sha256 != opened.checkpoint.digest:
-        progress.warn(f"{path}: scores were measured on other weights than those of {opened.reference}")
+        progress.warn(f"{path}: the scores are for other weights than those of {opened.reference}")
     return scores

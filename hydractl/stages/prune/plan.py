@@ -66,9 +66,9 @@ class Plan:
         member_tensor = prune_tensor(
             opened.family, opened.header.architecture, self.mask.towers, name, base_tensor
         )
-        larger = spec.dtype == "F16" and "`--dtype bf16` or `--dtype fp32` holds larger ones"
+        larger = spec.dtype == "F16" and "`--dtype bf16` or `--dtype fp32` can represent larger numbers"
         return as_stored(
-            name, member_tensor, spec, hint=larger or "leave `--dtype` out: numbers stay as they are"
+            name, member_tensor, spec, hint=larger or "leave `--dtype` out to keep the stored numbers"
         )
 
     def masked(self, name: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""prune: choose which heads stay, and slice the others out."""
+"""prune: selects heads and slices the others out of the weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from hydractl.tensor_spec import TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a model costs: parameters, multiply-accumulates for one sample, bytes of its tensors."""
+    """Cost of a model: parameters, multiply-accumulates per sample, bytes of its tensors."""
 
     parameters: int
     macs: int
@@ -47,7 +47,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedMember:
-    """One member as it was written."""
+    """A written member."""
 
     path: Path
     mask_path: Path | None
@@ -59,15 +59,15 @@ class PrunedMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneReport:
-    """What `prune` did.
+    """Result of `prune`.
 
     Attributes:
         model: The base.
-        heads: How many it has.
-        base: What it costs.
-        members: What was written.
-        found: What `--keep auto` chose, in words, one for each scores file; empty without it.
-        diverse: What `diverse` chose; None with another strategy.
+        heads: Number of heads of the base.
+        base: Cost of the base.
+        members: Written members.
+        found: Description of what `--keep auto` selected, one per scores file; empty without it.
+        diverse: What `diverse` selected; None with another strategy.
     """
 
     model: str
@@ -79,22 +79,22 @@ class PruneReport:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files written."""
+        """Files written."""
         return tuple(p for m in self.members for p in (m.path, m.mask_path) if p is not None)
 
 
 def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
-    """Prune a base into one or several members.
+    """Prune a base to one or more members.
 
-    Memory holds one tensor at a time; while members are verified, the weights of one step. Several processes that a launcher
-    started run the candidates of `diverse` together; the first of them writes, the same bytes as one alone.
+    Memory holds one tensor at a time; for verification, the weights of one step. Processes of a launcher share the
+    candidates of `diverse`; the first writes, with the same bytes as a single process.
 
     Raises:
-        InputError: If an input cannot be used; nothing is written then.
+        InputError: If an input cannot be used; nothing is written.
         CheckFailed: If a member differs from the masked base by more than the tolerance.
-        OutputExists: If an output is there already.
-        UsageError: If there are several processes and nothing that they could share.
-        Interrupted: If another process of the run ended before its time.
+        OutputExists: If an output already exists.
+        UsageError: If there are several processes but no shared work.
+        Interrupted: If another process of the run ended unexpectedly.
     """
     if config.diverse is None:
         require_one_process("prune")
@@ -126,8 +126,8 @@ def _open_base(config: PruneConfig, output_lock: OutputLock | None, progress: Pr
     opened = open_model(config.model, arch=config.arch)
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(
-            f"{config.model}: is a {opened.header.kind}, but heads are counted in a base",
-            hint="prune the base it came from",
+            f"{config.model}: is a {opened.header.kind}, but `prune` needs a base",
+            hint="prune its base",
         )
     check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, opened.header))
     if config.dtype is not None:
@@ -185,7 +185,7 @@ def _verify_member(base_model: Model, plan: Plan, inputs: Inputs, *, where: str)
     if not difference <= TOLERANCE:
         raise CheckFailed(
             f"{where} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
-            hint="are there weights so large that outputs overflow? `--no-verify` skips the check",
+            hint="very large weights may overflow; `--no-verify` skips the check",
         )
     return difference
 
@@ -249,7 +249,7 @@ def _size(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Siz
     model_elements = sum(tensor.numel() for tensor in model.library_state().values())
     if stored != model_elements:
         raise CheckpointError(
-            f"{opened.reference}: shapes promise {stored} elements, the model has {model_elements}"
+            f"{opened.reference}: the shapes of its tensors give {stored} elements, but the model has {model_elements}"
         )
     model.answer.expect(1)  # a zero-shot model costs what its vision side costs
     inputs = blank_inputs(opened.header.preprocess, 1, device="meta")

@@ -29,7 +29,7 @@ from hydractl.stages.prune.diverse import DiverseReport, Session, choose
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.mask_selection import Quota, check_long_enough, clusters_of, mask_of, order_of
 
-TOO_ALIKE = "make fewer `--members`, or let them differ from an earlier layer with `--diverge-from`"
+TOO_ALIKE = "use fewer `--members`, or an earlier layer in `--diverge-from`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,8 @@ def _best(material: Material, progress: Progress) -> DrawnMasks:
             progress.warn(f"members {shared.index(mask)} and {i} keep the same heads")
         if total_kept(mask) != total_kept(masks[i]):
             progress.warn(
-                f"member {i} loses {counted(count, 'head')}: before layer {config.diverge_from} it keeps what member 0 keeps"
+                f"member {i} loses {counted(count, 'head')}, because before layer "
+                f"{config.diverge_from} it keeps the heads of member 0"
             )
     return DrawnMasks(
         masks=shared,
@@ -112,12 +113,12 @@ def _best_of(
     by_layer, budget_text = scores.options.get("keep"), f"`{quota.option_text}`"
     if by_layer is not None and quota.keep is None and quota.remark is None:
         progress.warn(
-            f"{path}: `{scores.method}` scored layer by layer, and its scores of different layers are no measure of each "
-            f"other: `--keep {by_layer} --per-layer` compares heads of one layer only"
+            f"{path}: `{scores.method}` scored layer by layer, so its scores are not comparable "
+            f"between layers: `--keep {by_layer} --per-layer` compares heads within each layer"
         )
     if quota.keep is not None and by_layer not in {None, quota.keep}:
         progress.warn(
-            f"{path}: `{scores.method}` scored layers that keep {by_layer} heads each; score again with {budget_text}"
+            f"{path}: `{scores.method}` scored layers that each keep {by_layer} heads; score again with {budget_text}"
         )
     return mask_of(path, scores, material.shape, quota)
 
@@ -149,8 +150,8 @@ def _clusters(material: Material, _: Progress) -> DrawnMasks:
     config, scores, path = material.config, material.scores[0], material.config.scores[0]
     if scores.clusters is None:
         raise UsageError(
-            f"{path}: is by `{scores.method}`, which makes no clusters of heads",
-            hint="`--strategy clusters` is for scores by `--method cahp`",
+            f"{path}: was made by `{scores.method}`, which makes no clusters of heads",
+            hint="`--strategy clusters` needs scores by `--method cahp`",
         )
     try:
         masks = cluster_masks(
@@ -179,7 +180,7 @@ def _diverse(material: Material, progress: Progress) -> DrawnMasks:
     """The most diverse of many draws."""
     config = material.config.diverse
     if config is None:
-        raise ValueError("nothing to choose by")
+        raise ValueError("no scores to choose heads by")
     draws = _draws(material, config.candidates)
     choice = choose(
         material.opened,
@@ -217,7 +218,7 @@ def _check_pool(pool: int, quota: Quota, *, total: int) -> None:
         )
     if pool < quota.removals:
         raise UsageError(
-            f"`--pool {pool}`: `{quota.option_text}` removes {counted(quota.removals, 'head')} of each member, "
-            "more than the pool holds",
+            f"`--pool {pool}`: `{quota.option_text}` removes {counted(quota.removals, 'head')} from "
+            "each member, more than the pool has",
             hint=f"give a larger pool, for example `--pool {min(2 * quota.removals, total)}`",
         )

@@ -1,4 +1,4 @@
-"""How members come about: the strategies by name, and what each of them takes. Importing it loads little."""
+"""Strategies by name, with the options that each takes. Importing this module is cheap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_CANDIDATES = 32
 
 
 class Strategy(StrEnum):
-    """Where several masks of one base come from."""
+    """Strategy that selects the heads of members."""
 
     BEST = "best"
     SAMPLE = "sample"
@@ -27,20 +27,20 @@ class Diversity(StrEnum):
     MI = "mi"
     DISAGREEMENT = "disagreement"
     NONE = "none"
-    """Nothing: a control, in which the best draw is joined by the first ones that are good enough."""
+    """No diversity, a control: the best sample and the first others that are good enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a strategy does, and what it takes.
+    """Summary of a strategy and the options that it takes.
 
     Attributes:
-        summary: What it does, for the help.
-        scores: How many scores files, at least and at most; None for any number.
-        pool: Whether a pool is needed; without need it has no effect.
-        many: Whether `--members` says how many.
-        per_layer: Whether layers can be given equally many heads.
-        budget: Whether a number of heads can be given.
+        summary: Description for the help text.
+        scores: Minimum and maximum number of scores files; None for any number.
+        pool: Whether a pool is required; otherwise it has no effect.
+        many: Whether `--members` gives the number of members.
+        per_layer: Whether `--per-layer` is supported.
+        budget: Whether a budget can be given.
     """
 
     summary: str

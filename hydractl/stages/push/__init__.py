@@ -1,1 +1,1 @@
-"""push: a model, its files and its card into a repository of the Hub."""
+"""push: uploads a model, its files and its card to the Hub."""

@@ -1,4 +1,4 @@
-"""What `push` is told. Importing it loads no torch."""
+"""Configuration of `push`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ CARD, REPOSITORY = "Card", "Repository"
 
 
 def parse_size(text: str) -> int:
-    """Read `--max-shard-size`.
+    """Parse `--max-shard-size`.
 
     Raises:
-        UsageError: If it is no size.
+        UsageError: If it is not a size.
     """
     return bytes_of("--max-shard-size", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushConfig(CommandConfig):
-    """What to push, and where to."""
+    """What to push, and to which repository."""
 
     model: str = required(shared.MODEL)
     """A base, a member or a hydra."""
@@ -75,4 +75,6 @@ class PushConfig(CommandConfig):
             check_license(self.license)
         check_branch(self.revision)
         if self.commit_message == "":
-            raise UsageError("`--commit-message`: a commit needs a message", hint="leave the option out")
+            raise UsageError(
+                "`--commit-message`: a commit needs a message", hint="give a text, or leave the option out"
+            )

@@ -1,4 +1,4 @@
-"""push: one commit with a model's files and its card."""
+"""push: uploads a model's files and its card in one commit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class PushedFile:
     """A file of the repository.
 
     Attributes:
-        name: What it is called there.
-        size_bytes: How long it is.
-        written: Whether this push added or changed it; None where the Hub was not asked.
+        name: Name in the repository.
+        size_bytes: Size in bytes.
+        written: Whether this push added or changed it; None if the Hub was not contacted.
     """
 
     name: str
@@ -34,18 +34,18 @@ class PushedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushReport:
-    """What `push` did, or would do.
+    """Result of `push`, or of a dry run.
 
     Attributes:
-        repository: Where the model is.
+        repository: Repository of the model.
         revision: The branch.
-        files: What belongs to the model.
-        deleted: Files of a former model that went.
-        card: The text of the card, with what people have written into it; in a dry run without.
-        commit: The commit that holds the files; None in a dry run.
-        url: Where it can be seen.
-        pull_request: Where the pull request can be seen, if one was opened.
-        unchanged: Whether all was there already, and no commit was made.
+        files: Files of the model.
+        deleted: Deleted files of a former model.
+        card: Text of the card, including edits on the Hub; without these in a dry run.
+        commit: Commit with the files; None in a dry run.
+        url: URL of the commit.
+        pull_request: URL of the pull request, if one was opened.
+        unchanged: Whether the repository was already up to date, so that no commit was made.
     """
 
     repository: str
@@ -60,32 +60,30 @@ class PushReport:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """What was made: the pull request, or the commit."""
+        """URL of the pull request or the commit."""
         address = self.pull_request or self.url
         return () if address is None or self.unchanged else (address,)
 
 
 def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
-    """Push a model to the Hub, in one commit or none.
+    """Push a model to the Hub in a single commit.
 
     Raises:
-        InputError: If the model or the report cannot be used; the Hub has not been asked then.
-        HubError: If it does not take the files; the branch is as it was.
+        InputError: If the model or the report cannot be used; the Hub is not contacted.
+        HubError: If the push fails; the branch is unchanged.
     """
     require_one_process("push")
     opened = open_model(config.model, arch=config.arch)
     if opened.is_random:
         raise UsageError(
-            f"`{config.model}`: has random weights, which are of no use to others",
-            hint="push what `finetune` makes of it",
+            f"`{config.model}`: has random weights",
+            hint="train it with `finetune` first",
         )
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     if not config.dry_run:
         require_token()
     if config.license is None:
-        progress.warn(
-            "no licence is named: `--license` says that of the base, where the README there does not"
-        )
+        progress.warn("the card names no licence; give that of the base with `--license`")
     publication = Publication(
         name=config.repository,
         revision=config.revision,

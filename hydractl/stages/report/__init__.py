@@ -1,1 +1,1 @@
-"""report: what do reports of eval say, and is the first model better?"""
+"""report: makes a page with tables and figures from reports of `eval`."""

@@ -1,4 +1,4 @@
-"""What `report` is told. Importing it loads no torch."""
+"""Configuration of `report`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE, TEXT = ".html", ".md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConfig(CommandConfig):
-    """Which reports to read, and what to make of them."""
+    """Which reports to read, and what to write."""
 
     COMMAND: ClassVar[str] = "report"
 
@@ -66,17 +66,17 @@ class ReportConfig(CommandConfig):
     def __post_init__(self) -> None:
         check(self)
         if not self.files:
-            raise UsageError("nothing to report", hint="give what `hydractl eval -o report.json` wrote")
+            raise UsageError(
+                "nothing to report", hint="give a report written by `hydractl eval -o report.json`"
+            )
         if self.over == SETS and len(self.files) == 1:
-            raise UsageError("`--over sets` has no effect on one report", hint="name one report of each set")
+            raise UsageError("`--over sets` has no effect on one report", hint="give one report per data set")
         if self.files.count(STDIN) > 1:
             raise UsageError("only one report can come from standard input")
         if self.force and self.out is None and self.figures is None:
-            raise UsageError(
-                "`--force` replaces what is written, and nothing is", hint="add `-o report.html`"
-            )
+            raise UsageError("`--force` has no effect without an output", hint="add `-o report.html`")
 
     @property
     def form(self) -> str:
-        """How the page is written."""
+        """Format of the page."""
         return PAGE if self.out is not None and self.out.suffix.lower() == PAGE else TEXT

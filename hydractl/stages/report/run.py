@@ -98,9 +98,9 @@ def check_ours(paths: Iterable[Path]) -> None:
         if path.exists() and MARK.encode() not in path.read_bytes():
             raise ForeignOutputError(
                 path,
-                "was made by something else",
+                "was not written by hydractl",
                 command=ReportConfig.COMMAND,
-                hint="choose another name, move it away, or add `--force` in place of `--if-changed`",
+                hint="choose another name, move it to another place, or replace `--if-changed` by `--force`",
             )
 
 
@@ -111,7 +111,7 @@ def _read(paths: Sequence[Path]) -> dict[str, Report]:
         reports.append(Report.read(path))
         first_path = paths_by_digest.setdefault(reports[-1].digest(), path)
         if len(paths_by_digest) < len(reports):
-            raise InputError(f"{path}: is the same report as {first_path}", hint="name each report once")
+            raise InputError(f"{path}: is the same report as {first_path}", hint="give each report once")
     names = distinct_names(["stdin" if path == STDIN else str(path) for path in paths])
     return dict(zip(names, reports, strict=True))
 
@@ -140,8 +140,8 @@ def _pictures(
 ) -> dict[Path, bytes]:
     if not figure_list:
         raise UsageError(
-            "`--figures`: the reports have nothing to draw",
-            hint="leave `--no-curves` out of `hydractl eval`, and report again",
+            "`--figures`: the reports have no curves to draw",
+            hint="run `hydractl eval` again without `--no-curves`",
         )
     kinds: dict[str, Callable[[Drawing], bytes]] = {
         ".png": png,

@@ -1,1 +1,1 @@
-"""score: how much does each head matter?"""
+"""score: scores the importance of each attention head."""

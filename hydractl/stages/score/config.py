@@ -1,4 +1,4 @@
-"""What `score` is told and what it tells. Importing it loads no torch."""
+"""Configuration and reports of `score`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from hydractl.manifest.head_mask import HeadScores
 
 READING = Constraint("entry.needs_data", option="method", why="it reads no data")
-LOGGING = Constraint(
-    "logs_figures", option="method", why="it goes no steps whose figures could be logged", hint="leave it out"
+LOGGING = Constraint("logs_figures", option="method", why="it has no steps to log", hint="leave it out")
+SEARCHING = Constraint(
+    "entry.searches", option="method", hint="leave it out; it applies to `--method circuit`"
 )
-SEARCHING = Constraint("entry.searches", option="method", hint="leave it out; it is for `--method circuit`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreConfig(CommandConfig):
-    """What to score, how, and where to."""
+    """What to score, how, and where to write it."""
 
     COMMAND: ClassVar[str] = "score"
 
@@ -73,10 +73,10 @@ class ScoreConfig(CommandConfig):
         panel=shared.DATA,
         only_with=READING,
     )
-    """None for the method's own default."""
+    """None for the default of the method."""
     max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, only_with=READING))
     given: Mapping[str, OptionValue] = by_default({}, OptionGroup(dict, SETTINGS))
-    """The method's own settings as far as they are not its defaults."""
+    """Settings of the method that are not its defaults."""
     ood: str | None = setting(
         None,
         "OOD validation data, for circuits with objective avg, ood or fpr95.",
@@ -148,44 +148,45 @@ class ScoreConfig(CommandConfig):
         shared.log_folder(self.out, self.log_to, self.log_dir)
         if self.settings.needs_ood and self.ood is None:
             raise UsageError(
-                f"objective `{self.settings.objective}` needs out-of-distribution data",
+                f"objective `{self.settings.objective}` needs OOD data",
                 hint="add `--ood DATA`, or `--objective acc`",
             )
         if self.ood is not None and not self.settings.needs_ood:
             raise UsageError(
-                "`--ood` is read only by `--method circuit` whose objective reads it: `ood`, `avg`, `fpr95` or a sum with one",
+                "`--ood` applies only to `--method circuit` with an objective that uses OOD data: "
+                "`ood`, `avg`, `fpr95` or a sum with one",
                 hint="leave it out",
             )
         refuse_shared_input(self.model)
         if self.trained is not None and not self.settings.trains_weights:
             learns = "training" in declared(self.entry.settings)
             raise UsageError(
-                f"`--trained {self.trained}`: no weights train with `--method {self.method}`"
+                f"`--trained {self.trained}`: no weights are trained by `--method {self.method}`"
                 + (" and `--training pipelined`" if learns else ""),
-                hint="add `--training joint`" if learns else "it is for `--method l0` and `--method dsp`",
+                hint="add `--training joint`" if learns else "it applies to `--method l0` and `--method dsp`",
             )
 
     @property
     @override
     def unread(self) -> frozenset[str]:
-        """Settings that name what is not read in this run."""
+        """Settings of inputs that this run does not read."""
         return frozenset() if self.entry.needs_data else frozenset({"data"})
 
     @property
     @override
     def implied(self) -> dict[str, int | None]:
-        """What is used where nothing is given: the method's own number of samples."""
+        """Implied defaults: the method's number of samples."""
         return {"limit": self.entry.default_limit}
 
     @property
     def references(self) -> dict[str, str]:
-        """The data that are read, by their role."""
+        """Data references by role."""
         references = {"id": self.data if self.entry.needs_data else None, "ood": self.ood}
         return {role: reference for role, reference in references.items() if reference is not None}
 
     @property
     def sample_limit(self) -> int | None:
-        """How many in-distribution samples are used at most; None for all."""
+        """Maximum number of ID samples; None for all."""
         return self.entry.default_limit if self.limit is None else self.limit
 
     @property
@@ -195,13 +196,13 @@ class ScoreConfig(CommandConfig):
 
     @property
     def entry(self) -> Method:
-        """The chosen row of the table of methods."""
+        """The selected method."""
         return METHODS[self.method]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreReport:
-    """What `score` did; `default_budget` where the method needed a budget and was given none."""
+    """Result of `score`; `default_budget` is whether a required budget was not given."""
 
     path: Path
     scores: HeadScores
@@ -211,24 +212,24 @@ class ScoreReport:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files written."""
+        """Files written."""
         return (self.path,) if self.trained is None else (self.path, self.trained)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a circuit search would take, as far as a few candidates tell.
+    """Estimated cost of a circuit search, from a few candidates.
 
     Attributes:
-        removals: Heads that would go.
-        candidates: How many would be valued on all data.
-        passes: Forward passes of the whole model, on all data, that take as long.
-        samples: In-distribution and out-of-distribution ones, each time.
-        seconds: On one such device.
-        compiling: Of the seconds, what compiling takes, once on each device; 0 without `--compile`.
-        memory: In bytes, on each: weights, a share of the data and what is computed with.
-        by_devices: Seconds by number of devices; batches are dealt out whole.
-        device: Where it was measured.
+        removals: Number of heads to remove.
+        candidates: Number of candidates to evaluate on all data.
+        passes: Equivalent number of forward passes of the whole model on all data.
+        samples: ID and OOD samples per pass.
+        seconds: Time on one such device.
+        compiling: Part of the time for compilation, once per device; 0 without `--compile`.
+        memory: Bytes per device: weights, a share of the data and activations.
+        by_devices: Seconds by number of devices; batches are not split.
+        device: Device of the measurement.
     """
 
     removals: int
@@ -243,5 +244,5 @@ class Estimate:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files written: none."""
+        """Files written: none."""
         return ()

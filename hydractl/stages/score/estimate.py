@@ -28,9 +28,9 @@ from hydractl.stages.shared.time_and_memory import highest_bytes, seconds_of
 
 DEVICES = (1, 2, 4, 8, 16)
 BATCHES, LAYERS, AT_ONCE = 2, 3, 4
-"""So many batches of each set, layers of each tower before its last, and heads of a layer are measured."""
+"""Number of batches per set, of layers per tower before its last, and of heads per layer that are measured."""
 LAZY_SHARE = 0.25
-"""Of what an exact step values a lazy one does; of 48 heads it is a fifth, of 24 two fifths."""
+"""Fraction of the evaluations of an exact step that a lazy step makes: a fifth of 48 heads, two fifths of 24."""
 
 
 class Timed(NamedTuple):

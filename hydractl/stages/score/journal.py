@@ -53,11 +53,11 @@ class ScoreJournal(Log):
     fingerprint: str
     settings: Mapping[str, str] = field(default_factory=dict)
     chain: str = ""
-    """The last line's digest."""
+    """Digest of the last line."""
     run_log: RunLog = NO_LOG
-    """Where objectives are logged too, by the number of heads removed."""
+    """Log of objectives by the number of removed heads."""
     removals: int = 0
-    """So many are logged, or were on disk."""
+    """Number of removals that are logged, or were on disk."""
 
     @classmethod
     def parsed(cls, text: str, path: Path | None = None) -> Self:
@@ -136,11 +136,11 @@ def _followed(text: str) -> list[dict[str, object]]:
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         document = parse(line, keys_once=True)
         if not isinstance(document, dict):
-            raise ValueError(f"line {number} is no object")  # noqa: TRY004 - translated by the caller
+            raise ValueError(f"line {number} is not a JSON object")  # noqa: TRY004 - translated by the caller
         stored_chain = document.pop(CHAIN, None)
         chain = _link(chain, document)
         if stored_chain != chain:
-            raise ValueError(f"line {number} does not follow from what is before it")
+            raise ValueError(f"the digest of line {number} does not match")
         documents.append(document)
     return documents
 
@@ -170,7 +170,7 @@ def open_journal(
     else:
         journal = ScoreJournal.parsed(team.broadcast(""))
     if journal.recorded:
-        progress.step(f"Going on after {counted(len(journal.recorded), 'removal')} of an interrupted run")
+        progress.step(f"Resuming an interrupted run after {counted(len(journal.recorded), 'removal')}")
     return journal
 
 
@@ -191,7 +191,7 @@ def _opened(config: ScoreConfig, new: ScoreJournal, *, heads: Shape, progress: P
     except ValueError as error:
         raise ManifestError(
             f"{path}: is damaged: {reason_of(error)}",
-            hint="add `--force` to drop it and start anew",
+            hint="add `--force` to discard it and start again",
         ) from error
     if journal.fingerprint != new.fingerprint and config.if_changed:
         progress.warn(DROPPED.format(why=OTHERS, where=path))
@@ -216,7 +216,7 @@ def _check_heads(removals: tuple[Removal, ...], heads: Shape) -> None:
             or removal.head >= shape.num_heads
             or head in removed
         ):
-            raise ValueError(f"{head} is not there to be removed")
+            raise ValueError(f"{head} does not exist or is already removed")
         removed.add(head)
 
 
@@ -234,4 +234,6 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             return read_limited(file).decode(errors="replace")
     except (OSError, ValueError) as error:
-        raise ManifestError(f"{path}: cannot be read: {reason_of(error)}", hint="move it away") from error
+        raise ManifestError(
+            f"{path}: cannot be read: {reason_of(error)}", hint="move it to another place"
+        ) from error

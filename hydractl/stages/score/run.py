@@ -1,4 +1,4 @@
-"""score: how much does each head matter?"""
+"""score: scores the importance of each attention head."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from hydractl.training.run_log import open_run_log
 
 
 class ScoreInputs(NamedTuple):
-    """A base, the data sets to score it on by their role, and the classes that a zero-shot one shall tell apart."""
+    """A base, its data sets by role, and the classes of a zero-shot model."""
 
     opened: OpenModel
     sets: Mapping[str, Items]
@@ -49,14 +49,13 @@ class ScoreInputs(NamedTuple):
 def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     """Score every head of a base and write the scores file.
 
-    A greedy run keeps a journal beside the output: interrupted and started again, it goes on where it was and
-    ends with the same bytes. Several processes that a launcher started share the batches; they end with the same
-    bytes too, and the first of them writes.
+    A greedy run writes a journal, from which an interrupted run resumes. The output has the same bytes after a resumption
+    and with any number of processes, which share the batches; the first writes.
 
     Raises:
         InputError: If the model or the data cannot be used.
-        OutputExists: If the output is there already, or what another run left of it, or another command makes it.
-        Interrupted: If another process of the run ended before its time.
+        OutputExists: If the output or the journal of another run already exists, or another command is writing it.
+        Interrupted: If another process of the run ended unexpectedly.
     """
     with (
         resumable(config.out, force=config.force),
@@ -103,10 +102,10 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
 
 
 def open_base(config: ScoreConfig) -> OpenModel:
-    """Open the model whose heads are scored.
+    """Open the model to score.
 
     Raises:
-        CheckpointError: If it is missing or malformed, or no base.
+        CheckpointError: If it is missing, malformed or not a base.
         UsageError: As `open_reader`.
     """
     opened = open_reader(
@@ -118,8 +117,8 @@ def open_base(config: ScoreConfig) -> OpenModel:
     )
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(
-            f"{config.model}: is a {opened.header.kind}, but heads are scored in a base",
-            hint="score the base it came from",
+            f"{config.model}: is a {opened.header.kind}, but `score` needs a base",
+            hint="score its base",
         )
     return opened
 
@@ -136,7 +135,7 @@ def _check_outputs(config: ScoreConfig, opened: OpenModel, output_lock: OutputLo
 
 
 def scored_towers(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerHeads]:
-    """Return the towers whose heads are scored."""
+    """Return the towers to score."""
     for name in config.towers:
         if name not in architecture.towers:
             raise UsageError(
@@ -147,27 +146,27 @@ def scored_towers(config: ScoreConfig, architecture: Architecture) -> dict[str, 
 
 
 def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
-    """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
+    """Return the number of heads per layer to keep (methods by layer) and the total number to remove (greedy methods)."""
     means = config.settings.budget_means
     budget = config.budget or HeadBudget(keep_fraction=COMMON_KEEP_FRACTION)
     removals, keep = quota_of(budget, towers).removals, budget.kept_a_layer(towers)
     if config.budget is not None and means == BudgetMeaning.NOTHING:
         progress.warn(
-            f"`{config.budget.option_text}` has no effect: scores by `{config.method}` are the same for every budget, which "
-            "`prune` takes"
+            f"`{config.budget.option_text}` has no effect: scores by `{config.method}` do not depend "
+            "on the budget; give it to `prune`"
         )
     layers = sum(t.layers for t in towers.values())
     kept_heads = total_heads(towers) - removals
     if means == BudgetMeaning.KEEP and config.budget is not None and keep * layers != kept_heads:
         progress.warn(
-            f"`--method {config.method}` scores layers that keep equally many heads: {keep} each, "
-            f"{counted(keep * layers, 'head')} in all; `{config.budget.option_text}` keeps {kept_heads}"
+            f"`--method {config.method}` keeps the same number of heads in each layer: {keep} each, "
+            f"{counted(keep * layers, 'head')} in total; `{config.budget.option_text}` keeps {kept_heads}"
         )
     return keep, removals
 
 
 def open_inputs(config: ScoreConfig, opened: OpenModel, progress: Progress) -> ScoreInputs:
-    """Open the data that a method reads, and find the classes that they, a user or the model name."""
+    """Open the data of a method, and determine the classes from the data, the user or the model."""
     sets = open_sets(opened, config.references, progress, workers=config.num_workers)
     classes = config.naming.classes(opened, data=sets["id"].class_names if "id" in sets else ())
     return ScoreInputs(opened, sets, classes)
@@ -221,7 +220,7 @@ def _describe(
 def make_job(
     config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, state: State, progress: Progress
 ) -> ScoreJob:
-    """Return what the method is given, but for its amounts and its log."""
+    """Return the job of the method, without its amounts and its log."""
     opened, device = inputs.opened, own_device(config.device)
     model = load_model(opened, dtype=torch_dtype(config.dtype) if config.dtype else None)
     check_finite(model.library_state(), where=config.model, dtype=config.dtype)

@@ -39,7 +39,7 @@ def check_training(config: ScoreConfig, opened: OpenModel, claim: OutputLock) ->
     """
     if config.settings.trains_weights and opened.header.prompting is not None:
         raise UsageError(
-            f"{config.model}: compares images with texts; its weights are not trained",
+            f"{config.model}: is a zero-shot model, whose weights cannot be trained",
             hint="add `--training pipelined`",
         )
     if config.trained is None:
@@ -48,7 +48,7 @@ def check_training(config: ScoreConfig, opened: OpenModel, claim: OutputLock) ->
         raise UsageError(f"`--trained {config.trained}`: is a stream", hint="name a file")
     if config.trained.resolve() == config.out.resolve():
         raise UsageError(
-            f"`--trained {config.trained}`: is where the scores go", hint="choose another name with `-o`"
+            f"`--trained {config.trained}`: is also the output file of the scores", hint="choose another name"
         )
     check_outputs(
         [config.trained],

@@ -1,4 +1,4 @@
-"""What the configurations of commands have in common: what they read and write, and one digest. Importing it loads no torch.
+"""What the configurations of commands have in common: what they read and write, and one digest. Importing this module does not load torch.
 
 `--if-changed`, the lineage and the records of outputs, and statements of provenance are all told by these.
 """
@@ -41,13 +41,13 @@ class CommandConfig:
     COMMAND: ClassVar[str]
 
     out: Path | None = None
-    """The first output."""
+    """Path of the first output."""
     force: bool = False
-    """Whether outputs are replaced, whatever they are."""
+    """Whether to replace existing outputs, whatever they are."""
     if_changed: bool = False
-    """Whether outputs are left alone if they are what would be written, and replaced if the same command made them."""
+    """Whether to keep outputs that are up to date, and to replace others that the same command made."""
     wait: bool | None = None
-    """Whether to wait for another command that makes them; None where the command does not ask that."""
+    """Whether to wait for another command that writes them; None if the command has no such option."""
 
     @property
     def unread(self) -> frozenset[str]:
@@ -102,9 +102,9 @@ class InputRef:
     role: Role
     ref: str | Path | DataRef
     labelled: bool = True
-    """Whether labels of data are read; else what the items are called is."""
+    """Whether labels of data are read; otherwise the names of the items are."""
     option: Option | None = field(default=None, compare=False)
-    """What named it."""
+    """The option that named it."""
 
     @property
     def name(self) -> str:

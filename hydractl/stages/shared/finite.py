@@ -36,7 +36,7 @@ def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str 
             raise CheckpointError(
                 f"{where}: tensor `{name}` holds {counted(count, 'number')} of {finite.numel()} that "
                 f"{'is' if count == 1 else 'are'} not finite",
-                hint=NOT_FINITE if dtype else "did the training diverge? take an earlier checkpoint of it",
+                hint=NOT_FINITE if dtype else "the training may have diverged; use an earlier checkpoint",
             )
 
 
@@ -107,7 +107,8 @@ def warn_temperature(opened: OpenModel, progress: Progress) -> None:
     warn_refusing([opened], progress)
     if opened.header.temperature != 1:
         progress.warn(
-            f"{opened.reference}: its temperature {opened.header.temperature:g} is not kept: other weights need their own"
+            f"{opened.reference}: its temperature {opened.header.temperature:g} is not kept, "
+            "because the weights have changed"
         )
 
 
@@ -127,4 +128,4 @@ def warn_refusing(models: Iterable[OpenModel], progress: Progress) -> None:
             models_text, subject = (
                 (named[0], singular) if len(named) == 1 else (quoted(named, most=3), plural)
             )
-            progress.warn(f"{models_text}: {subject} not kept: other weights need their own")
+            progress.warn(f"{models_text}: {subject} not kept, because the weights have changed")

@@ -39,7 +39,7 @@ def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
     shared = overlap("--val", val, "--fit", training)
     return (
         shared
-        and f"{shared}: `{ENERGY_DENSITY}` weighs the density as if all inputs were as near as training data"
+        and f"{shared}: `{ENERGY_DENSITY}` is standardized as if all inputs were as close as training data"
     )
 
 
@@ -85,8 +85,11 @@ def _doubts(scores: Sequence[str], labels: Tensor, width: int) -> Iterator[str]:
         options = options_of(score)
         if options.get("alpha") == 0 and len(labels) - len(labels.unique()) < width:
             yield (
-                f"{len(labels)} samples to fit `{score}` on leave the covariance of {width} features singular: what they do not "
-                "vary in does not count"
+                f"{len(labels)} samples to fit `{score}` on are too few for {width} features, so directions in "
+                "which they do not vary are ignored"
             )
         if (options.get("k") or 0) > fewest:
-            yield f"`{score}` looks farther than the {fewest} samples of a class: it ranks by what other classes are like"
+            yield (
+                f"`{score}` uses more neighbours than the {fewest} samples of a class, so it also measures "
+                "distances to other classes"
+            )

@@ -43,8 +43,8 @@ def override_preprocessing(header: Header, images: Images, *, where: str) -> Hea
             continue
         if len(values) not in {1, channels}:
             raise UsageError(
-                f"`--{name}`: {len(values)} numbers, but {where} reads images of {counted(channels, 'channel')}",
-                hint="give one number for all channels, or one a channel",
+                f"`--{name}`: {len(values)} numbers, but {where} reads images with {counted(channels, 'channel')}",
+                hint="give one number for all channels, or one per channel",
             )
         update[name] = values * channels if len(values) == 1 else values
     if images.img_size is not None:
@@ -74,8 +74,8 @@ def check_takes(header: Header, *, where: str) -> None:
     if isinstance(how, Preprocess) and not takes_images(header):
         _, height, width = how.input_size
         raise UsageError(
-            f"`--img-size`: {where} does not take images of {height}x{width} pixels",
-            hint="leave it out; random weights and bare files of timm's models take `NAME::img_size=N`",
+            f"`--img-size`: {where} does not accept images of {height}x{width} pixels",
+            hint="leave it out; for random weights and bare files of timm models use `NAME::img_size=N`",
         )
 
 
@@ -94,8 +94,9 @@ def warn_assumed(opened: OpenModel, progress: Progress) -> None:
     _, height, width = how.input_size
     mean, std = (",".join(f"{x:.4g}" for x in values) for values in (how.mean, how.std))
     progress.warn(
-        f"{opened.reference}: no file says how its images are read; taken is what is usual for such models, {height}x{width} "
-        f"pixels, mean {mean}, std {std} (`finetune` and `import` have `--img-size`, `--mean` and `--std` to say otherwise)"
+        f"{opened.reference}: has no image preprocessing; using the usual one of such models, "
+        f"{height}x{width} pixels, mean {mean}, std {std} (change it with `--img-size`, `--mean` and "
+        "`--std` of `finetune` and `import`)"
     )
 
 

@@ -15,7 +15,7 @@ from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadId, HeadScores, Shape, TowerKeep
 from hydractl.messages import counted
 
-SCORE_AGAIN = f"{EDITED} score the model again"
+SCORE_AGAIN = f"{EDITED}; score the model again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +78,25 @@ def own_quota(where: Path | str, scores: HeadScores, shape: Shape) -> Quota:
     total = total_heads(shape)
     if scores.clusters is not None:
         kept_heads = total_kept(_cluster_mask(where, scores))
-        why = f"as many as one of each of {counted(len(scores.clusters), 'cluster')}"
+        why = f"one of each of {counted(len(scores.clusters), 'cluster')}"
     elif scores.removals is not None and scores.baseline is not None:
         removals = _knee(where, scores, total)
-        kept_heads, why = total - removals, f"{_named(scores)} falls off after {counted(removals, 'removal')}"
+        kept_heads, why = total - removals, f"{_named(scores)} drops after {counted(removals, 'removal')}"
     elif "open" in scores.results:
-        kept_heads, why = _open(where, scores, total), "their gates are open"
+        kept_heads, why = _open(where, scores, total), "their gates stayed open"
     else:
         raise UsageError(
-            f"`--keep auto`: {where} is by `{scores.method}`, which does not choose how many heads stay",
-            hint="methods that do: cahp, l0, and circuit and other greedy ones; or give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+            f"`--keep auto`: {where} was made by `{scores.method}`, which does not determine the number of heads",
+            hint=(
+                "use scores by cahp, l0, circuit or another greedy method, or give one of `--keep N`, "
+                "`--remove R`, `--keep-fraction F`"
+            ),
         )
     return Quota(
         removals=total - kept_heads,
         option_text="--keep auto",
         options={"keep": "auto", "remove": total - kept_heads},
-        remark=f"{where}: {counted(kept_heads, 'head')} of {total} stay: {why}",
+        remark=f"{where}: keeps {counted(kept_heads, 'head')} of {total}: {why}",
     )
 
 
@@ -148,7 +151,7 @@ def mask_of(
     try:
         return best_mask_per_layer(order, shape, keep=quota.keep)
     except ValueError as error:
-        hint = f"score again with `--remove {total_heads(shape)}`, which orders all heads"
+        hint = f"score again with `--remove {total_heads(shape)}`, which ranks all heads"
         raise UsageError(f"`--per-layer`: {error}", hint=hint) from error
 
 
@@ -162,7 +165,7 @@ def check_long_enough(
     """
     if required > len(order):
         raise UsageError(
-            f"{where}: orders {counted(len(order), 'head')} only, but {verb} {required}",
+            f"{where}: ranks only {counted(len(order), 'head')}, but {verb} {required}",
             hint=f"{instead}score again with `--remove {required}` or more",
         )
 
@@ -185,7 +188,8 @@ def _open(where: Path | str, scores: HeadScores, total: int) -> int:
     open_gates = scores.results["open"]
     if not isinstance(open_gates, int) or isinstance(open_gates, bool) or not 0 <= open_gates <= total:
         raise ManifestError(
-            f"{where}: results.open is {open_gates!r}, not a number of heads in 0..{total}", hint=SCORE_AGAIN
+            f"{where}: results.open is {open_gates!r}, but must be a number of heads in 0..{total}",
+            hint=SCORE_AGAIN,
         )
     return open_gates
 
@@ -196,16 +200,16 @@ def _knee(where: Path | str, scores: HeadScores, total: int) -> int:
     if fall.knee is not None:
         return fall.knee
     name = _named(scores)
-    best = f"`--remove {fall.best}` is where it is highest, {curve[fall.best]:.4f}"
+    best = f"`--remove {fall.best}` gives the highest value, {curve[fall.best]:.4f}"
     if not fall.fell and last < total:
         raise UsageError(
-            f"`--keep auto`: {where} stops after {counted(last, 'removal')} with {name} at {curve[-1]:.4f}, not below "
-            f"the {curve[0]:.4f} of the whole model, so it is not known where it falls off",
+            f"`--keep auto`: {where} stops after {counted(last, 'removal')} with {name} {curve[-1]:.4f}, not below "
+            f"the {curve[0]:.4f} of the whole model, so the drop is not yet reached",
             hint=f"score again with `--remove {min(total, max(2 * last, last + 1))}`; {best}",
         )
     raise UsageError(
         f"`--keep auto`: {name} of {where} "
-        + ("falls without a knee" if fall.fell else "never falls below that of the whole model"),
+        + ("decreases without a knee" if fall.fell else "never drops below that of the whole model"),
         hint=best,
     )
 

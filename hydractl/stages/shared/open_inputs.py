@@ -87,7 +87,8 @@ def warn(opened: OpenModel, progress: Progress) -> None:
     stored = sorted({spec.dtype for name, spec in specs.items() if spec.is_floating and name not in exact})
     if len(stored) > 1:
         progress.warn(
-            f"{opened.reference}: its weights are stored as {quoted(stored)}; it runs in the least that holds all, or in `--dtype`"
+            f"{opened.reference}: its weights are stored as {quoted(stored)}; it runs in the smallest data "
+            "type that can represent all of them (change it with `--dtype`)"
         )
 
 
@@ -166,5 +167,5 @@ def overlap(option: str, content: np.ndarray, other: str, other_content: np.ndar
     """
     count = int(np.isin(content, other_content).sum())
     if count == len(content) == len(other_content):
-        return f"`{option}` and `{other}` hold the same samples"
-    return f"{count} of {len(content)} samples of `{option}` are in `{other}`" if count else None
+        return f"`{option}` and `{other}` have the same samples"
+    return f"{count} of {len(content)} samples of `{option}` are also in `{other}`" if count else None

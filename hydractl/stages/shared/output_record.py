@@ -1,4 +1,4 @@
-"""What made an output: written into it, or into a file beside it, and read from one that is there. Importing it loads no torch."""
+"""What made an output: written into it, or into a file beside it, and read from one that is there. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ForeignOutputError(OutputExists):
     def __init__(self, path: Path, finding: str, *, command: str, hint: str) -> None:
         self.path, self.finding = path, finding
         super().__init__(
-            f"{path}: {finding}, and `--if-changed` replaces what `hydractl {command}` made", hint=hint
+            f"{path}: {finding}, but `--if-changed` replaces only outputs of `hydractl {command}`", hint=hint
         )
 
 
@@ -113,14 +113,19 @@ def read_record(path: Path, command: str, *, beside: bool = False) -> OutputReco
         record = OutputRecord(path=path, command="")
     if record is None or record.command == command:
         return record
-    hint = "choose another name with `-o`, move it away, or add `--force` in place of `--if-changed`"
+    hint = "choose another name with `-o`, move it to another place, or replace `--if-changed` by `--force`"
     if beside and not has_sidecar(path):  # what `--force` makes then would say no more
-        finding = f"was made without `--if-changed`, or by something else: no {Sidecar.path_of(path).name} says what made it"
-        hint = "move it away once, and the same command makes both; or choose another name with `-o`"
+        finding = (
+            f"was not made by hydractl with `--if-changed`: it has no {Sidecar.path_of(path).name} "
+            "that records how it was made"
+        )
+        hint = "move it to another place and run the same command again, or choose another name with `-o`"
     elif record.command:
         finding = f"was made by `hydractl {record.command}`"
     else:
-        finding = "is not as it was written" if has_sidecar(path) else "does not say what made it"
+        finding = (
+            "has changed since it was written" if has_sidecar(path) else "does not record how it was made"
+        )
     raise ForeignOutputError(path, finding, command=command, hint=hint)
 
 
@@ -193,8 +198,8 @@ def check_sidecar(path: Path) -> None:
     beside = Sidecar.path_of(path)
     if os.path.lexists(beside) and not has_sidecar(path):
         raise OutputExists(
-            f"{beside}: is where it is written down what made {path.name}, and hydractl did not write what is there",
-            hint="move it away, or choose another name with `-o`",
+            f"{beside}: the record of how {path.name} was made goes here, but the existing file is not from hydractl",
+            hint="move it to another place, or choose another name with `-o`",
         )
 
 
@@ -251,7 +256,7 @@ def _read(path: Path) -> OutputRecord | None:
     if (beside := Sidecar.path_of(path)).exists():
         sidecar = Sidecar.read(beside)
         if sidecar.sha256 != digest_file(path):  # somebody else has changed it since
-            raise InputError(f"{path}: is not as it was written")
+            raise InputError(f"{path}: has changed since it was written")
         return OutputRecord.of(sidecar.made_by, path)
     with path.open("rb") as file:
         head = file.read(8)
@@ -262,7 +267,7 @@ def _read(path: Path) -> OutputRecord | None:
     kinds = {kind.schema_name(): kind for kind in DOCUMENTS.values()}
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema not in kinds:
-        raise InputError(f"{path}: is no file of hydractl")
+        raise InputError(f"{path}: is not a file of hydractl")
     return _of_document(kinds[schema].read(path), path)
 
 
@@ -271,7 +276,7 @@ def _of_folder(folder: Path) -> OutputRecord | None:
 
     if not (folder / WEIGHTS).is_file():
         if of_model(folder):
-            raise InputError(f"{folder}: holds a model that hydractl did not write")
+            raise InputError(f"{folder}: contains a model that hydractl did not write")
         return None
     checkpoint = Checkpoint.open(folder / WEIGHTS)
     record = _of_checkpoint(checkpoint)
@@ -287,7 +292,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> OutputRecord:
         return OutputRecord(path=path, command="eval", has_step=False, rows=frozenset(rows))
     step = None if header is None else header.made_by
     if header is None or step is None:
-        raise InputError(f"{path}: does not say what made it")
+        raise InputError(f"{path}: does not record how it was made")
     if step.command == "eval":  # a copy of what was measured, beside the report
         return replace(OutputRecord.of(step, path), inputs=(), has_step=False)
     return OutputRecord.of(step, path, masks=header.masks)
@@ -315,7 +320,7 @@ def _of_document(document: Document, path: Path) -> OutputRecord:
         )
     if isinstance(document, HeadMask) and document.origin is not None:
         return OutputRecord(path=path, command="prune", has_step=False, masks=(document.towers,))
-    raise InputError(f"{path}: does not say what made it")
+    raise InputError(f"{path}: does not record how it was made")
 
 
 def _inputs_of(report: Report) -> Iterator[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RESUME_SUFFIXES = (".journal", ".state")
 LONGEST = 1 << 24
-"""Of a line of a journal, in bytes."""
+"""Maximum length of a line of a journal, in bytes."""
 
 
 def check_outputs(
@@ -130,9 +130,9 @@ def resume_hint(out: Path, *, force: bool) -> str | None:
     existing = [str(path) for path in resume_paths if path.exists()]
     if not existing:
         return None
-    moved = f"move {out} away, and " if force and out.exists() else ""
+    moved = f"move {out} to another place, then " if force and out.exists() else ""
     command_text = "the same command without `--force`" if force else "the same command"
-    return f"what was done is kept in {' and '.join(existing)}; {moved}{command_text} goes on from there"
+    return f"the progress is saved in {' and '.join(existing)}; {moved}{command_text} resumes it"
 
 
 def first_line(path: Path, schema: str) -> tuple[dict[str, Any], int]:
@@ -149,6 +149,6 @@ def first_line(path: Path, schema: str) -> tuple[dict[str, Any], int]:
             if isinstance(first, dict) and first.get("schema") == schema:
                 return first, len(line)
     raise OutputExists(
-        f"{path}: is where the journal of the run goes, and this version of hydractl did not write what is there",
-        hint="move it away, or choose another name with `-o`",
+        f"{path}: the journal of the run goes here, but the existing file is not from this version of hydractl",
+        hint="move it to another place, or choose another name with `-o`",
     )

@@ -26,7 +26,7 @@ HINT = f"{ROOM_HINT}, or write the outputs there"
 
 
 BLOCK = 4096
-"""Samples of one member that lie together in a file where nobody knows how many there will be."""
+"""Samples of one member per block of a file whose total number is unknown."""
 
 
 class Filled:
@@ -53,7 +53,7 @@ class Filled:
     def all(self) -> Tensor:
         """Return it, as if N had been known."""
         if self._whole is None:
-            raise ValueError("nothing came")
+            raise ValueError("no items were read")
         if self._count is None:
             self._whole = self._whole[:, : self._end].contiguous()
         return self._whole
@@ -83,7 +83,7 @@ class PredictionStore:
             OutputError: If there is no room for it.
         """
         if responses.logsumexp is None:
-            raise ValueError("the logits are kept too")
+            raise ValueError("logits are stored too")
         before = self._samples
         self._members, _, self._classes = responses.shape
         self._samples = max(before, int(indices.max()) + 1) if self._count is None else self._count
@@ -108,7 +108,7 @@ class PredictionStore:
         """
         count = self._samples if self._count is None else self._count
         if self._done != count:
-            raise ValueError(f"{self._done} of {count} items came")
+            raise ValueError(f"{self._done} of {count} items were read")
         if self._file is None:
             return Responses(self._held.all(), self._logsumexp.all())
         return Joined(tuple(StoredMember(self, m) for m in range(self._members)))
@@ -127,7 +127,7 @@ class PredictionStore:
                 into = part[:, places.start : places.stop]
                 self._file.seek(self._offset(member, begin + places.start))
                 if self._file.readinto(into.numpy().data.cast("B")) != into.nbytes:
-                    raise OSError("a file of predictions ends early")
+                    raise OSError("a file of predictions is truncated")
         return Responses(part, logsumexp)
 
     def _write(self, file: BufferedRandom, indices: Tensor, log_probs: Tensor) -> None:
@@ -166,7 +166,7 @@ class PredictionStore:
             yield
         except OSError as error:
             raise OutputError(
-                f"{self._folder}: predictions cannot be kept there until they are measured: {error.strerror}",
+                f"{self._folder}: cannot store predictions temporarily: {error.strerror}",
                 hint=HINT,
             ) from error
 

@@ -39,7 +39,7 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 @contextmanager
-def fits(name: str, device: torch.device, *, hint: str = "try `--device cpu`") -> Iterator[None]:
+def fits(name: str, device: torch.device, *, hint: str = "use `--device cpu`") -> Iterator[None]:
     """Say in our words that a model does not fit into a device's memory.
 
     Raises:
@@ -282,8 +282,8 @@ class Scaling:
         progress.step(f"{row}: temperature {temperature:.4f}, fitted on {counted(len(labels), 'sample')}")
         if fitted.at_bound:
             progress.warn(
-                f"{row}: the temperature ended at {temperature:g}, a bound of the search ({LOWEST:g} to {HIGHEST:g}): "
-                "the labels may not be those of the model, or the scale of its logits is unusual"
+                f"{row}: the fitted temperature is {temperature:g}, a bound of the search ({LOWEST:g} to "
+                f"{HIGHEST:g}): check that the labels fit the model; the scale of its logits may be unusual"
             )
         return cls(temperature=temperature, fitted_on=len(labels))
 

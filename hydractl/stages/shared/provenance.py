@@ -35,11 +35,11 @@ def check_statement(path: Path, config: CommandConfig) -> None:
     streams = [path_of_output for path_of_output in (path, *outputs) if is_stream(path_of_output)]
     if streams:
         raise UsageError(
-            f"`--provenance {path}`: `{streams[0]}` is a stream, of which no digest is told",
-            hint="name files, or leave `--provenance` out",
+            f"`--provenance {path}`: `{streams[0]}` is a stream, which has no digest",
+            hint="use files, or leave out `--provenance`",
         )
     if any(path.resolve() == path_of_output.resolve() for path_of_output in outputs):
-        raise UsageError(f"`--provenance {path}`: is where an output goes", hint="choose another name")
+        raise UsageError(f"`--provenance {path}`: is also an output", hint="choose another name")
     inputs = [Path(str(input_ref.ref)) for input_ref in input_refs(config)]
     check_output(path, force=_is_statement(path), inputs=[*inputs, *outputs], option="--provenance")
 
@@ -60,7 +60,7 @@ def write_statement(path: Path, config: CommandConfig) -> None:
     first = paths[0] / WEIGHTS if is_folder(paths[0]) else paths[0]
     header = Checkpoint.open(first).header
     if header is None or header.made_by is None:
-        raise InputError(f"{first}: does not say what made it")
+        raise InputError(f"{first}: does not record how it was made")
     if path.exists() and not _is_statement(path):
         raise OutputExists(f"{path}: already exists", hint="choose another name with `--provenance`")
     publish_text(path, canonical(statement(files, header.made_by)))

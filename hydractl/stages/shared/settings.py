@@ -1,4 +1,4 @@
-"""Settings that several stages have: one spelling, one help text. Importing it loads no torch."""
+"""Settings that several stages have: one spelling, one help text. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ DATA, OOD, CHECKS, IMAGES_PANEL, ZERO_SHOT, MODEL_PANEL, MACHINE, OUTPUT, BUDGET
     "Data", "OOD scores", "Checks and measurement", "Images", "Zero-shot", "Model", "Machine", "Output",
     "Budget (one of three)",
 )  # fmt: skip
-"""Subjects that options are shown under."""
+"""Panels of options in help texts."""
 AUTO = "auto"
-"""What leaves a number to the command."""
+"""Value with which the command chooses a number itself."""
 DATA_METAVAR = "DATA[::K=V,...]"
 SKIP_BAD = Setting("Skip unreadable images and report how many; decodes each image twice.", panel=DATA)
 DATA_SOURCES = f"{', '.join(LABELLED_BUILT_IN)}, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME"
@@ -77,11 +77,11 @@ def numbered(out: Path, count: int) -> tuple[Path, ...]:
         UsageError: If there are several and it has none, or more than a folder should have.
     """
     if count > MOST_OUTPUTS:
-        raise UsageError(f"`{out}`: stands for {count} outputs, at most {MOST_OUTPUTS} are made at once")
+        raise UsageError(f"`{out}`: stands for {count} outputs, but the maximum is {MOST_OUTPUTS}")
     if count > 1 and "{i}" not in out.stem:
         raise UsageError(
-            f"{count} members need {count} names",
-            hint="put `{i}` into the name, before its ending: `-o 'member-{i}.st'`",
+            f"{count} members need {count} different output names",
+            hint="put `{i}` into the name, before its suffix: `-o 'member-{i}.st'`",
         )
     return tuple(out.with_name(out.name.replace("{i}", str(i))) for i in range(count))
 
@@ -164,7 +164,7 @@ def count_or_auto(option: str, text: str, *, of: str, hint: str, digits: int = 9
     if text == AUTO:
         return AUTO
     if not (text.isascii() and text.isdigit() and len(text) <= digits):
-        raise UsageError(f"`{option} {text}`: must be a number of {of} or `{AUTO}`", hint=hint)
+        raise UsageError(f"`{option} {text}`: must be a number of {of}, or `{AUTO}`", hint=hint)
     return int(text)
 
 
@@ -175,7 +175,7 @@ def parse_workers(text: str) -> int | None:
         UsageError: If it is neither.
     """
     count = count_or_auto(
-        "--num-workers", text, of="processes", hint="0 decodes in threads of this process", digits=4
+        "--num-workers", text, of="processes", hint="give 0 to decode in threads of this process", digits=4
     )
     return None if count == AUTO else int(count)
 
@@ -210,7 +210,8 @@ def parse_size(text: str) -> tuple[int, int]:
     sides = text.split("x")
     if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
         raise UsageError(
-            f"`--img-size {text}`: is not a size", hint="for example `224`, or `224x160`: height first"
+            f"`--img-size {text}`: is not an image size",
+            hint="for example `224`, or `224x160` (height x width)",
         )
     return int(sides[0]), int(sides[-1])
 
@@ -285,7 +286,7 @@ NAMING = OptionGroup(
     lambda given: Naming.parse(given.get("classes"), given.get("template")),
     (Option("classes", "str", CLASSES), Option("template", "tuple[str, ...]", TEMPLATE)),
 )
-"""Which classes a zero-shot model tells apart."""
+"""Classes of a zero-shot model."""
 
 
 def parse_temperature(text: str) -> DataRef | float:
@@ -304,7 +305,7 @@ TEMPERATURE = Setting(
     "Temperature to divide logits by, or labelled held-out data to fit it on.",
     low=1e-3,  # beyond, float32 cannot hold what differs
     high=1e3,
-    range_hint="1 changes nothing; or name a labelled held-out split to fit it on",
+    range_hint="give a number above 0 (1 changes nothing), or labelled held-out data to fit it on",
     shows_range=False,
     parse=parse_temperature,
     metavar="DATA|NUMBER",
@@ -364,7 +365,7 @@ def budget_of(
         )
     if keep_fraction is not None and not 0 < keep_fraction <= 1:
         raise UsageError(
-            f"`--keep-fraction {keep_fraction:g}`: the share must be more than 0 and at most 1",
-            hint="`--keep 0` removes all heads; two thirds are `--keep-fraction 0.667`",
+            f"`--keep-fraction {keep_fraction:g}`: the fraction must be above 0 and at most 1",
+            hint="`--keep-fraction 0.667` keeps two thirds; `--keep 0` removes all heads",
         )
     return HeadBudget(keep_per_layer=keep, remove=remove, keep_fraction=keep_fraction)

@@ -1,4 +1,4 @@
-"""Whether outputs are what a command would write (`--if-changed`), told without computing them. Importing it loads no torch.
+"""Whether outputs are what a command would write (`--if-changed`), told without computing them. Importing this module does not load torch.
 
 Every output records what made it: the digest of the command's configuration, the digests of what was read in the order of the
 settings that name it, and versions; see `output_record`. All of that is determined anew from the configuration.
@@ -21,7 +21,7 @@ from hydractl.stages.shared.output_record import OutputRecord, read_record
 from hydractl.stages.shared.settings import IF_CHANGED_BESIDE
 
 MOST_OPTIONS = 4
-"""That differ and are named."""
+"""Maximum number of differences in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def check_up_to_date(config: CommandConfig) -> UpToDate:
     records = _output_records(config)
     missing = next((path for path, record in records.items() if record is None), None)
     if missing is not None:
-        return UpToDate(paths=(*records,), reason=f"{missing} is not there yet")
+        return UpToDate(paths=(*records,), reason=f"{missing} does not exist")
     try:
         reason = _reason(config, [record for record in records.values() if record is not None])
     except HydraError:  # the command itself says best which input cannot be read
@@ -75,11 +75,11 @@ def check_comparable(config: CommandConfig) -> tuple[Path, ...]:
     streams += [str(input_ref.ref) for input_ref in input_refs(config) if input_ref.is_stream]
     if streams:
         raise UsageError(
-            f"`--if-changed` and `{streams[0]}` exclude each other: what came through a stream is gone",
-            hint="name a file, or leave `--if-changed` out",
+            f"`--if-changed` and `{streams[0]}` exclude each other: a stream cannot be compared",
+            hint="use a file, or leave out `--if-changed`",
         )
     if config.out is None:
-        raise UsageError("`--if-changed` compares with an output, and none is named", hint="add `-o FILE`")
+        raise UsageError("`--if-changed` needs an output to compare with", hint="add `-o FILE`")
     return paths
 
 
@@ -98,11 +98,11 @@ def _reason(config: CommandConfig, outputs: Sequence[OutputRecord]) -> str | Non
             return "it was made with other options" + _other_options(output.argv, recorded_argv(config))
     for name, version in (pair for output in recording for pair in output.versions.items()):
         if (installed := _installed(name)) != version:
-            return f"it was made with {name} {version}, and here is {installed}"
+            return f"it was made with {name} {version}, but {installed} is installed"
     masks = [mask for output in recording for mask in output.masks]
     rows = {row for output in recording for row in output.rows}
     if not all(o.intact and o.rows <= rows and all(mask in masks for mask in o.masks) for o in outputs):
-        return "its files are not as they were written"
+        return "its files have changed since they were written"
     if len(recording) == 1:
         return _other_input(config, recording[0].inputs)
     # scores may be of the weights beside them, which then say of what those are
@@ -147,8 +147,8 @@ def _other_input(config: CommandConfig, recorded: Sequence[str]) -> str | None:
             visited |= {*digests, recorded[place]}
             place += 1
         elif not digests & visited:
-            return f"`{ref.name}` is not what it was made of"
-    return None if place == len(recorded) else "it was made of more"
+            return f"`{ref.name}` has changed"
+    return None if place == len(recorded) else "it was made from more inputs"
 
 
 def _installed(name: str) -> str:

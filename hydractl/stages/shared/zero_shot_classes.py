@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TEMPLATE", "NOTHING_NAMED", "Classes", "Naming", "ask", "settle", "with_classes"]
 
 POOLED = "Reading the {pooling} over all tokens, as the folder's 1_Pooling/config.json says"
-"""What is said of a folder that was followed."""
+"""Message for a folder whose pooling is used."""
 FORMS = "`a,b,c`, a file with one name per line, or a JSON list"
-"""How names of classes are given."""
+"""Accepted forms of class names."""
 MAX_SHOWN_CHARACTERS = 80
 
 
@@ -49,7 +49,7 @@ class Naming:
         checked = Classes(names=class_names or ("any",), templates=tuple(templates or (DEFAULT_TEMPLATE,)))
         if names is not None and len(checked.names) < LEAST:
             raise UsageError(
-                f"`--classes {_short(names)}`: names one class only, and there must be two to tell apart",
+                f"`--classes {_short(names)}`: gives only one class, but at least two are needed",
                 hint=f"give {FORMS}",
             )
         return cls(names=class_names, templates=tuple(templates or ()), file=file)
@@ -67,7 +67,8 @@ class Naming:
         if prompting is None:
             if self.names or self.templates:
                 raise UsageError(
-                    f"{opened.reference}: has classes of its own; `--classes` and `--template` are for zero-shot models"
+                    f"{opened.reference}: already has classes; `--classes` and `--template` apply "
+                    "only to zero-shot models"
                 )
             return None
         names = self.names or opened.header.labels or tuple(data)
@@ -94,8 +95,8 @@ def _check_own(model: OpenModel, classes: Classes) -> None:
     header = model.header
     if header.num_classes != len(classes.names) or (header.labels and header.labels != classes.names):
         raise UsageError(
-            f"{model.reference}: has {header.num_classes} classes of its own, which are not the {len(classes.names)} named",
-            hint="name its classes, in its order, or compare models of one task",
+            f"{model.reference}: has {header.num_classes} classes, which are not the {len(classes.names)} given",
+            hint="give its classes in its order, or compare only models with the same classes",
         )
 
 
@@ -114,7 +115,9 @@ def read_names(text: str, *, option: str) -> tuple[tuple[str, ...], Path | None]
     """
     names, path = _names_of(text, option=option)
     if (twice := first_twice(map(normal, names))) is not None:
-        raise UsageError(f"`{option} {_short(text)}`: the class `{twice}` is named twice", hint="rename one")
+        raise UsageError(
+            f"`{option} {_short(text)}`: the class `{twice}` appears twice", hint="rename one of them"
+        )
     return names, path
 
 
@@ -133,7 +136,7 @@ def _names_of(text: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
         raise UsageError(f"{option_text}: a class has no name", hint=f"give {FORMS}")
     if len(names) == 1:
         raise UsageError(
-            f"{option_text}: names one class only, and is no file with several",
+            f"{option_text}: gives only one class, and is not a file with several",
             hint=did_you_mean_path(text) or f"give {FORMS}",
         )
     return names, None
@@ -151,11 +154,11 @@ def _names_in(path: Path) -> tuple[str, ...]:
     except NotJSONError as error:
         raise UsageError(f"{path}: cannot be read as a list of class names: {error}") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{path}: is no list of class names", hint='for example `["cat", "dog"]`')
+        raise UsageError(f"{path}: is not a list of class names", hint='for example `["cat", "dog"]`')
     if not names:
-        raise UsageError(f"{path}: holds no class names", hint="one name a line, or a JSON list")
+        raise UsageError(f"{path}: has no class names", hint="give one name per line, or a JSON list")
     if not all(name.strip() for name in names):
-        raise UsageError(f"{path}: a class has no name", hint="leave it out, or name it")
+        raise UsageError(f"{path}: a class has no name", hint="leave it out, or give it a name")
     return tuple(name.strip() for name in names)
 
 
@@ -180,7 +183,9 @@ def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
 
     prompting = opened.header.prompting
     if prompting is None:
-        raise UsageError(f"{opened.reference}: has classes of its own; `--classes` is for zero-shot models")
+        raise UsageError(
+            f"{opened.reference}: already has classes; `--classes` applies only to zero-shot models"
+        )
     model = load_model(opened)
     settle_classes(model, prompts_of(opened, classes), templates=len(classes.templates))
     class_embeddings: torch.Tensor = model.library_state()[CLASS_EMBEDDINGS]

@@ -22,9 +22,9 @@ from hydractl.training.recipes.recipe import Recipe
 
 TWO_SHARES = 2
 SWITCH_PROBABILITY = 0.5
-"""Of CutMix where a batch may have either."""
+"""Probability of CutMix if both are enabled."""
 _STREAM = -3
-"""Keeps these seeds apart from those of steps, augmentation, epochs and samples."""
+"""Offset that separates these seeds from those of steps, augmentation, epochs and samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +85,8 @@ class Mixing:
             name, value = next(iter(requested.items()))
             none = " ".join(f"--{name} 0" for name in requested)
             raise UsageError(
-                f"`--{name} {value:g}` is for images, but the model reads texts: between two tokens there is none",
-                hint=f"leave it out, or add `{none}`; texts have `--label-smoothing` and `--dropout`",
+                f"`--{name} {value:g}` is for images, but the model reads texts: tokens cannot be mixed",
+                hint=f"leave it out, or add `{none}`; for texts use `--label-smoothing` and `--dropout`",
             )
         _, height, width = how.input_size
         return cls(mixup=recipe.mixup, cutmix=recipe.cutmix, size=(height, width), classes=classes)

@@ -32,7 +32,7 @@ from hydractl.model_inputs import Inputs
 _CHUNK = 256
 TENSOR_AUGMENTATIONS = frozenset({"flip", "shift"})
 _STREAM = -2
-"""Keeps these seeds apart from those of steps, epochs and samples."""
+"""Offset that separates these seeds from those of steps, epochs and samples."""
 
 
 class Planned(NamedTuple):

@@ -23,7 +23,7 @@ from hydractl.model_inputs import Inputs
 from hydractl.training.feeding.sources import ImageSource, InputSource, Planned, TextSource
 
 AHEAD = 4
-"""Batches whose rows are read together, so that images are decoded while one is in use."""
+"""Number of batches whose rows are read together, so that images are decoded while a batch is in use."""
 
 
 def buffer_order(count: int, buffer: int, *, seed: int, epoch: int) -> torch.Tensor:

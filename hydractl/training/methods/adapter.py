@@ -21,9 +21,9 @@ class Adapter:
     """How a model trains by a method: one for a run, which builds the model several times."""
 
     data = 0
-    """How many batches it must see before training."""
+    """Number of batches that it needs before training."""
     repeat = 1
-    """How often an epoch holds each sample."""
+    """Number of times that an epoch uses each sample."""
 
     def __init__(self, method: TrainingMethod, members: int) -> None:
         """Take up the method's options.
@@ -53,8 +53,8 @@ class Adapter:
         """
         if header.plan is not None:
             raise UsageError(
-                f"`--method {self.method.KIND}`: {model} is a hydra, and one model is trained so",
-                hint="leave `--method` out, or name a base or a member",
+                f"`--method {self.method.KIND}`: {model} is a hydra, but the method trains a single model",
+                hint="leave out `--method`, or give a base or a member",
             )
 
     def feed(self, feed: ItemFeed) -> Feed:
@@ -141,8 +141,10 @@ def changed(
     parametrized_names = adapter.own(sites_of(family, model, state), names)
     if not parametrized_names:
         raise UsageError(
-            "the method finds no layer of its kind among what trains",
-            hint="leave out `--train`, `--last-blocks` and `--freeze-blocks`, if they are given; else the model has none",
+            "none of the trained layers can use the method",
+            hint=(
+                "train more layers without `--train`, `--last-blocks` and `--freeze-blocks`, or use another method"
+            ),
         )
     return tuple(
         sorted(adapter.changes(parametrized_names, {name: place_of(family, name) for name in names}))

@@ -1,4 +1,4 @@
-"""What `finetune` needs to know of any `--method`. Importing it loads no torch."""
+"""What `finetune` needs to know of any `--method`. Importing this module does not load torch."""
 
 from __future__ import annotations
 

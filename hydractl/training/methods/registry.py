@@ -1,4 +1,4 @@
-"""`NAME::option=value,...`: how `finetune --method` trains. Importing it loads no torch."""
+"""`NAME::option=value,...`: how `finetune --method` trains. Importing this module does not load torch."""
 
 from __future__ import annotations
 

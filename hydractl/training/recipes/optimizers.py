@@ -15,9 +15,9 @@ from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.weight_sites import ORIGINAL
 
 PEAK = "peak"
-"""Where a group of parameters holds a peak learning rate of its own."""
+"""Key of a parameter group's own peak learning rate."""
 SCALE = "scale"
-"""Where it holds what its peak learning rate is multiplied by."""
+"""Key of the factor of a parameter group's peak learning rate."""
 
 
 def make_optimizer(
@@ -98,7 +98,7 @@ def restore_optimizer(
     for label, tensor in tensors.items():
         key, _, name = label.partition(".")
         if name not in number:
-            raise ValueError(f"optimiser state of an unknown parameter {name}")
+            raise ValueError(f"optimizer state of an unknown parameter {name}")
         state.setdefault(number[name], {})[key] = like(parameters[name], tensor)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

@@ -46,11 +46,11 @@ def trainable(
         if tensor.requires_grad and place.part in recipe.parts and late:
             chosen.append(name)
     if not chosen:
-        of_members = " that members have as their own" if recipe.trains_own_parts else ""
-        blocks = "" if count is None else f" left by `{option} {count}`"
+        of_members = " of the members' own weights" if recipe.trains_own_parts else ""
+        blocks = "" if count is None else f" after `{option} {count}`"
         raise UsageError(
             f"nothing would train: {architecture.name} has no {', '.join(recipe.parts)} parameters{of_members}{blocks}",
-            hint=f"widen `--train` or `{option}`",
+            hint=f"train more with `--train` or `{option}`",
         )
     return tuple(sorted(chosen))
 

@@ -1,4 +1,4 @@
-"""Recipes by name: the paper's, and those that pretrained encoders are usually tuned with. Importing it loads no torch."""
+"""Recipes by name: the paper's, and those that pretrained encoders are usually tuned with. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydractl.settings import declared, long_option
 from hydractl.training.recipes.recipe import PARTS, Recipe
 
 FOR_IMAGES = ("augment", "mixup", "cutmix")
-"""What recipes have for images alone."""
+"""Settings of recipes that apply only to images."""
 BUT_EMBEDDING = tuple(part for part in PARTS if part != "embed")
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
@@ -169,7 +169,7 @@ EXCLUSIVE = tuple(
     for name, setting in declared(Recipe).items()
     for constraint in setting.constraints("excludes")
 )
-"""Of each pair a recipe has one at most."""
+"""Pairs of settings that exclude each other."""
 
 
 def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
@@ -179,7 +179,7 @@ def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
         UsageError: If the name is unknown, the result is not a valid recipe, or an override would change nothing.
     """
     if name is not None and name not in RECIPES:
-        raise UsageError(f"unknown recipe `{name}`", hint=f"choose one of {', '.join(RECIPES)}")
+        raise UsageError(f"unknown recipe `{name}`", hint=f"use one of {', '.join(RECIPES)}")
     stated = {key: value for key, value in overrides.items() if value is not None}
     base = asdict(RECIPES[name]) if name is not None else {}
     for either in EXCLUSIVE:
@@ -206,6 +206,7 @@ def _refuse_idle(recipe: Recipe, stated: Mapping[str, object]) -> None:
     blocks = next((name for name in ("last_blocks", "freeze_blocks") if name in recipe.options()), None)
     if "train" in stated and "embed" in recipe.train and blocks is not None:
         raise UsageError(
-            f"`--train embed` has no effect with `{long_option(blocks)} {getattr(recipe, blocks)}`, which leave the embedding as it is",
-            hint="leave `embed` out of `--train`",
+            f"`--train embed` has no effect with `{long_option(blocks)} "
+            f"{getattr(recipe, blocks)}`, which freezes the embedding",
+            hint="leave out `embed` from `--train`",
         )

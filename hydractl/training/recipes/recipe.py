@@ -1,4 +1,4 @@
-"""What training does, as data: one frozen recipe. Importing it loads no torch."""
+"""What training does, as data: one frozen recipe. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LEARN, REGULARISE = "Optimisation", "Regularisation and augmentation"
 TRAINED_PARTS, STOP = "What trains", "Evaluation and stopping"
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
 OWN_PARTS = "own"
-"""Stands beside parts for: no more of them than members of a hydra have as their own."""
+"""Restricts the parts to the weights that members of a hydra do not share."""
 BLOCKLESS = frozenset({"readout", "head"})
-"""Parts that train whatever `last_blocks` or `freeze_blocks` says."""
+"""Parts that `last_blocks` and `freeze_blocks` never freeze."""
 TRAINS_BLOCKS = Constraint(
     "parts",
     tuple(part for part in PARTS if part not in BLOCKLESS),
@@ -89,9 +89,9 @@ class Recipe:
     weight_decay: float | None = setting(
         None, "Weight decay of matrices (default: 0.01; sgd: 0).", low=0.0, shows_range=False, panel=LEARN
     )
-    """Of every weight that is no vector: matrices, kernels and tables, also of tokens and positions where a library has such.
-    Not of biases, norms, and what is a parameter by itself: class tokens and position embeddings of timm, which does not decay
-    them either. transformers' own `Trainer` does.
+    """Decay of every weight that is not a vector: matrices, kernels and tables, also of tokens and positions
+    where a library has such. Biases, norms and bare parameters do not decay, such as class tokens and
+    position embeddings of timm, which excludes them too. The `Trainer` of transformers decays them.
     """
     momentum: float = setting(
         0.9,
@@ -121,7 +121,7 @@ class Recipe:
         metavar="F",
         panel=LEARN,
     )
-    """transformers' `min_lr_rate`; a rate itself, timm's `min_lr`, is this times the peak."""
+    """Same as `min_lr_rate` of transformers. timm's `min_lr` is this fraction times the peak."""
     warmup: int | float = setting(
         0.05,
         "Warm-up in steps, or as a fraction of all steps (default: 0.05).",
@@ -159,14 +159,14 @@ class Recipe:
     )
     """Stochastic weight averaging (Izmailov et al. 2018, algorithm 1, constant rate).
 
-    Weights count alike: those at the end of epoch N (from 1), or of the first epoch that ends at F of all steps or later, of
-    every epoch after that, and of the last step. From then on the rate stays what the schedule had come to. Until then the
-    weights themselves are validated, and are never kept as the best.
+    The mean weighs equally the weights at the end of epoch N (from 1), or of the first epoch that ends at
+    fraction F of all steps or later, of every later epoch, and of the last step. From then on the learning
+    rate is constant. Until then the weights themselves are validated, and are never kept as the best.
     """
     label_smoothing: float = setting(
         0.0, "Label smoothing (default: 0).", low=0.0, below=1.0, shows_range=False, panel=REGULARISE
     )
-    """Of each target, that is spread over all classes."""
+    """Fraction of each target that is spread over all classes."""
     mixup: float | None = setting(
         None,
         "Mixup: blend pairs of images and labels with weights from Beta(A, A), for example 0.8.",
@@ -176,7 +176,7 @@ class Recipe:
         panel=REGULARISE,
         only_with=MIXES,
     )
-    """One weight a batch, sample i with sample B - 1 - i (Zhang et al. 2018, section 2; timm's `Mixup` in its mode `batch`)."""
+    """One weight per batch; sample i is mixed with sample B - 1 - i (Zhang et al. 2018, section 2; timm's `Mixup`)."""
     cutmix: float | None = setting(
         None,
         "CutMix: paste boxes with areas from Beta(A, A); with `--mixup`, each batch uses one of both.",
@@ -186,8 +186,9 @@ class Recipe:
         panel=REGULARISE,
         only_with=MIXES,
     )
-    """One box a batch, 1 less its share of the image drawn of Beta(A, A), labels by the area that is left after the image's
-    border has cut it (Yun et al. 2019, section 3; timm's `Mixup`). With `mixup` a batch has either with probability 1/2.
+    """One box per batch: 1 minus its fraction of the image is drawn from Beta(A, A). Labels are mixed by the
+    area of the box inside the image (Yun et al. 2019, section 3; timm's `Mixup`). With `mixup` each batch
+    uses one of both with probability 1/2.
     """
     dropout: float | None = setting(
         None,
@@ -198,7 +199,7 @@ class Recipe:
         panel=REGULARISE,
         only_with=TRAINS_ENCODER,
     )
-    """On the embedded tokens, the attention's output and inside the MLP (Dosovitskiy et al. 2021)."""
+    """Applied to embedded tokens, the attention's output and inside the MLP (Dosovitskiy et al. 2021)."""
     drop_path: float | None = setting(
         None,
         "Stochastic depth rate of the last block; falls linearly to 0 at the first.",
@@ -209,7 +210,7 @@ class Recipe:
         only_with=TRAINS_ENCODER,
     )
     """Stochastic depth (Huang et al. 2016, section 3): block l of L with probability F l / (L - 1), l from 0, as timm's and
-    transformers' `drop_path_rate`. None: as the architecture says.
+    transformers' `drop_path_rate`. None keeps the architecture's rate.
     """
     augment: tuple[str, ...] = setting(
         (),
@@ -220,18 +221,18 @@ class Recipe:
     )
     """Names from `hydractl.data.preprocess.AUGMENTATIONS`."""
     max_length: int | None = None
-    """Tokens of a text at most, of models that read more; None for as many as they read."""
+    """Maximum number of tokens of a text; None for the model's maximum."""
     precision: str = setting(
         "fp32", "Precision under autocast (default: fp32).", choices=("fp32", "bf16"), panel=LEARN
     )
-    """Of the forward pass; weights and optimiser stay in fp32."""
+    """Precision of the forward pass; weights and optimizer state stay in fp32."""
     steps: int | None = setting(
         None, "Optimiser steps, instead of epochs.", low=1, shows_range=False, panel=LEARN, excludes="epochs"
     )
     epochs: int | None = setting(
         None, f"Passes over the data (default: {DEFAULT_EPOCHS}).", low=1, shows_range=False
     )
-    """None where steps are counted."""
+    """None if `steps` is given."""
     batch_size: int = setting(
         64, "Samples per optimiser step, over all processes (default: 64).", low=1, shows_range=False
     )
@@ -279,7 +280,7 @@ class Recipe:
             panel=TRAINED_PARTS,
         ),
     )
-    """None for a classifier that fits the data, drawn anew where the model's own does not."""
+    """None replaces the classifier only if it does not fit the data."""
     eval_every: int | None = setting(
         None,
         "Steps between validations (default: one epoch).",
@@ -304,7 +305,7 @@ class Recipe:
         panel=STOP,
         only_with="early_stop",
     )
-    """By how much accuracy must grow, or the negative log-likelihood fall."""
+    """Minimum increase of accuracy or decrease of NLL."""
     keep_best: bool = flag(
         Setting(
             "Keep the weights that validate best, or the last (default).",
@@ -323,13 +324,13 @@ class Recipe:
             set_field(self, name, getattr(self, name) or None)  # 0 takes back what a recipe says
         check(self, may_idle=True)
         if len(set(self.lr)) != len(self.lr):
-            raise UsageError("`--lr` has a learning rate twice")
+            raise UsageError("`--lr` repeats a learning rate")
         if not self.train:
             choices = f"choose from {', '.join(PARTS)}"
-            raise UsageError("nothing would train: `--train` names no part", hint=choices)
+            raise UsageError("nothing would train: `--train` has no part", hint=choices)
         if self.reset_head and "head" not in self.parts:
             raise UsageError(
-                "`--reset-head` makes the classifier zero, and a zero that does not train lets nothing else learn",
+                "`--reset-head` sets the classifier to zero, and without training it nothing else can learn",
                 hint="add `head` to `--train`, or add `--keep-head`",
             )
         # defaults that hang on another field are filled in here, so that a recipe says what will be done
@@ -360,8 +361,8 @@ class Recipe:
         total = self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
         if self.warmup_steps(total) >= total > 0 and self.warmup:
             raise UsageError(
-                f"the warm-up of {counted(self.warmup_steps(total), 'step')} leaves nothing of {counted(total, 'step')}",
-                hint="add `--warmup 0.05` for a twentieth of all steps",
+                f"the warm-up of {counted(self.warmup_steps(total), 'step')} takes all of the {counted(total, 'step')}",
+                hint="use for example `--warmup 0.05` for 5 % of all steps",
             )
         if self.swa is None:
             return total
@@ -369,12 +370,12 @@ class Recipe:
         if start < self.warmup_steps(total):
             raise UsageError(
                 f"`--swa {self.swa}` begins at step {start}, within the warm-up of {counted(self.warmup_steps(total), 'step')}",
-                hint="begin later, or shorten `--warmup`",
+                hint="use a later start, or a shorter `--warmup`",
             )
         if start >= total:
             raise UsageError(
                 f"`--swa {self.swa}` averages fewer than two sets of weights: {counted(total, 'step')} {'is' if total == 1 else 'are'} {total / steps_per_epoch:.3g} epochs",
-                hint=f"begin earlier, or train for longer with `{'--epochs' if self.steps is None else '--steps'}`",
+                hint=f"start earlier, or train longer with `{'--epochs' if self.steps is None else '--steps'}`",
             )
         return total
 

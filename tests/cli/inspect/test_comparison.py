@@ -42,9 +42,9 @@ def test_the_question_of_the_paper_takes_one_command(call, work):
 
     seen = call("inspect", "taylor.json", "circuit.json")
 
-    assert "taylor.json scores by taylor --keep 3 --per-layer, as scored 2 of 8" in flat(seen.out)
-    assert "circuit.json scores by circuit --remove 4, as scored 4 of 8" in flat(seen.out)
-    assert "circuit.json ranks 4 heads; the other 4 tie" in seen.out
+    assert "taylor.json scores by taylor --keep 3 --per-layer, as in the scores 2 of 8" in flat(seen.out)
+    assert "circuit.json scores by circuit --remove 4, as in the scores 4 of 8" in flat(seen.out)
+    assert "circuit.json ranks only 4 heads; the other 4 are tied" in seen.out
     common = len(
         {(r["layer"], r["head"]) for r in raw["removals"]} & {(0, 0), (1, 3)}
     )  # the least of each layer
@@ -108,18 +108,18 @@ def test_signs_that_any_terminal_has(call, work, monkeypatch):
     out = call("inspect", "scores.json", "m-0.mask.json").out
 
     assert out.isascii()
-    assert "scores: x goes; :+*# stay, from the lowest quarter" in out
+    assert "scores: x removed; :+*# kept, from the lowest quarter" in out
 
 
 BAD = {
-    "a report": (("m-0.st", "report.json"), 3, "report.json: is a report, which chooses no heads"),
+    "a report": (("m-0.st", "report.json"), 3, "report.json: is a report, which selects no heads"),
     "another shape": (
-        ("m-0.st", "other.json"), 3, "other.json: is of vision 1x2 heads, but m-0.st is of vision 2x4",
+        ("m-0.st", "other.json"), 3, "other.json: is for vision 1x2 heads, but m-0.st is for vision 2x4",
     ),
     "a figure that is there": (("m-0.st", "--plot", "there.png"), 6, "there.png: already exists"),
     "too large a budget": (("m-0.st", "scores.json", "--remove", "9"), 2, "cannot remove 9 heads"),
-    "no scores": (("m-0.st", "m-1.st", "--remove", "1"), 2, "none of the files are scores"),
-    "another ending": (("m-0.st", "none.st", "--plot", "x.jpg"), 2, "a figure is a file that ends in .png or .svg"),
+    "no scores": (("m-0.st", "m-1.st", "--remove", "1"), 2, "a budget turns scores into masks, but no file has scores"),
+    "another ending": (("m-0.st", "none.st", "--plot", "x.jpg"), 2, "a figure must have the suffix .png or .svg"),
     "missing": (("m-0.st", "none.st"), 3, "none.st: no such file"),
 }  # fmt: skip
 

@@ -44,9 +44,11 @@ def test_the_state_of_an_unfinished_run(call, work):
 
     assert (seen.code, seen.err) == (0, "")
     shown = flat(seen.out)
-    assert "out.st.state: state of an unfinished run, after 7 steps of learning rate 2 of the grid" in shown
+    assert "out.st.state: state of an unfinished run, after 7 steps with learning rate 2 of the grid" in shown
     assert "accuracy 0.5000, NLL 1.2500, at step 4" in shown
-    assert "the command that began it goes on here" in shown
+    assert (
+        "hint: the same command resumes this run; `--force` discards it to start with other options" in shown
+    )
     assert json.loads(call("inspect", "out.st.state", "--json").out)["document"]["position"]["step"] == 7
     assert "is a training-state" in call("inspect", "out.st.state", "base.st").err
 
@@ -79,7 +81,7 @@ def test_a_mask_written_by_hand(call, work):
     hand = {key: raw[key] for key in ("schema", "towers")}
     (work / "hand.json").write_text(json.dumps(hand))
 
-    assert "origin not stated: written by hand?" in flat(call("inspect", "hand.json").out)
+    assert "origin not recorded (may be written by hand)" in flat(call("inspect", "hand.json").out)
 
 
 def test_a_hydra(call, work):
@@ -88,7 +90,7 @@ def test_a_hydra(call, work):
     shown = flat(seen.out)
     assert seen.out.startswith("hydra.st: hydra of 3 members\n")
     assert "heads 4 + 4 + 4 of 8 kept" in shown
-    assert "trunk 0 of 2 blocks run once" in shown
+    assert "trunk 0 of 2 blocks computed once" in shown
     assert "verified=true" in shown
     assert "attention grouped 6" in shown
     assert "mlp shared 8" in shown
@@ -118,7 +120,7 @@ def test_heads_that_a_circuit_run_kept_have_no_rank(call, work):
 
     seen = call("inspect", "short.json")
 
-    assert "Ranks of the heads of tower vision: 8 went first, - was kept\n" in seen.out
+    assert "Ranks of the heads of tower vision: 8 was removed first, - was kept\n" in seen.out
     assert "layer h0 h1 h2 h3\n    0  -  8  -  6\n    1  7  -  -  -\n" in seen.out
 
 
@@ -241,9 +243,9 @@ def test_a_foreign_file_says_what_to_type(call, work):
     seen = call("inspect", "bare.safetensors")
 
     assert seen.out.startswith("bare.safetensors: foreign\n")
-    assert "architecture not stated" in flat(seen.out)
+    assert "architecture not recorded" in flat(seen.out)
     assert (
-        "hint: it does not say which architecture it is; say so: `hydractl score bare.safetensors --arch NAME"
+        "hint: it does not name its architecture; give it: `hydractl score bare.safetensors --arch NAME"
         in seen.out
     )
 
@@ -259,7 +261,7 @@ def test_many_labels_are_shortened():
     ("tokenizer", "text"),
     [
         (None, "text, no tokenizer yet"),
-        ("{}", "text, its own tokenizer of 5 tokens (the model knows 90)"),
+        ("{}", "text, its own tokenizer with 5 tokens (the model knows 90)"),
     ],
 )
 def test_what_a_text_model_takes(tokenizer, text):
@@ -268,4 +270,4 @@ def test_what_a_text_model_takes(tokenizer, text):
     how = Tokenization(tokenizer=tokenizer, max_length=16, pad_id=0, vocab_size=90)
     found = _preprocess(how, 5 if tokenizer else None)
 
-    assert found == f"{text}, at most 16 tokens a text; input_ids, attention_mask"
+    assert found == f"{text}, at most 16 tokens per text; input_ids, attention_mask"

@@ -70,7 +70,7 @@ def test_a_file_that_is_no_image_is_said(folder, heard):
     images = open_data(str(folder), progress=heard)
 
     assert len(images) == 5
-    assert heard.warnings == [f"{folder}: skipped 2 file(s) that are no images, first `notes.txt`"]
+    assert heard.warnings == [f"{folder}: skipped 2 file(s) that are not images, first `notes.txt`"]
 
 
 def test_fingerprint_knows_no_place(folder, tmp_path):
@@ -126,16 +126,16 @@ def test_a_file_that_is_no_table(folder):
 
 
 def test_missing_split(folder):
-    with pytest.raises(DataError, match="has no split `ants`; it holds `ant`, `bee`") as caught:
+    with pytest.raises(DataError, match="has no split `ants`; it has `ant`, `bee`") as caught:
         open_data(f"{folder}::split=ants")
     assert caught.value.hint == "did you mean `ant`?"
 
-    with pytest.raises(DataError, match="it holds no sub-folder at all"):
+    with pytest.raises(DataError, match="it has no sub-folders"):
         open_data(f"{folder}/ant::split=train")
 
 
 def test_empty_folder(tmp_path):
-    with pytest.raises(DataError, match="holds no image") as caught:
+    with pytest.raises(DataError, match="has no image") as caught:
         open_data(str(tmp_path))
     assert ".webp" in caught.value.hint
 
@@ -143,19 +143,19 @@ def test_empty_folder(tmp_path):
 def test_empty_class(folder):
     (folder / "cow").mkdir()
 
-    with pytest.raises(DataError, match="class folder `cow` holds no image") as caught:
+    with pytest.raises(DataError, match="class folder `cow` has no image") as caught:
         open_data(str(folder))
-    assert caught.value.hint == f"add images to it, or keep it outside `{folder}`"
+    assert caught.value.hint == f"add images to it, or move it out of `{folder}`"
 
 
 def test_forgotten_split(folder, tmp_path):
-    with pytest.raises(DataError, match="`insects` cannot be told from splits") as caught:
+    with pytest.raises(DataError, match="`insects` may be splits or classes") as caught:
         open_data(str(folder.parent))
     assert "add `::split=insects`" in caught.value.hint
 
     for split in ("train", "Val"):
         shutil.copytree(folder, tmp_path / "both" / split)
-    with pytest.raises(DataError, match="`Val`, `train` cannot be told from splits"):
+    with pytest.raises(DataError, match="`Val`, `train` may be splits or classes"):
         open_data(str(tmp_path / "both"))
 
 
@@ -181,7 +181,7 @@ def test_images_below_a_class_are_those_of_torchvision(nested, heard):
     theirs = ImageFolder(str(nested))
     assert [(images.key(i), images.labels[i]) for i in range(len(images))] == theirs.samples
     assert list(images.class_names) == theirs.classes
-    assert heard.warnings == [f"{nested}: skipped 1 file(s) that are no images, first `bee/a/notes.md`"]
+    assert heard.warnings == [f"{nested}: skipped 1 file(s) that are not images, first `bee/a/notes.md`"]
 
 
 def test_a_folder_holds_the_same_images_with_and_without_labels(nested):
@@ -209,7 +209,7 @@ def test_a_digest_is_of_the_content_alone(folder, tmp_path):
 def test_images_beside_classes(folder, picture):
     picture(0).save(folder / "loose.png")
 
-    with pytest.raises(DataError, match=r"holds both images \(`loose.png`\) and sub-folders \(`ant`\)"):
+    with pytest.raises(DataError, match=r"contains both images \(`loose.png`\) and sub-folders \(`ant`\)"):
         open_data(str(folder))
 
 
@@ -219,7 +219,7 @@ def test_unknown_class(folder):
 
 
 def test_classes_need_labels(folder):
-    with pytest.raises(DataError, match="ant: has no labels, so `classes=` cannot choose among them"):
+    with pytest.raises(DataError, match="ant: has no labels, so `classes=` has nothing to select"):
         open_data(f"{folder}/ant::classes=ant")
 
 

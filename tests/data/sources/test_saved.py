@@ -139,7 +139,7 @@ def test_an_image_that_no_metadata_name_is_said(listed, heard):
 
     assert len(open_data(str(root / "one"), progress=heard)) == 2
     assert heard.warnings == [
-        f"{root}/one: left out 1 image(s) that no metadata name, first `{root}/one/a/test9.png`"
+        f"{root}/one: skipped 1 image(s) that the metadata does not list, first `{root}/one/a/test9.png`"
     ]
 
 
@@ -159,12 +159,15 @@ def test_bad_metadata(listed, content, message):
     with pytest.raises(DataError, match=message) as caught:
         open_data(f"{root}/one::classes=x").fingerprint()
     if "must be" in message:
-        assert "its column `file_name` holds paths" in caught.value.hint
+        assert (
+            "its column `file_name` must have paths relative to its folder, separated by commas in "
+            "a .csv file; rename the file if it is not image metadata"
+        ) in caught.value.hint
 
 
 def test_a_folder_of_files_has_no_columns(folder):
     for key in ("label", "image"):
-        with pytest.raises(UsageError, match=f"the folder is no table, so `{key}=` names no column"):
+        with pytest.raises(UsageError, match=f"the folder is not a table, so `{key}=` has no effect"):
             open_data(f"{folder}::{key}=x")
 
 
@@ -189,4 +192,4 @@ def test_metadata_of_one_class_alone_make_no_split_of_it(folder, heard):
     (folder / "ant" / "metadata.csv").write_text("file_name,label\n0.png,x\n")
 
     assert open_data(str(folder), progress=heard).class_names == ("ant", "bee")
-    assert heard.warnings == [f"{folder}: skipped 1 file(s) that are no images, first `ant/metadata.csv`"]
+    assert heard.warnings == [f"{folder}: skipped 1 file(s) that are not images, first `ant/metadata.csv`"]

@@ -103,7 +103,7 @@ def test_withheld_labels_are_said(here, heard):
 
     assert images.labels is None
     assert heard.warnings == [
-        f"{here}/t.jsonl: column `label`: every label is -1, so the items count as unlabelled"
+        f"{here}/t.jsonl: column `label`: every label is -1, so the items are unlabelled"
     ]
 
 
@@ -117,14 +117,14 @@ def test_a_byte_order_mark_and_blank_lines(here):
 @pytest.mark.parametrize(
     ("name", "content", "options", "message"),
     [
-        ("t.csv", "", "", "holds no row"),
-        ("t.csv", "image,label\n", "", "holds no row"),
-        ("t.jsonl", "\n", "", "holds no row"),
+        ("t.csv", "", "", "has no rows"),
+        ("t.csv", "image,label\n", "", "has no rows"),
+        ("t.jsonl", "\n", "", "has no rows"),
         ("t.csv", "image,label\nimg/0.png\n", "", "line 2 has 1 cells under 2 columns"),
-        ("t.csv", "image,image\na,b\n", "", "two columns share a name: image, image"),
+        ("t.csv", "image,image\na,b\n", "", "two columns have the same name: image, image"),
         ("t.csv", 'image\n"a\n\n', "", "line 2 cannot be read as CSV: unexpected end of data"),
         ("t.csv", b"image\n\xff\n", "", "line 2 is not UTF-8 text: invalid start byte at byte 6"),
-        ("t.csv", "picture\nx\n", "", "none of its columns (`picture`) is called `image`, `img`"),
+        ("t.csv", "picture\nx\n", "", "none of its columns (`picture`) has one of the names `image`, `img`"),
         (
             "t.csv",
             "image\nimg/0.png\n",
@@ -137,24 +137,34 @@ def test_a_byte_order_mark_and_blank_lines(here):
             "::label=y",
             "has no column `y` for `label=`; its columns are `image`",
         ),
-        ("t.csv", "image\nimg/9.png\n", "", "column `image`: row 0 names `img/9.png`, which is not there"),
-        ("t.csv", f"image\n{'x' * 5000}\n", "", "x`, which is not there"),
+        (
+            "t.csv",
+            "image\nimg/9.png\n",
+            "",
+            ("column `image`: row 0 has the path `img/9.png`, which does not exist"),
+        ),
+        ("t.csv", f"image\n{'x' * 5000}\n", "", "x`, which does not exist"),
         (
             "t.jsonl",
             '{"image": "\\ud800"}\n',
             "",
-            "line 1 is not JSON: half of a surrogate pair, which is no character",
+            "line 1 is not JSON: an unpaired surrogate, which is not a character",
         ),
-        ("t.csv", "image,label\nimg/0.png,\n", "", "column `label`: row 0 has no usable label: ''"),
+        ("t.csv", "image,label\nimg/0.png,\n", "", "column `label`: row 0 has an invalid label: ''"),
         ("t.jsonl", "{}\n[", "", "line 2 is not JSON: Expecting value at column 2"),
         (
             "t.jsonl",
             '{"image": "a",}',
             "",
-            "line 1 is not JSON: a comma stands before the closing `}` at column 15",
+            "line 1 is not JSON: there is a comma before the closing `}` at column 15",
         ),
-        ("t.jsonl", '{"image": "a"},\n', "", "line 1 is not JSON: a comma stands after the end at column 15"),
-        ("t.jsonl", "[]", "", "holds no row"),
+        (
+            "t.jsonl",
+            '{"image": "a"},\n',
+            "",
+            ("line 1 is not JSON: there is a comma after the end at column 15"),
+        ),
+        ("t.jsonl", "[]", "", "has no rows"),
         ("t.json", "[1]", "", "row 0 of the array is not a JSON object"),
         (
             "t.json",
@@ -164,18 +174,18 @@ def test_a_byte_order_mark_and_blank_lines(here):
         ),
         ("t.json", '[{"image": "a"},\n {"image": }]', "", "line 2 is not JSON: Expecting value at column 12"),
         ("t.tsv", "image\tlabel\nimg/0.png,a\n", "", "line 2 has 1 cells under 2 columns"),
-        ("t.tsv", 'image\tlabel\na\t0\n"b\t1\nc"\t2\n', "", "line 3: a cell in quotes holds tabs and line"),
+        ("t.tsv", 'image\tlabel\na\t0\n"b\t1\nc"\t2\n', "", "line 3: a quoted cell contains tabs and line"),
         ("t.csv", 'image,label\n"a\nb",c\n"d"e,f\n', "", "line 4 cannot be read as CSV: ',' expected after"),
-        ("t.csv", "image\nimg/0.png\n".encode("utf-16-le"), "", "line 1 holds a NUL, which no text does"),
+        ("t.csv", "image\nimg/0.png\n".encode("utf-16-le"), "", "line 1 contains a NUL character"),
         ("t.csv", b"image\nimg/0.png\n\xff\n", "", "line 3 is not UTF-8 text: invalid start byte at byte 16"),
         ("t.csv", "image\n".encode("utf-16") + b"x", "", "line 2 is not UTF-16 text: truncated data"),
-        ("t.csv", "image,label\nimg/0.png,1.5\n", "", "column `label`: row 0 has no usable label: '1.5'"),
+        ("t.csv", "image,label\nimg/0.png,1.5\n", "", "column `label`: row 0 has an invalid label: '1.5'"),
         ("t.jsonl", b"\xff", "", "is not UTF-8 text: invalid start byte at byte 0"),
         ("t.jsonl", '{"image": "a"}\n{"img": "a"}', "", "line 2 and the first row differ in the key `image`"),
-        ("t.jsonl", '{"image": 3}', "", "row 0 names no image file: 3"),
+        ("t.jsonl", '{"image": 3}', "", "row 0 has no image path: 3"),
         ("t.jsonl", '{"image": "img/0.png", "label": -2}', "", "row 0 has label -2, out of range 0.."),
-        ("t.jsonl", '{"image": "img/0.png", "label": 1.5}', "", "row 0 has no usable label: 1.5"),
-        ("t.jsonl", '{"image": "img/0.png", "label": null}', "", "row 0 has no usable label: None"),
+        ("t.jsonl", '{"image": "img/0.png", "label": 1.5}', "", "row 0 has an invalid label: 1.5"),
+        ("t.jsonl", '{"image": "img/0.png", "label": null}', "", "row 0 has an invalid label: None"),
         ("t.parquet", "junk", "", "cannot be read as Parquet"),
     ],
 )
@@ -196,11 +206,11 @@ def test_bad_parquet_contents(here, picture):
         {"image": [], "label": []},
         datasets.Features(image=datasets.Image(), label=datasets.Value("string")),
     )
-    with pytest.raises(DataError, match="holds no row"):
+    with pytest.raises(DataError, match="has no rows"):
         open_data(str(path))
 
     parquet(path, {"image": [1, 2]})
-    with pytest.raises(DataError, match="column `image`: holds no images"):
+    with pytest.raises(DataError, match="column `image`: has no images"):
         open_data(str(path))
 
     parquet(path, {"image": [picture(0), None]}, datasets.Features(image=datasets.Image()))
@@ -224,12 +234,12 @@ def test_a_column_that_datasets_cannot_hold_is_in_the_way_only_where_it_is_asked
     found = open_data(str(path), content=Content.TEXTS)
     assert (found.texts, found.class_names, found.labels) == (("good", "bad"), ("x", "y"), (0, 1))
     for option in ("text", "label"):
-        with pytest.raises(DataError, match="column `extra`: is of the type `map<"):
+        with pytest.raises(DataError, match="column `extra`: has the unsupported type `map<"):
             open_data(f"{path}::{option}=extra", content=Content.TEXTS)
     with pytest.raises(DataError, match="its columns are `text`, `label`, `extra`"):
         open_data(f"{path}::label=other", content=Content.TEXTS)
     pq.write_table(pa.table({"extra": MAP}), path)
-    with pytest.raises(DataError, match=r"holds no column of a type that can be read, but `extra` \(map<"):
+    with pytest.raises(DataError, match=r"has no column of a supported type, only `extra` \(map<"):
         open_data(str(path), content=Content.TEXTS)
 
 
@@ -250,7 +260,9 @@ def test_notes_of_datasets_in_a_file_that_are_none(tmp_path, note):
 def test_label_outside_the_declared_classes(heard):
     with pytest.raises(DataError, match=r"t: row 1 has label 2, out of range 0\.\.1"):
         read_labels([0, 2], names=("a", "b"), where="t", progress=heard)
-    with pytest.raises(DataError, match="t: row 0 has 'a' where an index into 2 class names belongs"):
+    with pytest.raises(
+        DataError, match=("t: row 0 has the label 'a', but must have an index into 2 class names")
+    ):
         read_labels(["a"], names=("a", "b"), where="t", progress=heard)
 
 
@@ -294,10 +306,10 @@ def test_rows_whose_image_is_missing_are_left_out_where_that_is_wanted(here, hea
     assert found.labels == (1, 0)
     assert len(heard.warnings) == 1
     assert heard.warnings[0].startswith(
-        f"t.{suffix}: left out 2 of 4 images, which cannot be read; the first: "
+        f"t.{suffix}: skipped 2 of 4 images, which are unreadable; the first is "
     )
-    assert heard.warnings[0].endswith("row 1 names `img/none.png`, which is not there")
-    with pytest.raises(DataError, match=r"row 1 names `img/none\.png`, which is not there"):
+    assert heard.warnings[0].endswith("row 1 has the path `img/none.png`, which does not exist")
+    with pytest.raises(DataError, match=r"row 1 has the path `img/none\.png`, which does not exist"):
         open_items(path, GREY, workers=workers)
 
 
@@ -312,7 +324,7 @@ def test_missing_file_and_folder_of_that_name(here):
 
 
 def test_a_text_column_is_no_image():
-    with pytest.raises(UsageError, match="`text=body` names a column of texts"):
+    with pytest.raises(UsageError, match="`text=body` selects a column of texts"):
         open_data("a.csv::text=body")
 
 
@@ -410,7 +422,7 @@ def test_an_encoding_that_nothing_tells_is_named_in_the_hint(tmp_path, encoding)
 def test_nul_bytes_in_text_that_is_no_utf_16_get_no_hint_at_it(tmp_path):
     (tmp_path / "t.csv").write_text("text,label\nthe cat\0,x\n")
 
-    with pytest.raises(DataError, match="line 2 holds a NUL") as caught:
+    with pytest.raises(DataError, match="line 2 contains a NUL") as caught:
         _texts(tmp_path / "t.csv")
     assert caught.value.hint is None
 
@@ -457,7 +469,9 @@ def test_a_cell_may_be_longer_than_the_library_lets_it(tmp_path):
 def test_without_labels_the_columns_are_named(tmp_path):
     items = open_data(str(write(tmp_path / "t.csv", [{"text": "a", "mood": "x"}])), content=Content.TEXTS)
 
-    with pytest.raises(DataError, match=r"needs; its columns are `text`, `mood`: name one with `::label="):
+    with pytest.raises(
+        DataError, match=r"needs them; its columns are `text`, `mood`: select one with `::label="
+    ):
         required_labels(items, "--data")
 
 

@@ -110,15 +110,15 @@ def test_workers_read_shards_themselves(shards):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"1.png": b"x", "1.cls": "1", "2.png": b"x"}, r"`/2` has no `label`, and others have"),
-        ({"1.png": b"x", "1.cls": "1", "2.cls": "2"}, "has no image, unlike those before it"),
-        ({"1.cls": "1", "2.cls": "2", "2.png": b"x"}, "has an image, unlike those before it"),
+        ({"1.png": b"x", "1.cls": "1", "2.png": b"x"}, r"`/2` has no `label`, but others have one"),
+        ({"1.png": b"x", "1.cls": "1", "2.cls": "2"}, "has no image, unlike earlier samples"),
+        ({"1.cls": "1", "2.cls": "2", "2.png": b"x"}, "has an image, unlike earlier samples"),
         ({"1.png": b"x", "1.jpg": b"x"}, "has two files for `image`"),
         ({"1.png": b"x", "1.cls": b"\xff"}, "is not UTF-8 text"),
         ({"1.png": b"x", "1.json": "[1]"}, "is not a JSON object"),
         ({"1.png": b"x", "1.json": "{"}, "is not JSON"),
         ({"1.png": b"x", "1.cls": "9" * (1 << 24) + "9"}, "is larger than"),
-        ({"readme": b"x"}, "holds no row"),
+        ({"readme": b"x"}, "has no rows"),
     ],
 )
 def test_bad_samples(tmp_path, members, message):
@@ -158,10 +158,10 @@ def large(number):
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        (header("9.png", 4096), r"`9\.png` has 4096 bytes by its header"),
-        (header("readme", 10**9), r"`readme` has 1000000000 bytes by its header"),
-        (header("9.png", large(2**60)), r"`9\.png` has 1152921504606846976 bytes by its header"),
-        (header("readme", b"\xff" * 10 + b"\xfa\0"), r"`readme` has -1536 bytes by its header"),
+        (header("9.png", 4096), r"`9\.png` has 4096 bytes in its header"),
+        (header("readme", 10**9), r"`readme` has 1000000000 bytes in its header"),
+        (header("9.png", large(2**60)), r"`9\.png` has 1152921504606846976 bytes in its header"),
+        (header("readme", b"\xff" * 10 + b"\xfa\0"), r"`readme` has -1536 bytes in its header"),
         (header("././@LongLink", large(2**60), tarfile.GNUTYPE_LONGNAME), "cannot be read as a tar file"),
         (header("././@LongLink", large(2**80), tarfile.GNUTYPE_LONGNAME), "cannot be read as a tar file"),
         (header("pax", large(2**60), tarfile.XHDTYPE), "cannot be read as a tar file"),

@@ -115,8 +115,8 @@ def test_spread_is_even(total, count):
         ("digits::split=tset", DataError, "`digits` has no split `tset`"),
         ("digits::classes=12", DataError, "have no class `12`; their 10 classes are `0`, `1`"),
         ("digits::classes=5-12", DataError, "have no class `12`"),
-        ("digits::classes=7-3", UsageError, "the range runs backwards"),
-        ("photos::size=428", UsageError, "640 x 427 pixels: no patch of size=428 fits"),
+        ("digits::classes=7-3", UsageError, "the range is reversed"),
+        ("photos::size=428", UsageError, "640 x 427 pixels, too small for patches of size=428"),
     ],
 )
 def test_what_is_not_there(text, error, message):

@@ -153,7 +153,9 @@ def test_a_python_without_its_manual(monkeypatch):
     prose._manual.cache_clear()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
 
-    with pytest.raises(DataError, match="came without its language reference") as caught:
+    with pytest.raises(
+        DataError, match=r"`manual`: this Python has no language reference \(`pydoc_data\.topics`\)"
+    ) as caught:
         texts("manual")
     assert "`letters`" in caught.value.hint
 
@@ -165,10 +167,10 @@ def test_a_python_without_its_manual(monkeypatch):
         ("reviews::split=dev", DataError, "`reviews` of films has no split `dev`", "train, val, test"),
         ("reviews::domain=hotels,split=test", DataError, "of hotels has no split `test`", "other domains have none"),
         ("reviews::classes=neutral", DataError, "no class `neutral`", ""),
-        ("reviews::seed=1", UsageError, "has no use for the key `seed`", ""),
-        ("manual::split=test", UsageError, "`manual` reads limit", ""),
-        ("letters::domain=films", UsageError, "`letters` reads limit, seed", ""),
-        ("reviews::image=x", UsageError, "has no use for the key `image`", ""),
+        ("reviews::seed=1", UsageError, "does not take the key `seed`", ""),
+        ("manual::split=test", UsageError, "`manual` takes limit", ""),
+        ("letters::domain=films", UsageError, "`letters` takes limit, seed", ""),
+        ("reviews::image=x", UsageError, "does not take the key `image`", ""),
         ("review", DataError, "no such folder or file", "did you mean `reviews`?"),
         ("nowhere", DataError, "no such folder or file", "`reviews`, `intents`, `manual`, `letters`"),
     ],
@@ -181,5 +183,5 @@ def test_what_is_refused(ref, error, message, hint):
 
 @pytest.mark.parametrize("source", ["reviews", "manual", "letters"])
 def test_texts_are_no_images(source):
-    with pytest.raises(DataError, match=f"`{source}` are texts, and the model reads images"):
+    with pytest.raises(DataError, match=f"`{source}` are texts, but the model reads images"):
         open_data(source)

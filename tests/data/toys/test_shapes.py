@@ -136,7 +136,7 @@ def test_errors_say_what_there_is(reference, message):
 
 @pytest.mark.parametrize("key", ["size=8", "seed=1", "label=x", "config=c"])
 def test_keys_of_other_sources_are_refused(key):
-    with pytest.raises(UsageError, match="has no use for the key"):
+    with pytest.raises(UsageError, match="does not take the key"):
         DataRef.parse(f"shapes::{key}")
 
 

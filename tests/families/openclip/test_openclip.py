@@ -273,7 +273,7 @@ def test_a_name_with_options_opens_with_random_weights(variant):
         ("coca_ViT-B-32", {}, "a CoCa model, which writes captions"),
         ("convnext_base", {}, "its image tower is timm's `convnext_base`: class ConvNeXt: not a plain vision tra"),
         ("EVA02-B-16", {}, "its image tower is timm's `eva02_base_patch16_clip_224`: sub-LN attention: a norm over"),
-        ("ViT-B-16-SigLIP", {"vision.image_size": 96}, "it takes images of (224, 224), not of (96, 96)"),
+        ("ViT-B-16-SigLIP", {"vision.image_size": 96}, "it accepts images of (224, 224), not of (96, 96)"),
         ("ViT-B-16-SigLIP", {"vision.timm_model_name": "no_such"}, "open_clip cannot build `openclip:ViT-B-16-SigLIP`"),
         ("RN50", {}, "its image tower is a ResNet"),
         ("xlm-roberta-base-ViT-B-32", {}, "its text tower is transformers' `xlm-roberta-base`"),
@@ -284,13 +284,13 @@ def test_a_name_with_options_opens_with_random_weights(variant):
         ("ViT-B-32", {"vision.attentional_pool": "parallel"}, "attentional pooling of kind `parallel`"),
         ("ViT-B-32", {"vision.pool_type": "none"}, "its image tower does not pool"),
         ("ViT-B-32", {"text.pool_type": "none"}, "its text tower does not pool"),
-        ("ViT-B-32", {"vision.scale_heads": True}, "scale_heads of the vision tower: a factor of each head"),
+        ("ViT-B-32", {"vision.scale_heads": True}, "scale_heads of the vision tower: each head has a scale parameter"),
         ("ViT-B-32", {"text.scaled_cosine_attn": True}, "scaled_cosine_attn of the text tower: cosine"),
         ("ViT-B-32", {"text.scale_attn_inner": True}, "scale_attn_inner of the text tower: a norm over all"),
         ("ViT-B-32", {"vision.width": 200}, "open_clip cannot build `openclip:ViT-B-32`: embed_dim must be"),
         ("ViT-B-32", {"vision.layers": 0}, "open_clip cannot build `openclip:ViT-B-32`"),
         ("ViT-B-32", {"depth": 3}, "`openclip:ViT-B-32` has no option `depth`"),
-        ("ViT-B-32", {"text.context_length": 0}, "its texts are not supported: max_length"),
+        ("ViT-B-32", {"text.context_length": 0}, "its text preprocessing is not supported: max_length"),
         ("ViT-B-32", {"text.tokenizer_kwargs": 3}, "its tokenizer_kwargs are not an object"),
         ("ViT-B-32", {"text.tokenizer_kwargs": {"clean": "no"}}, "texts cleaned by `no` are not supported"),
     ],
@@ -314,8 +314,8 @@ def test_an_unknown_name_has_a_suggestion():
         ({"model_cfg": []}, CheckpointError, "model_cfg and preprocess_cfg of open_clip_config.json must be objects"),
         ({"model_cfg": {"embed_dim": 3}}, CheckpointError, "model_cfg.vision_cfg of open_clip_config.json is not"),
         ({"preprocess_cfg": {"resize_mode": "longest"}}, UnsupportedModelError, "resize_mode `longest`"),
-        ({"preprocess_cfg": {"mean": [0.5]}}, UnsupportedModelError, "mean and std must be 3 numbers each"),
-        ({"preprocess_cfg": {"mean": 0.5}}, UnsupportedModelError, "has no usable mean and std"),
+        ({"preprocess_cfg": {"mean": [0.5]}}, UnsupportedModelError, "mean and std must have 3 numbers each"),
+        ({"preprocess_cfg": {"mean": 0.5}}, UnsupportedModelError, "has invalid mean or std"),
         ({"preprocess_cfg": {"interpolation": ["x"]}}, UnsupportedModelError, "interpolation"),
         ({"preprocess_cfg": 7}, CheckpointError, "must be objects"),
     ],
@@ -485,7 +485,7 @@ def test_without_open_clip_the_extra_is_named(tmp_path, monkeypatch):
     folder, path = save(base(PLAIN), tmp_path / "m"), base(PLAIN).save(tmp_path / "base.st")
     monkeypatch.setitem(sys.modules, "open_clip", None)
     for reference in (str(folder), "arch:openclip:ViT-B-32", str(path)):
-        with pytest.raises(UnsupportedModelError, match="OpenCLIP models are read with open_clip") as caught:
+        with pytest.raises(UnsupportedModelError, match="OpenCLIP models need open_clip") as caught:
             load_model(open_model(reference))
         assert caught.value.exit_code == 3
         assert caught.value.hint == "`pip install 'hydractl[openclip]'`"

@@ -61,19 +61,27 @@ def test_described_is_what_was_asked_for():
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("eva02_base_patch16_clip_224", {}, "sub-LN attention: a norm over all heads together"),
+        (
+            "eva02_base_patch16_clip_224",
+            {},
+            ("sub-LN attention: a norm over all heads, whose statistics change when a head is removed"),
+        ),
         (
             "vit_5b_patch16_sapiens2",
             {},
             "grouped-query attention: several query heads share one key and value",
         ),
-        ("vit_small_patch16_rope_224", {"patch_drop_rate": 0.5}, "it drops patches in training"),
+        (
+            "vit_small_patch16_rope_224",
+            {"patch_drop_rate": 0.5},
+            ("it drops patches and their rotary angles in training, separately for each sample"),
+        ),
         ("vit_small_patch16_rope_224", {"num_classes": 0}, "it has no classifier; give `num_classes`"),
         ("vit_small_patch16_rope_224", {"depth": 0}, "it has no blocks"),
         (
             "eva_giant_patch14_224",
             {"embed_dim": 30, "num_heads": 4},
-            "its width 30 is no multiple of its 4 heads",
+            "its width 30 is not a multiple of its 4 heads",
         ),
         (
             "vit_small_patch16_dinov3",

@@ -78,8 +78,8 @@ CASES = {
         (configured(model_args=[1]), "must be objects"),
     ],
     "no `pretrained_cfg` (older form)": [
-        (configured(pretrained_cfg=..., model_args=...), "`global_pool` is no field"),
-        (configured(pretrained_cfg=..., global_pool=...), "`model_args` is no field"),
+        (configured(pretrained_cfg=..., model_args=...), "`global_pool` is not a field"),
+        (configured(pretrained_cfg=..., global_pool=...), "`model_args` is not a field"),
     ],
     "`mean`, `std`, `interpolation`, `crop_pct`, `crop_mode`": [
         *[(preprocessing(**{key: value}), LIBRARY) for key, value in SAID.items()],
@@ -91,11 +91,11 @@ CASES = {
         (preprocessing(interpolation="random"), "interpolation"),
         (preprocessing(crop_mode="unheard_of"), "crop_mode"),
         (preprocessing(std=[0, 0, 0]), "preprocessing is not supported"),
-        (preprocessing(mean="dark"), "no usable mean"),
+        (preprocessing(mean="dark"), "invalid mean"),
     ],
     "`input_size`, `fixed_input_size`": [
         (preprocessing(input_size=[3, 48, 48]), LIBRARY),  # `img_size` of `model_args` goes before
-        (preprocessing(input_size=[3, 48, 48], fixed_input_size=False), "takes \\(3, 32, 32\\)"),
+        (preprocessing(input_size=[3, 48, 48], fixed_input_size=False), "builds a model for \\(3, 32, 32\\)"),
         (preprocessing(fixed_input_size=False), LIBRARY),
         (lambda c: arguments(dynamic_img_size=True)(preprocessing(input_size=[3, 48, 64])(c)), LIBRARY),
         (lambda c: arguments(dynamic_img_size=True)(preprocessing(input_size=...)(c)), LIBRARY),
@@ -108,13 +108,13 @@ CASES = {
         (preprocessing(tag="mine", url="https://example.org/w.pth", custom_load=True, first_conv=None), LIBRARY),
         (preprocessing(hf_hub_id="timm/unheard_of", file="unheard_of.pth", source="hf-hub"), LIBRARY),
         (preprocessing(classifier="head", pool_size=[7, 7], license="mit"), LIBRARY),
-        (preprocessing(unheard_of=1), "`unheard_of` is no field"),
+        (preprocessing(unheard_of=1), "`unheard_of` is not a field"),
         (configured(num_features=7, unheard_of=[1]), LIBRARY),
     ],
     "`global_pool` at the top level": [
         (configured(global_pool="token"), LIBRARY),
         (configured(global_pool=...), LIBRARY),
-        (configured(global_pool="avg"), "pools by `token`"),
+        (configured(global_pool="avg"), "builds a model with `token`"),
     ],
     "`num_classes`": [
         (configured(num_classes=...), LIBRARY),
@@ -130,8 +130,8 @@ CASES = {
         (configured(label_names=[*CLASSES], label_descriptions={c: c.upper() for c in CLASSES}), LIBRARY),
         (configured(label_names=[*"abc"]), f"{BACKBONE}has 3 label names for 5 classes"),
         (configured(label_names={str(i): f"{i}" for i in range(1, 6)}), f"{BACKBONE}no name for class 0"),
-        (configured(label_names={"a": "b"}), f"{BACKBONE}not names of classes"),
-        (configured(label_names="abcde"), f"{BACKBONE}not names of classes"),
+        (configured(label_names={"a": "b"}), f"{BACKBONE}not class names"),
+        (configured(label_names="abcde"), f"{BACKBONE}not class names"),
         (configured(label_names=[*"abcda"]), LIBRARY),
     ],
     "`label_offset`": [(preprocessing(label_offset=1, classifier="head"), f"{BACKBONE}`label_offset` is 1")],

@@ -48,7 +48,7 @@ def test_the_class_of_a_model_decides_which_family_reads_it(name, family):
 
 
 def test_a_width_that_heads_do_not_fill_is_refused():
-    with pytest.raises(UnsupportedModelError, match="its width 30 is no multiple of its 4 heads"):
+    with pytest.raises(UnsupportedModelError, match="its width 30 is not a multiple of its 4 heads"):
         TIMM_BEIT.describe("beit_base_patch16_224", {"embed_dim": 30, "num_heads": 4})
 
 

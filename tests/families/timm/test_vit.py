@@ -40,7 +40,11 @@ def test_random_weights_are_a_function_of_the_seed_and_leave_the_generator_alone
         ("vit_dwee_patch16_reg1_gap_256", {}, "each value head has two query and two key heads"),
         ("vit_small_patch16_18x2_224", {}, "a block holds several attentions in parallel"),
         ("vit_base_patch16_xp_224", {}, "attention and MLP share one matrix, in parallel"),
-        (PLAIN.arch, {"scale_attn_norm": True}, "sub-LN attention: a norm over all heads together"),
+        (
+            PLAIN.arch,
+            {"scale_attn_norm": True},
+            ("sub-LN attention: a norm over all heads, whose statistics change when a head is removed"),
+        ),
         (PLAIN.arch, {"num_classes": 0}, "it has no classifier; give `num_classes` and a pooling"),
         (PLAIN.arch, {"global_pool": ""}, "it has no classifier; give `num_classes` and a pooling"),
         (PLAIN.arch, {"wings": 2}, "`vit_tiny_patch16_224` has no option `wings`"),
@@ -90,13 +94,13 @@ def test_names_that_begin_alike_are_not_confused():
 def test_families_are_found_by_name_and_by_config():
     assert family_of(base(PLAIN).header.architecture) is TIMM_VIT
     unknown = base(PLAIN).header.architecture.model_copy(update={"family": "rwkv"})
-    with pytest.raises(UnsupportedModelError, match="family `rwkv` is unknown here"):
+    with pytest.raises(UnsupportedModelError, match="family `rwkv` is unknown in this version"):
         family_of(unknown)
     assert family_for_config({"architecture": "x", "num_classes": 3}, where="m") is TIMM_VIT
     with pytest.raises(UnsupportedModelError, match="m: models of type `llama` are not supported"):
         family_for_config({"model_type": "llama"}, where="m")
     for config in ({"architectures": ["BertForSequenceClassification"]}, {}):
-        with pytest.raises(UnsupportedModelError, match=r"m: config\.json names no `model_type`"):
+        with pytest.raises(UnsupportedModelError, match=r"m: config\.json has neither `model_type`"):
             family_for_config(config, where="m")
     assert all(name == family.name for name, family in FAMILIES.items())
 

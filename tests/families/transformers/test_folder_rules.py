@@ -87,22 +87,22 @@ LIBRARY = None
 BACKBONE = "backbone: "
 """So begin reasons for which `finetune` alone takes a folder."""
 CLASSIFIERS = {
-    "quantised weights: 8-bit tensors, integers, scales": [
-        (change_weights(lambda t: {f"{BLOCK}.weight": t[f"{BLOCK}.weight"].to(torch.int8)}), "holds I8"),
+    "quantized weights: 8-bit tensors, integers, scales": [
+        (change_weights(lambda t: {f"{BLOCK}.weight": t[f"{BLOCK}.weight"].to(torch.int8)}), "has dtype I8"),
         (change_weights(lambda t: {f"{BLOCK}.weight": t[f"{BLOCK}.weight"].to(torch.float8_e4m3fn)}), "F8_E4M3"),
-        (change_weights(lambda _: {f"{BLOCK}.SCB": torch.ones(32)}), "scales or packs"),
-        (change_weights(lambda _: {f"{BLOCK}.weight_scale": torch.ones(1)}), "scales or packs"),
-        (change_weights(lambda _: {f"{BLOCK}.weight.absmax": torch.ones(1)}), "scales or packs"),
-        (change_weights(lambda _: {f"{BLOCK}.weight.quant_state.bitsandbytes__nf4": torch.ones(1)}), "scales"),
-        (change_weights(lambda _: {f"{BLOCK}.qweight": torch.ones(1, dtype=torch.int32)}), "scales or packs"),
+        (change_weights(lambda _: {f"{BLOCK}.SCB": torch.ones(32)}), "is a scale or packed weights"),
+        (change_weights(lambda _: {f"{BLOCK}.weight_scale": torch.ones(1)}), "is a scale or packed weights"),
+        (change_weights(lambda _: {f"{BLOCK}.weight.absmax": torch.ones(1)}), "is a scale or packed weights"),
+        (change_weights(lambda _: {f"{BLOCK}.weight.quant_state.bitsandbytes__nf4": torch.ones(1)}), "is a scale"),
+        (change_weights(lambda _: {f"{BLOCK}.qweight": torch.ones(1, dtype=torch.int32)}), "is a scale or packed weights"),
         (change_weights(lambda t: {f"{BLOCK}.weight_mask": torch.ones_like(t[f"{BLOCK}.weight"])}), "one of several"),
-        (change_weights(lambda t: {"classifier.weight": t["classifier.weight"].to(torch.int32)}), "holds I32"),
+        (change_weights(lambda t: {"classifier.weight": t["classifier.weight"].to(torch.int32)}), "has dtype I32"),
     ],
     "tensors in a block that the class does not have": [
         (change_weights(lambda _: {f"{BLOCK}.lora_A.weight": torch.ones(2, 2)}), "has 1 tensor in its blocks"),
         (change_weights(lambda _: {f"{BLOCK}.unheard_of": torch.ones(2)}), "has 1 tensor in its blocks"),
     ],
-    "`adapter_config.json` of peft": [(write("adapter_config.json", {"peft_type": "LORA"}), "holds an adapter")],
+    "`adapter_config.json` of peft": [(write("adapter_config.json", {"peft_type": "LORA"}), "contains an adapter")],
     "`model.safetensors` beside `model.safetensors.index.json`": [(shard, LIBRARY)],
     "`metadata` of `model.safetensors.index.json`": [
         (only_index({"total_size": "unknown", "dtype": "float16"}), LIBRARY),
@@ -118,7 +118,7 @@ CLASSIFIERS = {
     "`architectures` of a class without a classifier, weights with one": [
         (configure(architectures=["BertForMaskedLM"]), LIBRARY),
         (configure(architectures=["BertModel"]), LIBRARY),
-        (configure(architectures=["BertForTokenClassification"]), f"{BACKBONE}which does not classify"),
+        (configure(architectures=["BertForTokenClassification"]), f"{BACKBONE}which is not a classifier"),
     ],
     "`tokenizer.json`, `tokenizer_config.json`, vocabularies": [
         (tokenizer(model_max_length=4), LIBRARY),
@@ -126,10 +126,10 @@ CLASSIFIERS = {
     ],
     "`quantization_config`, `compression_config`": [
         (configure(quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}), "`bitsandbytes`"),
-        (configure(compression_config={"format": "dense"}), "quantised"),
+        (configure(compression_config={"format": "dense"}), "quantized"),
         (configure(quantization_config=None), LIBRARY),
     ],
-    "`pruned_heads`": [(configure(pruned_heads={"0": [1]}), "heads were cut"), (configure(pruned_heads={}), LIBRARY)],
+    "`pruned_heads`": [(configure(pruned_heads={"0": [1]}), "an older transformers has removed heads"), (configure(pruned_heads={}), LIBRARY)],
     "`problem_type`": [
         (configure(problem_type="multi_label_classification"), f"{BACKBONE}`multi_label_classification`"),
         (configure(problem_type="regression"), f"{BACKBONE}`regression`"),
@@ -138,12 +138,12 @@ CLASSIFIERS = {
     ],
     "`num_labels`, number of `id2label`": [
         (configure(**names("score")), f"{BACKBONE}single logit"),
-        (configure(num_labels=3), f"{BACKBONE}`num_labels` is 3, but `id2label` names 7"),
+        (configure(num_labels=3), f"{BACKBONE}`num_labels` is 3, but `id2label` has 7"),
     ],
     "`id2label`": [
         (configure(**names(*"gfedcba")), LIBRARY),
         (configure(id2label=[*"abcdefg"]), "is not an object"),
-        (configure(id2label={str(i + i // 3): str(i) for i in range(7)}), "lacks the class 3"),
+        (configure(id2label={str(i + i // 3): str(i) for i in range(7)}), "none with the number 3"),
     ],
     "two classes of one name in `id2label`": [(configure(**names(*"abcdefa")), LIBRARY)],
     "`architectures`, `auto_map`: a class that transformers does not have": [
@@ -257,11 +257,11 @@ def test_texts_are_cut_and_lowercased_as_sentence_transformers_does(tmp_path):
 def test_a_folder_around_a_model_names_it(tmp_path, inner):
     for name in {inner, "checkpoint-90"} if inner.startswith("check") else {inner}:
         save_text_model(BERT, tmp_path / name)
-    with pytest.raises(HydraError, match="holds no model itself") as caught:
+    with pytest.raises(HydraError, match="has no model, but its sub-folder") as caught:
         open_model(str(tmp_path))
     assert str(tmp_path / inner) in caught.value.hint
     write("1_Pooling/config.json", {"pooling_mode_mean_tokens": True})(tmp_path)
-    with pytest.raises(HydraError, match="holds no model itself") as caught:
+    with pytest.raises(HydraError, match="has no model, but its sub-folder") as caught:
         open_model(str(tmp_path))
     assert "`--pooling mean`" in caught.value.hint
 
@@ -282,7 +282,7 @@ def test_an_adapter_alone_says_what_to_do(tmp_path):
     write("adapter_config.json", {"peft_type": "LORA"})(tmp_path)
     save_file({"base_model.model.x.lora_A.weight": torch.ones(2, 2)}, tmp_path / "adapter_model.safetensors")
     for reference in (tmp_path, tmp_path / "adapter_model.safetensors"):
-        with pytest.raises(HydraError, match="holds an adapter") as caught:
+        with pytest.raises(HydraError, match="contains an adapter") as caught:
             open_model(str(reference))
         assert "merge_and_unload" in caught.value.hint
 
@@ -290,4 +290,4 @@ def test_an_adapter_alone_says_what_to_do(tmp_path):
 def test_inspect_says_the_same(tmp_path):
     save_text_model(BERT, tmp_path)
     edit_config(tmp_path, quantization_config={"quant_method": "gptq"})
-    assert "quantised" in run_inspect(InspectConfig(files=(str(tmp_path),))).hint
+    assert "quantized" in run_inspect(InspectConfig(files=(str(tmp_path),))).hint

@@ -122,8 +122,11 @@ def test_without_sentencepiece_the_package_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokenizer_class": "CanineTokenizer"}, "is a CanineTokenizer, .* a checkpoint cannot hold"),
-        ({"tokenizer_class": "BertweetTokenizer", "normalization": True}, "normalises emoji"),
+        ({"tokenizer_class": "CanineTokenizer"}, "is a CanineTokenizer, .* cannot be stored in a checkpoint"),
+        (
+            {"tokenizer_class": "BertweetTokenizer", "normalization": True},
+            ("its tokenizer normalizes emoji with a package that is not installed"),
+        ),
         ({"sp_model_kwargs": {"model_file": "other.model"}}, "`sp_model_kwargs` is set"),
     ],
 )
@@ -151,7 +154,7 @@ def test_a_tokenizer_that_splits_special_tokens_is_refused(tmp_path):
     ("stored", "message"),
     [
         ({"tokenizer_class": "AutoTokenizer", "files": {}}, "is a `AutoTokenizer`, not one of"),
-        ({"tokenizer_class": "EsmTokenizer", "files": {"../vocab.txt": ""}}, r"`\.\./vocab.txt`, which is no file"),
+        ({"tokenizer_class": "EsmTokenizer", "files": {"../vocab.txt": ""}}, r"`\.\./vocab.txt`, which is not a file"),
         ({"tokenizer_class": "EsmTokenizer", "files": {SETTINGS: encoded({"sp_model_kwargs": {"a": 1}})}}, "`sp_model_kwargs`"),
         ({"tokenizer_class": "EsmTokenizer", "files": {SETTINGS: encoded([])}}, "cannot be read|not a class"),
         ({"tokenizer_class": "EsmTokenizer", "files": {"vocab.txt": "&"}}, "not a class of transformers and its"),

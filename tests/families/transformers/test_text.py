@@ -71,7 +71,7 @@ def test_what_does_not_classify_is_refused(tmp_path, variant):
     save_text_model(variant, tmp_path / "m")
     edit_config(tmp_path / "m", architectures=["SomethingForMaskedLM"])
     with pytest.raises(
-        UnsupportedModelError, match="is a `SomethingForMaskedLM`, which transformers does not have"
+        UnsupportedModelError, match="is a `SomethingForMaskedLM`, which is not in transformers"
     ):
         open_model(str(tmp_path / "m"))
 
@@ -99,7 +99,7 @@ def test_what_is_refused_belongs_to_no_family():
     [
         ("mpnet", {"relative_attention_num_buckets": 8}, "it has fewer than the 32 relative positions"),
         ("deberta-v2", {"attention_head_size": 16}, "its `attention_head_size` is not its width divided"),
-        ("bert", {"is_decoder": True}, "it is a decoder; its attention is causal"),
+        ("bert", {"is_decoder": True}, "it is a decoder with causal attention"),
         (
             "modernbert",
             {
@@ -109,14 +109,18 @@ def test_what_is_refused_belongs_to_no_family():
             },
             "its rotary embedding is of the type `dynamic`, whose angles change with the length of the batch",
         ),
-        ("esm", {"vocab_size": 9}, "it does not say which token pads (`pad_token_id`)"),
+        (
+            "esm",
+            {"vocab_size": 9},
+            ("it defines no padding token (`pad_token_id`) or mask token (`mask_token_id`)"),
+        ),
         (
             "esm",
             {"vocab_size": 9, "pad_token_id": 0, "token_dropout": True},
-            "or which is masked (`mask_token_id`)",
+            "it defines no padding token (`pad_token_id`) or mask token (`mask_token_id`)",
         ),
-        ("roformer", {"rotary_value": True}, "it rotates values, too (`rotary_value`)"),
-        ("megatron-bert", {"is_decoder": True}, "it is a decoder; its attention is causal"),
+        ("roformer", {"rotary_value": True}, "it also rotates values (`rotary_value`)"),
+        ("megatron-bert", {"is_decoder": True}, "it is a decoder with causal attention"),
         ("eurobert", {"num_key_value_heads": 4}, "several query heads share one key and value head"),
         (
             "gte",

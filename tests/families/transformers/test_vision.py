@@ -110,21 +110,24 @@ def test_a_model_that_takes_any_size_takes_what_its_folder_says(tmp_path):
 
 def test_default_is_squashed():
     assert default_preprocess((3, 8, 12)).crop_mode == "squash"
-    with pytest.raises(UnsupportedModelError, match="images of 4 channels are not supported"):
+    with pytest.raises(UnsupportedModelError, match="images with 4 channels are not supported"):
         default_preprocess((4, 8, 8))
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"image_processor_type": "ConvNextImageProcessor"}, "read by a ConvNextImageProcessor"),
-        (SQUASH | {"size": 384}, "makes images of 384x384 pixels, the model takes 24x24"),
+        ({"image_processor_type": "ConvNextImageProcessor"}, "its image processor ConvNextImageProcessor"),
+        (SQUASH | {"size": 384}, "makes images of 384x384 pixels, but the model takes 24x24"),
         (SQUASH | {"do_resize": False}, "does not resize images"),
         (SQUASH | {"do_pad": True}, "pads images"),
         (SHORTEST | {"do_center_crop": False}, "resizes to {'shortest_edge': 32} and does not crop"),
         (SHORTEST | {"crop_size": {"height": 24, "width": 20}}, "crops to {'height': 24, 'width': 20}"),
         (SHORTEST | {"crop_size": 33}, "resizes to 32x32 pixels and crops to 33x33"),
-        (SHORTEST | {"image_mean": [0.5]}, "has `image_mean` (0.5,), the model takes images of 3 channels"),
+        (
+            SHORTEST | {"image_mean": [0.5]},
+            ("has `image_mean` (0.5,), but the model takes images with 3 channels"),
+        ),
         (SHORTEST | {"image_std": [0.5, 0.5, 0.0]}, "is not supported: std[2]"),
         (SHORTEST | {"resample": 9}, "is not supported: interpolation"),
     ],

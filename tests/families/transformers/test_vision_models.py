@@ -114,7 +114,7 @@ def test_images_of_another_size_than_the_model_was_made_for(tmp_path, name):
 def test_a_model_of_one_size_needs_images_of_that_size(tmp_path, name):
     """Biases of relative positions are for the size that the model was made for."""
     saved(tmp_path, named(name), size=(12, 16))
-    with pytest.raises(UnsupportedModelError, match="makes images of 12x16 pixels, the model takes 8x8"):
+    with pytest.raises(UnsupportedModelError, match="makes images of 12x16 pixels, but the model takes 8x8"):
         open_model(str(tmp_path))
 
 
@@ -182,15 +182,15 @@ def test_what_nothing_reads_is_no_parameter(variant):
             "beit",
             "beit",
             {"image_size": [32, 48], "use_relative_position_bias": True},
-            "from a square only, not from 32x48",
+            "only square position embeddings, not those of 32x48",
         ),
-        ("vit", "vit", {"image_size": 8}, "its patches of 16x16 pixels do not fit in its images of 8x8"),
-        ("vit", "vit", {"num_labels": 0}, "it has no classifier; give `num_labels`"),
+        ("vit", "vit", {"image_size": 8}, "patches of 16x16 pixels do not fit into images of 8x8"),
+        ("vit", "vit", {"num_labels": 0}, "it has no classifier; set `num_labels`"),
         ("vit", "vit", {"num_hidden_layers": 0}, "it has no layers"),
-        ("vit", "vit", {"num_channels": 4}, "images of 4 channels are not supported"),
+        ("vit", "vit", {"num_channels": 4}, "images with 4 channels are not supported"),
         ("vit", "vit", {"hidden_size": "wide"}, "transformers cannot configure `vit`"),
         ("vit", "vit", {"num_attention_heads": 5}, "cannot have 5 heads"),
-        ("dinov2", "dinov2", {"image_size": [28, 56]}, "resizes position embeddings from a square only"),
+        ("dinov2", "dinov2", {"image_size": [28, 56]}, "resizes only square position embeddings"),
         (
             "vision-tower",
             "CLIPForImageClassification",
@@ -210,7 +210,13 @@ def test_what_cannot_be_covered_is_refused_with_the_reason(family, name, options
     ("model_type", "reason"),
     [
         ("dinov3_vit", "the library has no classifier for it"),
-        ("siglip2", "its images are lists of patches with grids of their own"),
+        (
+            "siglip2",
+            (
+                "its images are lists of patches with separate grids; SigLIP 2 with a fixed size "
+                "has the supported type `siglip"
+            ),
+        ),
         ("swin", "its attention is within windows"),
     ],
 )
@@ -226,7 +232,7 @@ def test_a_model_that_does_not_classify_is_refused(tmp_path):
     config_edited(tmp_path, architectures=["ViTModel"])
     weights = tmp_path / "model.safetensors"
     save_file({k: v for k, v in load_file(weights).items() if not k.startswith("classifier.")}, weights)
-    with pytest.raises(UnsupportedModelError, match="is a ViTModel, which does not classify"):
+    with pytest.raises(UnsupportedModelError, match="is a ViTModel, which is not a classifier"):
         open_model(str(tmp_path))
 
 

@@ -101,5 +101,5 @@ def test_signs_are_of_weights_that_move_and_repeat():
 def test_another_classifier_is_no_step(opened):
     other = base(SMALL)
     state = dict(other.state) | {"head.weight": torch.zeros(4, 8)}
-    with pytest.raises(InputError, match=r"`head\.weight` is not of the shape"):
+    with pytest.raises(InputError, match=r"`head\.weight` has another shape"):
         steps(opened, other.model(), other.header.masks[0], state, name="member")

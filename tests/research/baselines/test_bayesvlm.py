@@ -258,7 +258,7 @@ def test_what_is_left_of_pairs_is_said(clip):
 
     run_eval(config, ear := Heard())
 
-    assert any("the last 2 pairs left out, as 3 are told apart at once" in said for said in ear.warnings)
+    assert any("the last 2 pairs are ignored, because a batch has 3 pairs" in said for said in ear.warnings)
 
 
 def test_a_temperature_divides_before_the_projections_are_doubted(clip):
@@ -279,7 +279,7 @@ def test_what_compares_no_images_with_texts_is_refused(clip, tmp_path):
     _, path, source = clip
     siglip = pair("siglip", tmp_path)
 
-    with pytest.raises(UnsupportedModelError, match="doubts the projections of one CLIP"):
+    with pytest.raises(UnsupportedModelError, match="needs a single CLIP"):
         made(siglip, source)
     classifier = base().save(tmp_path / "base.st")
     given = {
@@ -290,11 +290,11 @@ def test_what_compares_no_images_with_texts_is_refused(clip, tmp_path):
     }
     row = "x=bayesvlm:{}::data=" + source + "::text=caption"
     for model, options, said in (
-        (classifier, {}, "models that compare images with texts"),
+        (classifier, {}, "`bayesvlm:` needs a model that compares images with texts"),
         (
             path,
             {"naming": Naming(names=NAMED.names, templates=("a {label}", "the {label}"))},
-            "here are 2 templates",
+            "needs one template, but there are 2",
         ),
     ):
         own = given | options | {"data": DataRef.parse("digits::classes=0-4,limit=5")} if options else given
@@ -302,7 +302,7 @@ def test_what_compares_no_images_with_texts_is_refused(clip, tmp_path):
             run_eval(EvalConfig(model=str(model), compare=(NamedModels.parse(row.format(model)),), **own))
     one = (NamedModels.parse(row.format(path) + ",limit=1"),)
     own = given | {"data": DataRef.parse("digits::classes=0-4,limit=5"), "naming": NAMED}
-    with pytest.raises(DataError, match="one pair cannot be told"):
+    with pytest.raises(DataError, match="at least two pairs are needed"):
         run_eval(EvalConfig(model=str(path), compare=one, **own))
-    with pytest.raises(UsageError, match="which column has the captions"):
+    with pytest.raises(UsageError, match="needs the column with the captions"):
         NamedModels.parse("x=bayesvlm:a.st::data=p.jsonl")

@@ -251,7 +251,7 @@ def test_what_has_no_linear_last_layer_is_refused():
 
     for model, of, said in (
         (several, sample, "several models"),
-        (distilled.model(), distilled, "the logits are made of more"),
+        (distilled.model(), distilled, "its logits have other inputs"),
     ):
         with pytest.raises(UnsupportedModelError, match=said):
             LastLayer(model, laplace(), batches(of), name="it")

@@ -137,8 +137,8 @@ def test_what_is_no_training_is_refused():
         ([one.model(), pruned.model()], "b: differs from a in the shape of"),
         ([pair.tuned(1).model() for pair in as_many], "b: keeps other heads than a in layer 1 of `vision`"),
         (hydras, "b: keeps other heads than a in layer 1 of `vision`"),
-        ([one.model(), one.model()], "a: the checkpoints of `swag:` are the same"),
-        ([one.model(), warm], "b: stores the temperature 2, a 1"),
+        ([one.model(), one.model()], "a: the checkpoints of `swag:` are equal"),
+        ([one.model(), warm], "b: stores the temperature 2, but a stores 1"),
     ):
         with pytest.raises(UnsupportedModelError, match=said):
             Swag(models, SwagOptions(), names=("a", "b"))

@@ -306,7 +306,9 @@ def test_as_a_row_its_confidence_is_what_calibration_and_ood_read(clip, tmp_path
 
 
 def test_it_is_no_member_of_a_row_of_several_models():
-    with pytest.raises(UsageError, match="`vilu:` says whether one model's answers are right, not those of"):
+    with pytest.raises(
+        UsageError, match="`vilu:` predicts whether a single model is correct, not an ensemble"
+    ):
         NamedModels.parse(f"both=a.st,vilu:clip.st::data={DATA}")
 
 
@@ -322,7 +324,7 @@ def test_the_report_says_what_the_row_is(clip):
     assert said.options == {
         "epochs": 2, "batch": 16, "lr": 1e-3, "augment": "none", "seed": 3, "accuracy": pytest.approx(said.options["accuracy"]),
     }  # fmt: skip
-    assert any("ViLU: answers and probabilities are those of" in line for line in document.warnings)
+    assert any("ViLU: predictions and probabilities are those of" in line for line in document.warnings)
     assert not any("clip: answers" in line for line in document.warnings)
     assert vilu.values["training_macs"].value == made(sample, augment="none", epochs=2).training_macs
     assert vilu.values["parameters"].value > own.values["parameters"].value
@@ -365,14 +367,12 @@ def test_what_cannot_be_judged_is_refused(clip, tmp_path):
     _, path = clip
     classifier = base().save(tmp_path / "base.st")
     given = {"data": DataRef.parse("digits::classes=0-6,limit=14"), "far": (), "naming": Naming()}
-    with pytest.raises(
-        UnsupportedModelError, match="judges the answers of one model that compares images with texts"
-    ):
+    with pytest.raises(UnsupportedModelError, match="needs a single model that compares images with texts"):
         evaluated(classifier, f"x=vilu:{classifier}::epochs=1,data=digits::classes=0-6,limit=14", **given)
     sample, _ = clip
-    with pytest.raises(UnsupportedModelError, match="and here are several"):
+    with pytest.raises(UnsupportedModelError, match="but it has several models"):
         contrast_of(Hydra([sample.model(), sample.model()]), name="hydra.st")
-    with pytest.raises(DataError, match="has no labels, which `vilu: data="):
+    with pytest.raises(DataError, match="has no labels, but `vilu: data="):
         evaluated(path, f"x=vilu:{path}::epochs=1,data={FOREIGN}")
     with pytest.raises(DataError, match=re.escape("`vilu: data=digits::classes=8-9,limit=10`: digits")):
         evaluated(path, f"x=vilu:{path}::epochs=1,data=digits::classes=8-9,limit=10")
@@ -380,8 +380,11 @@ def test_what_cannot_be_judged_is_refused(clip, tmp_path):
         ("x=vilu:a.st", "data"),
         ("x=vilu:a.st::epochs=0,data=d/", "epochs"),
         ("x=vilu:a.st::augment=all,data=d/", "augment"),
-        ("x=vilu:a.st::data=d/,vilu:b.st::data=d/", "not those of several together"),
-        ("x=b.st,vilu:a.st::data=d/", "not those of several together"),
+        (
+            "x=vilu:a.st::data=d/,vilu:b.st::data=d/",
+            "predicts whether a single model is correct, not an ensemble",
+        ),
+        ("x=b.st,vilu:a.st::data=d/", "predicts whether a single model is correct, not an ensemble"),
     ):
         with pytest.raises(UsageError, match=said):
             NamedModels.parse(words)
@@ -395,5 +398,5 @@ def test_a_model_that_is_always_wrong_teaches_nothing_and_that_is_said(clip):
         compare=(NamedModels.parse(f"x=vilu:{path}::epochs=1,augment=none,data=digits::classes=0-4,limit=1"),),
     ), ear)  # fmt: skip
 
-    assert any("which does not teach to tell right from wrong" in line for line in ear.warnings)
+    assert any("so there is nothing to learn" in line for line in ear.warnings)
     assert all(math.isfinite(value.value) for value in found.document.rows[1].values.values())

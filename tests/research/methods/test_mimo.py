@@ -62,7 +62,12 @@ def test_images_of_slots_are_channels_of_one_convolution(layer):
 def test_a_model_that_changes_images_first_is_refused(layer):
     conv, slots, _ = layer
     images = torch.randn(3, 4, 2, 9, 9)
-    with slots.seeing(images), pytest.raises(UsageError, match="changes images before"):
+    with (
+        slots.seeing(images),
+        pytest.raises(
+            UsageError, match=("the model transforms images before it embeds them, so it takes only one")
+        ),
+    ):
         conv(images[0] * 2)
 
 

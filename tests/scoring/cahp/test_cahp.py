@@ -187,7 +187,7 @@ def test_few_heads_lower_the_perplexity():
     ranking = score_cahp(job_for(sample, settings=CahpSettings(perplexity=50)), heard)
 
     assert ranking.results["perplexity"] == pytest.approx(11 / 3)
-    assert heard.warnings == ["12 heads are too few for a perplexity of 50: taking 3.67"]
+    assert heard.warnings == ["12 heads are too few for a perplexity of 50; using 3.67"]
 
 
 @pytest.mark.parametrize("hangs", [True, False])
@@ -208,12 +208,15 @@ def test_single_samples_are_told_of():
     score_cahp(job_for(sample, count=5, labels=torch.tensor([0, 0, 1, 1, 4]), settings=NONE, budget=4), heard)
 
     assert heard.warnings == [
-        "1 of 3 classes have a single sample, whose variance is taken as 1e-6: their heads look more apart than they are"
+        (
+            "1 of 3 classes have a single sample, so their variance is set to 1e-6 and the distances between heads are "
+            "too large"
+        )
     ]
 
 
 def test_one_class_is_refused():
-    with pytest.raises(DataError, match="the data has 1 class; telling classes apart takes two"):
+    with pytest.raises(DataError, match="the data has 1 class, but at least two are needed"):
         score_cahp(job_for(base(VIT), labels=torch.zeros(24, dtype=torch.long)), SILENT)
 
 
@@ -230,7 +233,9 @@ def test_heads_that_attend_alike_are_refused():
     sample = base(VIT)
     inputs = torch.zeros_like(sample.inputs(batch=12, dtype=DOUBLE))
 
-    with pytest.raises(DataError, match="all heads attend alike"):
+    with pytest.raises(
+        DataError, match="all heads have the same attention on these data, so they cannot be grouped"
+    ):
         score_cahp(job_for(sample, inputs=inputs), SILENT)
 
 
@@ -252,7 +257,7 @@ def test_too_few_heads_are_refused():
     tower = job.architecture.towers["vision"].model_copy(update={"layers": 1, "num_heads": 2})
     fewer = job.architecture.model_copy(update={"towers": {"vision": tower}})
 
-    with pytest.raises(DataError, match="groups 3 heads at least, and the model has 2"):
+    with pytest.raises(DataError, match="needs at least 3 heads, but the model has 2"):
         score_cahp(replace(job, architecture=fewer), SILENT)
 
 
@@ -260,7 +265,7 @@ def test_of_two_towers_that_see_the_samples_one_is_asked_for():
     job = zero_shot()
     job.model.answer.fixed = frozenset()
 
-    with pytest.raises(UsageError, match="classes apart, not of 2"):
+    with pytest.raises(UsageError, match="separate classes, but 2 towers are scored"):
         score_cahp(job, SILENT)
 
 
@@ -275,7 +280,7 @@ def zero_shot(**changes):
 
 @pytest.mark.parametrize("towers", [(), ("text",)])
 def test_a_tower_that_does_not_see_the_samples_is_refused(towers):
-    with pytest.raises(UsageError, match="`text` is asked the same for every sample") as caught:
+    with pytest.raises(UsageError, match="the inputs of `text` are the same for every sample") as caught:
         score_cahp(zero_shot(towers=towers), SILENT)
 
     assert caught.value.hint == "add `--towers vision`"

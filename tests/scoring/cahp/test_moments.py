@@ -84,7 +84,7 @@ def test_the_number_of_processes_changes_no_bit(world):
 def test_too_many_classes_are_refused(monkeypatch):
     monkeypatch.setattr(cahp_moments, "MOMENTS_BYTES", 16 * 2 * 12 * SIZE**2)
 
-    with pytest.raises(DataError, match="12 heads in 3 classes or more") as caught:
+    with pytest.raises(DataError, match="12 heads in at least 3 classes") as caught:
         class_moments(job_for(5), "vision", size=SIZE)
 
     assert "--signature-size" in caught.value.hint

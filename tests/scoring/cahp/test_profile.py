@@ -129,7 +129,7 @@ def test_distances_of_a_gram_matrix():
 
 @pytest.mark.parametrize("classes", [0, 1])
 def test_fewer_than_two_classes_are_refused(classes):
-    with pytest.raises(DataError, match="takes two"):
+    with pytest.raises(DataError, match="but at least two are needed"):
         compare(moments(classes), SILENT, device=CPU)
 
 
@@ -138,7 +138,9 @@ def test_equal_heads_and_infinite_distances_are_refused():
     same.mean[:], same.variance[:] = same.mean[:, :1], same.variance[:, :1]
     bad.mean[0, 0, 0] = float("nan")
 
-    with pytest.raises(DataError, match="attend alike"):
+    with pytest.raises(
+        DataError, match="all heads have the same attention on these data, so they cannot be grouped"
+    ):
         compare(same, SILENT, device=CPU)
     with pytest.raises(DataError, match="not finite"):
         compare(bad, SILENT, device=CPU)

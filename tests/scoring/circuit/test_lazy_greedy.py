@@ -109,7 +109,7 @@ def test_a_damaged_memory_is_refused(memory):
     with pytest.raises(KeyboardInterrupt):
         run(sample, data, log=first)
 
-    with pytest.raises(ManifestError, match="numbers of `spent`, not 4"):
+    with pytest.raises(ManifestError, match="values of `spent`, not 4"):
         run(sample, data, log=Interrupted(first.seen, first.baseline, memory))
 
 

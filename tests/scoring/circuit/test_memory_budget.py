@@ -79,7 +79,7 @@ def test_too_little_for_one_candidate_is_refused():
     job = job_for(sample, data_for(sample), max_memory=10_000)
 
     with pytest.raises(
-        UsageError, match=r"one batch and one head's removal need .* MiB, but 0.0 MiB are given"
+        UsageError, match=r"the removal of one head from one batch needs .* MiB, but 0.0 MiB are allowed"
     ) as caught:
         Circuit(job).candidate_values()
 

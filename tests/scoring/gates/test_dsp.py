@@ -141,6 +141,6 @@ def test_heads_that_do_nothing_are_not_chosen(settings):
 
 @pytest.mark.parametrize("budget", [0, 12])
 def test_a_budget_without_a_choice_is_refused(budget):
-    with pytest.raises(UsageError, match=r"leave no choice") as caught:
+    with pytest.raises(UsageError, match=r"nothing to select") as caught:
         score_dsp(training_job(planted(), budget=budget, settings=DspSettings()), SILENT)
     assert "--remove" in caught.value.hint

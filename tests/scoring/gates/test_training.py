@@ -159,7 +159,7 @@ def test_outputs_that_are_not_finite_end_the_training():
     state = {n: t * float("nan") if n == "head.weight" else t for n, t in sample.state.items()}
     labels = torch.zeros(48, dtype=torch.long)
 
-    with pytest.raises(CheckFailed, match=r"diverged at rate 0\.1") as caught:
+    with pytest.raises(CheckFailed, match=r"diverged with learning rate 0\.1") as caught:
         score_l0(
             training_job(type(sample)(sample.header, state), labels=labels, settings=L0Settings()), SILENT
         )

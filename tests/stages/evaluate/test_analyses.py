@@ -313,11 +313,11 @@ def _reader(folder):
         (("--analyse", "pca", "--near", NEAR), UsageError, "add `--scores scores.json`"),
         (("--analyse", "proposition"), UsageError, "add `--corrupt gaussian-noise:3`"),
         (("--scores", "scores.json"), UsageError, "add `--analyse pca`"),
-        (("--analyse", "members"), InputError, "a row of several members"),
+        (("--analyse", "members"), InputError, "a row with several members"),
         (("--analyse", "mlps"), InputError, "add them: `--compare 'apart=m0.st,m1.st,m2.st'`"),
         (("--analyse", "heads", "--scores", "scores.json"), InputError, "add it: `--compare base=BASE`"),
         (("--analyse", "proposition", "--corrupt", "fog:1"), InputError, "the base as a row"),
-        (("--analyse", "pca", "--near", NEAR, "--scores", "short.json"), InputError, "its scores are of 2 layers"),
+        (("--analyse", "pca", "--near", NEAR, "--scores", "short.json"), InputError, "its scores are for a tower `vision` with 2 layers"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_refused(options, error, message, here, capsys, monkeypatch):

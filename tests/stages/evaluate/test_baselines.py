@@ -121,7 +121,7 @@ def test_equal_rivals_say_the_same_whatever_the_batches(model, found):
 def test_being_tested_on_what_a_row_is_made_with_is_told(model):
     document = run_eval(config(model, f"laplace:{model}::data={ID}"), ear := Heard()).document
 
-    said = f"120 of 120 samples of `--data` are in `{ID}`, which a row is made with"
+    said = f"120 of 120 samples of `--data` are also in `{ID}`, which a row was fitted on"
     assert document.warnings == (said,)
     assert said in ear.warnings
 
@@ -135,7 +135,7 @@ def test_held_out_data_choose_a_prior(model, found):
     (made,) = chosen.derived
 
     assert (made.val.reference, made.val.count, made.data.count) == (str(DataRef.parse(held)), 60, 90)
-    assert f"prior precision {made.options['prior']:.4g}, of the lowest NLL on 60 samples" in "".join(
+    assert f"prior precision {made.options['prior']:.4g}, with the lowest NLL on 60 samples" in "".join(
         ear.steps
     )
     given = f"laplace:{{}}::prior={made.options['prior']!r},data={TRAIN}"
@@ -149,7 +149,7 @@ def test_a_prior_that_is_chosen_where_the_layer_was_fitted_is_told(model):
     document = run_eval(config(model, text), ear).document
 
     own = DataRef.parse(TRAIN)
-    assert f"`val={own}` and `data={own}` hold the same samples" in document.warnings[0]
+    assert f"`val={own}` and `data={own}` have the same samples" in document.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -292,13 +292,13 @@ def test_commas_part_checkpoints_until_there_are_options():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("swag:a.st", "one checkpoint has no distribution"),
-        ("swag:a.st,,b.st", "of which model?"),
+        ("swag:a.st", "needs more than one checkpoint"),
+        ("swag:a.st,,b.st", "the model is missing"),
         ("swag:a.st,arch:vit", "random weights"),
         ("swag:a.st,b.st::rank=1", "must be at least 2"),
         ("swag:a.st,b.st::scale=0", "must be above 0"),
         ("swag:a.st,b.st::checkpoints=3", "has no option `checkpoints`"),
-        ("mc:", "of which model?"),
+        ("mc:", "the model is missing"),
         ("mc:arch:vit_tiny_patch16_224::rate=0.1", "random weights"),
         ("mc:a.st::rate=1", "`rate 1`: must be"),
         ("mc:a.st::rate=0", "must be above 0"),
@@ -310,15 +310,15 @@ def test_commas_part_checkpoints_until_there_are_options():
         ("mc:a.st::pases=2", "has no option `pases`"),
         ("mc:a.st::rate", "expected option=value"),
         ("mc:a.st::rate=", "expected option=value"),
-        ("mc:a.st::rate=0.1,rate=0.2", "given twice"),
+        ("mc:a.st::rate=0.1,rate=0.2", "appears twice"),
         ("laplace:a.st", "needs `data=`"),
         ("laplace:a.st::data=", "expected option=value"),
         ("laplace:a.st::hessian=diag,data=val/", "`hessian diag`: unknown"),
         ("laplace:a.st::samples=3,data=val/", "no effect without `predictive=samples`"),
         ("laplace:a.st::prior=0,data=val/", "must be above 0"),
-        ("laplace:a.st::prior=1,val=val/,data=train/", "given or chosen, not both"),
+        ("laplace:a.st::prior=1,val=val/,data=train/", "the prior precision is either given or selected"),
         ("laplace:a.st::val=,data=train/", "expected option=value"),
-        ("laplace:a.st::val=a/,val=b/,data=train/", "`val` is given twice"),
+        ("laplace:a.st::val=a/,val=b/,data=train/", "`val` appears twice"),
         ("laplace:a.st::val=val/", "needs `data=`"),
         ("vilu:a.st::data=train/,val=val/", "has no option `val`"),
         ("laplace:a.st::data=digits::colour=red", "unknown key `colour`"),
@@ -332,7 +332,7 @@ def test_malformed_rivals_are_refused_with_what_to_type(text, said):
 
 
 def test_the_first_row_answers_as_it_is():
-    with pytest.raises(UsageError, match="MODEL answers as it is") as caught:
+    with pytest.raises(UsageError, match="MODEL must be a model, not a baseline") as caught:
         config("mc:a.st")
 
     assert "--compare" in caught.value.hint
@@ -340,7 +340,7 @@ def test_the_first_row_answers_as_it_is():
 
 def test_scores_of_features_are_not_of_rivals():
     with pytest.raises(
-        UsageError, match="`--ood-score knn`: is of features of models as they are, which `MC` is not"
+        UsageError, match="`--ood-score knn`: feature-based scores are not available for the baseline `MC`"
     ):
         config("a.st", "MC=mc:b.st", ood_score=("msp", "knn"), fit=ID, near=(NamedData.parse("noise"),))
 

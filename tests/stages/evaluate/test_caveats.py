@@ -51,11 +51,11 @@ def test_a_report_holds_the_warnings_that_were_said(folder):
 
     document = run_eval(config(folder, near=NEAR, temperature=heldout), ear := Heard()).document
 
-    few = "FPR95 of 40 samples hangs on the 3 that are hardest to tell; at least 100 are better"
+    few = "with 40 samples, FPR95 depends on the 3 hardest samples; use at least 100"
     assert document.warnings == (
-        "100 of 100 samples of `own` are in `--data`, so they cannot be told from it",
-        "60 of 60 samples of `--temperature` are in `--data`: calibration will look better than it is",
-        "`--temperature` is fitted on 60 samples, which tell it roughly: at least 100 are better",
+        "100 of 100 samples of `own` are also in `--data`, so OOD metrics on it are too low",
+        "60 of 60 samples of `--temperature` are also in `--data`: calibration errors will be too low",
+        "`--temperature` is fitted on 60 samples, which gives a rough estimate; use at least 100",
         f"`few`: {few}",
     )
     assert [said for said in ear.warnings if said in document.warnings] == list(document.warnings)
@@ -75,7 +75,7 @@ def test_small_id_sets_have_coarse_rates(folder):
     document = run_eval(config(folder, data=small, near=NEAR[1:2])).document
 
     assert document.warnings == (
-        "`--data`: FPR95 of 64 samples moves in steps of 1.6 %; at least 100 are better",
+        "`--data`: with 64 samples, FPR95 changes in steps of 1.6 %; use at least 100",
     )
     assert run_eval(config(folder, data=small, near=NEAR[1:2], metrics=("auroc",))).document.warnings == ()
 
@@ -102,8 +102,8 @@ def test_what_a_model_was_made_with_is_told(folder):
     said, tuned = row_of(folder, made("fuse", ("other.st", None)), made("fuse", ("member.st", member)))
 
     assert said == [
-        "Hydra: `hydractl score` has seen `few`, so new data may do worse",
-        "Hydra: `hydractl finetune` has seen `--data`, so new data may do worse",
+        "Hydra: `hydractl score` used `few`, so results on new data may be worse",
+        "Hydra: `hydractl finetune` used `--data`, so results on new data may be worse",
     ]
     assert tuned
     assert row_of(folder, made("eval", ("id", None)), made("finetune", ("train", None), ("temperature", None)), None) == (
@@ -123,7 +123,7 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
 
     def said(model):
         run = config(folder, model=str(folder / model), data=tested, name="m", **asked)
-        return [line for line in run_eval(run).document.warnings if "eval" in line or "found on" in line]
+        return [line for line in run_eval(run).document.warnings if "eval" in line or "was fitted on" in line]
 
     store("member.st", "warm.st", data=other, temperature=tested)
     store("warm.st", "warmer.st", data=other, temperature=2.0)
@@ -133,11 +133,9 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
     for model, out in (("warm.st", "fused.st"), ("choosy.st", "dropped.st")):
         run_fuse(FuseConfig(models=(str(folder / model),), out=folder / out, verify=False))
 
-    calibrated = ["m: its temperature was found on `--data`: calibration will look better than it is"]
+    calibrated = ["m: its temperature was fitted on `--data`: calibration errors will be too low"]
     assert said("warm.st") == said("warmer.st") == said("fused.st") == calibrated
-    assert said("choosy.st") == [
-        "m: its threshold was found on `--data`: its answers will be wrong less often than they are elsewhere"
-    ]
+    assert said("choosy.st") == ["m: its threshold was fitted on `--data`: its error rate will be too low"]
     assert [said(f"{name}.st") for name in ("both", "given", "dropped", "member")] == [[]] * 4
 
 
@@ -211,4 +209,4 @@ def test_what_is_shared_is_counted_where_it_would_be_told(folder):
 
     said = list(of_data(config(folder, near=NEAR[:1], metrics=("auroc",)), data, contents))
 
-    assert said == ["2 of 3 samples of `few` are in `--data`, so they cannot be told from it"]
+    assert said == ["2 of 3 samples of `few` are also in `--data`, so OOD metrics on it are too low"]

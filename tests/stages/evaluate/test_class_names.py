@@ -87,7 +87,7 @@ def test_names_of_which_some_match_are_refused_until_they_are_mapped(work, tmp_p
 
 def test_names_that_do_not_match_are_refused_unless_order_is_insisted_on(work, tmp_path):
     path = table(work, tmp_path / "t.csv", [f"n{i:02}" for i in range(COUNT)])
-    with pytest.raises(DataError, match="no class name is the model's"):
+    with pytest.raises(DataError, match="no class name is in the model"):
         accuracy(work, "named.st", path)
     assert accuracy(work, "named.st", f"{path}::classes-by=position") == 1
 

@@ -128,7 +128,7 @@ def test_what_training_took_is_not_asked_where_no_lineage_tells(tmp_path, monkey
         "hydractl.stages.evaluate.measure_row.load_any", lambda *_, **__: pytest.fail("too late")
     )
     for changes in ({"compare": beside, "fail_if": (condition,)}, named):
-        with pytest.raises(UsageError, match=r"no lineage tells .* of `base`"):
+        with pytest.raises(UsageError, match=r"the lineage of `base` does not record"):
             run(model, **changes)
 
 
@@ -236,6 +236,6 @@ def test_times_of_a_busy_machine_are_doubtful(monkeypatch, share, device, doubtf
 
     _, doubts = measure_latencies([loaded(model)], ("latency_ms",), batch_size=2, progress=heard)
 
-    said = "`latency_ms` was measured on a busy machine: the processor ran hydractl for 50% of the time"
+    said = "`latency_ms` is too high: other programs used the processor, and hydractl ran for 50% of the time"
     assert [doubt.startswith(said) for doubt in doubts] == [True] * doubtful
     assert heard.warnings == doubts

@@ -66,9 +66,7 @@ def models(tmp_path_factory):
 
 def test_one_sample_says_that_its_intervals_tell_nothing(models):
     one = DataRef.parse("digits::split=test,classes=0-6,limit=1")
-    said = (
-        "is one sample, which resampling cannot vary: intervals of numbers on it have no width, or too little"
-    )
+    said = "has only one sample, so bootstrap intervals on it are too narrow"
 
     for changes, warned in (
         ({"bootstrap": 2}, [f"{one}: {said}"]),
@@ -303,11 +301,11 @@ def test_images_that_cannot_be_read_are_left_out_and_counted(models, tmp_path):
 
     assert numbers(found.rows[0].values) == numbers(clean.rows[0].values)
     assert found.data == clean.data
-    said = [line for line in ear.warnings if "left out" in line]
+    said = [line for line in ear.warnings if "unreadable" in line]
     assert [line.partition(";")[0] for line in said] == [
-        "d: left out 3 of 73 images, which cannot be read",
-        "sevens: left out 3 of 12 images, which cannot be read",
-        "d: left out 3 of 73 images, which cannot be read",
+        "d: skipped 3 of 73 images, which are unreadable",
+        "sevens: skipped 3 of 12 images, which are unreadable",
+        "d: skipped 3 of 73 images, which are unreadable",
     ]
     assert {*said} <= {*found.warnings}
 
@@ -319,7 +317,7 @@ def test_failed_conditions_leave_the_report(models, tmp_path):
     assert [c.failed for c in report.document.checks] == [True, False, True]
     assert Report.read(tmp_path / "report.json").checks == report.document.checks
     with pytest.raises(
-        CheckFailed, match=r"2 of 3 checks failed for `base`: `accuracy<0.99` \(found 0\.\d+\), `macs>1`"
+        CheckFailed, match=r"2 of 3 checks failed for `base`: `accuracy<0.99` \(measured 0\.\d+\), `macs>1`"
     ):
         report.require_checks()
 
@@ -354,10 +352,10 @@ def test_inputs_that_cannot_be_used(models, changes, error, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"compare": (NamedModels.parse("x.st"),)}, "2 rows are called `x`"),
+        ({"compare": (NamedModels.parse("x.st"),)}, "2 rows have the name `x`"),
         (
             {"near": (NamedData.parse("noise"),), "far": (NamedData.parse("noise"),)},
-            "2 OOD data sets are called `noise`",
+            "2 OOD data sets have the name `noise`",
         ),
         (
             {"model": "-", "compare": (NamedModels.parse("-"),), "name": "x"},
@@ -365,9 +363,12 @@ def test_inputs_that_cannot_be_used(models, changes, error, message):
         ),
         ({"batch_size": 0}, "`--batch-size 0`: must be at least 1"),
         ({"out": Path("x"), "save_predictions": Path("x")}, "name the same file"),
-        ({"near": NEAR, "metrics": ("ece",)}, "no chosen metric looks at them"),
+        ({"near": NEAR, "metrics": ("ece",)}, "OOD data sets are given, but no selected metric uses them"),
         ({"metrics": ("auroc",)}, "without an OOD data set"),
-        ({"name": "a/b"}, "cannot be a name"),
+        (
+            {"name": "a/b"},
+            ("is not a valid name"),
+        ),
         ({"fail_if": (Condition.parse("auroc[near]<0.5"),)}, "needs an OOD data set"),
     ],
 )
@@ -393,7 +394,7 @@ def test_models_with_other_labels_do_not_share_a_table(models, tmp_path):
 
     run_eval(config(models / "base.st", compare=(up,), metrics=("accuracy",)))
     with pytest.raises(
-        InputError, match=r"down.st: has other class labels, or in another order, than .*up.st"
+        InputError, match=r"down.st: its class labels or their order differ from those of .*up.st"
     ):
         run_eval(config(models / "base.st", compare=(up, down)))
 
@@ -416,7 +417,7 @@ def test_broken_weights_are_named_with_the_data(tmp_path):
     state = sample.state | {"head.bias": torch.full((7,), torch.nan)}
     path = type(sample)(sample.header, state).save(tmp_path / "broken.st")
 
-    with pytest.raises(InputError, match=r"broken.st: gives logits that are not finite on `id`"):
+    with pytest.raises(InputError, match=r"broken.st: has logits that are not finite on `id`"):
         run_eval(config(path, out=tmp_path / "report.json"))
     assert not (tmp_path / "report.json").exists()
 
@@ -453,12 +454,12 @@ def test_the_golden_report_reads_and_writes_back():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda r: r["near"].append("ghosts"), "must name data sets of `data`"),
-        (lambda r: r["rows"].append(r["rows"][0]), "two rows have one name"),
+        (lambda r: r["near"].append("ghosts"), "near, far, ood_val: must be names in `data`, each once"),
+        (lambda r: r["rows"].append(r["rows"][0]), "rows: two rows have the same name"),
         (lambda r: r["rows"][0]["ood"].pop("birds"), r"rows\[0\].ood: has \['noise'\]"),
         (lambda r: r["rows"][0]["means"].update(both={}), r"rows\[0\].means: has .*both"),
         (lambda r: r["definitions"].pop("ece"), r"rows\[0\]: `ece` has no definition"),
-        (lambda r: r.update(extra=1), "extra is not a key"),
+        (lambda r: r.update(extra=1), "extra is not a known key"),
         (lambda r: r["rows"][0]["values"]["ece"].update(value="0.1"), r"rows\[0\].values.ece.value"),
     ],
 )

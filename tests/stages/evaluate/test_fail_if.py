@@ -58,14 +58,14 @@ def test_what_a_condition_says(text, metric, scope, comparison, bound):
         ("auroc[near<0.9", "expected METRIC"),
         ("0.1<ece<0.2", "unknown metric `0`|expected METRIC|is not a number"),
         ("eec>0.1", "unknown metric `eec`"),
-        ("accuracy<95", "lies between 0 and 1"),
-        ("nll>nan", "so this is never so"),
-        ("nll>inf", "so this is never so"),
-        ("nll<inf", "so this is always so"),
-        ("ece>-0.1", "lies between 0 and 1, so this is always so"),
-        ("ece<-0.1", "so this is never so"),
-        ("accuracy<1.1", "so this is always so"),
-        ("accuracy>=1.1", "so this is never so"),
+        ("accuracy<95", "is between 0 and 1, so this condition always holds"),
+        ("nll>nan", "this condition never holds"),
+        ("nll>inf", "this condition never holds"),
+        ("nll<inf", "this condition always holds"),
+        ("ece>-0.1", "is between 0 and 1, so this condition always holds"),
+        ("ece<-0.1", "this condition never holds"),
+        ("accuracy<1.1", "this condition always holds"),
+        ("accuracy>=1.1", "this condition never holds"),
     ],
 )
 def test_malformed_conditions_are_refused(text, message):
@@ -77,16 +77,16 @@ def test_a_percentage_is_explained():
     with pytest.raises(UsageError) as caught:
         Condition.parse("accuracy<95")
 
-    assert caught.value.hint == "95 % is written 0.95 or 95%"
+    assert caught.value.hint == "write 95 % as 0.95 or 95%"
 
 
 @pytest.mark.parametrize(
     ("text", "metrics", "scopes", "message"),
     [
-        ("ece>0.1", ("accuracy",), (), "ece is not among the chosen metrics"),
+        ("ece>0.1", ("accuracy",), (), "ece is not among the selected metrics"),
         ("auroc[near]<0.1", ("ece",), (), "needs an OOD data set"),
         ("latency_ms>3", ("ece",), SCOPES, "is not measured"),
-        ("auroc<0.1", tuple(METRICS), SCOPES, "auroc on which OOD data"),
+        ("auroc<0.1", tuple(METRICS), SCOPES, "auroc needs the name of an OOD data set"),
         ("ece[near]<0.1", tuple(METRICS), SCOPES, "ece is not measured on OOD data"),
         ("auroc[bird]<0.1", tuple(METRICS), SCOPES, "no OOD data set or group `bird`"),
         ("disagreement[near]<0.1", tuple(METRICS), (), "no OOD data set or group `near`"),
@@ -125,7 +125,7 @@ def test_an_ood_set_may_be_called_as_a_corruption_is():
 
 
 def test_only_a_share_has_a_bound_in_percent():
-    with pytest.raises(UsageError, match="nll is no share"):
+    with pytest.raises(UsageError, match="nll is not a fraction"):
         Condition.parse("nll<95%")
 
 

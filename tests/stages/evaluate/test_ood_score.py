@@ -207,7 +207,7 @@ def test_a_single_model_is_warned_of(here, capsys):
     assert main([*command, "--ood-score", "mi", "--metrics", "auroc"]) == 0
 
     err = capsys.readouterr().err
-    assert "m0: `mi` of a single model is 0 everywhere, so its numbers are those of chance" in err
+    assert "m0: `mi` of a single model is always 0, so its OOD metrics are those of chance" in err
     assert "pair: `mi`" not in err
 
 
@@ -216,11 +216,11 @@ def test_a_single_model_is_warned_of(here, capsys):
     [
         (
             {"ood_score": ("odin",)},
-            "`--ood-score odin`: there is no OOD score `odin` choose from msp, entropy, mi, msp+mi, energy, max-logit, gen, energy+density",
+            "`--ood-score odin`: unknown OOD score `odin` choose from msp, entropy, mi, msp+mi, energy, max-logit, gen, energy+density",
         ),
-        ({"ood_score": ("msp", "")}, "`--ood-score `: there is no OOD score ``"),
-        ({"ood_score": ("mi", "msp", "mi")}, "`--ood-score mi,msp,mi` names a score twice"),
-        ({"ood_score": ("mi",), "near": (), "far": ()}, "`--ood-score` has no effect: no metric of OOD data"),
+        ({"ood_score": ("msp", "")}, "`--ood-score `: unknown OOD score ``"),
+        ({"ood_score": ("mi", "msp", "mi")}, "`--ood-score mi,msp,mi` repeats a score"),
+        ({"ood_score": ("mi",), "near": (), "far": ()}, "`--ood-score` has no effect: no OOD metric"),
         ({"ood_score": ("mi",), "metrics": ("nll", "disagreement")}, "`--ood-score` has no effect"),
         ({"fail_if": "auroc@energy[near]<0.9"}, "the OOD score `energy` is not measured"),
         ({"fail_if": "auroc@enrgy[near]<0.9"}, "did you mean `energy`"),

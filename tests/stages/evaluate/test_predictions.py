@@ -95,7 +95,7 @@ def test_logits_that_are_not_finite_are_refused(digits):
     broken = replace(sample, state=sample.state | {"head.bias": torch.full((7,), torch.inf)})
     model = broken.model()
 
-    with pytest.raises(InputError, match="mine: gives logits that are not finite on `it`"):
+    with pytest.raises(InputError, match="mine: has logits that are not finite on `it`"):
         predict(model, PreparedData(digits, batch_size=8, name="it"), sample.header.preprocess, name="mine")
 
 

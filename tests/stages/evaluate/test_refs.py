@@ -32,7 +32,10 @@ from support.builders import base
 )
 def test_what_names_data(text, name, ref):
     if ref is None:
-        with pytest.raises(UsageError, match="cannot be a name"):
+        with pytest.raises(
+            UsageError,
+            match=r"` is not a valid name: it begins or ends with a space, or contains one of `= , : / \[ \]`",
+        ):
             NamedData.parse(text)
         return
     found = NamedData.parse(text)
@@ -49,9 +52,9 @@ def test_the_sets_of_a_preset_have_their_names():
     assert [one.name for one in NamedData.parse_all("preset:yelp")] == ["yelp"]
     assert [one.name for one in NamedData.parse_all("places=preset:sst2/yelp")] == ["places"]
     assert NamedData.parse("preset:sst2/yelp").name == "yelp"
-    with pytest.raises(UsageError, match="one name for 2 data sets"):
+    with pytest.raises(UsageError, match="one name stands for 2 data sets"):
         NamedData.parse_all("reviews=preset:sst2/near")
-    with pytest.raises(UsageError, match="names 2 data sets, where one is read"):
+    with pytest.raises(UsageError, match="stands for 2 data sets, but only one is expected"):
         NamedData.parse("preset:sst2/near")
 
 
@@ -87,7 +90,7 @@ def test_what_names_models(text, name, models):
 
 @pytest.mark.parametrize("text", ["=a.st", " x=a.st", "x =a.st", "a[b]=a.st", "x=", "x=a.st,,b.st", ""])
 def test_malformed_rows_are_refused(text):
-    with pytest.raises(UsageError, match=r"cannot be a name|a name is empty|empty model reference"):
+    with pytest.raises(UsageError, match=r"is not a valid name|a name is empty|empty model reference"):
         NamedModels.parse(text)
 
 

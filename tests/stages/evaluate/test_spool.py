@@ -101,7 +101,7 @@ def test_where_nobody_knew_how_many_would_come_it_is_the_same(
             assert same(part, own)
     assert not list(tmp_path.iterdir())
     mine.store(torch.tensor([N + 1]), Responses(said.log_probs[:, :1], said.logsumexp[:, :1]))
-    with pytest.raises(ValueError, match="102 of 103 items came"):
+    with pytest.raises(ValueError, match="102 of 103 items were read"):
         mine.stored()
 
 
@@ -119,7 +119,7 @@ def test_a_disk_without_room_is_refused_before_it_is_full(said, tmp_path, monkey
     monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
 
-    with pytest.raises(OutputError, match=r"take 0\.0 GB until they are measured") as error:
+    with pytest.raises(OutputError, match=r"need 0\.0 GB of disk space until they are measured") as error:
         PredictionStore(N, tmp_path).store(torch.arange(N), said)
 
     assert "TMPDIR" in error.value.hint
@@ -129,5 +129,5 @@ def test_samples_that_have_not_come_are_noticed(said):
     mine = PredictionStore(N + 1)
     mine.store(torch.arange(N), said)
 
-    with pytest.raises(ValueError, match="101 of 102 items came"):
+    with pytest.raises(ValueError, match="101 of 102 items were read"):
         mine.stored()

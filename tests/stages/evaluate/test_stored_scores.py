@@ -90,7 +90,7 @@ def test_a_report_says_that_they_are_stored_and_what_they_were_fitted_on(both, h
     assert all(row.stored_scores == () for row in fitted.rows)
     assert Report.read(here / "held.json") == held
     assert main(["inspect", str(here / "held.json")]) == 0
-    told = f"as the checkpoint stores them, fitted on {fitted.data['fit'].reference}, 90 samples"
+    told = f"as stored in the checkpoint, fitted on {fitted.data['fit'].reference}, 90 samples"
     assert told in capsys.readouterr().out
 
 
@@ -205,7 +205,9 @@ def test_a_model_without_a_score_is_named_before_anything_is_read(here, models, 
     first, *others = (model.replace("{}", str(here)) for model in models)
     scores = ("mahalanobis", "knn" if lacking == "some.st" else f"knn:k={K}", "vim")
 
-    with pytest.raises(UsageError, match=f"{lacking}: `{score}` looks at features") as caught:
+    with pytest.raises(
+        UsageError, match=f"{lacking}: `{score}` is feature-based and was not fitted"
+    ) as caught:
         run_eval(config(here / first, *others, ood_score=scores), ear := Heard())
 
     assert "--fit DATA" in caught.value.hint
@@ -221,14 +223,16 @@ def test_scores_are_for_the_classes_that_are_stored(tmp_path):
 
     kept = {"threshold_for": 0.99, "delta": 0.5, "out": tmp_path / "r.json"}
     assert run_eval(config(tmp_path / "kept.st", **kept, **given)).document.rows[0].stored_scores
-    with pytest.raises(UsageError, match="are for the classes that it stores") as caught:
+    with pytest.raises(
+        UsageError, match=("its feature-based OOD scores apply only to the classes that it stores")
+    ) as caught:
         run_eval(config(tmp_path / "kept.st", naming=(other := Naming(templates=("a {label}",))), **given))
     assert "--fit DATA" in caught.value.hint
     again = PredictConfig(
         model=str(tmp_path / "kept.st"), data=(DATA,), out=tmp_path / "p.jsonl", device="cpu", naming=other,
         threshold=tmp_path / "r.json", fit=DataRef.parse(FIT),
     )  # fmt: skip
-    with pytest.raises(InputError, match="is for a score that its model holds as it was fitted"):
+    with pytest.raises(InputError, match="its threshold is for the fitted OOD score that its model stores"):
         run_predict(again)
 
 
@@ -238,7 +242,8 @@ def test_being_tested_on_what_they_were_fitted_on_is_told(here):
     document = run_eval(config(here / "m0-stored.st", near=near)).document
 
     said = (
-        "m0-stored: its OOD scores were fitted on `same`: scores of features will look better than they are"
+        "m0-stored: its OOD scores were fitted on `same`: OOD metrics of feature-based scores will be "
+        "too good"
     )
     assert said in document.warnings
 
@@ -262,14 +267,14 @@ def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(here, t
     run_eval(
         config(here / "m0.st", store=model, force=True, fit=DataRef.parse(OTHER), val=DataRef.parse(VAL))
     )
-    assert "`m.st` is not what it was made of" in said()
+    assert "`m.st` has changed" in said()
     assert Report.read(out).rows[0].stored_scores[0].data.count == 80
 
 
 @pytest.mark.parametrize(
     ("changes", "message", "hint"),
     [
-        ({"store": "again.st"}, "`--store`: there is nothing to store", "--fit TRAIN"),
+        ({"store": "again.st"}, "`--store`: the command fits nothing to store", "--fit TRAIN"),
     ],
 )
 def test_what_has_no_effect_without_data_is_refused(tmp_path, changes, message, hint):

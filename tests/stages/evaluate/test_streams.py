@@ -227,12 +227,12 @@ def test_memory_holds_some_rows_however_many_there_are(served, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"row": lambda i: digit(i + 7 * (i == 19))}, "row 19 is not what it was when the stream was first"),
-        ({"row": lambda i: digit(i) | {"label": (i + (i == 33)) % 7}}, "row 33 is not what it was"),
-        ({"count": 39}, "ends after 39 rows and had 40 when it was first read"),
-        ({"count": 32}, "ends after 32 rows and had 40"),
-        ({"count": 41}, "goes on after row 39, where it ended when it was first read"),
-        ({"count": 60}, "goes on after row 39"),
+        ({"row": lambda i: digit(i + 7 * (i == 19))}, "row 19 has changed since the stream was first"),
+        ({"row": lambda i: digit(i) | {"label": (i + (i == 33)) % 7}}, "row 33 has changed"),
+        ({"count": 39}, "ends after 39 rows, but had 40 when it was first read"),
+        ({"count": 32}, "ends after 32 rows, but had 40"),
+        ({"count": 41}, "continues after row 39, its end when it was first read"),
+        ({"count": 60}, "continues after row 39"),
     ],
 )
 def test_rows_that_change_from_row_to_row_are_told(served, monkeypatch, change, message):
@@ -306,7 +306,7 @@ def test_several_processes_write_the_bytes_of_one(served, request, monkeypatch, 
 def test_processes_that_read_other_rows_are_told(served, crowd, monkeypatch, other):
     lakes = [served(of_images(40)), other]
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **named: lakes.pop().stream(**named))
-    with pytest.raises(DataError, match="the processes of this run read other rows"):
+    with pytest.raises(DataError, match="the processes of this run read different rows of the same stream"):
         together(2, lambda team: crowd(team, config()))
 
 
@@ -338,21 +338,21 @@ def test_a_stream_that_breaks_off_and_an_interruption_leave_nothing(served, work
     [
         (
             {"corrupt": "blur:3"},
-            "`--corrupt` reads samples again, and `hf:org/name::streaming=true` is a stream",
+            "`--corrupt` must read samples again, but `hf:org/name::streaming=true` is a stream",
             "add `limit=N`",
         ),
         (
             {"keep_examples": 3},
-            "`--keep-examples` reads samples again, and `hf:org/name::streaming=true` is a stream",
+            "`--keep-examples` must read samples again, but `hf:org/name::streaming=true` is a stream",
             "add `limit=N`",
         ),
-        ({"data": "id.parquet", "temperature": STREAM}, "a stream does not say how long", "add `limit=N`"),
+        ({"data": "id.parquet", "temperature": STREAM}, "a stream has no known length", "add `limit=N`"),
         (
             {"data": "id.parquet", "fit": STREAM, "ood_score": ("knn",), "threshold_for": 0.9},
-            "a stream does not say how long it is",
+            "a stream has no known length",
             "add `limit=N`",
         ),
-        ({"if_changed": True, "force": False}, "what came through a stream is gone", ""),
+        ({"if_changed": True, "force": False}, "a stream cannot be compared", ""),
     ],
 )
 def test_what_a_stream_cannot_do_is_refused_before_it_is_read(served, changes, message, hint):
@@ -373,8 +373,14 @@ def test_what_a_stream_cannot_do_is_refused_before_it_is_read(served, changes, m
 @pytest.mark.parametrize(
     ("row", "features", "changes", "message", "least"),
     [
-        (lambda i: {"text": text(i)["text"]}, None, {}, "has no labels, which `--data` needs", 1),
-        (lambda i: text(i) | {"label": -1}, TEXTS, {}, "every label is withheld", 16),
+        (lambda i: {"text": text(i)["text"]}, None, {}, "has no labels, but `--data` needs them", 1),
+        (
+            lambda i: text(i) | {"label": -1},
+            TEXTS,
+            {},
+            "has no labels, but `--data` needs labelled samples",
+            16,
+        ),
         (lambda i: text(i) | {"label": i - 1 if i == 20 else 1}, TEXTS, {}, "label 19 is out of range", 40),
         (lambda i: text(i) | {"label": -(i == 17)}, TEXTS, {}, "row 17 has label -1, out of range 0", 32),
         (lambda i: text(i) | {"label": str(i)}, NAMED, {}, "has more classes than the", 16),
@@ -382,24 +388,24 @@ def test_what_a_stream_cannot_do_is_refused_before_it_is_read(served, changes, m
             lambda i: text(i) | {"label": None if i == 3 else 1},
             TEXTS,
             {},
-            "row 3 has no usable label: None",
+            "row 3 has an invalid label: None",
             16,
         ),
         (
             lambda i: numbered(i) | {"text": b"a" if i == 18 else None},
             datasets.Features(TEXTS | {"text": datasets.Value("binary")}),
             {},
-            "row 18 is no text: b'a'",
+            "row 18 is not a string: b'a'",
             32,
         ),
         (
             numbered,
             TEXTS,
             {"temperature": DataRef.parse("held.parquet")},
-            "which classes there are is known at the end of the stream, and `--temperature` needs them before",
+            "the classes are known only at the end of the stream, but `--temperature` needs them first",
             1,
         ),
-        (numbered, TEXTS, {"threshold_for": 1e-9}, "40 samples cannot tell, even if every answer", 40),
+        (numbered, TEXTS, {"threshold_for": 1e-9}, "40 samples are too few, even if all predictions", 40),
     ],
 )
 def test_labels_that_will_not_do_are_told_as_early_as_they_are_known(
@@ -436,7 +442,7 @@ def test_a_score_may_be_chosen_on_streams(served):
     of_files = chosen(DataRef.parse(stored(lake, "id.parquet")), stored(other, "other.parquet"))
     found = chosen(DataRef.parse(STREAM, endless=True), FOREIGN)
     assert found[0]["rows"] == of_files[0]["rows"]
-    with pytest.raises(DataError, match=r"for validation is `.*`, which is tested on"):
+    with pytest.raises(DataError, match=r"the validation data `.*` are also the test data"):
         run_eval(config(val=DataRef.parse(STREAM, endless=True), near=sets(("close", FOREIGN)), **given))
 
 
@@ -444,5 +450,5 @@ def test_bench_and_python_refuse_or_take_a_stream_as_the_command_line_does():
     near = declared(EvalConfig)["near"]
     assert near.parse(f"close={FOREIGN}")[0].ref.endless
     near = declared(BenchConfig)["near"]
-    with pytest.raises(UsageError, match="a stream does not say how long it is"):
+    with pytest.raises(UsageError, match="a stream has no known length"):
         near.parse(f"close={FOREIGN}")

@@ -223,7 +223,7 @@ def test_the_same_data_twice_are_warned_of(models):
         ear = Heard()
         run_eval(config(models / "base.st", temperature=temperature, metrics=("nll",)), ear)
 
-        assert any("hold the same samples" in w for w in ear.warnings) == warned
+        assert any("` and `--data` have the same samples" in w for w in ear.warnings) == warned
 
 
 def test_a_bound_is_warned_of_and_the_result_is_said(models, tmp_path):
@@ -242,7 +242,7 @@ def test_a_bound_is_warned_of_and_the_result_is_said(models, tmp_path):
     assert row.values["temperature"].value == 20
     assert "stubborn: temperature 20.0000, fitted on 9 samples" in ear.steps
     assert any(
-        "stubborn: the temperature ended at 20, a bound of the search (0.05 to 20): the labels may not be those"
+        "stubborn: the fitted temperature is 20, a bound of the search (0.05 to 20): check that the labels fit the model"
         in w
         for w in ear.warnings
     )
@@ -298,7 +298,7 @@ def test_texts_are_scaled_too(texts):
     ).document.rows[0]  # fmt: skip
 
     assert row.values["temperature"].count == 30
-    assert sum("taken in order" in w for w in ear.warnings) == 1
+    assert sum("matched by position" in w for w in ear.warnings) == 1
 
 
 def test_a_class_means_the_same_in_both_sets_even_if_one_lacks_some(texts):
@@ -319,7 +319,7 @@ def test_a_class_means_the_same_in_both_sets_even_if_one_lacks_some(texts):
 
 def test_a_class_that_nobody_knows_is_refused(texts):
     with pytest.raises(
-        DataError, match=r"its class `good` is not in `--data`, and the model's classes have no names"
+        DataError, match="its class `good` is not in `--data`, and the model has no class names to map it to"
     ):
         run_eval(
             config(
@@ -348,7 +348,7 @@ def test_zero_shot_models_answer_about_the_same_classes(tmp_path):
 @pytest.mark.parametrize(
     ("temperature", "message"),
     [
-        ("noise", "noise: has no labels, which `--temperature` needs"),
+        ("noise", "noise: has no labels, but `--temperature` needs them"),
         ("nowhere", "nowhere: no such"),
         ("digits::classes=7-9", "its class `7` is not in `--data`"),
         ("digits", "its class `7` is not in `--data`"),

@@ -101,7 +101,7 @@ def test_classes_are_named_or_stored(models, tmp_path, model, suffix, naming):
 
 def test_without_classes_a_model_is_refused(models, tmp_path):
     for model in ("clip base", "siglip hydra"):
-        with pytest.raises(UsageError, match="has no classes yet") as found:
+        with pytest.raises(UsageError, match="has no class names yet") as found:
             run_export(ExportConfig(model=str(models[model]), out=tmp_path / "c.pt2"))
         assert "--classes cat,dog" in found.value.hint
     assert not list(tmp_path.iterdir())

@@ -54,7 +54,7 @@ def hydra(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(hydra):
-    """What `export` says of a quantised hydra, and what was made on the way: a file in fp32."""
+    """What `export` says of a quantized hydra, and what was made on the way: a file in fp32."""
     config = ExportConfig(
         model=str(hydra), out=hydra.with_name("hydra.onnx"), data=DATA, ood="noise::limit=20", quantize="int8",
         report=hydra.with_name("report.json"),
@@ -102,16 +102,16 @@ def test_gelu_is_one_operator(exported):
 
 
 def test_whole_numbers_of_8_bits_answer_nearly_the_same_and_their_effect_is_told(hydra, exported):
-    quantised, _ = exported
+    quantized, _ = exported
     document = Report.model_validate_json((hydra.with_name("report.json")).read_text())
 
     assert [row.name for row in document.rows] == ["model", "onnx", "int8"]
     assert {"accuracy", "ece"} <= document.rows[2].values.keys()
     assert "auroc" in document.rows[2].ood["ood"]
-    assert quantised.measured == document
-    assert quantised.differences["random inputs"] < 1e-5
-    assert quantised.differences["the data"] < 1e-5
-    assert 1e-5 < quantised.differences["the data, quantised"] < 0.1
+    assert quantized.measured == document
+    assert quantized.differences["random inputs"] < 1e-5
+    assert quantized.differences["the data"] < 1e-5
+    assert 1e-5 < quantized.differences["the data, quantized"] < 0.1
     content = (hydra.with_name("hydra.onnx")).read_bytes()
     assert b"MatMulInteger" in content or b"DynamicQuantizeLinear" in content
     run, asked = formats.run_onnx(content), base(TWO).inputs(batch=3, seed=7)
@@ -239,7 +239,7 @@ def test_one_that_answers_otherwise_is_not_written(hydra, tmp_path, monkeypatch)
     monkeypatch.setattr(formats, "pt2", lambda *_: b"")
     monkeypatch.setattr(formats, "run_pt2", otherwise)
 
-    with pytest.raises(CheckFailed, match=r"more than 0\.0001; nothing was written"):
+    with pytest.raises(CheckFailed, match=r"more than the tolerance 0\.0001; nothing was written"):
         run_export(ExportConfig(model=str(hydra), out=tmp_path / "h.pt2"))
     assert not list(tmp_path.iterdir())
 
@@ -247,15 +247,15 @@ def test_one_that_answers_otherwise_is_not_written(hydra, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"out": Path("h.txt")}, "is a file that ends in .onnx or .pt2"),
-        ({"out": Path("-")}, "is a file that ends in .onnx or .pt2"),
+        ({"out": Path("h.txt")}, "must have the suffix .onnx or .pt2"),
+        ({"out": Path("-")}, "must have the suffix .onnx or .pt2"),
         (
             {"out": Path("h.pt2"), "quantize": "int8", "data": DATA},
-            "`--quantize` has no effect with `-o h.pt2`: it is for .onnx",
+            "`--quantize` has no effect with `-o h.pt2`: quantization needs .onnx",
         ),
         ({"quantize": "int8"}, "`--quantize` needs `--data`"),
         ({"ood": "noise"}, "`--ood` needs `--data`"),
-        ({"data": DATA, "report": Path("h.onnx")}, "a JSON document is a file that ends in .json"),
+        ({"data": DATA, "report": Path("h.onnx")}, "a JSON document must have the suffix .json"),
     ],
 )
 def test_what_cannot_be_is_refused(options, text):
@@ -281,7 +281,7 @@ def test_releases_of_torch_that_cannot_are_refused_by_name(hydra, tmp_path, monk
 
     assert main(["export", str(hydra), "-o", str(tmp_path / "h.pt2")]) == 3
     said = capsys.readouterr().err
-    assert "models are exported with torch 2.8 or later, and 2.7.1+cu126 is installed" in said
+    assert "export needs torch 2.8 or later, but 2.7.1+cu126 is installed" in said
     assert "pip install --upgrade 'torch>=2.8'" in said
     assert not [*tmp_path.iterdir()]
 

@@ -230,8 +230,8 @@ def test_no_name_of_a_file_is_code(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "stored", "reason"),
     [
-        ({"quantize": "int8", "data": "digits::classes=0-6,limit=9"}, threshold(-0.2), "quantizing makes another model"),
-        ({}, threshold(0.5, score="entropy"), "it is on `entropy`, and the exported model computes `msp`"),
+        ({"quantize": "int8", "data": "digits::classes=0-6,limit=9"}, threshold(-0.2), "it does not hold for the quantized model"),
+        ({}, threshold(0.5, score="entropy"), "it is for `entropy`, but the exported model computes `msp`"),
     ],
 )  # fmt: skip
 def test_a_threshold_that_does_not_hold_is_left_out(tmp_path, options, stored, reason):

@@ -87,7 +87,7 @@ def test_another_number_of_classes_is_another_classifier(tmp_path, pruned):
 
     header = work.header
     assert (header.num_classes, header.labels, header.masks) == (3, ("0", "1", "2"), sample.header.masks)
-    assert "A new classifier for 3 classes (0, 1, 2), the model had 7" in heard.steps
+    assert "A new classifier for 3 classes (0, 1, 2), the model had 7 classes" in heard.steps
     found = build_trainable(work).states[0]
     assert found["head.weight"].shape == (3, 32)
     fresh = sample.family.initialise(header.architecture, 0)
@@ -133,7 +133,7 @@ def test_the_number_may_be_insisted_on(tmp_path):
 
     work, _ = prepared(config(tmp_path / "out.st", model, num_classes=7))
     assert torch.equal(work.opened.checkpoint.tensor("head.weight"), base().state["head.weight"])
-    with pytest.raises(DataError, match="has 3 classes, `--num-classes 2` is too few"):
+    with pytest.raises(DataError, match="has 3 classes, but `--num-classes 2` is smaller"):
         prepared(config(tmp_path / "out.st", model, num_classes=2))
 
 
@@ -143,7 +143,7 @@ def test_classes_beyond_the_datas_have_no_names_and_leave_room(tmp_path, folder)
     work, heard = prepared(texts_config(out, folder, num_classes=5))
     names = (*ANIMALS, "unnamed class 3", "unnamed class 4")
     assert work.header.labels == names
-    reason = f"{folder / 'm'}: is a BertModel, which does not classify"
+    reason = f"{folder / 'm'}: is a BertModel, which is not a classifier"
     assert f"A new classifier for 5 classes (bird, cat, dog, 2 unnamed); {reason}" in heard.steps
     assert not heard.warnings
     run_finetune(work.config)
@@ -167,7 +167,7 @@ def test_a_kept_classifier_is_the_one_that_was_there(tmp_path):
     model = base().save(tmp_path / "model.st")
     work, _ = prepared(config(tmp_path / "out.st", model, recipe=KEPT))
     assert (work.header.num_classes, work.header.labels[1:4]) == (7, ("1", "2", "unnamed class 3"))
-    with pytest.raises(UsageError, match=r"tells apart 7 classes, not 3"):
+    with pytest.raises(UsageError, match=r"has 7 classes, not 3"):
         prepared(config(tmp_path / "out.st", model, recipe=KEPT, num_classes=3))
     with pytest.raises(DataError, match=r"has 8 classes \(0, .*\), but .* has 7 classes$") as caught:
         prepared(config(tmp_path / "out.st", model, "0-7", recipe=KEPT))
@@ -221,14 +221,14 @@ def test_validation_has_no_classes_of_its_own(tmp_path, folder):
             prepared(config(tmp_path / "out.st", model, val=digits(classes, "val")))
         assert "that `--data digits" in caught.value.message
         assert caught.value.message.endswith("`3`" if classes == "0-3" else "`3`, `4`, `5`")
-    with pytest.raises(DataError, match=r"has not: `0`, `1`$"):
+    with pytest.raises(DataError, match=r"does not have: `0`, `1`$"):
         prepared(config(tmp_path / "out.st", model, "4-6", val=digits("0-1", "val")))
     work, _ = prepared(config(tmp_path / "out.st", model, val=digits("1-2", "val")))
     assert {*work.val.labels} == {1, 2}
 
     val = tmp_path / "val.jsonl"
     val.write_text("".join(json.dumps({"text": "a", "label": name}) + "\n" for name in ("Bird", "owl")))
-    with pytest.raises(DataError, match=r"^`--val val\.jsonl`: .* has not: `owl`$"):
+    with pytest.raises(DataError, match=r"^`--val val\.jsonl`: .* does not have: `owl`$"):
         prepared(replace(texts_config(tmp_path / "out.st", folder), val=DataRef.parse(str(val))))
 
 
@@ -237,7 +237,7 @@ def test_a_warning_says_whose_classes_it_means(tmp_path):
     header = sample.header.model_copy(update={"labels": tuple("abcdefg")})
     model = replace(sample, header=header).save(tmp_path / "model.st")
     warned = prepared(config(tmp_path / "out.st", model, "0-6"))[1].warnings
-    assert [line.split()[0] for line in warned] == ["`--data`'s", "`--val`'s"]
+    assert [line.split()[0] for line in warned] == ["`--data`:", "`--val`:"]
 
 
 def test_a_reset_classifier_is_zero_or_drawn_from_its_seed(tmp_path):
@@ -279,14 +279,14 @@ def test_random_weights_take_the_number_from_the_data(tmp_path):
     with pytest.raises(UsageError, match=r"`--num-classes 4` and .*num_classes=9` differ") as caught:
         prepared(config(tmp_path / "out.st", f"{ARCH},num_classes=9", num_classes=4))
     assert caught.value.hint == "leave `--num-classes` or `num_classes=9` out"
-    with pytest.raises(DataError, match=r"has 3 classes, but `arch:.*num_classes=2` asks for 2") as caught:
+    with pytest.raises(DataError, match=r"has 3 classes, but `arch:.*num_classes=2` has 2") as caught:
         prepared(config(tmp_path / "out.st", f"{ARCH},num_classes=2"))
     assert caught.value.hint.startswith("leave `num_classes=2` out, write `num_classes=3`")
 
 
 def test_a_new_classifier_must_train(tmp_path):
     model = base().save(tmp_path / "model.st")
-    with pytest.raises(UsageError, match="gets a new classifier, which `--train norm` leaves as it is drawn"):
+    with pytest.raises(UsageError, match="gets a new classifier, which `--train norm` does not train"):
         prepared(config(tmp_path / "out.st", model, recipe=replace(RECIPE, train=("norm",))))
 
 
@@ -298,14 +298,15 @@ def test_a_classifier_that_is_lost_is_named_before_another_is_drawn(tmp_path, fo
     (tmp_path / "setfit" / "m" / "model_head.pkl").write_bytes(b"")
     _, heard = prepared(texts_config(tmp_path / "out.st", tmp_path / "setfit"))
     assert any(
-        "model_head.pkl`, a pickle, which is not read and would be lost" in step for step in heard.steps
+        "model_head.pkl`, a pickle, which is never loaded, so it would be lost" in step
+        for step in heard.steps
     )
 
 
 def test_a_backbone_gets_a_classifier(tmp_path, folder):
     work, heard = prepared(texts_config(tmp_path / "out.st", folder, head_seed=4))
 
-    reason = f"{folder / 'm'}: is a BertModel, which does not classify"
+    reason = f"{folder / 'm'}: is a BertModel, which is not a classifier"
     assert f"A new classifier for 3 classes (bird, cat, dog); {reason}" in heard.steps
     assert work.header.labels == ANIMALS
     found = build_trainable(work).states[0]
@@ -317,13 +318,13 @@ def test_a_backbone_gets_a_classifier(tmp_path, folder):
 
 
 def test_the_other_stages_say_what_to_type(folder):
-    with pytest.raises(UnsupportedModelError, match="is a BertModel, which does not classify") as caught:
+    with pytest.raises(UnsupportedModelError, match="is a BertModel, which is not a classifier") as caught:
         open_model(str(folder / "m"))
     assert f"`hydractl finetune {folder / 'm'} --data" in caught.value.hint
 
 
 def test_a_backbone_has_nothing_to_keep(tmp_path, folder):
-    with pytest.raises(UsageError, match=r"`--keep-head`: .* is a BertModel, which does not classify"):
+    with pytest.raises(UsageError, match=r"`--keep-head`: .* is a BertModel, which is not a classifier"):
         prepared(texts_config(tmp_path / "out.st", folder, recipe=replace(RECIPE, reset_head=False)))
 
 

@@ -113,5 +113,5 @@ def test_what_a_run_would_refuse_is_refused(tmp_path):
     given = config(tmp_path / "out.st", recipe=replace(RECIPE, warmup=10_000))
 
     for work in (run_finetune, run_estimate):
-        with pytest.raises(UsageError, match="the warm-up of 10000 steps leaves nothing"):
+        with pytest.raises(UsageError, match="the warm-up of 10000 steps takes all of the"):
             work(given)

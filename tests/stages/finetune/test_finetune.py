@@ -107,8 +107,8 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
     clean, found = (tensors(tmp_path / name) for name in ("a.st", "b.st"))
     assert all(torch.equal(found[name], clean[name]) for name in clean)
     assert header(tmp_path / "b.st").made_by.inputs == header(tmp_path / "a.st").made_by.inputs
-    assert [line.partition(";")[0] for line in ear.warnings if "left out" in line] == [
-        "d: left out 3 of 63 images, which cannot be read"
+    assert [line.partition(";")[0] for line in ear.warnings if "unreadable" in line] == [
+        "d: skipped 3 of 63 images, which are unreadable"
     ] * 2
 
 
@@ -148,7 +148,7 @@ def test_the_seed_of_the_classifier_draws_the_classifier_alone(tmp_path):
 
 def test_a_seed_of_a_classifier_that_is_not_drawn_is_refused(tmp_path):
     model = base().save(tmp_path / "base.st")
-    said = f"`--head-seed 1` has no effect on {model}, whose classifier is there already"
+    said = f"`--head-seed 1` has no effect: {model} already has a classifier"
     with pytest.raises(UsageError, match=re.escape(said)):
         run_finetune(config(tmp_path / "out.st", model, head_seed=1))
 
@@ -157,11 +157,11 @@ DEEP, SHALLOW, CLIP = ARCH, ARCH.replace("depth=2", "depth=1"), "transformers-vi
 
 
 @pytest.mark.parametrize(("model", "share", "named", "why"), [
-    (CLIP, {"dropout": 0.5}, None, "no layer of it drops anything"),
-    (CLIP, {"dropout": 0.5}, "imagenet1k", "no layer of it drops anything"),
+    (CLIP, {"dropout": 0.5}, None, "the model has no dropout, except for attention weights"),
+    (CLIP, {"dropout": 0.5}, "imagenet1k", "the model has no dropout, except for attention weights"),
     (CLIP, {"dropout": 0.1}, "imagenet1k", None),
     (CLIP, {"drop_path": 0.9, "dropout": 0.0}, None, None),
-    (SHALLOW, {"drop_path": 0.9}, None, "it has one block"),
+    (SHALLOW, {"drop_path": 0.9}, None, "the model has one block, and stochastic depth never skips the first"),
     (SHALLOW, {"drop_path": 0.1}, "vit-finetune", None),
     (SHALLOW, {"dropout": 0.5, "drop_path": 0.0}, None, None),
     (DEEP, {"dropout": 0.5, "drop_path": 0.9}, None, None),
@@ -276,7 +276,7 @@ def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path, python):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.stderr.read().endswith(
-            f"interrupted; what was done is kept in {out}.state; the same command goes on from there\n"
+            f"interrupted; the progress is saved in {out}.state; the same command resumes it\n"
         )
 
     assert process.returncode == 130
@@ -481,9 +481,9 @@ def test_other_architectures_train(tmp_path, variant):
 
 @pytest.mark.parametrize(("val", "said"), [
     (VAL, None),
-    (TRAIN, "`--val` and `--data` hold the same samples"),
-    ("digits::classes=0-6,limit=60,split=train", "`--val` and `--data` hold the same samples"),
-    ("digits::split=train,classes=2,limit=9", "9 of 9 samples of `--val` are in `--data`"),
+    (TRAIN, "`--val` and `--data` have the same samples"),
+    ("digits::classes=0-6,limit=60,split=train", "`--val` and `--data` have the same samples"),
+    ("digits::split=train,classes=2,limit=9", "9 of 9 samples of `--val` are also in `--data`"),
 ])  # fmt: skip
 def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said):
     heard = Heard()
@@ -493,8 +493,8 @@ def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said):
     prepare(config(tmp_path / "out.st", data=data, val=DataRef.parse(val)), heard, OutputLock(force=False))
 
     lost = (
-        "accuracy and NLL will look better than they are, and the rate and weights that are kept are chosen by what may be "
-        "known by heart"
+        "validation accuracy and NLL will be too good, and the learning rate and weights are selected on data that the "
+        "model was trained on"
     )
     assert heard.warnings == ([] if said is None else [f"{said}: {lost}"])
 
@@ -536,7 +536,7 @@ def test_a_file_that_was_away_for_a_moment_costs_nothing(pictures):
     with pytest.raises(DataError, match=r"3\.png") as caught:
         run_finetune(config(out, save_every=1, **given), Lost(lost, after=4))
     assert caught.value.hint.endswith(
-        f"what was done is kept in {out}.state; the same command goes on from there, with inputs as they were"
+        f"the progress is saved in {out}.state; the same command resumes it, with unchanged inputs"
     )
     lost.with_suffix(".away").rename(lost)
 
@@ -587,11 +587,16 @@ def test_force_starts_anew_and_says_so(tmp_path):
     cut(out)
 
     assert run_finetune(config(out, force=True), heard).resumed_from is None
-    assert heard.warnings == [f"`--force` starts anew: what an unfinished run left in {out}.state is dropped"]
+    assert heard.warnings == [
+        (f"`--force` starts again: the state of an unfinished run in {out}.state is discarded")
+    ]
     with pytest.raises(KeyboardInterrupt) as caught:
         run_finetune(config(out, force=True), Cut(2))
     assert caught.value.__notes__ == [
-        f"what was done is kept in {out}.state; move {out} away, and the same command without `--force` goes on from there"
+        (
+            f"the progress is saved in {out}.state; move {out} to another place, then the same command "
+            "without `--force` resumes it"
+        )
     ]
 
 
@@ -600,7 +605,9 @@ def test_a_folder_of_the_user_s_own_is_never_taken_for_a_state(tmp_path):
     (tmp_path / "out.st.state").mkdir()
     (tmp_path / "out.st.state" / "notes.txt").write_text("mine")
 
-    with pytest.raises(OutputExists, match=r"out\.st\.state: is where .* holds `notes\.txt`"):
+    with pytest.raises(
+        OutputExists, match=r"out\.st\.state: the state of the run goes here, but it contains `notes\.txt`"
+    ):
         run_finetune(config(out, force=True))
 
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["notes.txt", "out.st.state"]
@@ -609,7 +616,7 @@ def test_a_folder_of_the_user_s_own_is_never_taken_for_a_state(tmp_path):
 def test_two_do_not_train_one_output(tmp_path):
     with (
         claimed(tmp_path / "out.st", force=False),
-        pytest.raises(OutputExists, match="is making it now") as caught,
+        pytest.raises(OutputExists, match="is writing it now") as caught,
     ):
         run_finetune(config(tmp_path / "out.st"))
     assert "--wait" in caught.value.hint
@@ -693,8 +700,8 @@ def divergent(tmp_path):
 
 @pytest.mark.parametrize(("make", "error", "said"), [
     (unlabelled, DataError, "has no labels"),
-    (fewer_classes, DataError, "10 classes, but `arch:.*` asks for 7"),
-    (unlabelled_folder, DataError, "c0: has no labels, which `--data` needs"),
+    (fewer_classes, DataError, "10 classes, but `arch:.*` has 7"),
+    (unlabelled_folder, DataError, "c0: has no labels, but `--data` needs them"),
     (not_an_image, DataError, r"c0/1\.png: is not an image"),
     (saves_of_a_stream, UsageError, "`--save-every` has no effect with `-o -`"),
     (an_architecture_twice, UsageError, "`--arch` has no effect with `arch:"),
@@ -704,7 +711,7 @@ def divergent(tmp_path):
     (unknown_augmentation, UsageError, "unknown augmentation `blur`"),
     (no_folder, OutputError, "does not exist"),
     (no_model, CheckpointError, "gone.st"),
-    (only_warmup, UsageError, "leaves nothing"),
+    (only_warmup, UsageError, "takes all of the 12 steps"),
     (divergent, CheckFailed, "diverged"),
 ])  # fmt: skip
 def test_bad_input_is_answered_and_leaves_nothing(tmp_path, make, error, said):

@@ -160,7 +160,7 @@ def test_the_encoder_sees_each_sample_once(models, tmp_path, monkeypatch, epochs
 
     encoded = [count for count in counted if count > 1]  # but for blank samples, of which sizes are learnt
     assert encoded == [60, 40]
-    assert heard.steps[1] == "The frozen encoder runs once, and its features are kept"
+    assert heard.steps[1] == "Running the frozen encoder once and storing its features"
     whole = replace(RECIPE, epochs=epochs, train=("readout", "head"))
     full = tuned(models, "vit-class-token", tmp_path / "full.st", recipe=whole)[1].training_macs
     assert report.training_macs == full // (3 * epochs) + 3 * epochs * 60 * 32 * 7
@@ -220,7 +220,7 @@ def test_features_that_lie_in_a_file_give_the_same_bytes(models, tmp_path, monke
     monkeypatch.setattr(scratch, "HELD_BYTES", 0)
     tuned(models, "own-heads", tmp_path / "file.st")
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
-    with pytest.raises(OutputError, match="the features of 60 samples take") as caught:
+    with pytest.raises(OutputError, match="the features of 60 samples need") as caught:
         tuned(models, "own-heads", tmp_path / "none.st")
 
     assert (tmp_path / "memory.st").read_bytes() == (tmp_path / "file.st").read_bytes()

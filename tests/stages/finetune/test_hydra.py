@@ -124,7 +124,7 @@ def test_members_that_nothing_tells_apart_are_warned_about(tmp_path, hydra, chan
     each = members(tmp_path / "out.st")
     assert torch.equal(each[0]["head.weight"], each[1]["head.weight"]) == warned
     assert [message.partition(",")[0] for message in heard.warnings] == (
-        ["members that are equal now stay equal"] if warned else []
+        ["equal members stay equal without dropout: add `--dropout 0.1`"] if warned else []
     )
 
 
@@ -177,7 +177,7 @@ def test_a_temperature_is_not_kept_and_that_is_said(tmp_path):
     )
     run_prune(mask, heard)
 
-    said = f"{stored}: its temperature 1.7 is not kept: other weights need their own"
+    said = f"{stored}: its temperature 1.7 is not kept, because the weights have changed"
     assert heard.warnings == [said, said]
     assert [header(tmp_path / f"{name}.st").temperature for name in ("out", "m")] == [1.0, 1.0]
 
@@ -186,7 +186,7 @@ def test_members_that_share_everything_have_nothing_of_their_own(tmp_path):
     one = str(base().save(tmp_path / "one.st"))
     run_fuse(FuseConfig(models=(one, one), out=tmp_path / "same.st", verify=False))
 
-    with pytest.raises(UsageError, match=r"same\.st share all they have") as caught:
+    with pytest.raises(UsageError, match=r"same\.st share all weights") as caught:
         tuned(tmp_path / "out.st", tmp_path / "same.st", recipe=replace(RECIPE, train=("own",)))
     assert "fuse with `--own-from L`" in caught.value.hint
 
@@ -291,7 +291,7 @@ def test_a_classifier_that_members_share_is_not_their_own(tmp_path):
     paths = [str(base().pruned((i,), (), ()).save(tmp_path / f"{i}.st")) for i in (0, 1)]
     run_fuse(FuseConfig(models=tuple(paths), out=tmp_path / "hydra.st", verify=False))
 
-    with pytest.raises(UsageError, match="share their classifier, and a new one would not train"):
+    with pytest.raises(UsageError, match="share their classifier, so a new one would not be trained"):
         tuned(
             tmp_path / "out.st",
             tmp_path / "hydra.st",
@@ -303,7 +303,7 @@ def test_batches_of_their_own_want_no_trunk_and_no_teachers(tmp_path, hydra):
     with pytest.raises(UsageError, match="share 2 blocks, which run once") as caught:
         tuned(tmp_path / "out.st", hydra, batches="own")
     assert "`--own-from 0`" in caught.value.hint
-    with pytest.raises(UsageError, match="only members of a hydra have batches"):
+    with pytest.raises(UsageError, match="only members of a hydra can have their own batches"):
         tuned(tmp_path / "out.st", base().save(tmp_path / "base.st"), batches="own")
     with pytest.raises(UsageError, match="`--batches own` and `--teacher` exclude each other"):
         tuned(tmp_path / "out.st", hydra, batches="own", teacher=("a.st",))
@@ -314,7 +314,7 @@ def test_own_is_for_hydras(tmp_path):
 
     with pytest.raises(UsageError, match="only members of a hydra") as caught:
         tuned(tmp_path / "out.st", model, recipe=replace(RECIPE, train=("own",)))
-    assert "leave `own` out" in caught.value.hint
+    assert "leave out `own`" in caught.value.hint
 
 
 def test_a_hydra_whose_plan_was_edited_is_refused(tmp_path, hydra):
@@ -327,7 +327,9 @@ def test_a_hydra_whose_plan_was_edited_is_refused(tmp_path, hydra):
     with (tmp_path / "edited.st").open("wb") as file:
         write_tensors(file, checkpoint.tensors(), header=edited)
 
-    with pytest.raises(CheckpointError, match="norm\\.bias is in the fuse plan or in the architecture"):
+    with pytest.raises(
+        CheckpointError, match="norm\\.bias exists in only one of the fuse plan and the architecture"
+    ):
         tuned(tmp_path / "out.st", tmp_path / "edited.st")
 
 

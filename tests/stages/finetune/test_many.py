@@ -114,7 +114,7 @@ def test_blocks_that_run_again_under_autocast_change_no_bit_for_several_processe
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
-        ({"FSDP_OFFLOAD_PARAMS": "true"}, {}, "weights are not offloaded here"),
+        ({"FSDP_OFFLOAD_PARAMS": "true"}, {}, "offloading of weights is not supported"),
         pytest.param(
             {}, {"compile": True}, "`--compile` and `--use_fsdp` exclude each other", marks=pytest.mark.newer
         ),

@@ -229,12 +229,12 @@ def test_what_does_not_see_images_side_by_side_is_refused(tmp_path, model, copie
     apart = tmp_path / "apart.st"
     run_fuse(FuseConfig(models=(str(model),) * 2, out=apart, own_from=2))
     for wrong in (model, apart):
-        with pytest.raises(UsageError, match="is no hydra whose members share every block") as refused:
+        with pytest.raises(UsageError, match="is not a hydra whose members share every block") as refused:
             run_finetune(config(tmp_path / "out.st", wrong, "mimo"))
         assert "--own-from 3" in str(refused.value.hint)
-    with pytest.raises(UsageError, match="no layer of its kind among what trains"):
+    with pytest.raises(UsageError, match="none of the trained layers can use the method"):
         run_finetune(config(tmp_path / "out.st", copies, "mimo", recipe=replace(RECIPE, train=("head",))))
-    with pytest.raises(UsageError, match="its members learn from labels alone"):
+    with pytest.raises(UsageError, match="exclude each other: members of that method train on labels only"):
         config(tmp_path / "out.st", copies, "mimo", teacher=("a.st",))
 
 
@@ -251,13 +251,13 @@ def test_a_member_of_a_packed_ensemble_is_a_narrow_model_from_random_weights(tmp
     assert found["blocks.0.mlp.fc1.weight"].shape == (128, 32)
     assert step.options["method"] == "packed::members=3,alpha=2"
     assert report.frozen_parameters == 0
-    with pytest.raises(UsageError, match="2 x 44 / 3 wide, which 4 heads cannot share") as refused:
+    with pytest.raises(UsageError, match="2 x 44 / 3, which is not divisible by 4 heads") as refused:
         run_finetune(config(tmp_path / "x.st", tiny.replace("=48", "=44"), "packed"))
     assert "embed_dim=48" in str(refused.value.hint)
     with pytest.raises(UsageError, match="more than one tower"):
         run_finetune(config(tmp_path / "x.st", "arch:clip", "packed"))
     with pytest.raises(
-        UsageError, match="has weights, and its members are narrow models that train from none"
+        UsageError, match="has weights, but its members are narrow models that train from random weights"
     ):
         config(tmp_path / "x.st", "base.st", "packed")
 
@@ -272,9 +272,9 @@ def test_in_bf16_what_is_told_is_of_the_weights_as_written(tmp_path):
 def test_what_does_not_go_together_is_refused(tmp_path, model, monkeypatch):
     hydra = tmp_path / "hydra.st"
     run_fuse(FuseConfig(models=(str(model), str(model)), out=hydra))
-    with pytest.raises(UsageError, match="is a hydra, and one model is trained so"):
+    with pytest.raises(UsageError, match="is a hydra, but the method trains a single model"):
         run_finetune(config(tmp_path / "out.st", hydra, "lora-ensemble"))
-    with pytest.raises(UsageError, match="no layer of its kind among what trains"):
+    with pytest.raises(UsageError, match="none of the trained layers can use the method"):
         run_finetune(
             config(tmp_path / "out.st", model, "lora-ensemble", recipe=replace(RECIPE, train=("head",)))
         )
@@ -291,7 +291,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, model, monkeypatch):
         ("lora-ensemble::rank=0", "`rank 0`: must be at least 1"),
         ("lora-ensemble::rank=x", "`x` is not a whole number"),
         ("lora-ensemble::alpha=nan", "`nan` is not finite"),
-        ("lora-ensemble::rank=1,rank=2", "`rank` is given twice"),
+        ("lora-ensemble::rank=1,rank=2", "`rank` appears twice"),
         ("singular-values::rank=1", "has no option `rank`"),
         ("singular-values::spread", "expected option=value"),
         ("oba", "`oba` needs `keep=`"),

@@ -53,7 +53,7 @@ def test_random_weights_are_warned_of_and_a_checkpoint_is_not(whole, tmp_path):
     tuned(tmp_path / "again.st", heard, model=str(whole[0]))
 
     assert [message.partition(" and ")[0] for message in whole[2].warnings] == [
-        f"{ARCH} begins with means of 0"
+        f"{ARCH} keeps the initial means of 0"
     ]
     assert heard.warnings == []
 

@@ -112,7 +112,7 @@ def test_rows_that_change_while_it_trains_end_it(served):
             lake.row = lambda i: image(i + (i == 50))
 
     lake.watch = watch
-    with pytest.raises(DataError, match="row 50 is not what it was when the stream was first read"):
+    with pytest.raises(DataError, match="row 50 has changed since the stream was first read"):
         run_finetune(config("out.st"))
     assert not Path("out.st").exists()
     assert not Path("out.st.state").exists()
@@ -121,24 +121,36 @@ def test_rows_that_change_while_it_trains_end_it(served):
 @pytest.mark.parametrize(
     ("make", "message", "hint"),
     [
-        (lambda: config("o.st", data=STREAM), "nothing says how many", "add `buffer=10000`, or `limit=N`"),
-        (lambda: reference(f"{STREAM},limit=5,buffer=3"), "do not lie in memory", "leave it out"),
-        (lambda: reference("hf:org/name::buffer=3"), "do not lie in memory", "add `streaming=true`"),
+        (
+            lambda: config("o.st", data=STREAM),
+            "a stream needs a buffer size for shuffling",
+            "add `buffer=10000`, or `limit=N`",
+        ),
+        (
+            lambda: reference(f"{STREAM},limit=5,buffer=3"),
+            "`: `buffer` applies only to streams",
+            "leave it out",
+        ),
+        (
+            lambda: reference("hf:org/name::buffer=3"),
+            "`: `buffer` applies only to streams",
+            "add `streaming=true`",
+        ),
         (lambda: reference(f"{STREAM},buffer=0"), "must be at least 1", ""),
-        (lambda: reference(f"{STREAM},buffer=3,classes=0"), "does not say how long it is", "`limit=N`"),
-        (lambda: declared(FinetuneConfig)["val"].parse(STREAM), "does not say how long", "`limit=N`"),
-        (lambda: declared(EvalConfig)["data"].parse(f"{STREAM},buffer=3"), "no effect here", "leave it out"),
+        (lambda: reference(f"{STREAM},buffer=3,classes=0"), "has no known length", "`limit=N`"),
+        (lambda: declared(FinetuneConfig)["val"].parse(STREAM), "has no known length", "`limit=N`"),
+        (lambda: declared(EvalConfig)["data"].parse(f"{STREAM},buffer=3"), "has no effect", "leave it out"),
         (
             lambda: PredictConfig(model="m.st", data=(f"{STREAM},buffer=3",), out=Path("o.jsonl")),
-            "no effect here",
+            "has no effect",
             "leave it out",
         ),
         (
             lambda: config("o.st", "m.st", batches="own"),
-            "`--batches own`: each member would read",
+            "`--batches own`: the stream",
             "leave one of them out",
         ),
-        (lambda: check_up_to_date(config("o.st", if_changed=True)), "what came through a stream is gone", ""),
+        (lambda: check_up_to_date(config("o.st", if_changed=True)), "a stream cannot be compared", ""),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_row_is_read(make, message, hint):
@@ -151,6 +163,6 @@ def test_labels_that_will_not_do_are_told_before_anything_trains(served):
     served(Lake(75, lambda i: text(i) | {"label": -1}, TEXTS))
     stored(of_texts(20), "val.parquet")
     save_text_model(BERT, Path("bert"))
-    with pytest.raises(DataError, match="has no labels, which `--data` needs"):
+    with pytest.raises(DataError, match="has no labels, but `--data` needs them"):
         run_finetune(config("out.st", "bert", recipe=replace(RECIPE, augment=())))
     assert not Path("out.st").exists()

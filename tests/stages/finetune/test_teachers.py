@@ -125,7 +125,7 @@ def test_a_run_goes_on_with_its_own_teachers_alone(tmp_path, folder):
     shutil.copy(folder / "teacher1.st", teacher)
     with pytest.raises(
         OutputExists,
-        match=r"inputs or versions: `input 3` was teacher\.st \(sha256:\w+\), is teacher\.st \(sha256:\w+\)$",
+        match=r"inputs or versions: `input 3` was teacher\.st \(sha256:\w+\), is now teacher\.st \(sha256:\w+\)$",
     ):
         run_finetune(given)
     shutil.copy(folder / "teacher0.st", teacher)
@@ -149,21 +149,27 @@ def test_who_cannot_teach_is_told_why(folder):
     labels = ("1", "0", *LABELS[2:])
     replace(sample, header=sample.header.model_copy(update={"labels": labels})).save(folder / "order.st")
 
-    assert "tells 9 classes apart" in refusal(folder, teacher=(str(folder / "nine.st"),))
-    assert "other `mean` (0.25,), not (0.5,)" in refusal(folder, teacher=(str(folder / "mean.st"),))
-    assert "in another order: class 0 is `1`, and `0`" in refusal(folder, teacher=(str(folder / "order.st"),))
-    assert "random weights teach nothing" in refusal(folder, teacher=("arch:vit_tiny_patch16_224",))
+    assert "has 9 classes" in refusal(folder, teacher=(str(folder / "nine.st"),))
+    assert "`mean` is (0.25,), not (0.5,)" in refusal(folder, teacher=(str(folder / "mean.st"),))
+    assert "has another order of classes than the student: class 0 is `1`, in the student `0`" in refusal(
+        folder, teacher=(str(folder / "order.st"),)
+    )
+    assert "a model with random weights cannot be a teacher" in refusal(
+        folder, teacher=("arch:vit_tiny_patch16_224",)
+    )
     assert "no such file" in refusal(folder, teacher=(str(folder / "missing.st"),))
 
 
 def test_each_member_of_a_hydra_wants_a_teacher(folder):
-    with pytest.raises(UsageError, match="names 3 teachers for a hydra of 2 members") as caught:
+    with pytest.raises(UsageError, match="gives 3 teachers for a hydra of 2 members") as caught:
         tuned(folder / "never.st", folder / "students.st", teacher=(str(folder / "teacher0.st"),) * 3)
-    assert "give each member one" in caught.value.hint
+    assert (
+        "give one teacher per member, in order: `--teacher a.st,b.st,c.st`, or one hydra with as many members"
+    ) in caught.value.hint
     models = tuple(str(folder / f"teacher{i}.st") for i in (0, 1, 0))
     run_fuse(FuseConfig(models=models, out=folder / "three.st", mlp="keep", verify=False))
     with pytest.raises(
-        UsageError, match=r"three\.st`: is a hydra of 3 members, and is to teach one of 2 members"
+        UsageError, match=r"three\.st`: is a hydra of 3 members, but the student has 2 members"
     ):
         tuned(folder / "never.st", folder / "students.st", teacher=(str(folder / "three.st"),))
 
@@ -174,12 +180,12 @@ def test_a_teacher_of_texts_reads_as_many_tokens(folder):
     student, how = sample.header, sample.header.preprocess
 
     check_teachers((teacher,), student, how.model_copy(update={"max_length": how.max_length - 1}))
-    with pytest.raises(CheckpointError, match="tokens at most") as caught:
+    with pytest.raises(CheckpointError, match="at most 512 tokens") as caught:
         check_teachers((teacher,), student, how.model_copy(update={"max_length": how.max_length + 1}))
     assert f"`--max-length {how.max_length}`" in caught.value.hint
-    with pytest.raises(CheckpointError, match="other `pad_id` 0, not 1"):
+    with pytest.raises(CheckpointError, match="`pad_id` is 0, not 1"):
         check_teachers((teacher,), student, how.model_copy(update={"pad_id": 1}))
-    with pytest.raises(CheckpointError, match="reads texts, and the model that it is to teach does not"):
+    with pytest.raises(CheckpointError, match="reads texts, but the student does not"):
         check_teachers((teacher,), student, base().header.preprocess)
 
 

@@ -127,12 +127,14 @@ def hears(folder, samples, **changes):
 
 def test_members_that_cannot_disagree_are_warned_about(tmp_path):
     one = base(PLAIN).pruned(*KEEPS[0])
-    assert hears(tmp_path, [one, one]).warnings == ["members are identical: the hydra answers as one model"]
+    assert hears(tmp_path, [one, one]).warnings == [
+        ("members are identical: the hydra predicts like one model")
+    ]
     assert hears(tmp_path, [one, one], force=True, own_from=1).warnings == [
-        "members are identical yet: the hydra answers as one model until `finetune` trains it"
+        "members are still identical: the hydra predicts like one model until `finetune` trains it"
     ]
     assert hears(tmp_path, [one], force=True).warnings == [
-        "there is one member only: the hydra answers as one model"
+        "there is only one member: the hydra predicts like one model"
     ]
 
 
@@ -140,7 +142,7 @@ def test_owning_what_differs_anyway_is_warned_about(tmp_path):
     one = base(PLAIN)
     apart = [one.tuned(seed) for seed in (0, 1)]
     assert hears(tmp_path, apart, own_from=2, mlp="keep").warnings == [
-        "`--own-from 2` changed nothing: all that members would own differs between them anyway"
+        "`--own-from 2` has no effect: all tensors from that block on differ between members anyway"
     ]
     assert (
         hears(tmp_path, apart, own_from=2, mlp="merge", force_merge=True, force=True).warnings == []
@@ -160,7 +162,9 @@ def test_a_member_that_comes_twice_is_warned_about(tmp_path):
 
     (warning,) = hears(tmp_path, [one, other, one]).warnings
 
-    assert re.fullmatch(r"\S*0\S* and \S*2\S* hold the same weights: what they say counts twice", warning)
+    assert re.fullmatch(
+        r"\S*0\S* and \S*2\S* have the same weights, so their prediction counts twice", warning
+    )
 
 
 def test_many_members_that_come_again_are_one_warning(tmp_path):
@@ -172,13 +176,14 @@ def test_many_members_that_come_again_are_one_warning(tmp_path):
     thresholds, twins = hears(tmp_path, samples).warnings
 
     paths = [str(tmp_path / f"{i}.st") for i in range(8)]
-    assert (
-        thresholds
-        == f"`{paths[0]}`, `{paths[1]}`, `{paths[2]}`, ...: their thresholds are not kept: other weights need their own"
+    assert thresholds == (
+        f"`{paths[0]}`, `{paths[1]}`, `{paths[2]}`, ...: their thresholds are not kept, because the "
+        "weights have changed"
     )
     assert twins == (
-        "6 of 8 members hold the weights of an earlier one, so what these say counts several times: "
-        f"{paths[2]} those of {paths[0]}, {paths[3]} those of {paths[1]}, {paths[4]} those of {paths[0]}, ..."
+        "6 of 8 members have the same weights as an earlier one, so their prediction counts several "
+        f"times: {paths[2]} has those of {paths[0]}, {paths[3]} has those of {paths[1]}, {paths[4]} has those of "
+        f"{paths[0]}, ..."
     )
 
 
@@ -300,11 +305,11 @@ REFUSED = {
     "other-architecture": (lambda: base(variant("distilled")).pruned(*KEEPS[1]), "1.st: is a deit_tiny_distilled_patch16_224"),
     "other-options": (lambda: base(variant("qk-norm")).pruned(*KEEPS[1]), "1.st: is a vit_tiny_patch16_224 with qk_norm=True"),
     "other-class-count": (other_classes, "1.st: has 8 classes, {0} has 7"),
-    "other-labels": (lambda: but(labels=LABELS), "1.st: has other class labels, or in another order, than {0}"),
-    "other-preprocessing": (lambda: but(preprocess=Preprocess(input_size=(1, 8, 8), mean=(0.1,), std=(0.2,))), "1.st: expects other preprocessing than {0}: other `mean`, `std`"),
+    "other-labels": (lambda: but(labels=LABELS), "1.st: has other class labels, or another order of them, than {0}"),
+    "other-preprocessing": (lambda: but(preprocess=Preprocess(input_size=(1, 8, 8), mean=(0.1,), std=(0.2,))), "1.st: has other preprocessing than {0}: other `mean`, `std`"),
     "other-base": (lambda: but(base=sha("another")), "1.st: comes from another base than {0}"),
     "other-dtype": (lambda: base(PLAIN).pruned(*KEEPS[1]).cast(torch.bfloat16), "1.st: tensor `blocks.0.attn.proj.bias` is BF16, in {0} it is F32"),
-    "missing-tensor": (lambda: without("norm.bias"), "1.st: tensor `norm.bias` is in this member or in {0}, but not in both"),
+    "missing-tensor": (lambda: without("norm.bias"), "1.st: tensor `norm.bias` exists in only one of this member and {0}"),
     "heads-that-the-mask-denies": (lambda: with_state(blocks__1__attn__qkv__weight=torch.zeros(24, 32)), "1.st: tensor `blocks.1.attn.qkv.weight` has shape (24, 32)"),
     "another-shape": (lambda: with_state(norm__bias=torch.zeros(33)), "1.st: tensor `norm.bias` has shape (33,)"),
 }  # fmt: skip
@@ -351,7 +356,7 @@ def test_members_that_differ_in_training_alone_are_fused(tmp_path):
 def test_a_tensor_of_a_block_that_is_not_there(tmp_path, name, verify):
     sample = with_state(**{name: torch.ones(32, 32)})
 
-    with pytest.raises(CheckpointError, match=f"0.st: tensor `{name}` is of a block that .* has 3$"):
+    with pytest.raises(CheckpointError, match=f"0.st: tensor `{name}` belongs to a block that .* has 3$"):
         fuse([sample.save(tmp_path / f"{i}.st") for i in range(2)], tmp_path / "hydra.st", verify=verify)
 
 
@@ -361,8 +366,8 @@ def test_a_tensor_of_a_block_that_is_not_there(tmp_path, name, verify):
     [
         (lambda: without("norm.bias"), "lacks 1 tensor of its architecture, for example `norm.bias`"),
         (lambda: with_state(extra=torch.ones(2)), "has 1 tensor that its architecture does not, for example `extra`"),
-        (lambda: with_state(norm__bias=torch.ones(33)), r"tensor `norm.bias` has shape (33,), its architecture needs (32,)"),
-        (lambda: with_state(norm__bias=torch.ones(32, dtype=torch.int64)), "tensor `norm.bias` holds I64"),
+        (lambda: with_state(norm__bias=torch.ones(33)), r"tensor `norm.bias` has shape (33,), but its architecture needs (32,)"),
+        (lambda: with_state(norm__bias=torch.ones(32, dtype=torch.int64)), "tensor `norm.bias` has dtype I64"),
     ],
 )  # fmt: skip
 def test_members_that_are_alike_but_not_what_they_say(tmp_path, sample, message, verify):
@@ -376,7 +381,7 @@ def test_members_that_are_alike_but_not_what_they_say(tmp_path, sample, message,
 def test_a_hydra_is_no_member(tmp_path):
     paths = members(tmp_path)
     fuse(paths, tmp_path / "hydra.st")
-    with pytest.raises(CheckpointError, match=r"hydra\.st: is a hydra already"):
+    with pytest.raises(CheckpointError, match=r"hydra\.st: is already a hydra"):
         fuse([tmp_path / "hydra.st", paths[0]], tmp_path / "twice.st")
     assert not (tmp_path / "twice.st").exists()
 
@@ -387,8 +392,8 @@ def truncated(folder: Path) -> None:
 
 PLACES = {
     "missing": (lambda f: (f / "1.st").unlink(), {}, "1.st: no such file or folder", 3),
-    "truncated": (truncated, {}, "is it cut off?", 3),
-    "empty": (lambda f: (f / "1.st").write_bytes(b""), {}, "0 bytes cannot hold its header", 3),
+    "truncated": (truncated, {}, "it may be truncated", 3),
+    "empty": (lambda f: (f / "1.st").write_bytes(b""), {}, "0 bytes are too few for its header", 3),
     "exists": (lambda f: (f / "hydra.st").touch(), {}, "hydra.st: already exists", 6),
     "input": (
         lambda f: (f / "hydra.st").symlink_to(f / "1.st"),

@@ -135,7 +135,7 @@ def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_pat
     assert (report.merge_trunk, report.tensors["merged"], len(asked)) == (0, 0, 6)
     last = report.measured.tried[-1]
     assert (last.loss, last.agreement, last.hydra) == (0, 1, report.measured.members)
-    assert ear.warnings == ["merging any blocks costs more: every member keeps all of its own"]
+    assert ear.warnings == ["merging any block costs more than allowed, so every member keeps its own blocks"]
     with pytest.raises(CheckFailed, match="every hydra loses more than 0 nats") as caught:
         fuse(members, tmp_path / "none.st", merge_trunk="auto", mlp="merge")
     assert caught.value.exit_code == 5
@@ -150,7 +150,7 @@ def test_auto_begins_where_heads_part_or_members_own_all(members, tmp_path):
     report = fuse(members, tmp_path / "hydra.st", merge_trunk="auto", max_loss=99.0, own_from=1)
     assert [one.merge_trunk for one in report.measured.tried] == [1]
     apart = [one.pruned((i,), (2,), (3,)).save(tmp_path / f"{i}.st") for i in range(2)]
-    with pytest.raises(CheckpointError, match="in block 0, of which there is no mean"):
+    with pytest.raises(CheckpointError, match="in block 0, so their weights cannot be averaged"):
         fuse(apart, tmp_path / "hydra.st", merge_trunk="auto", max_loss=99.0)
 
 
@@ -215,22 +215,20 @@ def test_table_and_json(members, tmp_path, capsys):
         shown,
     )
     assert f"{found['measured']['members']['nll']:.4f}" in shown
-    assert "Trunk: 3 of 3 blocks run once, what differs before block 3 averaged" in shown
+    assert "Trunk: 3 of 3 blocks, computed once, tensors that differ before block 3 averaged" in shown
     assert f"Temperature: {found['temperature']:g}" in shown
     before = found["measured"]["members"]["mutual_information"]
     share = tried["hydra"]["mutual_information"] / before
-    assert f"(mutual information, MI): {share:.0%} of the {before:.4f} of the members' ensemble" in " ".join(
-        shown.split()
-    )
-    assert "Largest difference from the members, before the temperature: logits" in shown
+    assert f", {share:.0%} of the {before:.4f} of the members' ensemble" in " ".join(shown.split())
+    assert "Largest difference from the members, before temperature scaling: logits" in shown
     assert main(["inspect", str(tmp_path / "a.st")]) == 0
     shown = capsys.readouterr().out
-    assert f"{found['temperature']:g}, which logits are divided by" in shown
-    assert "what differs before block 3" in shown
+    assert f"{found['temperature']:g} (divides all logits)" in shown
+    assert "tensors that differ before block 3" in shown
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"merge_trunk": "auto", "measuring": Measuring()}, "`--merge-trunk auto` needs `--data`: it measures what merging costs"),
+    ({"merge_trunk": "auto", "measuring": Measuring()}, "`--merge-trunk auto` needs `--data`: it measures the cost of merging"),
     ({"merge_trunk": 2, "max_loss": 0.1}, "`--max-loss` has no effect without `--merge-trunk auto`"),
 ])  # fmt: skip
 def test_options_that_have_no_effect(changes, message):
@@ -238,16 +236,16 @@ def test_options_that_have_no_effect(changes, message):
         FuseConfig(models=("a.st",), out=Path("h.st"), **changes)
 
 
-NUMBER_OR_DATA = "1 changes nothing; or name a labelled held-out split to fit it on"
+NUMBER_OR_DATA = "give a number above 0 (1 changes nothing), or labelled held-out data to fit it on"
 
 
 @pytest.mark.parametrize(("options", "message", "code"), [
-    (["--device", "cpu", "--batch-size", "8"], "`--batch-size` and `--device`: no effect, as no model runs on data", 2),
-    (["--merge-trunk", "deep"], "`--merge-trunk deep`: must be a number of blocks or `auto`", 2),
+    (["--device", "cpu", "--batch-size", "8"], "`--batch-size` and `--device`: no effect, because no model runs on data", 2),
+    (["--merge-trunk", "deep"], "`--merge-trunk deep`: must be a number of blocks, or `auto`", 2),
     (["--temperature", "0"], f"`--temperature 0`: must be between 0.001 and 1000\n\nhint: {NUMBER_OR_DATA}", 2),
     (["--temperature", "1e9"], f"must be between 0.001 and 1000\n\nhint: {NUMBER_OR_DATA}", 2),
-    (["--data", "noise"], "noise: has no labels, which `--data` needs", 3),
-    (["--temperature", "noise"], "noise: has no labels, which `--temperature` needs", 3),
+    (["--data", "noise"], "noise: has no labels, but `--data` needs them", 3),
+    (["--temperature", "noise"], "noise: has no labels, but `--temperature` needs them", 3),
     (["--data", "digits"], "digits: has 10 classes and the model 7", 3),
 ])  # fmt: skip
 def test_what_cannot_be_measured_is_refused(members, tmp_path, capsys, options, message, code):
@@ -258,6 +256,6 @@ def test_what_cannot_be_measured_is_refused(members, tmp_path, capsys, options, 
 
 def test_a_zero_shot_model_without_classes(tmp_path):
     path = base(CLIP).save(tmp_path / "clip.st")
-    with pytest.raises(UsageError, match="tells no classes apart yet") as caught:
+    with pytest.raises(UsageError, match="has no class names yet, so nothing can be measured") as caught:
         fuse([path, path], tmp_path / "h.st")
     assert "--classes" in str(caught.value.hint)

@@ -106,7 +106,7 @@ def test_checkpoints_tuned_from_one_file_with_heads_of_their_own(tmp_path):
 
 def test_models_of_two_random_starts_have_no_mean(tmp_path):
     members = saved(tmp_path, [base(PLAIN), base(PLAIN, seed=1)])
-    with pytest.raises(CheckpointError, match="does not tell which weights it was tuned from") as caught:
+    with pytest.raises(CheckpointError, match="does not record which weights it was trained from") as caught:
         fuse(members, tmp_path / "hydra.st", merge_trunk=1)
     assert "`--force-merge`" in str(caught.value.hint)
     assert caught.value.exit_code == 3
@@ -130,19 +130,34 @@ def test_models_of_two_random_starts_may_own_every_block(tmp_path):
 def test_another_base_is_told_from_none(tmp_path):
     samples = from_one_base(2)
     samples[1] = replace(samples[1], header=samples[1].header.model_copy(update={"base": sha("another")}))
-    with pytest.raises(CheckpointError, match=r"0\.st; the mean of unrelated weights is no model"):
+    with pytest.raises(CheckpointError, match=r"0\.st; averaging unrelated weights gives a useless model"):
         fuse(saved(tmp_path, samples), tmp_path / "hydra.st", merge_trunk=1)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"merge_trunk": 0}, ["`--merge-trunk 0` averages nothing, MLPs neither"]),
+        (
+            {"merge_trunk": 0},
+            [
+                (
+                    "`--merge-trunk 0` averages nothing, not even MLPs: every tensor that "
+                    "differs is stored for each member; leave it out or add `--mlp merge` to "
+                    "average MLPs"
+                )
+            ],
+        ),
         ({"merge_trunk": 0, "mlp": "keep"}, []),
         ({"merge_trunk": 0, "mlp": "merge"}, []),
-        ({"merge_trunk": 1}, ["`--merge-trunk 1` averages nothing: members are equal before that block"]),
+        (
+            {"merge_trunk": 1},
+            [("`--merge-trunk 1` averages nothing, because members are equal before that block")],
+        ),
         ({"merge_trunk": 2}, []),
-        ({"mlp": "merge", "own_from": 1}, ["`--mlp merge` averages nothing: MLPs are equal before block 1"]),
+        (
+            {"mlp": "merge", "own_from": 1},
+            [("`--mlp merge` averages nothing, because MLPs are equal before block 1")],
+        ),
         ({"mlp": "merge", "own_from": 2}, []),
         ({}, []),
     ],
@@ -192,7 +207,7 @@ def test_whole_numbers_that_differ_have_no_mean(tmp_path):
 
 def test_more_blocks_than_there_are(tmp_path):
     with pytest.raises(
-        UsageError, match=re.escape("`--merge-trunk 4`: must lie in 0..3; the model has 3 blocks")
+        UsageError, match=re.escape("`--merge-trunk 4`: must be in 0..3; the model has 3 blocks")
     ):
         fuse(saved(tmp_path, from_one_base(2)), tmp_path / "hydra.st", merge_trunk=4)
 

@@ -94,7 +94,7 @@ def test_held_out_data_that_were_trained_on_are_told(members, tmp_path):
     ear = Heard()
     fuse(members, tmp_path / "h.st", ear, **{**FITTING, "val": FITTING["fit"]})
 
-    assert any("`--val` and `--fit` hold the same samples" in warning for warning in ear.warnings)
+    assert any("`--val` and `--fit` have the same samples" in warning for warning in ear.warnings)
 
 
 def test_what_cannot_be_is_refused(members, tmp_path):

@@ -76,7 +76,7 @@ def test_a_classifier_that_is_not_there_is_drawn(tmp_path, weights):
 
     assert (header.num_classes, header.labels) == (3, ("a", "b", "c"))
     check(header, found, state)
-    assert any("A new classifier for 3 classes, drawn: `head.weight`, `head.bias`" in line for line in lines)
+    assert any("New random classifier for 3 classes: `head.weight`, `head.bias`" in line for line in lines)
     assert header.made_by.options.get("head_seed") is None
 
 
@@ -132,7 +132,7 @@ def test_a_folder_without_a_classifier(tmp_path, kind):
     assert (header.architecture.pooling, header.num_classes, header.labels) == ("mean", 7, ())
     check(header, found, sample.state)
     assert open_model(str(tmp_path / "b.st")).header == header
-    with pytest.raises(CheckpointError, match=f"is a {kind}, which does not classify") as caught:
+    with pytest.raises(CheckpointError, match=f"is a {kind}, which is not a classifier") as caught:
         bring(source, tmp_path / "c.st", arch=folder)
     assert "`--num-classes N`" in caught.value.hint
 
@@ -141,9 +141,9 @@ def test_what_is_said_of_images(tmp_path, weights):
     source = weights[0] / "whole.safetensors"
     header, _, _ = bring(source, tmp_path / "b.st", num_classes=7, images=images(mean=(0.1,), std=(0.2,)))
     assert (header.preprocess.mean, header.preprocess.std, header.assumed) == ((0.1,), (0.2,), False)
-    with pytest.raises(UsageError, match=r"`--mean`: 3 numbers, but .* reads images of 1 channel"):
+    with pytest.raises(UsageError, match=r"`--mean`: 3 numbers, but .* reads images with 1 channel"):
         bring(source, tmp_path / "c.st", num_classes=7, images=images(mean=(0.1, 0.2, 0.3)))
-    with pytest.raises(UsageError, match=r"`--img-size`: .* does not take images of 12x8 pixels"):
+    with pytest.raises(UsageError, match=r"`--img-size`: .* does not accept images of 12x8 pixels"):
         bring(source, tmp_path / "c.st", num_classes=7, images=images(img_size=(12, 8)))
     dynamic = f"{ARCH},dynamic_img_size=true"
     header, _, _ = bring(
@@ -164,9 +164,23 @@ def test_a_folder_that_does_not_say_how_images_are_read(tmp_path):
     source = tmp_path / "m" / "model.safetensors"
     header, _, lines = bring(source, tmp_path / "b.st", arch=tmp_path / "m")
     assert header.assumed
-    assert any("no file says how its images are read" in line for line in lines)
+    assert any(
+        (
+            "has no image preprocessing; the base stores the usual one of such models (change it "
+            "with `--img-size`, `--mean` and `--std`)"
+        )
+        in line
+        for line in lines
+    )
     header, _, lines = bring(
         source, tmp_path / "c.st", arch=tmp_path / "m", images=images(mean=(0.1,), std=(0.2,))
     )
     assert not header.assumed
-    assert not any("no file says" in line for line in lines)
+    assert not any(
+        (
+            "has no image preprocessing; the base stores the usual one of such models (change "
+            "it with `--img-size`, `--mean` and `--std`)"
+        )
+        in line
+        for line in lines
+    )

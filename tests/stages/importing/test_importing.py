@@ -148,7 +148,7 @@ def test_what_a_lightning_module_has_besides_is_left_out_and_said(tmp_path, stat
 
     check_equal(tmp_path / "base.st", state)
     assert report.left_out == ("loss.weight",)
-    assert "left out 1 tensor beside `model.`, for example `loss.weight`" in heard.warnings[0]
+    assert "ignored 1 tensor outside `model.`, for example `loss.weight`" in heard.warnings[0]
 
 
 @pytest.mark.parametrize("key", ["state_dict_ema", "model_ema", "ema_state_dict"])
@@ -162,7 +162,9 @@ def test_moving_averages(tmp_path, state, key, wrap):
 
     check_equal(tmp_path / "plain.st", state)
     check_equal(tmp_path / "ema.st", shifted(state))
-    assert heard.warnings == [f"{path}: has a moving average of the weights too (`{key}`); `--ema` takes it"]
+    assert heard.warnings == [
+        (f"{path}: also has an exponential moving average of the weights (`{key}`); add `--ema` to import it")
+    ]
 
 
 def test_forms_of_files(tmp_path, state):
@@ -233,7 +235,7 @@ def test_a_folder_says_architecture_labels_and_preprocessing(tmp_path, state):
     assert header.labels == tuple("abcdefg")
     assert (header.preprocess.mean, header.preprocess.std) == ((0.25,), (0.5,))
     check_equal(tmp_path / "base.st", state)
-    with pytest.raises(UsageError, match="goes with an architecture's name"):
+    with pytest.raises(UsageError, match="has its own tokenizer"):
         bring(path, tmp_path / "b.st", arch=str(folder), tokenizer=folder)
     with pytest.raises(CheckpointError, match="has 7 classes, not 5") as caught:
         bring(path, tmp_path / "b.st", arch=str(folder), num_classes=5)
@@ -254,7 +256,7 @@ def test_labels_from_files_say_how_many_classes(tmp_path, state, name, text):
 
 @pytest.mark.parametrize("labels", ["a,a,b", "a,b, a", "caf\u00e9,b,cafe\u0301"])
 def test_two_classes_of_one_name_are_refused(tmp_path, state, labels):
-    with pytest.raises(UsageError, match=r"`--labels .*`: the class `.*` is named twice"):
+    with pytest.raises(UsageError, match=r"`--labels .*`: the class `.*` appears twice"):
         bring(saved(tmp_path, state), tmp_path / "base.st", num_classes=None, labels=labels)
     assert not (tmp_path / "base.st").exists()
 
@@ -315,7 +317,7 @@ def test_timm_translates_original_repositories(tmp_path, make, prefix):
 
     check_equal(tmp_path / "base.st", state)
     assert report.converted == "timm"
-    assert "timm's own conversion was used" in heard.warnings[-1]
+    assert "which timm itself converted" in heard.warnings[-1]
 
 
 @pytest.fixture(scope="module")
@@ -394,10 +396,10 @@ def test_a_pickle_never_runs(tmp_path, state, form):
         value = {"state_dict": state, "extra": evil} if form == "beside weights" else evil
         torch.save(value, path, _use_new_zipfile_serialization=form != "old")
 
-    with pytest.raises(CheckpointError, match="needs code to be read") as caught:
+    with pytest.raises(CheckpointError, match="cannot be read without running code") as caught:
         bring(path, tmp_path / "base.st")
 
-    assert "nothing in it was run" in caught.value.message
+    assert "no code in it was run" in caught.value.message
     assert "torch.save(model.state_dict()" in caught.value.hint
     assert sorted(p.name for p in tmp_path.iterdir()) == ["w.pth"]
     if form in {"archive", "beside weights"}:
@@ -417,15 +419,15 @@ FILES = {
     "missing": (lambda _: None, "no such file"),
     "folder": (lambda f: (f / "w.pth").mkdir(), "is a folder"),
     "empty": (lambda f: (f / "w.pth").touch(), "is empty"),
-    "text": (lambda f: (f / "w.pth").write_text("hello there"), "is not a readable file of torch weights"),
-    "cut": (garbled, "is not a readable archive, or is cut off"),
-    "another archive": (lambda f: zipfile.ZipFile(f / "w.pth", "w").writestr("a", "b"), "is not a readable"),
-    "a module": (lambda f: saved(f, torch.nn.Linear(2, 2)), r"needs code to be read \(`torch.nn.modules.linear.Linear`\)"),
-    "a tensor": (lambda f: saved(f, torch.zeros(2)), "holds a Tensor, not named tensors"),
-    "no tensors": (lambda f: saved(f, {"epoch": 3, "lr": 0.1}), "holds no named tensors; its keys are `epoch`, `lr`"),
-    "an empty state dict": (lambda f: saved(f, {"model": {}}), "holds no named tensors; `model` holds none"),
-    "sparse": (lambda f: saved(f, {"a": torch.eye(2).to_sparse()}), "tensor `a` is no plain tensor"),
-    "complex": (lambda f: saved(f, {"a": torch.zeros(2, dtype=torch.complex64)}), "is no plain tensor"),
+    "text": (lambda f: (f / "w.pth").write_text("hello there"), "is not a file of torch weights, or is truncated"),
+    "cut": (garbled, "is not a readable archive, or is truncated"),
+    "another archive": (lambda f: zipfile.ZipFile(f / "w.pth", "w").writestr("a", "b"), "is not a file of torch weights"),
+    "a module": (lambda f: saved(f, torch.nn.Linear(2, 2)), r"cannot be read without running code \(`torch.nn.modules.linear.Linear`\)"),
+    "a tensor": (lambda f: saved(f, torch.zeros(2)), "holds a Tensor, not a state dict"),
+    "no tensors": (lambda f: saved(f, {"epoch": 3, "lr": 0.1}), "has no state dict; its keys are `epoch`, `lr`"),
+    "an empty state dict": (lambda f: saved(f, {"model": {}}), "has no state dict; `model` holds none"),
+    "sparse": (lambda f: saved(f, {"a": torch.eye(2).to_sparse()}), "tensor `a` is not a dense tensor"),
+    "complex": (lambda f: saved(f, {"a": torch.zeros(2, dtype=torch.complex64)}), "is not a dense tensor"),
 }  # fmt: skip
 
 
@@ -464,15 +466,15 @@ def test_a_single_logit_is_no_classifier(tmp_path, state):
 MISFITS = {
     "classes": (lambda s: s, {"num_classes": 5}, r"has 7 classes, not 5", "--num-classes 7"),
     "default classes": (lambda s: s, {"num_classes": None}, r"has 7 classes, not 1000", "--num-classes 7"),
-    "no classifier": (lambda s: without(s, "head.weight", "head.bias"), {"num_classes": None}, r"lacks 2 tensors \(`head.bias`, `head.weight`\)", "trained to classify"),
+    "no classifier": (lambda s: without(s, "head.weight", "head.bias"), {"num_classes": None}, r"lacks 2 tensors \(`head.bias`, `head.weight`\)", "if it has no classifier, `--num-classes N` adds a random one, which `finetune` must train"),
     "missing": (lambda s: without(s, "cls_token"), {}, r"lacks 1 tensor \(`cls_token`\)", "another architecture"),
     "surplus": (lambda s: s | {"a": torch.ones(1), "b": torch.ones(1)}, {}, r"has besides 2 tensors \(`a`, `b`\)", "another architecture"),
     "architecture": (lambda s: s, {"arch": "vit_small_patch16_224::img_size=8,patch_size=4,in_chans=1"}, r"lacks 120 tensors \(`blocks.10.attn.proj.bias`, .*, \.\.\.\)", "another architecture"),
-    "width": (lambda s: s, {"arch": ARCH.replace("=32", "=64")}, r"\d+ tensors have another shape", "another architecture"),
-    "image size": (lambda s: s, {"arch": ARCH.replace("size=8", "size=16")}, r"1 tensor has another shape .*`pos_embed`", "img_size"),
+    "width": (lambda s: s, {"arch": ARCH.replace("=32", "=64")}, r"\d+ tensors have a shape that does not fit", "another architecture"),
+    "image size": (lambda s: s, {"arch": ARCH.replace("size=8", "size=16")}, r"1 tensor has a shape that does not fit .*`pos_embed`", "img_size"),
     "behind a prefix": (lambda s: under("backbone.", without(s, "cls_token")), {}, r"lacks 3\d tensors", "another architecture"),
     "data parallel": (lambda s: under("module.", without(s, "cls_token")), {}, r"lacks 1 tensor \(`cls_token`\)", "another architecture"),
-    "integers": (lambda s: s | {"norm.weight": torch.ones(32, dtype=torch.int8)}, {}, "tensor `norm.weight` is I8", "quantised"),
+    "integers": (lambda s: s | {"norm.weight": torch.ones(32, dtype=torch.int8)}, {}, "tensor `norm.weight` is I8", "quantized"),
 }  # fmt: skip
 
 
@@ -486,13 +488,19 @@ def test_weights_that_do_not_fit(tmp_path, state, change, options, message, hint
 
 
 USAGE = {
-    "no moving average": ({"ema": True}, "has no moving average of weights; its keys are `cls_token`"),
+    "no exponential moving average": (
+        {"ema": True},
+        "has no exponential moving average of weights; its keys are `cls_token`",
+    ),
     "two numbers of classes": ({"arch": f"{ARCH},num_classes=5"}, "`--num-classes 7` and `num_classes=5`"),
     "no classes": ({"num_classes": 0}, "`--num-classes 0`: must be at least 1"),
     "labels": ({"labels": "a,b"}, "2 names for 7 classes"),
     "empty label": ({"labels": "a,,b"}, "`--labels a,,b`: a class has no name"),
     "tokenizer": ({"tokenizer": Path("t.json")}, "`--tokenizer` is for texts"),
-    "stream": ({"source": "-"}, "reads a file, not a stream"),
+    "stream": (
+        {"source": "-"},
+        "`import` cannot read a stream: it reads tensors by their position in a file",
+    ),
 }
 
 
@@ -511,11 +519,11 @@ def test_as_many_labels_as_classes_are_asked_for(tmp_path, state):
     path = saved(tmp_path, state)
     with pytest.raises(CheckpointError, match="has 7 classes, not 3") as caught:
         bring(path, tmp_path / "base.st", num_classes=None, labels="a,b,c")
-    assert caught.value.hint == "give 7 labels: `--labels` has one name a class"
+    assert caught.value.hint == "give 7 labels: `--labels` needs one name per class"
 
     with pytest.raises(UsageError, match="3 names for 7 classes") as caught:
         bring(path, tmp_path / "base.st", num_classes=7, labels="a,b,c")
-    assert caught.value.hint == "give 7 labels, one a class"
+    assert caught.value.hint == "give 7 labels, one per class"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -526,7 +534,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path, state, value):
         CheckpointError, match=r"tensor `blocks\.1\.mlp\.fc1\.weight` holds 2 numbers of "
     ) as caught:
         bring(saved(tmp_path, state), tmp_path / "base.st")
-    assert caught.value.hint.startswith("did the training diverge?")
+    assert caught.value.hint.startswith("the training may have diverged; use an earlier checkpoint")
     assert not (tmp_path / "base.st").exists()
 
 
@@ -534,7 +542,10 @@ def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
     """Says how to mean the one or the other."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bert").mkdir()
-    hint = "`bert` is a folder here: write `./bert` for it, `bert::` for the architecture"
+    hint = (
+        "`bert` is both an architecture and a local folder: write `bert::` for the architecture, "
+        "`./bert` for the folder"
+    )
     with pytest.raises(UsageError) as caught:
         bring(saved(tmp_path, state), tmp_path / "base.st", arch="bert", tokenizer=tmp_path, num_classes=None)
     assert caught.value.hint == hint
@@ -563,7 +574,7 @@ def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
             "has no option `vision.layer`",
             "did you mean `vision.layers`?",
         ),
-        (f"{NAME}::depth=x", "timm cannot build", "look at `depth=x`"),
+        (f"{NAME}::depth=x", "timm cannot build", "check `depth=x`"),
     ],
 )
 def test_an_option_that_there_is_not_is_said_in_words(tmp_path, state, arch, message, hint):
@@ -575,7 +586,7 @@ def test_an_option_that_there_is_not_is_said_in_words(tmp_path, state, arch, mes
 def test_ours_is_ours_already(tmp_path, state):
     bring(saved(tmp_path, state), tmp_path / "base.st")
 
-    with pytest.raises(UsageError, match="is a checkpoint of hydractl already"):
+    with pytest.raises(UsageError, match="is already a checkpoint of hydractl"):
         bring(tmp_path / "base.st", tmp_path / "again.st")
 
 

@@ -88,10 +88,10 @@ def test_a_run_of_timm_needs_no_architecture(tmp_path, library):
 
 
 CONTRADICTIONS = {
-    "heads": ({"arch": f"{NAME}::num_heads=2"}, "says `num_heads=4`"),
-    "another architecture": ({"arch": "vit_small_patch16_224"}, f"says `{NAME}`"),
-    "mean": ({"images": Images(mean=(0.5,))}, r"says `mean=\[0.25\]`"),
-    "std": ({"images": Images(std=(0.1, 0.2, 0.3))}, r"says `std=\[0.5\]`"),
+    "heads": ({"arch": f"{NAME}::num_heads=2"}, "the training script saved `num_heads=4`"),
+    "another architecture": ({"arch": "vit_small_patch16_224"}, f"the training script saved `{NAME}`"),
+    "mean": ({"images": Images(mean=(0.5,))}, r"the training script saved `mean=\[0.25\]`"),
+    "std": ({"images": Images(std=(0.1, 0.2, 0.3))}, r"the training script saved `std=\[0.5\]`"),
 }
 
 
@@ -117,7 +117,7 @@ def test_heads_that_are_the_default_are_contradicted_too(tmp_path):
     model = timm.create_model(NAME, num_classes=7, img_size=16, depth=1)
     args = namespace(model_kwargs={"img_size": 16, "depth": 1}, img_size=16)
     path = saved_by_timm(tmp_path, model, args)
-    with pytest.raises(UsageError, match="says `3 heads of 64`"):
+    with pytest.raises(UsageError, match="the training script saved `3 heads of 64`"):
         bring(path, tmp_path / "b.st", arch=f"{NAME}::num_heads=6")
     assert bring(path, tmp_path / "b.st").architecture.towers["vision"].num_heads == 3
 
@@ -160,7 +160,7 @@ def test_every_place_for_options(tmp_path, library, wrap):
     header = bring(path, tmp_path / "b.st")
     assert header.architecture.name == NAME
     assert header.architecture.config == KWARGS | {"num_classes": 7}
-    with pytest.raises(UsageError, match="says `num_heads=4`"):
+    with pytest.raises(UsageError, match="the training script saved `num_heads=4`"):
         bring(path, tmp_path / "c.st", arch=f"{NAME}::num_heads=2")
 
 
@@ -179,7 +179,7 @@ def test_texts(tmp_path):
     header = bring(saved(tmp_path, value), tmp_path / "b.st")
     assert BERT.items() - {("num_labels", 7)} <= header.architecture.config.items()
     assert header.num_classes == 7
-    with pytest.raises(UsageError, match="says `num_attention_heads=4`"):
+    with pytest.raises(UsageError, match="the training script saved `num_attention_heads=4`"):
         bring(saved(tmp_path, value), tmp_path / "c.st", arch="bert::num_attention_heads=8")
 
 
@@ -227,7 +227,7 @@ def test_a_file_names_no_tokenizer(tmp_path):
 @pytest.mark.parametrize("more", NOTHING.values(), ids=NOTHING)
 def test_files_that_do_not_say_it(tmp_path, library, more):
     path = saved(tmp_path, {"state_dict": library.state_dict(), **more})
-    with pytest.raises(CheckpointError, match="does not say which architecture it is") as caught:
+    with pytest.raises(CheckpointError, match="does not name its architecture") as caught:
         bring(path, tmp_path / "b.st")
     assert caught.value.hint.startswith("add `--arch NAME`")
     (tmp_path / "config.json").write_text("{}")

@@ -149,7 +149,7 @@ HOSTILE = {
 @pytest.mark.parametrize("call", HOSTILE.values(), ids=HOSTILE)
 def test_nothing_runs(tmp_path, monkeypatch, call, old):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="needs code to be read"):
+    with pytest.raises(CheckpointError, match="cannot be read without running code"):
         loaded(tmp_path, Calls(*call), old=old)
     assert [path.name for path in tmp_path.iterdir()] == ["w.pth"]
 
@@ -157,7 +157,7 @@ def test_nothing_runs(tmp_path, monkeypatch, call, old):
 @forms
 @pytest.mark.parametrize("function", [os.system, eval, subprocess.Popen, functools.partial])
 def test_functions_of_python_are_not_even_named(tmp_path, function, old):
-    with pytest.raises(CheckpointError, match="needs code to be read"):
+    with pytest.raises(CheckpointError, match="cannot be read without running code"):
         loaded(tmp_path, function, old=old)
 
 

@@ -108,7 +108,7 @@ def test_other_architectures_of_the_same_shape_are_warned_of(files, tmp_path):
     run_compare(InspectConfig(files=(*files, str(tmp_path / "n.json"))), heard)
 
     assert heard.warnings == [
-        f"the files are of different architectures: {files[0]} of a `clip`, {tmp_path}/n.json of a `siglip`"
+        f"the files are for different architectures: {files[0]} for `clip`, {tmp_path}/n.json for `siglip`"
     ]
 
 
@@ -171,7 +171,7 @@ def test_a_figure_that_fails_leaves_nothing(files, tmp_path, monkeypatch):
     [
         ({"files": ()}, "nothing to inspect"),
         ({"files": ("-", "a", "-")}, "only one file can come from standard input"),
-        ({"files": ("a", "hf-hub:x/y")}, "`inspect` reads local files"),
+        ({"files": ("a", "hf-hub:x/y")}, "`inspect` reads only local files"),
         ({"files": ("a", "b"), "force": True}, "`--force` has no effect without `--plot`"),
     ],
 )
@@ -182,11 +182,11 @@ def test_configurations_that_make_no_sense(options, text):
 
 def test_a_budget_needs_scores(files):
     with pytest.raises(
-        UsageError, match="`--remove 1`: makes masks of scores, and none of the files are scores"
+        UsageError, match="`--remove 1`: a budget turns scores into masks, but no file has scores"
     ):
         compared(files[3], files[3], budget=HeadBudget(remove=1))
 
 
 def test_a_figure_holds_so_many_choices_and_no_more(files, tmp_path):
-    with pytest.raises(UsageError, match="a figure shows 40 choices of heads at most, not 41"):
+    with pytest.raises(UsageError, match="a figure shows at most 40 head masks, not 41"):
         compared(*[files[3]] * 41, plot=tmp_path / "x.svg")

@@ -51,8 +51,8 @@ def test_a_folder_of_transformers_has_the_parts_of_its_model(tmp_path, variant):
     }
     assert "attention" in found.parts
     # nothing says how its inputs are made
-    assert "no command can use it: " in found.hint or found.hint.startswith(
-        "no file says how its images are read"
+    assert "other commands cannot use it: " in found.hint or found.hint.startswith(
+        "it has no image preprocessing"
     )
     assert "has no tokenizer" in found.hint or found.model.heads_total
 
@@ -100,8 +100,8 @@ def test_a_folder_without_a_classifier_says_what_gives_it_one(tmp_path, trained)
 
     found = look(tmp_path / "m")
     assert found.hint == (
-        f"is a {trained}, which does not classify; `hydractl finetune {tmp_path / 'm'} --data TRAIN --val VAL -o base.st` "
-        "gives it a classifier for your classes"
+        f"is a {trained}, which is not a classifier; `hydractl finetune {tmp_path / 'm'} --data TRAIN "
+        "--val VAL -o base.st` gives it a classifier for your classes"
     )
     assert (found.model.num_classes, found.model.heads_total) == (None, 12)
 
@@ -112,7 +112,7 @@ def test_one_tower_of_two_says_what_gives_it_a_classifier(tmp_path):
     edit_config(tmp_path / "m", architectures=["CLIPVisionModel"])
 
     assert look(tmp_path / "m").hint.startswith(
-        "is a CLIPVisionModel, which does not classify; `hydractl finetune"
+        "is a CLIPVisionModel, which is not a classifier; `hydractl finetune"
     )
 
 

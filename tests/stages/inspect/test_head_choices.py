@@ -128,9 +128,9 @@ def test_a_mask_is_what_prune_makes_of_the_scores(tmp_path):
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda _: str(GOLDEN / "report-1.json"), ManifestError, "is a report, which chooses no heads"),
-        (lambda p: scored(p, towers={}), ManifestError, "has scores of no tower"),
-        (lambda p: scored(p, options={"keep": 9}), ManifestError, "options: cannot keep 9 heads a layer"),
+        (lambda _: str(GOLDEN / "report-1.json"), ManifestError, "is a report, which selects no heads"),
+        (lambda p: scored(p, towers={}), ManifestError, "has no scores"),
+        (lambda p: scored(p, options={"keep": 9}), ManifestError, "options: cannot keep 9 heads per layer"),
         (lambda p: scored(p, towers={"vision": TowerScores(scores=((1.0,), (2.0,)))}, removed=2), ManifestError, ""),
         (lambda p: str(p.parent / "none.json"), CheckpointError, "no such file"),
     ],
@@ -152,18 +152,18 @@ def test_a_foreign_checkpoint_does_not_say_which_heads_it_has(tmp_path):
     with (tmp_path / "x.safetensors").open("wb") as file:
         write_checkpoint(file, {"labels/id": TensorSpec("I64", (0,))}, lambda _: [b""], header=None)
 
-    with pytest.raises(CheckpointError, match="is no checkpoint of hydractl") as caught:
+    with pytest.raises(CheckpointError, match="is not a checkpoint of hydractl") as caught:
         read_choices(str(tmp_path / "x.safetensors"), None)
 
-    assert caught.value.hint == "scores, head masks and checkpoints of hydractl say which heads stay"
+    assert caught.value.hint == "give scores, a head mask or a checkpoint of hydractl"
 
 
 @pytest.mark.parametrize(
     ("removed", "budget", "text"),
     [
-        (3, HeadBudget(remove=4), "orders 3 heads only, but `--remove 4` removes 4"),
+        (3, HeadBudget(remove=4), "ranks only 3 heads, but `--remove 4` removes 4"),
         (None, HeadBudget(remove=7), "`--remove 7`: {file}: cannot remove 7 heads: the model has 6"),
-        (None, HeadBudget(keep_per_layer=4), "`--keep 4`: {file}: cannot keep 4 heads a layer"),
+        (None, HeadBudget(keep_per_layer=4), "`--keep 4`: {file}: cannot keep 4 heads per layer"),
     ],
 )
 def test_budgets_that_do_not_fit(tmp_path, removed, budget, text):
@@ -189,7 +189,7 @@ def test_shapes_that_differ_are_named_with_their_files(tmp_path):
         check_comparable([first, first, second])
 
     assert caught.value.message == (
-        f"{tmp_path}/b.json: is of text 3x2 and vision 2x3 heads, but {tmp_path}/a.json is of vision 2x3"
+        f"{tmp_path}/b.json: is for text 3x2 and vision 2x3 heads, but {tmp_path}/a.json is for vision 2x3"
     )
 
 

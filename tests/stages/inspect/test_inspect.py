@@ -337,20 +337,20 @@ def broken_files(folder: Path) -> dict[str, tuple[bytes, type[HydraError], str]]
         "noise": (b"hello, world, this is no file", InputError, "neither a safetensors file nor a JSON file"),
         "pickle": (b"\x80\x04\x95abcdefghij", CheckpointError, "is a pickle"),
         "archive": (b"PK\x03\x04" + b"x" * 40, CheckpointError, "is a pickle or an archive"),
-        "cut": (good[:-1], CheckpointError, "is it cut off?"),
-        "cut in the header": (good[:100], CheckpointError, "cannot hold its header"),
-        "five bytes": (good[:5], CheckpointError, "cannot hold its header"),
-        "no JSON in the header": (good[:8] + b"x" * (len(good) - 8), CheckpointError, "not a well-formed safetensors"),
+        "cut": (good[:-1], CheckpointError, "it may be truncated"),
+        "cut in the header": (good[:100], CheckpointError, "are too few for its header"),
+        "five bytes": (good[:5], CheckpointError, "are too few for its header"),
+        "no JSON in the header": (good[:8] + b"x" * (len(good) - 8), CheckpointError, "not a valid safetensors"),
         "unknown kind": (edited(kind="chimera"), CheckpointError, "kind"),
-        "unknown key": (edited(extra=1), CheckpointError, "extra is not a key"),
+        "unknown key": (edited(extra=1), CheckpointError, "extra is not a known key"),
         "JSON cut": (b'{"schema": "hydractl.head-mask/1"', ManifestError, "is not JSON"),
-        "JSON of others": (b'{"model_type": "vit", "schema": 3}', ManifestError, "none of ours"),
-        "JSON without schema": (b"{}", ManifestError, "schema is null"),
+        "JSON of others": (b'{"model_type": "vit", "schema": 3}', ManifestError, "has the unknown schema"),
+        "JSON without schema": (b"{}", ManifestError, "unknown schema null"),
         "another version": (b'{"schema": "hydractl.scores/9"}', ManifestError, "hydractl.scores/9"),
-        "a key twice": (b'{"schema": 1, "schema": 2}', ManifestError, "stands twice"),
-        "unknown JSON key": (json.dumps(mask | {"extra": 1}).encode(), ManifestError, "extra is not a key"),
+        "a key twice": (b'{"schema": 1, "schema": 2}', ManifestError, "appears twice"),
+        "unknown JSON key": (json.dumps(mask | {"extra": 1}).encode(), ManifestError, "extra is not a known key"),
         "not UTF-8": (b'{"schema": "\xff"}', ManifestError, "is not UTF-8"),
-        "JSON too deep": (b'{"schema": ' + b"[" * 100_000, ManifestError, "is not JSON: is nested deeper than 200 times"),
+        "JSON too deep": (b'{"schema": ' + b"[" * 100_000, ManifestError, "is not JSON: is nested more than 200 levels deep"),
     }  # fmt: skip
 
 
@@ -388,8 +388,8 @@ def test_the_table_of_broken_files_is_complete(tmp_path):
     [
         ("none.st", CheckpointError, "no such file or folder"),
         ("org/name", CheckpointError, "no such file or folder"),
-        ("hf-hub:org/name", UsageError, "reads local files"),
-        ("arch:vit_tiny_patch16_224", UsageError, "reads local files"),
+        ("hf-hub:org/name", UsageError, "`inspect` reads only local files"),
+        ("arch:vit_tiny_patch16_224", UsageError, "`inspect` reads only local files"),
         ("m.json", UsageError, "`--tensors` is for checkpoints"),
         (".", CheckpointError, "no safetensors weights"),
     ],
@@ -420,7 +420,7 @@ def test_what_is_no_file_yet_is_told_how_it_becomes_one(file, way):
 def test_a_plan_and_tensors_that_differ(tmp_path):
     write(tmp_path / "x.st", hydra_header(other=Fate.SHARED))
 
-    with pytest.raises(CheckpointError, match="`other` is in the file or in its fuse plan"):
+    with pytest.raises(CheckpointError, match="`other` exists in only one of the file and its fuse plan"):
         look(tmp_path / "x.st")
 
 

@@ -154,7 +154,7 @@ def test_a_report_whose_score_was_fitted_on_the_same_data_has_a_threshold(here):
     assert sum(line["accepted"] for line in told) == kept.accepted
     with pytest.raises(UsageError, match="the threshold is for `knn:k=5`"):
         lines(here, "hydra.st", ood_score="knn", **same)
-    with pytest.raises(InputError, match=r"was fitted on .*limit=90.* holds other samples"):
+    with pytest.raises(InputError, match=r"was fitted on .*limit=90.* has other samples"):
         lines(here, "hydra.st", threshold=out, fit=DataRef.parse(OTHER))
     assert Report.read(out).data["fit"].count == 90
 
@@ -226,15 +226,15 @@ def test_inspect_says_what_is_held(here, row, capsys):
 
 
 REFUSED = {
-    "never fitted": ("hydra.st", {"ood_score": "knn"}, "never fitted for this model", "--ood-score knn --fit TRAIN --store"),
+    "not fitted": ("hydra.st", {"ood_score": "knn"}, "not fitted for this model", "--ood-score knn --fit TRAIN --store"),
     "fitted twice": (
-        "stored.st", {"ood_score": KNN, "threshold": NONE, "fit": FIT}, "holds `knn:k=5` as it was fitted", "leave it out",
+        "stored.st", {"ood_score": KNN, "threshold": NONE, "fit": FIT}, "already stores a fitted `knn:k=5`", "leave it out",
     ),
-    "nothing to fit": ("hydra.st", {"fit": FIT}, "`msp` is no OOD score of features", "--ood-score relative-mahalanobis"),
+    "nothing to fit": ("hydra.st", {"fit": FIT}, "the OOD score `msp` is not feature-based", "--ood-score relative-mahalanobis"),
     "a score of logits": ("hydra.st", {"ood_score": "mi", "fit": FIT}, "`--fit` and `--ood-score mi` exclude each other", "mahalanobis"),
-    "another neighbour": ("stored.st", {"ood_score": "knn", "threshold": NONE}, "`knn` looks at features, and was never fitted", "--ood-score knn"),
+    "another neighbour": ("stored.st", {"ood_score": "knn", "threshold": NONE}, "`knn` is feature-based and was not fitted", "--ood-score knn"),
     "held-out data are needed": ("hydra.st", {"ood_score": "energy+density", "fit": FIT}, "exclude each other", "--val VAL --store"),
-    "the default was never fitted": ("hydra.st", {"ood_score": "energy+density"}, "never fitted", "--fit TRAIN --val VAL --store"),
+    "the default was not fitted": ("hydra.st", {"ood_score": "energy+density"}, "not fitted", "--fit TRAIN --val VAL --store"),
     "a bound that is none": ("stored.st", {"ood_score": KNN, "threshold": 3.0}, "between 0 and 2", None),
     "another score's threshold": ("stored.st", {"ood_score": KNN}, "is for `mahalanobis`", "--threshold none"),
 }  # fmt: skip
@@ -268,18 +268,18 @@ def earlier(here, row, tmp_path):
 
 @pytest.mark.parametrize("score", ["mahalanobis", "relative-mahalanobis", KNN])
 def test_a_score_of_an_earlier_definition_is_refused(earlier, here, score):
-    with pytest.raises(CheckpointError, match="as an earlier version of hydractl defined it") as caught:
+    with pytest.raises(CheckpointError, match="was fitted by its earlier definition") as caught:
         lines(here, earlier, ood_score=score, threshold=NONE)
-    assert "fit anew with `hydractl eval" in caught.value.hint
+    assert "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH" in caught.value.hint
 
 
 def test_a_threshold_on_a_score_of_an_earlier_definition_is_refused(earlier, here):
     for call in (lambda: lines(here, earlier), lambda: hydractl.load(earlier)):
         with pytest.raises(
-            InputError, match="its threshold is for `mahalanobis` as an earlier version"
+            InputError, match="its threshold is for an earlier definition of `mahalanobis`"
         ) as caught:
             call()
-        assert "find it anew" in caught.value.hint
+        assert "find it again with" in caught.value.hint
 
 
 def test_what_means_the_same_as_before_is_told(earlier, here, found, tmp_path):
@@ -328,7 +328,7 @@ def _endless(tensors):
     ("spoil", "message"),
     [
         (_without, "has no tensor `hydractl.ood/knn:k=5/1/bank`"),
-        (_narrow, r"are of \[31\] features, the model has 32"),
+        (_narrow, r"are for \[31\] features, but the model has 32"),
         (_far, "member 0: `neighbours` must be `k`"),
         (_flat, "member 0: `bank` must be ND of torch.float32"),
         (_endless, "member 1: `bank` is not finite"),

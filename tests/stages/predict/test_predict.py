@@ -207,7 +207,7 @@ def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
         DataError, match=r"tree/(x/bad|deep).png: (is not an image|an image of mode)"
     ) as caught:
         told(models, "tree")
-    assert str(caught.value.hint).endswith(", or add `--skip-bad` to be told of it in its line")
+    assert str(caught.value.hint).endswith(", or add `--skip-bad` to report it in its line and continue")
     assert not list(work.glob("out*"))
     assert len(told(models, "tree", skip_bad=True)) == 5
     found = told(models, "tree", skip_bad=True, out="lenient.jsonl")
@@ -263,7 +263,7 @@ def test_a_run_that_met_a_bad_image_goes_on_with_skip_bad_and_not_back(models, w
         heard,
     )
 
-    assert "Going on after 4 lines of an interrupted run" in heard.steps
+    assert "Resuming an interrupted run after 4 lines" in heard.steps
     assert (work / "out.jsonl").read_bytes() == (work / "whole.jsonl").read_bytes()
 
 
@@ -288,7 +288,7 @@ def test_a_run_that_is_cut_off_goes_on_and_ends_with_the_same_bytes(models, work
     with pytest.raises(KeyboardInterrupt) as caught:
         told(models, data, model=model, batch_size=3)
     assert caught.value.__notes__ == [
-        "what was done is kept in out.jsonl.journal; the same command goes on from there"
+        "the progress is saved in out.jsonl.journal; the same command resumes it"
     ]
     journal = work / "out.jsonl.journal"
     kept = journal.read_bytes()
@@ -361,12 +361,12 @@ def test_a_journal_that_is_not_of_this_run_is_refused(models, work, monkeypatch)
         (
             lambda: journal.write_bytes(kept.replace(b'"g"', b'"a"', 1)),
             ManifestError,
-            "is damaged: a block does not follow",
+            "is damaged: the digest of a block does not match",
         ),
         (
             lambda: (work / FILES[1]).write_bytes((work / FILES[2]).read_bytes()),
             OutputExists,
-            "is kept by an unfinished run with other options, inputs or versions: inputs 2 to 2 are others now",
+            "belongs to an unfinished run with other options, inputs or versions: inputs 2 to 2 have changed",
         ),
     ):
         change()
@@ -374,31 +374,42 @@ def test_a_journal_that_is_not_of_this_run_is_refused(models, work, monkeypatch)
             told(models, "flat", batch_size=1)
         journal.write_bytes(kept)
     for other, changes in (
-        ({"top_k": 1}, "`top_k` was 5, is 1"),
-        ({"threshold": -0.2}, r"`below` was not set, is -0\.2"),
-        ({"ood_score": "mi"}, "`score` was msp, is mi"),
+        ({"top_k": 1}, "`top_k` was 5, is now 1"),
+        ({"threshold": -0.2}, r"`below` was not set, is now -0\.2"),
+        ({"ood_score": "mi"}, "`score` was msp, is now mi"),
     ):
         with pytest.raises(OutputExists, match=f"other options, inputs or versions: {changes}$"):
             told(models, "flat", batch_size=1, **other)
     told(models, "flat", batch_size=1, force=True)
     (work / "out.jsonl").unlink()
     journal.write_text("mine")
-    with pytest.raises(OutputExists, match="hydractl did not write what is there"):
+    with pytest.raises(
+        OutputExists,
+        match=(
+            "the journal of the run goes here, but the existing file is not from this version of hydractl"
+        ),
+    ):
         told(models, "flat")
     assert journal.read_text() == "mine"
 
 
 REFUSED = {
-    "nothing in a folder": (("empty",), "hydra.st", {}, DataError, "empty: holds no image"),
+    "nothing in a folder": (("empty",), "hydra.st", {}, DataError, "empty: has no image"),
     "no such file": (("gone.png",), "hydra.st", {}, DataError, r"gone\.png: no such file"),
     "an image for texts": (("flat/a.png",), "bert", {}, UsageError, "is an image, but the model reads texts"),
-    "a text file": (("notes.txt",), "bert", {}, UsageError, r"`notes\.txt`: texts come from"),
-    "lines and more": (("-", "flat"), "hydra.st", {}, UsageError, "`-` is the only DATA"),
-    "no line": (("-",), "bert", {}, DataError, "standard input: holds no line"),
-    "no form": (("flat",), "hydra.st", {"out": "o.txt"}, UsageError, r"ends in \.jsonl or \.csv"),
+    "a text file": (("notes.txt",), "bert", {}, UsageError, r"`notes\.txt`: the model reads texts"),
+    "lines and more": (("-", "flat"), "hydra.st", {}, UsageError, "`-` cannot be combined with other DATA"),
+    "no line": (("-",), "bert", {}, DataError, "standard input: has no lines"),
+    "no form": (
+        ("flat",),
+        "hydra.st",
+        {"out": "o.txt"},
+        UsageError,
+        r"must have the suffix \.jsonl or \.csv",
+    ),
     "skipping texts": (("reviews",), "bert", {"skip_bad": True}, UsageError, "`--skip-bad` is for images"),
     "an unknown score": (("flat",), "hydra.st", {"ood_score": "x"}, UsageError, "--ood-score x"),
-    "classes of its own": (("flat",), "hydra.st", {"naming": None}, UsageError, "has classes of its own"),
+    "classes of its own": (("flat",), "hydra.st", {"naming": None}, UsageError, "already has classes"),
 }
 
 
@@ -471,10 +482,10 @@ def test_names_that_hold_what_begins_options_are_data(models, odd):
 
 def test_a_list_whose_paths_end_with_nul_is_told_from_lines(models, work, monkeypatch):
     piped(monkeypatch, b"flat/a.png\0flat/b.png\0")
-    with pytest.raises(DataError, match="standard input: line 1 holds a NUL byte") as caught:
+    with pytest.raises(DataError, match="standard input: line 1 contains a NUL byte") as caught:
         told(models, "-")
     assert caught.value.hint == "add `--null`"
-    with pytest.raises(UsageError, match="`--null` is for standard input"):
+    with pytest.raises(UsageError, match="`--null` applies only to standard input"):
         told(models, "flat", null=True)
 
 

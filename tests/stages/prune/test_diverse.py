@@ -269,15 +269,15 @@ def unlabelled(folder):
 
 
 REFUSED = {
-    "ood-for-nothing": (lambda _: {"ood": OTHERS}, {"objective": "acc"}, UsageError, "`--ood` has no effect: the scores were searched by `acc`"),
+    "ood-for-nothing": (lambda _: {"ood": OTHERS}, {"objective": "acc"}, UsageError, "`--ood` has no effect: the objective of the scores is `acc`"),
     "unknown-score": (lambda _: {"ood": OTHERS}, {"objective": "avg", "options": {"ood_score": "nope"}}, HydraError, "the OOD score `nope`"),
-    "no-labels": (lambda f: {"data": unlabelled(f)}, {}, DataError, "has no labels, which `--data` needs"),
+    "no-labels": (lambda f: {"data": unlabelled(f)}, {}, DataError, "has no labels, but `--data` needs them"),
     "other-classes": (lambda _: {"data": "digits::limit=20"}, {}, DataError, "classes"),
     "no-such-data": (lambda f: {"data": str(f / "none")}, {}, DataError, "none"),
     "no-such-device": (lambda _: {"device": "quantum"}, {}, UsageError, "unknown device `quantum`"),
-    "named-classes": (lambda _: {"naming": Naming(names=NAMES)}, {}, UsageError, "has classes of its own"),
+    "named-classes": (lambda _: {"naming": Naming(names=NAMES)}, {}, UsageError, "already has classes"),
     "tokens-of-images": (lambda _: {"max_length": 5}, {}, UsageError, "`--max-length` is for texts"),
-    "too-many-candidates": (lambda _: {"candidates": 500}, {}, UsageError, "500 different masks are wanted"),
+    "too-many-candidates": (lambda _: {"candidates": 500}, {}, UsageError, "500 different masks are required"),
 }  # fmt: skip
 
 
@@ -306,7 +306,7 @@ def test_numbers_that_are_not_finite(tmp_path):
     sample = base(PLAIN)
     state = sample.state | {"head.weight": torch.full_like(sample.state["head.weight"], 3e38)}
     case = Case(tmp_path, type(sample)(sample.header, state).save(tmp_path / "base.st"), DIGITS, OTHERS)
-    with pytest.raises(DataError, match="not finite on this data"):
+    with pytest.raises(DataError, match="outputs that are not finite on these data"):
         case.prune(case.scores())
 
 

@@ -429,37 +429,37 @@ def vision(raw):
 
 ERRORS = {
     "head-out-of-range": (bad_mask(lambda r: vision(r)["keep"].__setitem__(1, [4])), ManifestError, "towers.vision: keep[1] has head 4, but there are 4 heads (0..3)"),
-    "unknown-key": (bad_mask(lambda r: r.update(note="hand-made")), ManifestError, "note is not a key of this document"),
+    "unknown-key": (bad_mask(lambda r: r.update(note="hand-made")), ManifestError, "note is not a known key"),
     "other-tower": (bad_mask(lambda r: r["towers"].update(text=vision(r))), ManifestError, "towers: has towers ['text', 'vision'], but vit_tiny_patch16_224 has ['vision']"),
     "fewer-layers": (bad_mask(lambda r: vision(r)["keep"].pop()), ManifestError, "towers.vision.keep: has 2 layers, but vit_tiny_patch16_224 has 3"),
-    "other-head-count": (bad_mask(lambda r: vision(r).update(num_heads=5)), ManifestError, "towers.vision.num_heads: is 5, but vit_tiny_patch16_224 has 4 heads a layer"),
+    "other-head-count": (bad_mask(lambda r: vision(r).update(num_heads=5)), ManifestError, "towers.vision.num_heads: is 5, but vit_tiny_patch16_224 has 4 heads per layer"),
     "a-scores-file-as-mask": (lambda f: {"masks": (scores_file(f / "s.json", TABLE),)}, ManifestError, "expected `hydractl.head-mask/1`"),
     "a-checkpoint-as-mask": (lambda f: {"masks": (f / "base.st",)}, ManifestError, "base.st: is not"),
     "missing-mask": (lambda f: {"masks": (f / "none.json",)}, ManifestError, "none.json: no such file"),
     "scores-of-another-depth": (with_scores(TABLE[:2]), ManifestError, "s.json: towers.vision.scores is 2 layers by 4 heads, but"),
     "scores-of-another-width": (with_scores(((0.1,),) * 3), ManifestError, "s.json: towers.vision.scores is 3 layers by 1 heads, but"),
     "too-many-removed": (with_scores(budget=HeadBudget(remove=13)), UsageError, "`--remove 13`: cannot remove 13 heads: the model has 12"),
-    "too-many-kept": (with_scores(budget=HeadBudget(keep_per_layer=5)), UsageError, "`--keep 5`: cannot keep 5 heads a layer"),
-    "pool-too-small": (with_scores(pool=3), UsageError, "`--pool 3`: `--remove 4` removes 4 heads of each member"),
+    "too-many-kept": (with_scores(budget=HeadBudget(keep_per_layer=5)), UsageError, "`--keep 5`: cannot keep 5 heads per layer"),
+    "pool-too-small": (with_scores(pool=3), UsageError, "`--pool 3`: `--remove 4` removes 4 heads from each member"),
     "pool-too-large": (with_scores(pool=13), UsageError, "`--pool 13`: the model has 12 heads"),
-    "diverge-too-late": (with_scores(diverge_from=4), UsageError, "`--diverge-from 4`: must lie in 0..3; the model has 3 layers"),
-    "diverge-too-late-in-a-pool": (with_scores(diverge_from=4, pool=8, members=2, out="m-{i}.st"), UsageError, "must lie in 0..3"),
-    "fewer-ordered-than-removed": (with_scores(stopped=3), UsageError, "s.json: orders 3 heads only, but `--remove 4` removes 4"),
-    "fewer-ordered-than-go": (with_scores(stopped=3, budget=HeadBudget(keep_per_layer=2)), UsageError, "s.json: orders 3 heads only, but `--keep 2` removes 6"),
-    "one-ordered": (with_scores(stopped=1, budget=HeadBudget(keep_fraction=0.5)), UsageError, "s.json: orders 1 head only, but `--keep-fraction 0.5` removes 6"),
-    "fewer-ordered-than-the-pool": (with_scores(stopped=5, pool=8), UsageError, "s.json: orders 5 heads only, but `--pool 8` draws from 8"),
+    "diverge-too-late": (with_scores(diverge_from=4), UsageError, "`--diverge-from 4`: must be in 0..3; the model has 3 layers"),
+    "diverge-too-late-in-a-pool": (with_scores(diverge_from=4, pool=8, members=2, out="m-{i}.st"), UsageError, "must be in 0..3"),
+    "fewer-ordered-than-removed": (with_scores(stopped=3), UsageError, "s.json: ranks only 3 heads, but `--remove 4` removes 4"),
+    "fewer-ordered-than-go": (with_scores(stopped=3, budget=HeadBudget(keep_per_layer=2)), UsageError, "s.json: ranks only 3 heads, but `--keep 2` removes 6"),
+    "one-ordered": (with_scores(stopped=1, budget=HeadBudget(keep_fraction=0.5)), UsageError, "s.json: ranks only 1 head, but `--keep-fraction 0.5` removes 6"),
+    "fewer-ordered-than-the-pool": (with_scores(stopped=5, pool=8), UsageError, "s.json: ranks only 5 heads, but `--pool 8` draws from 8"),
     "fewer-ordered-in-a-layer": (with_scores(stopped=3, budget=HeadBudget(keep_per_layer=2), per_layer=True), UsageError, "`--per-layer`: layer 0 of tower `vision` must lose 2 heads"),
     "other-architecture": (bad_mask(lambda r: r.update(architecture="vit_other")), ManifestError, "mask.json: architecture is `vit_other`, but"),
-    "too-few-masks": (with_scores(pool=4, members=3, out="m-{i}.st"), UsageError, "3 different masks are wanted"),
+    "too-few-masks": (with_scores(pool=4, members=3, out="m-{i}.st"), UsageError, "3 different masks are required"),
     "unknown-dtype": (with_scores(dtype="fp8"), UsageError, "unknown dtype `fp8`"),
     "missing-model": (with_model(lambda _: None), CheckpointError, "base.st: no such file or folder"),
-    "truncated-model": (with_model(truncate), CheckpointError, "is it cut off?"),
-    "a-member": (with_model(member_of_it), CheckpointError, "is a member, but heads are counted in a base"),
-    "wrong-class-count": (with_model(other_classes), CheckpointError, "tensor `head.bias` has shape (8,), its architecture needs (7,)"),
-    "wrong-heads": (with_model(other_heads), CheckpointError, "tensor `blocks.0.attn.qkv.weight` has shape (24, 32), its architecture needs (96, 32)"),
+    "truncated-model": (with_model(truncate), CheckpointError, "it may be truncated"),
+    "a-member": (with_model(member_of_it), CheckpointError, "is a member, but `prune` needs a base"),
+    "wrong-class-count": (with_model(other_classes), CheckpointError, "tensor `head.bias` has shape (8,), but its architecture needs (7,)"),
+    "wrong-heads": (with_model(other_heads), CheckpointError, "tensor `blocks.0.attn.qkv.weight` has shape (24, 32), but its architecture needs (96, 32)"),
     "not-finite": (with_model(not_finite), CheckpointError, "tensor `head.bias` holds 7 numbers of 7 that are not finite"),
     "overflowing": (with_model(overflowing), CheckFailed, "nothing was written"),
-    "no-architecture": (with_model(bare), CheckpointError, "does not say which architecture it is"),
+    "no-architecture": (with_model(bare), CheckpointError, "does not name its architecture"),
     "missing-folder": (with_scores(out="none/m.st"), HydraError, "does not exist"),
     "output-is-input": (with_scores(out="base.st", force=True), OutputExists, "is an input of this command"),
     "mask-would-replace-scores": (lambda f: {"scores": (scores_file(f / "m.mask.json", TABLE),), "budget": HeadBudget(remove=4), "force": True}, OutputExists, "m.mask.json: is an input of this command"),
@@ -498,7 +498,7 @@ def test_a_hydra_is_refused(tmp_path):
     path = base(PLAIN).save(tmp_path / "base.st")
     run_fuse(FuseConfig(models=(str(path),), out=tmp_path / "hydra.st"))
     mask = mask_file(tmp_path / "mask.json", base(PLAIN).header, *KEEP)
-    with pytest.raises(CheckpointError, match="is a hydra, but heads are counted in a base"):
+    with pytest.raises(CheckpointError, match="is a hydra, but `prune` needs a base"):
         prune(tmp_path / "hydra.st", tmp_path / "m.st", masks=(mask,))
 
 
@@ -515,17 +515,20 @@ S, M = (Path("s.json"),), (Path("m.json"),)
 CONFIGS = {
     "nothing": ({}, "give either `--scores` or `--mask`"),
     "both": ({"scores": S, "masks": M}, "`--scores` and `--mask` exclude each other"),
-    "no-budget": ({"scores": S}, "how many heads should stay?"),
-    "mask-and-budget": ({"masks": M, "budget": HeadBudget(remove=1)}, "a mask says itself which heads stay"),
-    "mask-and-layer": ({"masks": M, "diverge_from": 2}, "a mask says itself which heads stay"),
-    "mask-and-members": ({"masks": M, "members": 2}, "a mask says itself which heads stay"),
-    "members-and-several-scores": ({"scores": S * 2, "budget": HeadBudget(remove=1), "members": 2, "pool": 3}, "already make one member each"),
+    "no-budget": ({"scores": S}, (
+        "the number of heads to keep is missing: give one of `--keep N`, "
+        "`--remove R`, `--keep-fraction F"
+    )),
+    "mask-and-budget": ({"masks": M, "budget": HeadBudget(remove=1)}, "a mask already says which heads are kept"),
+    "mask-and-layer": ({"masks": M, "diverge_from": 2}, "a mask already says which heads are kept"),
+    "mask-and-members": ({"masks": M, "members": 2}, "a mask already says which heads are kept"),
+    "members-and-several-scores": ({"scores": S * 2, "budget": HeadBudget(remove=1), "members": 2, "pool": 3}, "several `--scores` make one member each; leave out `--members"),
     "members-without-pool": ({"scores": S, "budget": HeadBudget(remove=1), "members": 2}, "`--members` needs a pool"),
-    "pool-and-per-layer": ({"scores": S, "budget": HeadBudget(keep_per_layer=1), "pool": 3, "per_layer": True}, "`--pool` samples from one global removal order"),
-    "per-layer-without-keep": ({"scores": S, "budget": HeadBudget(remove=1), "per_layer": True}, "`--per-layer` goes with `--keep N`"),
-    "one-name-for-two": ({"masks": M * 2}, "2 members need 2 names"),
+    "pool-and-per-layer": ({"scores": S, "budget": HeadBudget(keep_per_layer=1), "pool": 3, "per_layer": True}, "`--pool` needs one global removal order: one `--scores` file and no `--per-layer`"),
+    "per-layer-without-keep": ({"scores": S, "budget": HeadBudget(remove=1), "per_layer": True}, "`--per-layer` requires `--keep N`"),
+    "one-name-for-two": ({"masks": M * 2}, "2 members need 2 different output names"),
     "two-from-standard-input": ({"model": "-", "masks": (Path("-"),)}, "only one input can come from standard input"),
-    "one-mask-name-for-two": ({"masks": M * 2, "out": Path("m.{i}")}, "2 members need 2 names"),
+    "one-mask-name-for-two": ({"masks": M * 2, "out": Path("m.{i}")}, "2 members need 2 different output names"),
 }  # fmt: skip
 
 

@@ -152,7 +152,7 @@ def test_member_j_keeps_the_jth_best_of_each_cluster_and_an_empty_layer_its_best
     ]
     assert [m.origin.budget for m in masks_of(report)] == [{"keep": "auto", "clusters": 4}] * 3
     assert {m.origin.strategy for m in masks_of(report)} == {"clusters"}
-    assert report.found == (f"{cahp}: 5 heads of 12 stay: as many as one of each of 4 clusters",)
+    assert report.found == (f"{cahp}: keeps 5 heads of 12: one of each of 4 clusters",)
 
 
 def test_clusters_that_nobody_asks_for_are_scores_like_others(tmp_path, model, cahp, scores):
@@ -203,7 +203,7 @@ def test_scores_by_layer_that_are_compared_over_layers_are_warned_about(tmp_path
     assert "scored layer by layer" in warning
     assert "`--keep 2 --per-layer`" in warning
     (warning,) = said("c.st", 1, per_layer=True)
-    assert "scored layers that keep 2 heads each; score again with `--keep 1 --per-layer`" in warning
+    assert "scored layers that each keep 2 heads; score again with `--keep 1 --per-layer`" in warning
 
 
 def test_what_layers_in_common_do_to_the_number_of_heads_is_said_and_recorded(tmp_path, model, scores):
@@ -216,7 +216,7 @@ def test_what_layers_in_common_do_to_the_number_of_heads_is_said_and_recorded(tm
     assert removed[0] == 4
     assert removed[1] != 4
     assert of_heads(heard) == [
-        f"member 1 loses {removed[1]} heads: before layer 2 it keeps what member 0 keeps"
+        f"member 1 loses {removed[1]} heads, because before layer 2 it keeps the heads of member 0"
     ]
     assert [m.origin.budget["removed"] for m in masks_of(report)] == removed
 
@@ -292,13 +292,13 @@ def test_a_circuit_goes_up_to_its_knee(tmp_path, model, knee, stop):
     (mask,) = masks_of(report)
     assert report.members[0].heads_removed == knee
     assert mask.origin.budget == {"keep": "auto", "remove": knee}
-    assert report.found == (f"{file}: {12 - knee} heads of 12 stay: `avg` falls off after {knee} removals",)
+    assert report.found == (f"{file}: keeps {12 - knee} heads of 12: `avg` drops after {knee} removals",)
 
 
 def test_a_greedy_run_without_a_name_for_what_it_maximised(tmp_path, model):
     file = circuit(tmp_path / "c.json", objective=None, method="gnorm")
     report = prune(model, tmp_path / "m.st", scores=(file,), auto=True)
-    assert "stay: the objective falls off after 6 removals" in report.found[0]
+    assert ": the objective drops after 6 removals" in report.found[0]
 
 
 @pytest.mark.parametrize("opened", [0, 5, 12])
@@ -306,7 +306,7 @@ def test_open_gates_stay(tmp_path, model, opened):
     file = scores_file(tmp_path / "l0.json", TABLE, method="l0", results={"open": opened})
     report = prune(model, tmp_path / "m.st", scores=(file,), auto=True)
     assert report.members[0].heads_kept == opened
-    assert f"{opened} heads of 12 stay: their gates are open" in report.found[0]
+    assert f"keeps {opened} heads of 12: their gates stayed open" in report.found[0]
 
 
 def test_a_given_number_goes_before_what_the_scores_chose(tmp_path, model):
@@ -317,12 +317,12 @@ def test_a_given_number_goes_before_what_the_scores_chose(tmp_path, model):
 
 
 CHOICES = {
-    "does-not-choose": (lambda p: scores_file(p, TABLE), UsageError, "is by `random`, which does not choose", "cahp, l0, and circuit"),
-    "stops-too-early": (lambda p: circuit(p, stop=5), UsageError, "stops after 5 removals with `avg` at 0.9200, not below the 0.9000 of the whole model", "score again with `--remove 10`; `--remove 5` is where it is highest, 0.9200"),
-    "never-falls": (lambda p: circuit(p, knee=12), UsageError, "never falls below that of the whole model", "`--remove 12` is where"),
-    "straight-down": (lambda p: circuit(p, knee=0, rise=0.0), UsageError, "`avg` of", "`--remove 0` is where"),
-    "open-too-many": (lambda p: scores_file(p, TABLE, results={"open": 13}), ManifestError, "results.open is 13, not a number of heads in 0..12", "edited?"),
-    "open-no-number": (lambda p: scores_file(p, TABLE, results={"open": "5"}), ManifestError, "results.open is '5'", "edited?"),
+    "does-not-choose": (lambda p: scores_file(p, TABLE), UsageError, "was made by `random`, which does not determine", "use scores by cahp, l0, circuit or another greedy method, or give one of"),
+    "stops-too-early": (lambda p: circuit(p, stop=5), UsageError, "stops after 5 removals with `avg` 0.9200, not below the 0.9000 of the whole model", "score again with `--remove 10`; `--remove 5` gives the highest value, 0.9200"),
+    "never-falls": (lambda p: circuit(p, knee=12), UsageError, "never drops below that of the whole model", "`--remove 12` gives"),
+    "straight-down": (lambda p: circuit(p, knee=0, rise=0.0), UsageError, "`avg` of", "`--remove 0` gives"),
+    "open-too-many": (lambda p: scores_file(p, TABLE, results={"open": 13}), ManifestError, "results.open is 13, but must be a number of heads in 0..12", "edited"),
+    "open-no-number": (lambda p: scores_file(p, TABLE, results={"open": "5"}), ManifestError, "results.open is '5'", "edited"),
 }  # fmt: skip
 
 
@@ -350,12 +350,12 @@ def test_scores_of_another_architecture_of_the_same_shape(tmp_path, model):
 
 
 REFUSED = {
-    "clusters-without-clusters": ({"strategy": Strategy.CLUSTERS, "scores": "s"}, "is by `random`, which makes no clusters", "--method cahp"),
+    "clusters-without-clusters": ({"strategy": Strategy.CLUSTERS, "scores": "s"}, "was made by `random`, which makes no clusters", "--method cahp"),
     "more-members-than-heads": ({"strategy": Strategy.CLUSTERS, "scores": "cahp", "members": 4}, "members 0 and 3 would keep the same heads: the largest of 4 clusters has 3 heads", "fewer `--members`"),
     "members-of-no-clusters": ({"auto": True, "scores": "open", "members": 2}, "`--members` needs a pool", "--pool P"),
-    "too-many-random": ({"strategy": Strategy.RANDOM, "budget": HeadBudget(remove=12), "members": 2}, "2 different masks are wanted", "fewer `--members`"),
+    "too-many-random": ({"strategy": Strategy.RANDOM, "budget": HeadBudget(remove=12), "members": 2}, "2 different masks are required", "fewer `--members`"),
     "random-beyond": ({"strategy": Strategy.RANDOM, "budget": HeadBudget(remove=13)}, "cannot remove 13 heads", None),
-    "random-diverges-late": ({"strategy": Strategy.RANDOM, "budget": REMOVE, "diverge_from": 4}, "must lie in 0..3", "nowhere"),
+    "random-diverges-late": ({"strategy": Strategy.RANDOM, "budget": REMOVE, "diverge_from": 4}, "must be in 0..3", "in none"),
     "auto-pool-too-small": ({"auto": True, "scores": "open", "pool": 5}, "`--pool 5`: `--keep auto` removes 7 heads", "larger pool"),
 }  # fmt: skip
 
@@ -380,25 +380,25 @@ def test_what_does_not_fit_the_scores(tmp_path, model, cahp, changes, message, h
 S = (Path("s.json"),)
 DATA = DiverseConfig(data="digits", candidates=2, diversity=Diversity.MI)
 CONFIGS = {
-    "best-of-two": ({"strategy": Strategy.BEST, "scores": S * 2, "budget": REMOVE}, "takes one `--scores`, got 2"),
+    "best-of-two": ({"strategy": Strategy.BEST, "scores": S * 2, "budget": REMOVE}, "takes one `--scores` file, not 2"),
     "best-of-none": ({"strategy": Strategy.BEST, "budget": REMOVE}, "give either `--scores` or `--mask`"),
-    "best-of-many": ({"strategy": Strategy.BEST, "scores": S, "budget": REMOVE, "members": 2}, "makes one member a scores file"),
+    "best-of-many": ({"strategy": Strategy.BEST, "scores": S, "budget": REMOVE, "members": 2}, "makes one member per scores file; leave out `--members"),
     "best-of-a-pool": ({"strategy": Strategy.BEST, "scores": S, "budget": REMOVE, "pool": 8}, "`--pool` has no effect with `--strategy best`"),
-    "sample-without-pool": ({"strategy": Strategy.SAMPLE, "scores": S, "budget": REMOVE, "members": 2}, "`--strategy sample` draws from a pool"),
+    "sample-without-pool": ({"strategy": Strategy.SAMPLE, "scores": S, "budget": REMOVE, "members": 2}, "`--strategy sample` needs a pool of heads"),
     "sample-by-layer": ({"strategy": Strategy.SAMPLE, "scores": S, "budget": HeadBudget(keep_per_layer=2), "pool": 8, "per_layer": True}, "`--per-layer` has no effect with `--strategy sample`"),
-    "objectives-of-one": ({"strategy": Strategy.OBJECTIVES, "scores": S, "budget": REMOVE}, "wants several"),
-    "objectives-and-members": ({"strategy": Strategy.OBJECTIVES, "scores": S * 2, "budget": REMOVE, "members": 2}, "drop `--members`"),
-    "clusters-and-budget": ({"strategy": Strategy.CLUSTERS, "scores": S, "budget": REMOVE}, "keeps one head a cluster, so `--remove 4` has no effect"),
+    "objectives-of-one": ({"strategy": Strategy.OBJECTIVES, "scores": S, "budget": REMOVE}, "makes one member per scores file and needs several files"),
+    "objectives-and-members": ({"strategy": Strategy.OBJECTIVES, "scores": S * 2, "budget": REMOVE, "members": 2}, "makes one member per scores file; leave out `--members"),
+    "clusters-and-budget": ({"strategy": Strategy.CLUSTERS, "scores": S, "budget": REMOVE}, "keeps one head per cluster, so `--remove 4` has no effect"),
     "clusters-and-pool": ({"strategy": Strategy.CLUSTERS, "scores": S, "pool": 8}, "`--pool` has no effect with `--strategy clusters`"),
-    "random-with-scores": ({"strategy": Strategy.RANDOM, "scores": S, "budget": REMOVE}, "`--strategy random` looks at no scores"),
-    "random-without-budget": ({"strategy": Strategy.RANDOM}, "how many heads should stay?"),
-    "random-auto": ({"strategy": Strategy.RANDOM, "auto": True}, "`--keep auto` asks the scores"),
+    "random-with-scores": ({"strategy": Strategy.RANDOM, "scores": S, "budget": REMOVE}, "`--strategy random` uses no scores"),
+    "random-without-budget": ({"strategy": Strategy.RANDOM}, "the number of heads to keep is missing: give one of `--keep N`, `--remove R`, `--keep-fraction F"),
+    "random-auto": ({"strategy": Strategy.RANDOM, "auto": True}, "`--keep auto` takes the number of heads from scores, but `--strategy random` uses none"),
     "random-of-a-pool": ({"strategy": Strategy.RANDOM, "budget": REMOVE, "pool": 8}, "`--pool` has no effect"),
-    "mask-and-strategy": ({"strategy": Strategy.BEST, "masks": S}, "a mask says itself which heads stay"),
-    "mask-and-auto": ({"auto": True, "masks": S}, "a mask says itself which heads stay"),
-    "auto-by-layer": ({"auto": True, "scores": S, "per_layer": True}, "`--per-layer` goes with `--keep N`"),
-    "diverse-without-pool": ({"strategy": Strategy.DIVERSE, "scores": S, "budget": REMOVE, "diverse": DATA}, "`--strategy diverse` draws from a pool"),
-    "diverse-of-too-few": ({"strategy": Strategy.DIVERSE, "scores": S, "budget": REMOVE, "pool": 8, "members": 3, "diverse": DATA}, "`--candidates 2`: fewer than the 3 members"),
+    "mask-and-strategy": ({"strategy": Strategy.BEST, "masks": S}, "a mask already says which heads are kept"),
+    "mask-and-auto": ({"auto": True, "masks": S}, "a mask already says which heads are kept"),
+    "auto-by-layer": ({"auto": True, "scores": S, "per_layer": True}, "`--per-layer` requires `--keep N`"),
+    "diverse-without-pool": ({"strategy": Strategy.DIVERSE, "scores": S, "budget": REMOVE, "diverse": DATA}, "`--strategy diverse` needs a pool of heads"),
+    "diverse-of-too-few": ({"strategy": Strategy.DIVERSE, "scores": S, "budget": REMOVE, "pool": 8, "members": 3, "diverse": DATA}, "`--candidates 2`: fewer candidates than the 3 members"),
 }  # fmt: skip
 
 

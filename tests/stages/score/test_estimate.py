@@ -78,7 +78,7 @@ def test_what_a_run_would_refuse_is_refused(tmp_path):
     config = ScoreConfig(model=str(member), out=tmp_path / "s.json", budget=HeadBudget(remove=2), **DATA)
 
     for work in (run_score, estimate.run_estimate):
-        with pytest.raises(CheckpointError, match="is a member, but heads are scored in a base"):
+        with pytest.raises(CheckpointError, match="is a member, but `score` needs a base"):
             work(config)
 
 

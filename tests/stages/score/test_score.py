@@ -47,9 +47,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, after):
     out = tmp_path / "s.json"
     with pytest.raises(KeyboardInterrupt) as caught:
         run_score(circuit(model, out), Stopped(after))
-    assert caught.value.__notes__ == [
-        f"what was done is kept in {out}.journal; the same command goes on from there"
-    ]
+    assert caught.value.__notes__ == [f"the progress is saved in {out}.journal; the same command resumes it"]
     assert not out.exists()
     assert len((tmp_path / "s.json.journal").read_text().splitlines()) == 1 + after
 
@@ -141,7 +139,7 @@ def test_a_machine_that_cannot_compile_is_told_before_anything_is_written(model,
     ) as caught:
         run_score(circuit(model, tmp_path / "s.json", compile=True))
 
-    assert caught.value.hint == "leave `--compile` out"
+    assert caught.value.hint == "leave out `--compile`"
     assert not list(tmp_path.iterdir())
 
 
@@ -163,13 +161,13 @@ def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_score(circuit(model, out), Stopped(2))
 
-    with pytest.raises(OutputExists, match=r"other options, inputs or versions: `removals` was 5, is 4$"):
+    with pytest.raises(OutputExists, match=r"other options, inputs or versions: `removals` was 5, is now 4$"):
         run_score(circuit(model, out, budget=HeadBudget(remove=4)))
     heard = Heard()
     report = run_score(circuit(model, out, budget=HeadBudget(remove=4), force=True), heard)
 
     assert heard.warnings == [
-        f"`--force` starts anew: what an unfinished run left in {out}.journal is dropped"
+        f"`--force` starts again: the state of an unfinished run in {out}.journal is discarded"
     ]
     assert report.resumed_from == 0
     assert len(report.scores.removals) == 4
@@ -228,7 +226,12 @@ def test_what_is_no_journal_is_never_touched(model, tmp_path, make, force):
     make(path)
     before = [path.lstat()[i] for i in (0, 1, 6, 8)]
 
-    with pytest.raises(OutputExists, match="hydractl did not write what is there"):
+    with pytest.raises(
+        OutputExists,
+        match=(
+            "the journal of the run goes here, but the existing file is not from this version of hydractl"
+        ),
+    ):
         run_score(circuit(model, tmp_path / "s.json", force=force))
     assert [path.lstat()[i] for i in (0, 1, 6, 8)] == before
 
@@ -317,13 +320,17 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
     [
         ({"method": "taylr"}, UsageError, "unknown method `taylr`"),
         ({"given": {"objective": "auc"}}, UsageError, "unknown objective `auc`"),
-        ({"ood": None}, UsageError, "needs out-of-distribution data"),
-        ({"given": {"objective": "acc"}}, UsageError, "`--ood` is read only by"),
+        ({"ood": None}, UsageError, "needs OOD data"),
+        (
+            {"given": {"objective": "acc"}},
+            UsageError,
+            "`--ood` applies only to `--method circuit` with an objective that uses OOD data: `ood`, `avg`, `fpr95` or a sum with one",
+        ),
         ({"given": {"objective": "ood+"}}, UsageError, "expected a metric, found the end at character 5"),
         (
             {"given": {"objective": "-fpr95"}, "ood": None},
             UsageError,
-            "`-fpr95` needs out-of-distribution data",
+            "`-fpr95` needs OOD data",
         ),
         (
             {"given": {"objective": "acc", "ood_score": "energy"}, "ood": None},
@@ -331,8 +338,8 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
             "`--ood-score` has no effect with `--objective acc`",
         ),
         ({"given": {"ood_score": "odin"}}, UsageError, "`--ood-score odin`: unknown"),
-        ({"given": {"ood_score": "mi"}}, UsageError, "`--ood-score mi`: of a circuit is 0 everywhere"),
-        ({"given": {"ood_score": "msp+mi"}}, UsageError, "of a circuit is `msp`"),
+        ({"given": {"ood_score": "mi"}}, UsageError, "`--ood-score mi`: for a circuit it is always 0"),
+        ({"given": {"ood_score": "msp+mi"}}, UsageError, "for a circuit it is `msp`"),
         ({"given": {"search": "fast"}}, UsageError, "`--search fast`: unknown"),
         (
             {"given": {"recheck": 4}},
@@ -342,11 +349,15 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
         ({"given": {"swaps": 4}}, UsageError, "`--swaps` has no effect without `--search lazy`"),
         ({"given": {"search": "lazy", "doubt": -1.0}}, UsageError, "`--doubt -1`: must be at least 0"),
         ({"given": {"search": "lazy", "recheck": 0}}, UsageError, "`--recheck 0`: must be at least 1"),
-        ({"max_memory": 1000}, UsageError, "one batch and one head's removal need"),
+        ({"max_memory": 1000}, UsageError, "the removal of one head from one batch needs"),
         ({"method": "random", "ood": None, "estimate": True}, UsageError, "`--estimate` has no effect with"),
         ({"method": "random", "ood": None, "max_memory": 1}, UsageError, "`--max-memory` has no effect with"),
         ({"method": "random", "ood": None, "compile": True}, UsageError, "`--compile` has no effect with"),
-        ({"method": "random"}, UsageError, "`--ood` is read only by"),
+        (
+            {"method": "random"},
+            UsageError,
+            "`--ood` applies only to `--method circuit` with an objective that uses OOD data: `ood`, `avg`, `fpr95` or a sum with one",
+        ),
         (
             {"budget": HeadBudget(remove=13)},
             UsageError,
@@ -389,7 +400,10 @@ def test_a_budget_that_layers_cannot_share_evenly_is_said(model, tmp_path, metho
     )
 
     assert len(heard.warnings) == said
-    assert all("equally many heads: 2 each, 6 heads in all" in message for message in heard.warnings)
+    assert all(
+        "the same number of heads in each layer: 2 each, 6 heads in total" in message
+        for message in heard.warnings
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -406,7 +420,7 @@ def test_no_method_scores_weights_that_are_not_finite(tmp_path, method):
     ) as caught:
         run_score(ScoreConfig(model=str(model), out=tmp_path / "s.json", method=method, **needs))
 
-    assert caught.value.hint == "did the training diverge? take an earlier checkpoint of it"
+    assert caught.value.hint == "the training may have diverged; use an earlier checkpoint"
     assert [p.name for p in tmp_path.iterdir()] == ["broken.st"]
 
 

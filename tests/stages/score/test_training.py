@@ -133,12 +133,16 @@ def test_the_same_seed_trains_the_same_base(model, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"trained": "t.st"}, UsageError, "no weights train with `--method l0` and `--training pipelined`"),
-        ({"trained": "t.st", "method": "magnitude", "given": {}}, UsageError, "with `--method magnitude`"),
+        (
+            {"trained": "t.st"},
+            UsageError,
+            "no weights are trained by `--method l0` and `--training pipelined`",
+        ),
+        ({"trained": "t.st", "method": "magnitude", "given": {}}, UsageError, "by `--method magnitude`"),
         ({"trained": "-", "given": JOINT}, UsageError, "is a stream"),
-        ({"trained": "s", "out": "s", "given": JOINT}, UsageError, "is where the scores go"),
+        ({"trained": "s", "out": "s", "given": JOINT}, UsageError, "is also the output file of the scores"),
         ({"given": {"cooldown": 0.5}}, UsageError, "`--cooldown` has no effect with `--method l0`"),
-        ({"method": "dsp", "budget": HeadBudget(remove=12)}, UsageError, "leave no choice"),
+        ({"method": "dsp", "budget": HeadBudget(remove=12)}, UsageError, "nothing to select"),
     ],
 )
 def test_bad_input(model, tmp_path, changes, error, message):
@@ -166,7 +170,7 @@ def test_weights_that_are_there_are_not_replaced(model, tmp_path):
 def test_the_weights_of_a_zero_shot_model_are_not_trained(tmp_path):
     path = pair("clip", tmp_path).save(tmp_path / "clip.st")
 
-    with pytest.raises(UsageError, match="compares images with texts") as caught:
+    with pytest.raises(UsageError, match="is a zero-shot model") as caught:
         run_score(config(str(path), tmp_path / "s.json", given=JOINT))
     assert "--training pipelined" in caught.value.hint
 
@@ -176,7 +180,7 @@ def test_a_training_that_diverges_leaves_nothing(tmp_path):
     state = {n: torch.full_like(t, 3e38) if n == "head.weight" else t for n, t in sample.state.items()}
     huge = type(sample)(sample.header, state).save(tmp_path / "huge.st")
 
-    with pytest.raises(CheckFailed, match=r"diverged at rate 0\.1"):
+    with pytest.raises(CheckFailed, match=r"diverged with learning rate 0\.1"):
         run_score(config(str(huge), tmp_path / "s.json"))
 
     assert [p.name for p in tmp_path.iterdir()] == ["huge.st"]

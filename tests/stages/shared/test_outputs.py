@@ -78,7 +78,7 @@ def test_an_input_is_never_written_over(folder, argv, capsys, tmp_path):
     suffix = ".json" if filled[0] in {"score", "eval"} and filled[-2] == "-o" else ".st"
     if Path(filled[-1]).suffix not in {suffix, ".safetensors" if suffix == ".st" else suffix}:
         assert main([*filled, "--force"]) == 2
-        assert re.search(rf"is a file that ends in .*\{suffix}\b", capsys.readouterr().err)
+        assert re.search(rf"must have the suffix .*\{suffix}\b", capsys.readouterr().err)
         link = tmp_path / f"link{suffix}"  # by another name it is the same input
         link.symlink_to(filled[-1])
         filled[-1] = str(link)

@@ -80,7 +80,7 @@ def test_a_file_that_is_not_there_gets_the_nearest_name(tmp_path, monkeypatch):
     (tmp_path / "names.txt").write_text("cat\ndog\n")
 
     with pytest.raises(
-        UsageError, match=r"`--labels nams\.txt`: names one class only, and is no file"
+        UsageError, match=r"`--labels nams\.txt`: gives only one class, and is not a file"
     ) as caught:
         read_names("nams.txt", option="--labels")
     assert caught.value.hint == "did you mean `names.txt`?"
@@ -100,17 +100,17 @@ REFUSED = {
     "an empty list": ("", None, "has no name"),
     "an empty name": ("cat,,dog", None, "has no name"),
     "a name of blanks": ("cat, ", None, "has no name"),
-    "a name twice": ("cat,dog,cat", None, "`cat` is named twice"),
-    "one name": ("cat", None, "`--classes cat`: names one class only"),
+    "a name twice": ("cat,dog,cat", None, "`cat` appears twice"),
+    "one name": ("cat", None, "`--classes cat`: gives only one class"),
     "a file that is not there": (
         "names.txt",
         None,
-        "`--classes names.txt`: names one class only, and is no file",
+        "`--classes names.txt`: gives only one class, and is not a file",
     ),
-    "one very long name": ("x" * 9000, None, "xxx...`: names one class only"),
-    "a folder": (".", None, "one class only"),
-    "a template without a label": (None, ["a photo"], "`a photo` does not hold {label}"),
-    "the second without one": ("cat,dog", ["a {label}", "label"], "`label` does not hold"),
+    "one very long name": ("x" * 9000, None, "xxx...`: gives only one class"),
+    "a folder": (".", None, "gives only one class, and is not a file"),
+    "a template without a label": (None, ["a photo"], "`a photo` does not contain {label}"),
+    "the second without one": ("cat,dog", ["a {label}", "label"], "`label` does not contain"),
 }
 
 
@@ -122,15 +122,15 @@ def test_what_is_refused(listed, templates, message):
 
 
 CONTENTS = {
-    "nothing": (b"", "holds no class names"),
-    "no list": (b'{"cat": 0}', "is no list of class names", "n.json"),
-    "numbers": (b"[1, 2]", "is no list of class names", "n.json"),
-    "an empty list": (b"[]", "holds no class names", "n.json"),
+    "nothing": (b"", "has no class names"),
+    "no list": (b'{"cat": 0}', "is not a list of class names", "n.json"),
+    "numbers": (b"[1, 2]", "is not a list of class names", "n.json"),
+    "an empty list": (b"[]", "has no class names", "n.json"),
     "an empty name": (b'["cat", " "]', "a class has no name", "n.json"),
     "no JSON": (b'["cat"', "cannot be read as a list of class names", "n.json"),
-    "blank lines": (b"\n \n\n", "holds no class names"),
-    "one name": (b"cat\n", "one class only"),
-    "a name twice": (b"cat\ndog\ncat\n", "`cat` is named twice"),
+    "blank lines": (b"\n \n\n", "has no class names"),
+    "one name": (b"cat\n", "gives only one class, but at least two are needed"),
+    "a name twice": (b"cat\ndog\ncat\n", "`cat` appears twice"),
     "no text": (b"\xff\xfe\x00", "not UTF-8"),
 }
 
@@ -187,7 +187,7 @@ def test_of_several_models_one_that_stores_names_has_the_word(folder):
 
     assert NOTHING_NAMED.classes_of_all([bare, stored], data=("3",)) == Classes(names=("1", "2"))
     assert NOTHING_NAMED.classes_of_all([bare], data=("3", "4")) == Classes(names=("3", "4"))
-    with pytest.raises(UsageError, match="has 7 classes of its own, which are not the 2 named"):
+    with pytest.raises(UsageError, match="has 7 classes, which are not the 2 given"):
         NOTHING_NAMED.classes_of_all([classifier, bare, stored], data=("3",))
     assert NOTHING_NAMED.classes_of_all([classifier]) is None
 
@@ -197,9 +197,9 @@ def test_a_classifier_has_classes_of_its_own(folder):
 
     assert NOTHING_NAMED.classes(classifier, data=("3",)) is None
     for naming in (Naming(names=("1", "2")), Naming(templates=("a {label}",))):
-        with pytest.raises(UsageError, match="has classes of its own"):
+        with pytest.raises(UsageError, match="already has classes"):
             naming.classes(classifier)
-    with pytest.raises(UsageError, match="has classes of its own"):
+    with pytest.raises(UsageError, match="already has classes"):
         with_classes(classifier, Classes(names=("1", "2")))
 
 

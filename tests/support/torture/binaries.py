@@ -88,7 +88,7 @@ def records(data: bytes, do: str, where: float, what: float) -> bytes:
     with (
         zipfile.ZipFile(io.BytesIO(data)) as old,
         zipfile.ZipFile(found, "w") as new,
-        warnings.catch_warnings(action="ignore"),  # that a name stands twice
+        warnings.catch_warnings(action="ignore"),  # that a name appears twice
     ):
         names = old.namelist()
         chosen = names[int(where * len(names))]

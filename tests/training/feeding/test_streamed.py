@@ -166,9 +166,9 @@ def test_rows_that_change_are_told(served):
     lake = served(of_images(75))
     mine, _ = feeds(lake, "vit.st", ())
     lake.row = lambda i: image(i + (i == 40))
-    with pytest.raises(DataError, match="row 40 is not what it was when the stream was first read"):
+    with pytest.raises(DataError, match="row 40 has changed since the stream was first read"):
         list(mine.steps(0, 13, WHOLE))
     lake.row, lake.count = image, 74
-    with pytest.raises(DataError, match="ends after 74 rows and had 75"):
+    with pytest.raises(DataError, match="ends after 74 rows, but had 75"):
         list(mine.steps(0, 13, WHOLE))
     assert Path("rows.parquet").exists()

@@ -117,7 +117,7 @@ def _checkpoint(report: CheckpointReport, out: Console) -> None:
 
 def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
     model, total = report.model, report.total
-    rows = [] if report.predictions else [("architecture", model.name or "not stated")]
+    rows = [] if report.predictions else [("architecture", model.name or "not recorded")]
     if model.architecture:
         rows += _architecture_facts(model.architecture)
     if model.num_classes is not None:
@@ -128,12 +128,15 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
         rows.append(("prompts", _preprocess(model.prompting.tokenization, model.tokenizer_size)))
         rows += [("template", template) for template in model.prompting.templates]
     if report.temperature != 1:
-        rows.append(("temperature", f"{report.temperature:g}, which logits are divided by"))
+        rows.append(("temperature", f"{report.temperature:g} (divides all logits)"))
     if report.threshold is not None:
         rows.append(("threshold", report.threshold.summary))
     if report.fitted is not None:
         scores, data = ", ".join(report.fitted.scores), report.fitted.data.reference
-        cost = f"{size(report.beside_bytes)} beside the weights, {report.beside_macs / 1e6:.2g} M multiply-accumulates a sample"
+        cost = (
+            f"{size(report.beside_bytes)} in addition to the weights, {report.beside_macs / 1e6:.2g} M "
+            "multiply-accumulates per sample"
+        )
         rows.append(("OOD scores", f"{scores}: fitted on {data}, {cost}"))
     dtypes = (f"{name} ({counted(a.tensors, 'tensor')})" for name, a in report.dtypes.items())
     rows.append(("dtypes", ", ".join(dtypes)))
@@ -170,7 +173,7 @@ def _architecture_facts(architecture: Architecture) -> list[tuple[str, str]]:
     config = ", ".join(f"{k}={plain(v)}" for k, v in sorted(architecture.config.items()))
     rows = [("library", f"{architecture.library}, family {architecture.family}")]
     if architecture.pooling is not None:
-        rows.append(("pooling", f"the {architecture.pooling} over all tokens"))
+        rows.append(("pooling", f"{architecture.pooling} over all tokens"))
     if config:
         rows.append(("configuration", config))
     rows += [
@@ -191,8 +194,12 @@ def _fused_facts(report: CheckpointReport) -> list[tuple[str, str]]:
     step = report.lineage
     trained = step is not None and step.command == "finetune"
     return [
-        ("trunk", f"{fused.trunk} of {counted(layers, 'block')} run once"),
-        *([("averaged", f"what differs before block {fused.merge_trunk}")] if fused.merge_trunk else []),
+        ("trunk", f"{fused.trunk} of {counted(layers, 'block')} computed once"),
+        *(
+            [("averaged", f"tensors that differ before block {fused.merge_trunk}")]
+            if fused.merge_trunk
+            else []
+        ),
         ("MLPs", "averaged where they differ" if fused.mlp == "merge" else "kept for each member"),
         ("apart", f"the members take {size(fused.apart_bytes)}"),
         (
@@ -240,7 +247,7 @@ def _tally(tally: Tally) -> tuple[str, str, str]:
 
 def _labelled(number: int, labels: Sequence[str]) -> str:
     if not labels:
-        return str(number) if number else "none yet: texts name them"
+        return str(number) if number else "none yet (class names are given as texts)"
     suffix = f", ... and {len(labels) - LABELS_SHOWN} more" if len(labels) > LABELS_SHOWN else ""
     return f"{number}: {', '.join(labels[:LABELS_SHOWN])}{suffix}"
 
@@ -249,7 +256,9 @@ def _preprocess(preprocess: Preprocess | Tokenization, tokens: int | None) -> st
     from hydractl.manifest.header import Tokenization
 
     if isinstance(preprocess, Tokenization):
-        tokenizer_text = f"its own tokenizer of {counted(tokens, 'token')}" if tokens else "its own tokenizer"
+        tokenizer_text = (
+            f"its own tokenizer with {counted(tokens, 'token')}" if tokens else "its own tokenizer"
+        )
         tokenizer = (
             f"{tokenizer_text} (the model knows {preprocess.vocab_size})"
             if preprocess.tokenizer
@@ -257,7 +266,7 @@ def _preprocess(preprocess: Preprocess | Tokenization, tokens: int | None) -> st
         )
         names = ", ".join(("input_ids", *preprocess.names))
         side = ", padded on the left" if preprocess.padding_side == "left" else ""
-        return f"text, {tokenizer}, at most {preprocess.max_length} tokens a text{side}; {names}"
+        return f"text, {tokenizer}, at most {preprocess.max_length} tokens per text{side}; {names}"
     shape = "x".join(map(str, preprocess.input_size))
     mean, std = (" ".join(f"{v:g}" for v in values) for values in (preprocess.mean, preprocess.std))
     return f"{shape}, {preprocess.interpolation}, crop {preprocess.crop_pct:g} {preprocess.crop_mode}, mean {mean}, std {std}"

@@ -30,7 +30,7 @@ def show_mask(file: str, mask: HeadMask, out: Console) -> None:
 
     kept_heads, total = total_kept(mask.towers), total_heads(mask.towers)
     line(out, f"{file}: head mask, {kept_heads} of {counted(total, 'head')} kept")
-    rows = [("architecture", mask.architecture or "any of this shape")]
+    rows = [("architecture", mask.architecture or "any model of this shape")]
     if mask.base:
         rows.append(("base", short(mask.base)))
     if origin := mask.origin:
@@ -44,7 +44,7 @@ def show_mask(file: str, mask: HeadMask, out: Console) -> None:
         rows += [(name, str(value)) for name, value in origin_fields.items() if value is not None]
         rows += [("scores", short(digest)) for digest in origin.scores]
     else:
-        rows.append(("origin", "not stated: written by hand?"))
+        rows.append(("origin", "not recorded (may be written by hand)"))
     out.print(facts(rows))
     maps([mask.towers], ["kept"], out)
 
@@ -71,7 +71,9 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
     ranked = ranks(scores, file=file)
     total = sum(len(row) for tower in ranked.values() for row in tower)
     has_kept_heads = any(rank is None for tower in ranked.values() for row in tower for rank in row)
-    meaning = f"{total} went first, - was kept" if has_kept_heads else f"1 matters most of {total}"
+    meaning = (
+        f"{total} was removed first, - was kept" if has_kept_heads else f"1 of {total} is the most important"
+    )
     for tower, table_of_ranks in ranked.items():
         out.print()
         line(out, f"Ranks of the heads of tower {tower}: {meaning}")
@@ -83,13 +85,13 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
 def show_state(file: str, state: StateFile, out: Console) -> None:
     """Show how far an unfinished training has come, and how to finish it."""
     at, best = state.position, state.position.best
-    where = f" of learning rate {at.candidate + 1} of the grid" if at.candidate else ""
+    where = f" with learning rate {at.candidate + 1} of the grid" if at.candidate else ""
     line(out, f"{file}: state of an unfinished run, after {counted(at.step, 'step')}{where}")
     if best is not None:
         line(
             out, f"Best validation: accuracy {best.accuracy:.4f}, NLL {best.nll:.4f}, at step {at.best_step}"
         )
-    line(out, "hint: the command that began it goes on here; with `--force` other options begin anew")
+    line(out, "hint: the same command resumes this run; `--force` discards it to start with other options")
 
 
 def _removals(scores: HeadScores, out: Console) -> None:
@@ -103,7 +105,7 @@ def _removals(scores: HeadScores, out: Console) -> None:
         for i, s in enumerate(steps, 1)
     ]
     out.print()
-    line(out, f"Order of removal, and the objective after each{start}:")
+    line(out, f"Order of removal, and the objective after each step{start}:")
     out.print(Newspaper(lines=tuple(lines)))
 
 
@@ -152,8 +154,8 @@ def fingerprint(reference: str, digest: str, number: int | None) -> str:
 
 SOURCES = {
     "asked": "{option}",
-    "recorded": "{option}, as scored",
-    "default": "{option}, by default",
+    "recorded": "{option}, as in the scores",
+    "default": "{option}, the default",
 }
 
 
@@ -171,7 +173,10 @@ def show_comparison(report: ComparisonReport, out: Console) -> None:
             tied_heads = choice.heads - choice.ranked
             line(
                 out,
-                f"{model_cell(choice.name)} ranks {counted(choice.ranked, 'head')}; the other {tied_heads} tie",
+                (
+                    f"{model_cell(choice.name)} ranks only {counted(choice.ranked, 'head')}; the other "
+                    f"{tied_heads} are tied"
+                ),
             )
     names = [model_cell(choice.name) for choice in choices]
     labels = distinct_names(names)
@@ -191,10 +196,12 @@ def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) ->
         shades, (kept_sign, dropped_sign) = SHADES[plain], KEPT_DROPPED[plain]
         line(
             out,
-            f"scores: {CROSS[plain]} goes; {shades} stay, from the lowest quarter of all scores to the highest",
+            (
+                f"scores: {CROSS[plain]} removed; {shades} kept, from the lowest quarter of all scores to the highest"
+            ),
         )
-        masks = "" if all(standing) else f"masks: {kept_sign} stays, {dropped_sign} goes; "
-        line(out, f"{masks}numbers: heads kept")
+        masks = "" if all(standing) else f"masks: {kept_sign} kept, {dropped_sign} removed; "
+        line(out, f"{masks}numbers: number of heads kept")
 
 
 def _pairs(pairs: tuple[Comparison, ...], labels: Mapping[str, str], out: Console) -> None:
@@ -206,8 +213,14 @@ def _pairs(pairs: tuple[Comparison, ...], labels: Mapping[str, str], out: Consol
     columns = ["first", "second", *(["tower"] if several else []), "overlap", "by chance", "Jaccard", "JSD"]
     columns += ["Spearman", "Kendall"] if ranked else []
     out.print(table(columns, rows, left=3 if several else 2))
-    line(out, "overlap: removed heads in common, of the smaller set; by chance: of random sets as large")
-    line(out, "JSD: divergence of the layers that heads are removed from, 0 to 0.693 nats")
+    line(
+        out,
+        (
+            "overlap: removed heads in common, as a fraction of the smaller set; by chance: expected for "
+            "random sets of the same sizes"
+        ),
+    )
+    line(out, "JSD: divergence between the distributions of removed heads over layers, 0 to 0.693 nats")
 
 
 def _rows(

@@ -57,15 +57,15 @@ def _outcome(config: MakeConfig) -> Iterator[str]:
     plan = open_model(str(config.out / HYDRA)).header.plan
     if plan is not None and not plan.trunk:
         yield (
-            f"The models share no block, so the hydra computes as much as {len(config.models)} models. Models that are tuned from one "
-            "start share a trunk: docs/checkpoints.md"
+            f"The models share no block, so the hydra costs as much as {len(config.models)} models. Models that "
+            "are fine-tuned from the same weights can share a trunk: see docs/checkpoints.md"
         )
     model = config.out / MODEL if (config.out / MODEL).exists() else config.out / HYDRA
     threshold = open_model(str(model)).header.threshold
     if threshold is None or threshold.below is None:
         yield (
-            f"No threshold keeps the risk of {config.risk:g} on half of `--val`: name more data, or allow more: "
-            f"`--risk {min(2 * config.risk, 0.5):g}`"
+            f"No threshold satisfies the risk {config.risk:g} on half of `--val`: use more data, or "
+            f"allow more risk: `--risk {min(2 * config.risk, 0.5):g}`"
         )
     yield from (
         f"The page: {config.out / PAGE}",

@@ -1,4 +1,4 @@
-"""What `make` is told, and the stages that it stands for. Importing it loads no torch."""
+"""What `make` is told, and the stages that it stands for. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
 
 PLAN, HYDRA, MODEL, REPORT, PAGE = "make.toml", "hydra.st", "model.st", "report.json", "report.html"
-"""Files in the output's folder: the pipeline, the hydra, its copy with a threshold, the table and its page."""
+"""Files in the output folder: the pipeline, the hydra, its copy with a threshold, the report and its page."""
 THRESHOLD = "threshold"
-"""The last stage, which may find that no threshold keeps the risk."""
+"""Name of the last stage, which fails if no threshold satisfies the risk."""
 ENSEMBLE = "ensemble"
-"""What the row of the models beside each other is called."""
+"""Name of the ensemble's row."""
 FROM_SCRIPTS = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".pkl")
-"""How checkpoints end that `import` reads first."""
+"""File name suffixes of weights that `import` must convert first."""
 
 
 def _data(help_text: str) -> Setting:
@@ -61,7 +61,7 @@ class MakeConfig(CommandConfig):
     far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="Far OOD data."))
     risk: float = setting(
         0.05,
-        "Largest fraction of accepted answers that may be wrong.",
+        "Largest allowed fraction of errors among accepted inputs.",
         above=0.0,
         below=1.0,
         metavar="R",
@@ -75,7 +75,7 @@ class MakeConfig(CommandConfig):
     )
     arch: str | None = by_default(
         None,
-        replace(shared.ARCH, help="Architecture of checkpoints that do not say it, as in `import`."),
+        replace(shared.ARCH, help="Architecture of checkpoints that do not record it, as in `import`."),
     )
     out: Path = required(
         replace(
@@ -102,8 +102,8 @@ class MakeConfig(CommandConfig):
         check(self)
         if self.val.part is not None:
             raise UsageError(
-                f"`--val {self.val}`: is a part already",
-                hint="name the whole set: `make` takes two halves of it",
+                f"`--val {self.val}`: is already a part of a data set",
+                hint="give the whole data set: `make` splits it into two halves",
             )
         if self.keep is not None and is_stream(self.keep):
             raise UsageError(f"`--keep {self.keep}`: must be a file", hint="`--dry-run` prints the commands")
@@ -122,8 +122,11 @@ class MakeConfig(CommandConfig):
         """
         if len(self.models) < 2:
             raise UsageError(
-                "a hydra is made of two models at least",
-                hint="of one model `hydractl prune` or `hydractl finetune` make members first: docs/one-model.md",
+                "a hydra needs at least two models",
+                hint=(
+                    "make members of one model first, with `hydractl prune` or `hydractl finetune`: "
+                    "see docs/one-model.md"
+                ),
             )
         fitting, testing = (str(replace(self.val, part=f"{half}/2")) for half in (1, 2))
         models = []

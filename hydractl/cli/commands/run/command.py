@@ -92,7 +92,7 @@ def run(
     if (file is None) == (example is None):
         raise UsageError(
             "give a pipeline file, or `--example`",
-            hint="`hydractl run --example vit > hydra.toml` writes one",
+            hint="`hydractl run --example vit > hydra.toml` writes an example",
         )
     if example is not None:
         text = (Path(__file__).parent / "examples" / f"{example.value}.toml").read_text(encoding="utf-8")
@@ -158,9 +158,7 @@ def go(
             result = jsons.loads(captured.getvalue() or "null")
             results.append({"stage": stage.name, "command": ["hydractl", *line], "result": result})
         if code and not (code == CheckFailed.exit_code and stage.name in may_fail):
-            say(
-                f"{file}: stage `{stage.name}` ended with exit code {code}; the same command goes on from there"
-            )
+            say(f"{file}: stage `{stage.name}` failed with exit code {code}; the same command resumes there")
             raise typer.Exit(code)
 
 
@@ -213,7 +211,7 @@ class Countdown:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise UsageError(f"`--set {text}`: is not NAME=VALUE", hint="for example `--set members=5`")
+        raise UsageError(f"`--set {text}`: expected NAME=VALUE", hint="for example `--set members=5`")
     return name, value
 
 
@@ -229,8 +227,8 @@ def chosen(stages: Sequence[Stage], *, only: Sequence[str], begin: str | None) -
     for option, name in (*(("--only", name) for name in only), *([("--from", begin)] if begin else [])):
         if name not in names:
             raise UsageError(
-                f"`{option} {name}`: there is no such stage",
-                hint=did_you_mean(name, names) or f"there are {', '.join(names)}",
+                f"`{option} {name}`: no stage has that name",
+                hint=did_you_mean(name, names) or f"stages: {', '.join(names)}",
             )
     first = names.index(begin) if begin else 0
     return tuple(stage for stage in stages[first:] if not only or stage.name in only)

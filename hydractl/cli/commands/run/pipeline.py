@@ -29,17 +29,17 @@ NAME = re.compile(r"[A-Za-z_][\w-]*")
 _BRACES = re.compile(r"\{([A-Za-z_]\w*)\}")
 _OUTPUTS = re.compile(r"(?:^|(?<=[=,]))@([A-Za-z_][\w-]*)")
 INDEX, RESERVED_NAMES = "i", {"i", "label"}
-"""What may stand in braces besides parameters: some options read these themselves."""
+"""Placeholders that are not parameters; some options interpret them."""
 MOST_BYTES, MOST_LETTERS, MOST_LINES = 1_000_000, 1_000_000, 10_000
-"""Of a file; of one value with all that is filled in, and of all parameters together; of all stages together."""
+"""Size limits: of a file, of one value after substitution, of all parameters, of all stages."""
 MOST_LETTERS_OF_LINES = 10 * MOST_LETTERS
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _DEEP_KEY = re.compile(rf"(?<![\w\"'-])(?:{_PART}\.[ \t]*+){{16}}")
-"""A key of many parts, for which tomllib takes memory as the square of their number."""
+"""A key with many parts, for which tomllib needs memory quadratic in their number."""
 STAGE_KEYS = ("name", "command", "repeat", "seconds")
 KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
 RUNS = {"force", "if_changed", "json", "quiet", "help"}
-"""Options that are not a pipeline's to give."""
+"""Options that a pipeline file may not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +77,12 @@ def read(path: Path, overrides: Mapping[str, str], tree: TyperGroup) -> tuple[St
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     if len(content) > MOST_BYTES:
-        raise InputError(f"{path}: has more than {MOST_BYTES:,} bytes, which no pipeline needs")
+        raise InputError(f"{path}: has more than {MOST_BYTES:,} bytes")
     try:
         return parsed(path, content.decode(), overrides, tree)
     except ValueError as error:
         raise InputError(
-            f"{path}: is not TOML: {error}", hint="`hydractl run --example vit` prints a file that is"
+            f"{path}: is not TOML: {error}", hint="`hydractl run --example vit` prints a valid file"
         ) from error
 
 
@@ -101,10 +101,12 @@ def parsed(path: Path, text: str, overrides: Mapping[str, str], tree: TyperGroup
     _check_keys(document, ("params", "defaults", "stage"), f"{path}")
     params, defaults, stages = (document.get(key, {}) for key in ("params", "defaults", "stage"))
     if not isinstance(params, dict):
-        raise InputError(f"{path}: `params` is no table", hint="write `[params]`, and `name = value` below")
+        raise InputError(
+            f"{path}: `params` is not a table", hint="write `[params]` and then lines `name = value`"
+        )
     if not isinstance(defaults, dict) or not all(isinstance(table, dict) for table in defaults.values()):
         raise InputError(
-            f"{path}: `defaults` has no table for each command",
+            f"{path}: `defaults` must have one table per command",
             hint="write `[defaults.finetune]`, and `option = value` below",
         )
     if (
@@ -112,7 +114,7 @@ def parsed(path: Path, text: str, overrides: Mapping[str, str], tree: TyperGroup
         or not stages
         or not all(isinstance(stage_table, dict) for stage_table in stages)
     ):
-        raise InputError(f"{path}: has no stages", hint="each begins with `[[stage]]`")
+        raise InputError(f"{path}: has no stages", hint="begin each stage with `[[stage]]`")
     _check_keys(
         defaults, [*{str(stage_table.get("command")): None for stage_table in stages}], f"{path}: defaults"
     )
@@ -144,9 +146,9 @@ def _resolved(path: Path, params: Mapping[str, object], overrides: Mapping[str, 
     for name, default in params.items():
         where = f"{path}: params.{name}"
         if not _is_value(default):
-            raise InputError(f"{where}: is no text, number or truth value")
+            raise InputError(f"{where}: is not a string, number or boolean")
         if not NAME.fullmatch(name) or name in RESERVED_NAMES:
-            raise InputError(f"{where}: cannot be a parameter's name")
+            raise InputError(f"{where}: is not a valid name of a parameter")
         value = default if name not in overrides else _parse_override(name, overrides[name], default)
         resolved[name] = _filled(value, resolved, where)
         letters += len(text_of(resolved[name]))
@@ -162,8 +164,8 @@ def _is_value(value: object) -> TypeGuard[Value]:
 def _check_letters(number: int, where: str, most: int = MOST_LETTERS) -> None:
     if number > most:
         raise InputError(
-            f"{where}: has more than {most:,} letters with all that is filled in",
-            hint="are parameters made of others again and again?",
+            f"{where}: has more than {most:,} characters after substitution",
+            hint="parameters may refer to each other too often",
         )
 
 
@@ -194,7 +196,7 @@ def _parse_override(name: str, text: str, default: Value) -> Value:
     kinds = (int, float) if type(default) is float else (type(default),)
     if type(value) not in kinds:
         raise UsageError(
-            f"`--set {name}={text}`: must be {KINDS[type(default)]}, as {text_of(default)} is",
+            f"`--set {name}={text}`: must be {KINDS[type(default)]}, like {text_of(default)}",
             hint=f"for example `--set {name}={text_of(default)}`",
         )
     checked: Value = value
@@ -212,7 +214,7 @@ def _filled(value: Value, params: Mapping[str, Value], where: str) -> Value:
         name = match[1]
         if name not in params and name not in RESERVED_NAMES:
             raise InputError(
-                f"{where}: there is no parameter `{name}`",
+                f"{where}: unknown parameter `{name}`",
                 hint=did_you_mean(name, params) or f"there are {quoted(params) or 'none'}",
             )
         return text_of(params[name]) if name in params else match[0]
@@ -238,7 +240,7 @@ class _Reader:
             name = table.get("name")
             if not isinstance(name, str) or not NAME.fullmatch(name) or name in self._outputs:
                 raise InputError(
-                    f"{self._path}: stage[{number}]: needs a `name` of its own: letters, digits, `-` and `_`"
+                    f"{self._path}: stage[{number}]: needs a unique `name` of letters, digits, `-` and `_`"
                 )
             where = f"{self._path}: stage `{name}`"
             command = self._command(table.get("command"), where)
@@ -262,14 +264,14 @@ class _Reader:
         seconds = table.get("seconds", 0)
         if type(seconds) not in (int, float) or not 0 <= seconds < inf:
             raise InputError(
-                f"{where}: seconds = {text_of(seconds)}: is no time, of one repetition in seconds"
+                f"{where}: seconds = {text_of(seconds)}: is not a time of one repetition in seconds"
             )
         return float(seconds)
 
     def _command(self, name: object, where: str) -> TyperCommand:
         command_names = [known_name for known_name in self._tree.commands if known_name != "run"]
         if name not in command_names:
-            problem = "has no `command`" if name is None else f"`{name}` is no command"
+            problem = "has no `command`" if name is None else f"`{name}` is not a command"
             raise InputError(
                 f"{where}: {problem}",
                 hint=did_you_mean(str(name), command_names) or f"choose from {', '.join(command_names)}",
@@ -280,10 +282,12 @@ class _Reader:
         repeat = table.get("repeat", 1)
         times = _filled(repeat, self._params, f"{where}: repeat")
         if type(times) is not int or times < 0:
-            raise InputError(f"{where}: repeat = {text_of(repeat)}: {times!r} is no number of times")
+            raise InputError(
+                f"{where}: repeat = {text_of(repeat)}: {times!r} is not a valid number of repetitions"
+            )
         self._lines += times
         if self._lines > MOST_LINES:
-            raise InputError(f"{where}: with it there are more than {MOST_LINES:,} command lines")
+            raise InputError(f"{where}: gives more than {MOST_LINES:,} command lines in total")
         for i in range(times):
             yield {**self._params, INDEX: i} if "repeat" in table else dict(self._params)
 
@@ -301,8 +305,8 @@ class _Reader:
             chosen = options.get(key.replace("-", "_"))
             if chosen is None:
                 raise InputError(
-                    f"{where}: `{key}` is no option of `hydractl {command.name}`",
-                    hint="`run` gives it itself"
+                    f"{where}: `{key}` is not an option of `hydractl {command.name}`",
+                    hint="`run` sets it"
                     if key.replace("-", "_") in RUNS
                     else did_you_mean(key, options) or f"see `hydractl {command.name} --help`",
                 )
@@ -319,7 +323,7 @@ class _Reader:
         letters = 0
         for scalar in value if isinstance(value, list) else [value]:
             if not _is_value(scalar):
-                raise InputError(f"{where}: is no text, number, truth value or list of them")
+                raise InputError(f"{where}: is not a string, number, boolean or list of these")
             text = text_of(_filled(scalar, params, where))
             if outputs_match := _OUTPUTS.fullmatch(text):
                 texts = self._outputs_of(outputs_match, where)
@@ -337,7 +341,7 @@ class _Reader:
     def _outputs_of(self, match: re.Match[str], where: str) -> list[str]:
         if match[1] not in self._outputs:
             raise InputError(
-                f"{where}: `{match[0]}`: no stage before it is called so",
+                f"{where}: `{match[0]}`: no earlier stage has that name",
                 hint=did_you_mean(match[1], self._outputs) or "stages run in the order of the file",
             )
         if not (outputs_of_stage := self._outputs[match[1]]):
@@ -355,7 +359,7 @@ class _Reader:
         except HydraError as error:
             raise InputError(f"{where}: {error.message}", hint=error.hint) from error
         except typer.Exit as error:
-            raise InputError(f"{where}: asks for help") from error
+            raise InputError(f"{where}: sets `help`") from error
         except Exception as error:
             if (refused := usage_error(error)) is None:
                 raise
@@ -369,13 +373,13 @@ def _typed_option(option: Any, key: str, value: object, option_texts: Sequence[s
     """Return an option as it is typed."""
     if option.is_flag:
         if option_texts not in (["true"], ["false"]):
-            raise InputError(f"{where}: is a flag: `{key} = true`, or false")
+            raise InputError(f"{where}: is a flag: write `{key} = true` or `{key} = false`")
         if f"--{key.replace('_', '-')}" in option.secondary_opts:
             option_texts = ["true" if option_texts == ["false"] else "false"]
         names = option.opts if option_texts == ["true"] else option.secondary_opts
         return [names[0]] if names else []
     if isinstance(value, bool):
-        raise InputError(f"{where}: is no flag, and needs a value")
+        raise InputError(f"{where}: needs a value")
     name = option.opts[0]
     return [
         part

@@ -16,7 +16,7 @@ from hydractl.errors import OutputExists
 from hydractl.output.atomic_write import publish_text
 
 StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"
-"""A stage as a pipeline file has it: its name, its command and that command's options."""
+"""A stage of a pipeline file: its name, its command and the options of the command."""
 
 
 def written(
@@ -32,7 +32,7 @@ def written(
         *((f"[defaults.{name}]", options) for name, options in (defaults or {}).items()),
         *(("[[stage]]", stage) for stage in stages),
     ]
-    lines = [f"# Written by `hydractl {command}`; `hydractl run` on this file goes on where it stopped."]
+    lines = [f"# Written by `hydractl {command}`; run this file with `hydractl run` to resume it."]
     for heading, options in tables:
         lines += ["", heading]
         # a string of JSON is one of TOML
@@ -56,8 +56,8 @@ def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:
     stages = parsed(plan, text, {}, command_tree())
     if plan.exists() and not force and plan.read_text(encoding="utf-8") != text:
         raise OutputExists(
-            f"{plan}: is another plan, of other options or another release",
-            hint=f"`hydractl run {plan}` goes on with that one; `--force` replaces it, and makes again what changes",
+            f"{plan}: is a different plan, made with other options or another release",
+            hint=f"`hydractl run {plan}` resumes that plan; `--force` replaces it and runs the stages that change",
         )
     return stages
 

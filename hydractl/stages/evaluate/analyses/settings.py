@@ -1,4 +1,4 @@
-"""Which analyses, and by which scores of heads. Importing it loads no torch."""
+"""Which analyses, and by which scores of heads. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANALYSES: Mapping[str, Analysis] = MappingProxyType(
 ALL = "all"
 PANEL = "Analyses"
 NEEDS_OF_OPTIONS = (AnalysisNeeds.OOD, AnalysisNeeds.SCORES, AnalysisNeeds.CORRUPTIONS)
-"""What options give."""
+"""Inputs of an analysis that options provide."""
 EXAMPLES = {
     AnalysisNeeds.OOD: "--near NAME=DATA",
     AnalysisNeeds.SCORES: "--scores scores.json",
@@ -46,7 +46,9 @@ class NamedScores(NamedInputs):
         if not equals or "/" in name:
             name, path_text = Path(text).stem, text
         if not name.strip() or not path_text:
-            raise UsageError(f"`--scores {text}`: no file, or no name", hint="`--scores circuit=scores.json`")
+            raise UsageError(
+                f"`--scores {text}`: expected FILE or NAME=FILE", hint="`--scores circuit=scores.json`"
+            )
         return cls(name=name, ref=Path(path_text))
 
 
@@ -79,8 +81,8 @@ class Analysing:
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(
-                    f"{names.count(name)} files of scores are called `{name}`",
-                    hint="name them apart: `--scores NAME=FILE`",
+                    f"{names.count(name)} score files have the name `{name}`",
+                    hint="give each file its own name: `--scores NAME=FILE`",
                 )
 
     @property
@@ -115,7 +117,7 @@ class Analysing:
             for need in NEEDS_OF_OPTIONS:
                 if need in ANALYSES[name].needs and need not in needs_met:
                     raise UsageError(
-                        f"`--analyse {name}` has nothing to look at without `{need.value}`",
+                        f"`--analyse {name}` needs `{need.value}`",
                         hint=f"add `{EXAMPLES[need]}`",
                     )
         if self.scores and not any(
@@ -123,7 +125,8 @@ class Analysing:
         ):
             users = [name for name, analysis in ANALYSES.items() if AnalysisNeeds.SCORES in analysis.needs]
             raise UsageError(
-                "`--scores` has no effect: no analysis looks at them", hint=f"add `--analyse {users[0]}`"
+                "`--scores` has no effect: no selected analysis reads scores",
+                hint=f"add `--analyse {users[0]}`",
             )
 
 

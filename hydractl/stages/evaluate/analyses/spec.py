@@ -1,4 +1,4 @@
-"""What `eval` needs to know of any analysis. Importing it loads no torch."""
+"""What `eval` needs to know of any analysis. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class AnalysisNeeds(Enum):
     SCORES = "--scores"
     CORRUPTIONS = "--corrupt"
     BASE = "the base as a row"
-    MEMBERS = "a row of several members"
+    MEMBERS = "a row with several members"
     WHOLE = "a base as a row"
-    MERGED = "a hydra with merged weights, and a row of the members that it was fused from"
+    MERGED = "a hydra with merged weights, and a row with the members that it was fused from"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

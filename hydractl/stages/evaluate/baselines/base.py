@@ -1,4 +1,4 @@
-"""What `eval` needs to know of any baseline. Importing it loads no torch."""
+"""What `eval` needs to know of any baseline. Importing this module does not load torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mc:MODEL::passes=10,rate=0.1`, `laplace:MODEL::data=DATA`, `swag:MODEL,MODEL,...`: what a row makes of models. Importing it loads no torch.
+"""`mc:MODEL::passes=10,rate=0.1`, `laplace:MODEL::data=DATA`, `swag:MODEL,MODEL,...`: what a row makes of models. Importing this module does not load torch.
 
 Options follow the first `::`, in any order. The data of `data=` and `val=` may have options of
 their own: where the data read a key, as `noise` reads `seed`, it is theirs behind their `::`.
@@ -21,7 +21,7 @@ BASELINES: Mapping[str, type[BaselineOptions]] = MappingProxyType(
     {options.KIND: options for plugin in plugins() for options in load(plugin.baselines)}
 )
 FEWEST = 2
-"""Checkpoints that have a distribution."""
+"""Checkpoints needed to estimate a distribution."""
 
 
 def is_baseline(reference: str) -> bool:
@@ -45,11 +45,11 @@ def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
     model, _, text = reference_text.partition("::")
     models = model.split(",") if kind.SEVERAL else [model]
     if not all(models) or any(checkpoint.startswith("arch:") for checkpoint in models):
-        problem = "random weights tell nothing" if all(models) else "of which model?"
+        problem = "a model with random weights cannot be used" if all(models) else "the model is missing"
         raise UsageError(f"`{reference}`: {problem}", hint=f"for example `{kind.EXAMPLE}`")
     if kind.SEVERAL and len(models) < FEWEST:
         raise UsageError(
-            f"`{reference}`: one checkpoint has no distribution", hint=f"for example `{kind.EXAMPLE}`"
+            f"`{reference}`: needs more than one checkpoint", hint=f"for example `{kind.EXAMPLE}`"
         )
     long = dict.fromkeys((DATA, VAL), _data_of)
     options: BaselineOptions = written(

@@ -84,7 +84,7 @@ class Analyst:
         context = self._context(named, row, models, predictions, scaling)
         answers: dict[str, object] = {}
         for analysis in analyses:
-            self.progress.step(f"Asking {named.name}: {analysis.name}")
+            self.progress.step(f"Analysing {named.name}: {analysis.name}")
             if answer := analysis.of(context):
                 answers[analysis.name] = answer
         return Analyses.model_validate(answers) if answers else None
@@ -157,9 +157,9 @@ def read_scores(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> di
                     tower.num_heads,
                 ):
                     raise InputError(
-                        f"{given.ref}: its scores are of {len(table.scores)} layers of {len(table.scores[0])} heads of a tower "
-                        f"`{name}`, which {model.reference} has not",
-                        hint="score the base that the models were pruned from",
+                        f"{given.ref}: its scores are for a tower `{name}` with {len(table.scores)} "
+                        f"layers of {len(table.scores[0])} heads, which {model.reference} does not have",
+                        hint="score the base of the pruned models",
                     )
     return scores
 
@@ -177,7 +177,7 @@ def check_rows(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> Non
         AnalysisNeeds.MERGED: any(apart_of(row, opened) for row in opened),
     }
     hints = {
-        AnalysisNeeds.BASE: "add the base that they were pruned from: `--compare base=BASE`",
+        AnalysisNeeds.BASE: "add the base of the pruned models: `--compare base=BASE`",
         AnalysisNeeds.MEMBERS: "measure a hydra, or several models as a row: `--compare 'NAME=a.st,b.st'`",
         AnalysisNeeds.WHOLE: "add it: `--compare base=BASE`",
         AnalysisNeeds.MERGED: "add them: `--compare 'apart=m0.st,m1.st,m2.st'`",
