@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from hydractl.families.registry import FAMILIES
+from hydractl.runtime import one_thread
 from support import warm
 from support.variants import Variant
 
@@ -19,6 +20,13 @@ settings.load_profile("repeatable")
 
 FEW = 4
 """A law marked `spread` takes each fourth variant of a family, and one at least; `spread(every=8)` each eighth."""
+
+
+@pytest.fixture(scope="module", name="one_thread")
+def _one_thread():
+    """Run torch's operators on one thread: for tests whose numbers must not depend on how many there are."""
+    with one_thread():
+        yield
 
 
 def pytest_addoption(parser):

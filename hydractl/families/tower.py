@@ -208,7 +208,9 @@ class Tower(nn.Module):
     def resume(self, stream: Stream, layer: int) -> torch.Tensor:
         """Return logits from the stream that enters block `layer`."""
         blocks = self.layers()
-        for i in range(layer, len(blocks)):
+        for i in range(
+            layer, len(blocks)
+        ):  # without `forked` and `queries`, as each call of a function takes time
             block = blocks[i]
             if self.fork == i + 1 and self._branch and block.attn.stacked is not None:
                 (block,) = self._branch

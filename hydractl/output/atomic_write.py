@@ -172,6 +172,18 @@ def publish_together(claim: OutputLock) -> Iterator[Callable[[Path], Sink]]:
         claim.published()
 
 
+def make_folder(folder: Path, *, hint: str | None = None) -> None:
+    """Make a folder, and those that it is in, where there is none.
+
+    Raises:
+        OutputError: If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made: {error.strerror}", hint=hint) from error
+
+
 def publish_text(path: Path, text: str, claim: OutputLock | None = None) -> None:
     """Publish `text` as UTF-8; see `publish`."""
     with publish(path, claim) as file:

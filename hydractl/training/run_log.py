@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from hydractl.errors import InputError, OutputError, UsageError, reason_of
-from hydractl.output.atomic_write import publish_text
+from hydractl.output.atomic_write import is_stream, make_folder, publish_text
 from hydractl.strict_json import parse
 
 if TYPE_CHECKING:
@@ -76,23 +76,27 @@ class TrackedLog(RunLog):
                 tracker.log(dict(values), step=step)
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers whose libraries are not installed.
+def check_log(names: Sequence[str], log_dir: Path | None, out: Path) -> None:
+    """Refuse a log that cannot be opened; arguments as in `open_run_log`.
 
     Raises:
-        UsageError: If there is one.
+        UsageError: If a tracker is not installed, or the output is a stream and names no folder.
     """
     for name in names:
         if find_spec(name) is None:
             raise UsageError(f"`--log-to {name}`: {name} is not installed", hint=f"`pip install {name}`")
+    if names and log_dir is None and is_stream(out):
+        raise UsageError(
+            "`--log-to`: nothing says where, as the output is a stream", hint="add `--log-dir DIR`"
+        )
 
 
 @contextlib.contextmanager
 def open_run_log(
     names: Sequence[str],
-    folder: Path | None,
+    log_dir: Path | None,
     *,
-    run: str,
+    out: Path,
     options: Mapping[str, OptionValue],
     resumes: bool,
     leads: bool,
@@ -101,8 +105,8 @@ def open_run_log(
 
     Args:
         names: What accelerate calls them; none log nothing.
-        folder: Where tensorboard and wandb write, and what an interrupted run was called; None where nothing is logged.
-        run: What its name begins with.
+        log_dir: Where tensorboard and wandb write, and what an interrupted run was called; None for a folder beside the output.
+        out: The output, whose name the run's begins with.
         options: Of the run, logged as its configuration.
         resumes: Whether an interrupted run goes on.
         leads: Whether this process logs.
@@ -111,18 +115,14 @@ def open_run_log(
         OutputError: If a tracker does not start, or the folder cannot be written.
         InputError: If what an interrupted run left there cannot be read.
     """
-    if folder is None or not leads:
+    if not (names and leads):
         yield TrackedLog() if names else NO_LOG
         return
-    path = folder / f"{run}.run.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"{folder}: cannot be made: {error.strerror}", hint="add `--log-dir DIR`"
-        ) from error
+    folder = log_dir or out.with_name(f"{out.name}.logs")
+    path = folder / f"{out.name}.run.json"
+    make_folder(folder, hint="add `--log-dir DIR`")
     record = _read(path) if resumes else {}
-    name = record.get("name") or f"{run}-{secrets.token_hex(3)}"
+    name = record.get("name") or f"{out.name}-{secrets.token_hex(3)}"
     places: dict[str, dict[str, object]] = {
         "tensorboard": {"run_name": name, "logging_dir": folder},
         "wandb": {"run_name": PROJECT, "name": name, "id": name, "dir": folder, "resume": "allow"},

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-import torch
 from accelerate import tracking
 
 from hydractl.data.reference import DataRef
@@ -24,6 +23,8 @@ from support.builders import base
 from support.heard import Cut, Stopped
 from support.ranks import environment, launcher
 from support.variants import variant
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 TRAIN, VAL = "digits::split=train,classes=0-6,limit=96", "digits::split=val,classes=0-6,limit=40"
@@ -75,12 +76,17 @@ def runs(monkeypatch):
     return Planted.runs
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def run_in_processes(argv, folder):
+    """Run a command line of a launcher, which must end well."""
+    done = subprocess.run(
+        argv,
+        cwd=folder,
+        env=environment(PYTHON_EXEC=argv[0]),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def config(out, **changes):
@@ -203,15 +209,7 @@ def test_of_two_processes_one_logs_and_the_loss_is_that_of_the_batch(tmp_path, p
     found = []
     for world in (1, 2):
         argv = [*launcher(world, python()), *words, "--log-dir", f"logs-{world}", "-o", f"{world}.st"]
-        done = subprocess.run(
-            argv,
-            cwd=tmp_path,
-            env=environment(PYTHON_EXEC=str(python())),
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+        run_in_processes(argv, tmp_path)
         (folder,) = [path for path in (tmp_path / f"logs-{world}").iterdir() if path.is_dir()]
         found.append(scalars(folder))
 
@@ -282,15 +280,7 @@ def test_scores_of_two_processes_are_logged_by_one(tmp_path, python, model):
         "-o",
         "out.json",
     ]
-    done = subprocess.run(
-        argv,
-        cwd=tmp_path,
-        env=environment(PYTHON_EXEC=str(python())),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_in_processes(argv, tmp_path)
 
     (folder,) = [path for path in (tmp_path / "out.json.logs").iterdir() if path.is_dir()]
     assert [step for step, _ in scalars(folder)["objective"]] == [0, 1, 2]

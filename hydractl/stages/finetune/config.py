@@ -32,6 +32,7 @@ from hydractl.training.methods.base import TrainingMethod
 from hydractl.training.methods.registry import METHODS, method_reference, parse_method
 from hydractl.training.recipes.presets import RECIPES, recipe_of
 from hydractl.training.recipes.recipe import TRAINED_PARTS, Recipe
+from hydractl.training.run_log import check_log
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
@@ -195,7 +196,7 @@ class FinetuneConfig(CommandConfig):
         check(self)
         method = self.trains_by
         self.outputs()  # refuses names that do not number them
-        shared.log_folder(self.out, self.log_to, self.log_dir)
+        check_log(self.log_to, self.log_dir, self.out)
         if method is not None:
             method.check_model(self.model)
         if self.teacher and method is not None and not method.TAKES_TEACHERS:

@@ -34,7 +34,6 @@ from hydractl.stages.finetune.trainable import (
     output_tensors,
     warn_equal,
 )
-from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import claim, resumable, resume_hint
 from hydractl.training import fsdp
@@ -115,8 +114,8 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
             job = open_job(work, features, val_batches(work, features), engine, progress)
             log = open_run_log(
                 config.log_to,
-                shared.log_folder(config.out, config.log_to, config.log_dir),
-                run=config.out.name,
+                config.log_dir,
+                out=config.out,
                 options={"model": config.model, "seed": config.seed, **config.options()},
                 resumes=bool(start.weights or start.winner),
                 leads=engine.leads,

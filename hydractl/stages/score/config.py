@@ -33,6 +33,7 @@ from hydractl.settings import (
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
+from hydractl.training.run_log import check_log
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
@@ -145,7 +146,7 @@ class ScoreConfig(CommandConfig):
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", settings_for(self.method, self.given))
         check(self)
-        shared.log_folder(self.out, self.log_to, self.log_dir)
+        check_log(self.log_to, self.log_dir, self.out)
         if self.settings.needs_ood and self.ood is None:
             raise UsageError(
                 f"objective `{self.settings.objective}` needs OOD data",

@@ -27,7 +27,6 @@ from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
 from hydractl.stages.score.journal import open_journal
 from hydractl.stages.score.training import State, check_training, offered, open_state, publish_scores
-from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import config_digest, recorded_argv
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.mask_selection import quota_of
@@ -77,8 +76,8 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
         progress.step(f"Scoring {counted(total_heads(scored), 'head')} by {config.method}")
         with open_run_log(
             config.log_to,
-            shared.log_folder(config.out, config.log_to, config.log_dir),
-            run=config.out.name,
+            config.log_dir,
+            out=config.out,
             options={"model": config.model, "method": config.method, **document.options},
             resumes=bool(journal.recorded or state.resumes),
             leads=team.leads,

@@ -13,13 +13,12 @@ from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import HeadBudget
 from hydractl.model_inputs import LARGEST_SIDE
-from hydractl.output.atomic_write import is_stream
 from hydractl.output.paths import DOCUMENT, WEIGHTS, output
 from hydractl.parsing import number, words
 from hydractl.runtime import DTYPES
 from hydractl.settings import LARGEST_SEED, CheckedSettings, Option, OptionGroup, Role, Setting, setting
 from hydractl.stages.shared.zero_shot_classes import FORMS, Naming
-from hydractl.training.run_log import TRACKERS, check_trackers
+from hydractl.training.run_log import TRACKERS
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
@@ -116,20 +115,6 @@ LOG_DIR = Setting(
     role=Role.EXECUTION,
     only_with="log_to",
 )
-
-
-def log_folder(out: Path, log_to: tuple[str, ...], log_dir: Path | None) -> Path | None:
-    """Return where a run logs to beside its output, None where it does not.
-
-    Raises:
-        UsageError: If a tracker is not installed, or the output is a stream and names no folder.
-    """
-    check_trackers(log_to)
-    if log_to and log_dir is None and is_stream(out):
-        raise UsageError(
-            "`--log-to`: nothing says where, as the output is a stream", hint="add `--log-dir DIR`"
-        )
-    return None if not log_to else out.with_name(f"{out.name}.logs") if log_dir is None else log_dir
 
 
 DEVICE = Setting(

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 
 from hydractl import runtime
 from hydractl.data.reference import DataRef
@@ -17,6 +16,8 @@ from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.shared import time_and_memory
 from hydractl.training.recipes.recipe import Recipe
 from support.reviews import arch, reviews
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=16,patch_size=2,in_chans=1,embed_dim=64,depth=4,num_heads=4,num_classes=10"
 DATA = {
@@ -31,14 +32,6 @@ SLOW = 4.0
 
 def config(out, **changes):
     return FinetuneConfig(**({"model": ARCH, "out": out, "recipe": RECIPE, "device": "cpu"} | DATA | changes))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("recipe", [RECIPE, HEAD], ids=["all", "head"])

@@ -36,6 +36,8 @@ from support.heard import Cut, Heard
 from support.pictures import digits_folder, unreadable
 from support.variants import TIMM_VIT, TINY, Variant, variant
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 TRAIN = "digits::split=train,classes=0-6,limit=60"
 VAL = "digits::split=val,classes=0-6,limit=40"
@@ -64,14 +66,6 @@ def header(path):
     found = Checkpoint.open(path).header
     assert found is not None
     return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ from support.ranks import environment, launcher
 from support.reviews import MAX_LENGTH, WORDS, reviews, tokenizer
 from support.variants import variant
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TRAIN = "digits::split=train,classes=0-6,limit=60"
 VAL = "digits::split=val,classes=0-6,limit=40"
 RECIPE = Recipe(lr=(1e-2,), epochs=3, batch_size=16, train=("head",))
@@ -38,14 +40,6 @@ TEXT = (
     f"max_position_embeddings={MAX_LENGTH + 2},num_labels=2,pad_token_id=0,tokenizer="
 )
 OWN = ("head", "own")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.open_dataset import open_data
@@ -24,6 +23,8 @@ from support.lake import TEXTS, Lake, image, of_images, of_texts, serve, stored,
 from support.text_folders import save_text_model
 from support.variants import variant
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BERT = variant("transformers-bert-plain")
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=2"
 STREAM = "hf:org/name::streaming=true"
@@ -33,15 +34,12 @@ RECIPE = Recipe(lr=(1e-3,), epochs=3, batch_size=16, augment=("shift",), dropout
 @pytest.fixture(autouse=True)
 def served(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
 
     def validated(lake):
         stored(Lake(20, lake.row, lake.features), "val.parquet")
         return serve(monkeypatch, lake)
 
-    yield validated
-    torch.set_num_threads(before)
+    return validated
 
 
 def reference(text):

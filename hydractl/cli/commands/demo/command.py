@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from hydractl.cli.command import JSON, QUIET, typer_option
-from hydractl.cli.commands.run.command import make_folder
 from hydractl.cli.commands.run.plan import read_back, run_plan, written
 from hydractl.cli.output import Terminal
 from hydractl.errors import UsageError
+from hydractl.output.atomic_write import make_folder
 from hydractl.plugins import load
 from hydractl.stages.shared.settings import FORCE, SEED
 

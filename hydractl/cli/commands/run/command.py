@@ -20,8 +20,9 @@ from typer.core import TyperGroup
 from hydractl.cli.command import JSON, QUIET, typer_option
 from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
-from hydractl.errors import CheckFailed, OutputError, UsageError
+from hydractl.errors import CheckFailed, UsageError
 from hydractl.messages import did_you_mean, lasting
+from hydractl.output.atomic_write import make_folder
 
 UP_TO_DATE = 0.2
 """A command that took less of its usual time had nothing to do."""
@@ -160,18 +161,6 @@ def go(
         if code and not (code == CheckFailed.exit_code and stage.name in may_fail):
             say(f"{file}: stage `{stage.name}` failed with exit code {code}; the same command resumes there")
             raise typer.Exit(code)
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder where there is none.
-
-    Raises:
-        OutputError: If it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be made: {error.strerror}") from error
 
 
 @dataclass(slots=True)

@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 import typer
 
-from hydractl.cli.commands.run.command import go, make_folder, show
+from hydractl.cli.commands.run.command import go, show
 from hydractl.cli.commands.run.pipeline import Stage, parsed
 from hydractl.cli.output import Terminal
 from hydractl.errors import OutputExists
-from hydractl.output.atomic_write import publish_text
+from hydractl.output.atomic_write import make_folder, publish_text
 
 StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"
 """A stage of a pipeline file: its name, its command and the options of the command."""
