@@ -135,10 +135,12 @@ def test_what_a_script_saved_is_imported_first(folder, call):
 def test_a_plan_of_which_nothing_was_made_is_in_nobody_s_way(folder, call):
     words = ("make", "m0.st", "saved.pth", *DATA, "-o", "other/")
     first = call(*words)
+    is_there = (folder / "other").exists()
     second = call(*words, "--arch", ARCH)
 
     assert (first.code, second.code) == (3, 0)
     assert "--arch" in first.err
+    assert not is_there
     shutil.rmtree(folder / "other")
 
 

@@ -83,7 +83,7 @@ def run_plan(
     """
     from hydractl.cli.app import command_tree, main
 
-    is_new = not plan.exists()
+    is_new, makes_folder = not plan.exists(), not plan.parent.exists()
     if keep or not dry_run:
         make_folder(plan.parent)
         publish_text(plan, text)
@@ -104,4 +104,6 @@ def run_plan(
     except typer.Exit:
         if is_new and not keep and [*plan.parent.iterdir()] == [plan]:
             plan.unlink()  # nothing was made yet, so that other options may be tried
+            if makes_folder:
+                plan.parent.rmdir()
         raise
