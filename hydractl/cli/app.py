@@ -17,9 +17,10 @@ from typing_extensions import override
 from hydractl.cli.helptext import HELP, HELP_SUMMARY, Command, Helped, Rows, command_help, paragraphs
 from hydractl.cli.refusals import help_of, name_of
 from hydractl.cli.summaries import SUMMARIES
-from hydractl.errors import HydraError, InputError, UsageError, shortened
+from hydractl.errors import HydraError, InputError, Interrupted, UsageError, shortened
 from hydractl.messages import did_you_mean, quoted
 from hydractl.plugins import load, plugins
+from hydractl.processes.signals import told_to_end
 from hydractl.runtime import short_of_memory, spare_memory
 from hydractl.version import __version__
 
@@ -261,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], document: CommandDocument) -> int:
-    from hydractl.cli.output import drop_stdout, interrupted
+    from hydractl.cli.output import drop_stdout
 
     spare = spare_memory()
     try:
@@ -270,23 +271,30 @@ def _run(arguments: list[str], document: CommandDocument) -> int:
             tree.invoke(context)
         document.write()
         sys.stdout.flush()
-    except HydraError as error:
-        return _failed(error, document)
     except BrokenPipeError:
         drop_stdout()
         return BROKEN_PIPE
-    except (KeyboardInterrupt, typer.Abort) as error:
-        interrupted(error)
-        document.fail(error)
-        return INTERRUPTED
     except typer.Exit as done:
         document.write()
         return done.exit_code
+    except (KeyboardInterrupt, typer.Abort) as error:
+        return _interrupted(error, document)
     except Exception as error:  # noqa: BLE001 - typer's usage errors are of a private class; all others are raised again
+        if told_to_end() and not isinstance(error, Interrupted):
+            return _interrupted(KeyboardInterrupt(), document)  # a library made an error of its own from it
         if spare is not None:
-            spare.close()  # what is said of exhausted memory takes some
-        return _usage_or_bug(error, document)
+            spare.close()  # a message about exhausted memory needs some
+        return _failed(error, document) if isinstance(error, HydraError) else _usage_or_bug(error, document)
     return 0
+
+
+def _interrupted(error: BaseException, document: CommandDocument) -> int:
+    """Report that the command was interrupted, and return the exit code."""
+    from hydractl.cli.output import interrupted
+
+    interrupted(error)
+    document.fail(error)
+    return INTERRUPTED
 
 
 def _failed(error: HydraError, document: CommandDocument) -> int:

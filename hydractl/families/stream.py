@@ -1,6 +1,6 @@
-"""What flows through a tower, and how a block adds to it.
+"""The residual stream of a tower, and the products that blocks add to it.
 
-Axes: M members, N = M B batch (B where the members agree), T tokens, D width, O outputs of a linear layer.
+Axes: M members, B samples, N = M B (B in shared blocks), T tokens, D width, O outputs of a linear layer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hydractl.model_inputs import repeat_batch, split_batch
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What flows through a tower.
+    """The residual stream of a tower.
 
     Attributes:
         tokens: (N, T, D).
-        context: What blocks need of each sample besides, batch axis first: a padding mask.
-        constants: What they need that is the same for all samples of a member, G first, which is 1 or M: rotary angles.
+        context: Further inputs of blocks for each sample, (N, ...): a padding mask.
+        constants: Inputs of blocks that are the same for all samples, (1, ...) or one per member, (M, ...): rotary angles.
     """
 
     tokens: torch.Tensor
@@ -35,22 +35,22 @@ class Stream:
         return Stream(tokens, self.context, self.constants)  # `replace` takes thrice as long
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean (N, F) of x (N, T, F) over the tokens that are no padding, of texts."""
+        """Return the mean (N, F) of x (N, T, F) over the tokens of a text, without padding."""
         token_mask = self.context["mask"][:, 0, 0, :, None].to(x.dtype)
         return (x * token_mask).sum(dim=1) / token_mask.sum(dim=1)
 
     def spread(self, times: int) -> Stream:
-        """Return the stream as `tile` does, but for the tokens (times, N, T, D), which are not copied."""
+        """Return the same as `tile`, with tokens (times, N, T, D) that are a view."""
         context = {name: repeat_batch(x, times) for name, x in self.context.items()}
         return replace(self, tokens=self.tokens.expand(times, -1, -1, -1), context=context)
 
     def tile(self, times: int) -> Stream:
-        """Return the stream `times` times over on the batch axis: as that of as many members, one after another."""
+        """Return the stream repeated along the batch axis: one copy per member."""
         context = {name: repeat_batch(x, times) for name, x in self.context.items()}
         return replace(self, tokens=repeat_batch(self.tokens, times), context=context)
 
     def split(self, members: int) -> list[Stream]:
-        """Return each member's share."""
+        """Return the stream of each member."""
         context = {name: split_batch(x, members) for name, x in self.context.items()}
         return [
             Stream(
@@ -63,7 +63,7 @@ class Stream:
 
 
 def joined(streams: Sequence[Stream]) -> Stream:
-    """Return members' streams as one: the inverse of `Stream.split`."""
+    """Concatenate the streams of members: the inverse of `Stream.split`."""
     first = streams[0]
     return Stream(
         torch.cat([s.tokens for s in streams]),
@@ -73,23 +73,23 @@ def joined(streams: Sequence[Stream]) -> Stream:
 
 
 def share(x: torch.Tensor, member: int) -> torch.Tensor:
-    """Return a member's share (1, ...) of x (G, ...), which is all of it where it is every member's."""
+    """Return a member's part (1, ...) of x: of (M, ...) its slice, of (1, ...) all."""
     return x if x.shape[0] == 1 else x[member : member + 1]
 
 
 Product: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]"
-"""Linear layers' outputs (N, ..., O) of M members that are not computed yet, to be added to something in the same call: inputs
-(N, ..., D), weights (M, D, O) and biases (M, 1, O) or None. A plain tuple, as one is made for each layer of each forward pass."""
+"""Operands of a linear layer's output (N, ..., O) that is computed when it is added to the stream: inputs (N, ..., D), weights
+(M, D, O) and biases (M, 1, O) or None. A plain tuple is used because it is created in each layer of each forward pass."""
 Value = TypeVar("Value", bound="torch.Tensor | Product")
 
 
 def computed(x: torch.Tensor | Product) -> torch.Tensor:
-    """Return a product, computed if it is not."""
+    """Return the tensor of a product, or a tensor as it is."""
     return products_of(*x) if isinstance(x, tuple) else x
 
 
 def applied(module: nn.Module, x: Value) -> Value:
-    """Return what a module makes of x; one that never changes it is not called, which takes as long as a small operator."""
+    """Return `module(x)`. `nn.Identity` is not called, because a call takes as long as a small operator."""
     if type(module) is nn.Identity:
         return x
     output: Value = module(computed(x) if type(x) is tuple and not isinstance(module, nn.Dropout) else x)
@@ -97,14 +97,14 @@ def applied(module: nn.Module, x: Value) -> Value:
 
 
 def residual(x: torch.Tensor, y: torch.Tensor | Product, *modules: nn.Module) -> torch.Tensor:
-    """Return x + y, both (N, T, O), with modules applied to y; a product is computed and added in two calls, bias and rest.
+    """Return x + y, both (N, T, O), after applying modules to y. A product takes two calls: bias, then multiplication and addition.
 
-    Where members part, x is the same for all of them and a view (M, B, T, O), as y is then.
+    In the first block with separate members, x is a view (M, B, T, O) of the shared stream, and y has the same shape.
     """
     for module in modules:
         if type(module) is not nn.Identity:
             y = applied(module, y)
-    # a compiler makes additions part of others itself, and autocast takes no product in place
+    # a compiler fuses additions itself, and autocast does not support `baddbmm_`
     if type(y) is tuple and not (
         torch.compiler.is_dynamo_compiling() or torch.is_autocast_enabled(x.device.type)
     ):
@@ -118,19 +118,19 @@ def residual(x: torch.Tensor, y: torch.Tensor | Product, *modules: nn.Module) ->
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return a linear layer's (N, ..., O) of x (N, ..., D): of weight (O, D), or of each member's, (M, O, D)."""
+    """Return the output (N, ..., O) of a linear layer for x (N, ..., D) and weight (O, D), or (M, O, D) with one per member."""
     if weight.ndim < 3:
         return F.linear(x, weight, bias)
     return products_of(x, weight.mT, None if bias is None else bias.unsqueeze(1))
 
 
 def products_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return (N, ..., O) of x (N, ..., D), weights (M, D, O) and biases (M, 1, O)."""
+    """Return the outputs (N, ..., O) of one linear layer per member for x (N, ..., D), weight (M, D, O) and bias (M, 1, O) or None."""
     rows = x.reshape(weight.shape[0], -1, x.shape[-1])
     if bias is None:
         products = torch.bmm(rows, weight)
     elif torch.compiler.is_dynamo_compiling():
-        products = torch.bmm(rows, weight) + bias  # an addition that a compiler makes part of what comes next
+        products = torch.bmm(rows, weight) + bias  # a compiler fuses this addition with the next operation
     else:
         products = torch.baddbmm(bias, rows, weight)
     return products.view(*x.shape[:-1], weight.shape[-1])

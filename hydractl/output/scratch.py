@@ -1,4 +1,4 @@
-"""Room for what is too large for memory and gone when the command ends: a file without a name."""
+"""Temporary tensors that may be too large for memory: they are stored in an unnamed file."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import torch
 from hydractl.errors import OutputError
 
 HELD_BYTES = 32 << 20
-"""How much of one data set's predictions or features stays in memory."""
+"""Maximum size of a tensor in memory; larger ones are stored in a file."""
 ROOM_HINT = "set TMPDIR to a folder on a disk with more space"
 
 
 def scratch_tensor(shape: tuple[int, ...], *, name: str, until: str, hint: str = ROOM_HINT) -> torch.Tensor:
-    """Return a tensor of that shape, float32, in memory or, beyond `HELD_BYTES`, in a file without a name, which goes with it.
+    """Return an uninitialised float32 tensor, in memory or, if larger than `HELD_BYTES`, in an unnamed file that is freed with it.
 
     Args:
-        shape: Its axes.
-        name: What messages call its content, in the plural.
-        until: How long it is kept, for messages: `scores are fitted`.
-        hint: What to do where there is no room.
+        shape: Shape of the tensor.
+        name: Name of its content in messages, in the plural.
+        until: When it is freed, for messages: `scores are fitted`.
+        hint: Advice if the disk is full.
 
     Raises:
-        OutputError: If there is no room for such a file.
+        OutputError: If the disk has no room for the file.
     """
     size = 4 * math.prod(shape)
     if size <= HELD_BYTES:
@@ -42,10 +42,10 @@ def scratch_tensor(shape: tuple[int, ...], *, name: str, until: str, hint: str =
 
 
 def check_room(folder: Path, size: int, *, name: str, until: str, hint: str) -> None:
-    """Refuse to write so many bytes into a folder whose disk has fewer left; arguments as above.
+    """Check that the disk of a folder has room for `size` bytes. The other arguments are those of `scratch_tensor`.
 
     Raises:
-        OutputError: If it has.
+        OutputError: If it has not.
     """
     if (free := shutil.disk_usage(folder).free) < size:
         raise OutputError(

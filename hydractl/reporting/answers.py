@@ -1,4 +1,4 @@
-"""Tables of single answers: accuracy by class, the largest confusions, and examples. Importing it loads no torch."""
+"""Tables of accuracy by class, of the largest confusions, and of examples. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN_CLASSES, SHOWN_CONFUSIONS = 20, 10
 
 
 def class_tables(compared: Compared) -> Iterator[ReportTable]:
-    """Yield the accuracy of each row on each class, the worst of the first row first, and that row's confusions; of several reports over all samples."""
+    """Yield a table of accuracy by class, sorted by the first row's, and one of the first row's confusions. Samples of several reports are pooled."""
     rows = {
         name: answers
         for name in compared.names
@@ -73,7 +73,7 @@ def _by_class(compared: Compared, name: str) -> list[ByClass]:
 
 
 def _accuracies(reports: Sequence[ByClass]) -> dict[tuple[int, str], tuple[int, int]]:
-    """Return for each class that all reports show how many samples are answered right, and how many there are."""
+    """Return the correct and all samples of each class that all reports have, summed over reports."""
     by_report = [{(c.index, c.name): (c.hits, c.count) for c in report.classes} for report in reports]
     shared = [key for key in by_report[0] if all(key in classes for classes in by_report)]
     return {
@@ -83,15 +83,15 @@ def _accuracies(reports: Sequence[ByClass]) -> dict[tuple[int, str], tuple[int, 
 
 
 def example_tables(compared: Compared) -> Iterator[ReportTable]:
-    """Yield the examples of each report that has some: what members disagree most on, and the most confident mistakes."""
+    """Yield tables of the examples in each report: largest disagreements of the members, and most confident mistakes."""
     for file, report in zip(compared.files, compared.reports, strict=True):
         if report.examples is None:
             continue
         where = f"{file}: " if len(compared.files) > 1 else ""
         first = report.rows[0].name
         kinds = {
-            f"what the members of {first} disagree on most": report.examples.disagreements,
-            f"the most confident mistakes of {first}": report.examples.mistakes,
+            f"largest disagreements of the members of {first}": report.examples.disagreements,
+            f"most confident mistakes of {first}": report.examples.mistakes,
         }
         for kind, examples in kinds.items():
             if examples:

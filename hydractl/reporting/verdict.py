@@ -1,4 +1,4 @@
-"""The verdict on the first row of reports: a table that says in which measure it is better, and one sentence. Importing this module does not load torch."""
+"""Compare the first row of reports with the others: a table of better, level and worse, and one sentence. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from hydractl.reporting.report_values import (
 )
 
 JUDGED_METRICS = ("accuracy", "nll", "ece", "auroc")
-"""What the verdict is about; other tables have the rest."""
+"""Metrics of the verdict."""
 MOST_SCORES = 2
-"""OOD scores that the verdict is about: the first of a report, and by default the one that models store."""
+"""Number of OOD scores in the verdict: the first of the report, which by default include the one that models store."""
 COST_LABELS = {"macs": "multiply-accumulates", "parameters": "parameters"}
 MOST_WORDS = 30
 UNCLEAR, WITHHELD = "no interval", "not compared"
@@ -34,7 +34,7 @@ WORDS = (BETTER, WORSE, LEVEL, UNCLEAR, WITHHELD)
 
 
 def verdict_table(compared: Compared) -> ReportTable:
-    """Return for each measure the first row's number, and whether it is better than each other row, level with it, or worse."""
+    """Return a table with the first row's value of each measure, and whether it is better than, level with or worse than each other row."""
     first, numbers = compared.names[0], compared.rows[compared.names[0]]
     rows = [
         (
@@ -57,7 +57,7 @@ def verdict_table(compared: Compared) -> ReportTable:
 
 
 def judged_quantities(compared: Compared) -> list[Quantity]:
-    """Return what the verdict is about, as far as it was measured: of several OOD sets of a kind their mean."""
+    """Return the measured quantities of the verdict. Several near OOD sets count as their mean, and so do several far ones."""
     report = compared.reports[0]
     judged_scopes = {None, SHIFT, *_judged_scopes(report)}
     return [
@@ -81,7 +81,7 @@ def _judged_scopes(report: Report) -> tuple[str, ...]:
 
 
 def _judged(compared: Compared, row: str, quantity: Quantity) -> Cell:
-    """Return whether the first row is better than another one by a quantity, and the difference."""
+    """Return a cell that says whether the first row is better than another one in a quantity, with the difference."""
     difference = compared.differences[row].get(quantity)
     if difference is None:
         return Cell()
@@ -97,7 +97,7 @@ def _ratio(compared: Compared, row: str, quantity: Quantity) -> Cell:
 
 
 def judgements(compared: Compared) -> dict[str, dict[Quantity, str]]:
-    """Return what is said of each measure against each other row."""
+    """Return the word for each quantity, by the row compared with."""
     return {
         row: {q: word for q in judged_quantities(compared) if (word := _judged(compared, row, q).value)}
         for row in compared.differences
@@ -105,16 +105,16 @@ def judgements(compared: Compared) -> dict[str, dict[Quantity, str]]:
 
 
 def sentence(compared: Compared) -> str:
-    """Return the verdict in one sentence of at most 30 words: as much of it as these can say."""
+    """Return the verdict in one sentence of at most 30 words, with as much detail as fits."""
     return next(text for text in _sentences(compared) if len(text.split()) <= MOST_WORDS)
 
 
 def _sentences(compared: Compared) -> Iterator[str]:
-    """Yield the verdict in ever fewer words; the last sentence names no model, so that its length is known."""
+    """Yield the verdict in fewer and fewer words. The last sentence names no model, so that its length is bounded."""
     first, others = compared.names[0], [*compared.differences]
     judged = {row: _labels(by_quantity) for row, by_quantity in judgements(compared).items()}
     if not others:
-        unknown = "stands alone: this page does not say whether it is better than anything"
+        unknown = "is the only model on this page, so there is no comparison"
         yield from (f"{first} {unknown}.", f"The model {unknown}.")
         return
     if not any(judged.values()):
@@ -132,7 +132,7 @@ def _sentences(compared: Compared) -> Iterator[str]:
 
 
 def _labels(words: Mapping[Quantity, str]) -> dict[str, list[str]]:
-    """Return the labels of measures by what is said of them."""
+    """Return the labels of the quantities of each word."""
     return {word: [q.label for q in words if words[q] == word] for word in {*words.values()}}
 
 
@@ -148,7 +148,7 @@ def _in_words(compared: Compared, row: str, labels: dict[str, list[str]]) -> str
 def _in_counts(
     compared: Compared, judged: Mapping[str, dict[str, list[str]]], *, cost: bool
 ) -> Iterator[str]:
-    """Yield for each other row in how many measures the first one is better; how many there are is said once where that does."""
+    """Yield for each other row the number of measures in which the first row is better. Equal totals are given once."""
     previous = 0
     for row, labels in judged.items():
         better, worse = (len(labels.get(word, ())) or "none" for word in (BETTER, WORSE))
@@ -170,7 +170,7 @@ def _at_cost(compared: Compared, row: str) -> str:
 
 
 def remarks(compared: Compared) -> Iterator[str]:
-    """Yield what must be known of the verdict and of all numbers: thresholds, what is not compared, caveats."""
+    """Yield remarks on the verdict and the numbers: thresholds, comparisons that were left out, caveats."""
     yield from (
         f"{row.name}: {row.threshold.summary}."
         for report in compared.reports

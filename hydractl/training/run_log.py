@@ -1,7 +1,7 @@
-"""Figures of a run, logged to experiment trackers while it goes: those of accelerate, in the process that leads.
+"""Log metrics to experiment trackers during training, through accelerate, in the leading process only.
 
-A run is called what its output is, with a number drawn for it. A file beside the trackers' own says which run it was, so that an
-interrupted one goes on under its name.
+A run's name is the name of its output and a random suffix. A file in the log folder stores it, so that a resumed run continues under
+the same name.
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-"""What accelerate calls them, what is imported, and what is installed."""
+"""Names of trackers: in accelerate, of the module, and of the package on PyPI."""
 PROJECT = "hydractl"
-"""The trackers' project, or experiment."""
+"""Name of the project, or experiment, in each tracker."""
 LAUNCHER = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
-"""What a launcher says to each process."""
+"""Environment variables that a launcher sets in each process."""
 LOG_EVERY = 10
-"""Steps between losses that are logged."""
+"""Steps between logged losses."""
 
 
 class RunLog:
-    """Where a run logs figures; this one keeps nothing, and asks for none.
+    """Receive a run's metrics. This base class drops them.
 
     Attributes:
-        every: Steps between losses; None for no losses.
+        every: Steps between logged losses; None logs no losses.
     """
 
     every: int | None = None
 
     def due(self, step: int) -> bool:
-        """Return whether the loss of a step, counted from 1, is logged: in all processes alike."""
+        """Return whether to log the loss of a step, counted from 1. All processes return the same."""
         return self.every is not None and step % self.every == 0
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Log figures of a step."""
+        """Log the metrics of a step."""
 
 
 NO_LOG = RunLog()
 
 
 class TrackedLog(RunLog):
-    """A log to trackers; of a process that does not lead, to none of them."""
+    """Log to trackers. Processes that do not lead have none."""
 
     every = LOG_EVERY
 
     def __init__(self, trackers: Sequence[Any] = ()) -> None:
-        """Log to trackers of accelerate that have started."""
+        """Take trackers of accelerate that are already started."""
         self.trackers = trackers
 
     @override
     def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Log figures of a step.
+        """Log the metrics of a step.
 
         Raises:
-            OutputError: If a tracker cannot.
+            OutputError: If a tracker fails.
         """
         for tracker in self.trackers:
             with _asking(tracker.name):
@@ -77,17 +77,18 @@ class TrackedLog(RunLog):
 
 
 def check_log(names: Sequence[str], log_dir: Path | None, out: Path) -> None:
-    """Refuse a log that cannot be opened; arguments as in `open_run_log`.
+    """Check that `open_run_log` can open the log. The arguments are the same.
 
     Raises:
-        UsageError: If a tracker is not installed, or the output is a stream and names no folder.
+        UsageError: If a tracker is not installed, or if the output is a stream and `log_dir` is None.
     """
     for name in names:
         if find_spec(name) is None:
             raise UsageError(f"`--log-to {name}`: {name} is not installed", hint=f"`pip install {name}`")
     if names and log_dir is None and is_stream(out):
         raise UsageError(
-            "`--log-to`: nothing says where, as the output is a stream", hint="add `--log-dir DIR`"
+            "`--log-to`: the output is a stream, so there is no default folder for the log",
+            hint="add `--log-dir DIR`",
         )
 
 
@@ -101,19 +102,19 @@ def open_run_log(
     resumes: bool,
     leads: bool,
 ) -> Iterator[RunLog]:
-    """Start trackers for the block; of several processes the one that leads logs.
+    """Start the trackers for the block. Only the leading process logs.
 
     Args:
-        names: What accelerate calls them; none log nothing.
-        log_dir: Where tensorboard and wandb write, and what an interrupted run was called; None for a folder beside the output.
-        out: The output, whose name the run's begins with.
-        options: Of the run, logged as its configuration.
-        resumes: Whether an interrupted run goes on.
-        leads: Whether this process logs.
+        names: Names from `TRACKERS`. If empty, nothing is logged.
+        log_dir: Folder of the run's name and of the files of tensorboard and wandb; None for `OUTPUT.logs`.
+        out: Path of the output. The run's name begins with its file name.
+        options: Options of the command, logged as the configuration.
+        resumes: Whether to continue an interrupted run.
+        leads: Whether this is the leading process.
 
     Raises:
-        OutputError: If a tracker does not start, or the folder cannot be written.
-        InputError: If what an interrupted run left there cannot be read.
+        OutputError: If a tracker does not start, or the folder is not writable.
+        InputError: If the stored name of an interrupted run is unreadable.
     """
     if not (names and leads):
         yield TrackedLog() if names else NO_LOG
@@ -146,7 +147,7 @@ def _started(name: str, options: Mapping[str, object]) -> Iterator[Any]:
     """Start a tracker for the block."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # noqa: PLC0415 - a second that other runs need not pay
 
-    # else it would ask accelerate, in any process, which one this is
+    # by default accelerate decides itself which process is the main one
     kind = type("Tracker", (LOGGER_TYPE_TO_CLASS[name],), {"main_process_only": False})
     with _asking(name):
         tracker = kind(**options)
@@ -160,12 +161,12 @@ def _started(name: str, options: Mapping[str, object]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _asking(name: str) -> Iterator[None]:
-    """Translate what a tracker's library raises; let accelerate, which asks itself in each call, know that one process asks."""
+    """Turn errors of a tracker into `OutputError`, and give accelerate the state of a single process, which its calls require."""
     from accelerate.state import PartialState  # noqa: PLC0415 - as above
 
     needs_state = not PartialState._shared_state
     try:
-        # standard output is the command's own, which a library may not know
+        # standard output is reserved for the command's result
         with (
             contextlib.redirect_stdout(sys.stderr),
             _without_launcher() if needs_state else contextlib.nullcontext(),
@@ -176,7 +177,7 @@ def _asking(name: str) -> Iterator[None]:
     except Exception as error:  # libraries raise what they like
         raise OutputError(
             f"`--log-to {name}`: {reason_of(error)}",
-            hint=f"see that {name} can write where it is to, or leave `--log-to {name}` out",
+            hint=f"check that {name} can write its files, or remove `--log-to {name}`",
         ) from error
     finally:
         if needs_state:
@@ -185,7 +186,7 @@ def _asking(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_launcher() -> Iterator[None]:
-    """Hide from accelerate what a launcher says: the processes of this run have met already."""
+    """Hide the launcher's variables from accelerate: the processes of this run are already connected."""
     names = [name for name in os.environ if name.startswith("ACCELERATE_") or name in LAUNCHER]
     before = {name: os.environ.pop(name) for name in names}
     try:
@@ -195,7 +196,7 @@ def _without_launcher() -> Iterator[None]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return what an interrupted run was called; nothing where none was logged."""
+    """Return the stored names of an interrupted run; empty if it was not logged."""
     if not path.exists():
         return {}
     try:
@@ -205,10 +206,10 @@ def _read(path: Path) -> dict[str, str]:
             f"{path}: cannot be read: {reason_of(error)}", hint="choose another `--log-dir`"
         ) from error
     if not isinstance(record, dict) or not all(isinstance(v, str) for v in record.values()):
-        raise InputError(f"{path}: does not say what a run was called", hint="choose another `--log-dir`")
+        raise InputError(f"{path}: does not hold the name of a run", hint="choose another `--log-dir`")
     return record
 
 
 def _plain(option: OptionValue) -> str | int | float | bool | None:
-    """Return an option as trackers take them."""
+    """Return an option as a type that trackers accept."""
     return ",".join(map(str, option)) if isinstance(option, tuple) else option

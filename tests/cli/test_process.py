@@ -140,11 +140,16 @@ def work():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
-        raise ImportError("half a library")
+        raise {error}
 
 sys.argv = ["hydractl", "work"]
 program.main()
 """
+MADE_OF_IT = (
+    'ImportError("half a library")',
+    'OSError(5, "read error", "a.st")',
+    '__import__("hydractl.errors").errors.InputError("a.st: half read")',
+)
 BEFORE_IT_BEGINS = """
 import os, signal, sys
 from hydractl import __main__ as program
@@ -162,8 +167,10 @@ program.main()
 """
 
 
-@pytest.mark.parametrize("script", [SWALLOWED, BEFORE_IT_BEGINS])
-def test_an_import_that_swallows_a_signal_and_fails_is_an_interrupt(environment, script):
+@pytest.mark.parametrize(
+    "script", [*(SWALLOWED.replace("{error}", error) for error in MADE_OF_IT), BEFORE_IT_BEGINS]
+)
+def test_an_error_that_a_library_makes_of_a_signal_is_an_interrupt(environment, script):
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, check=False, timeout=60,
         preexec_fn=interruptible,

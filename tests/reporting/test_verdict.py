@@ -161,7 +161,5 @@ def test_several_sets_of_a_kind_are_judged_by_their_mean():
 def test_a_row_alone_is_not_called_better():
     compared = Compared.of({"a.json": seeded(0, names=("hydra",), far=())})
 
-    assert sentence(compared) == (
-        "hydra stands alone: this page does not say whether it is better than anything."
-    )
+    assert sentence(compared) == ("hydra is the only model on this page, so there is no comparison.")
     assert verdict_table(compared).heads == ("hydra",)

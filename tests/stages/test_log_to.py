@@ -306,10 +306,10 @@ def test_what_cannot_be_logged_is_refused(tmp_path, monkeypatch, changes, said, 
     assert hint in caught.value.hint
 
 
-def test_a_stream_says_not_where_to_log(runs):
+def test_a_stream_has_no_default_folder_for_its_log(runs):
     from pathlib import Path
 
-    with pytest.raises(UsageError, match="nothing says where") as caught:
+    with pytest.raises(UsageError, match="no default folder") as caught:
         config(Path("-"))
     assert "--log-dir" in caught.value.hint
     config(Path("-"), log_dir=Path("logs"))

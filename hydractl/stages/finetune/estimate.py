@@ -1,4 +1,4 @@
-"""finetune --estimate: how long would the training take, and how much memory?"""
+"""finetune --estimate: time and memory of a training run, from a few measured steps."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from hydractl.training.resume import Snapshot
 from hydractl.training.trainer import Job, TrainingRun
 
 STEPS, LONG_S = 8, 20.0
-"""So many steps after the first are measured at most, and none after so many seconds of them."""
+"""Maximum number and duration of the measured steps after the first."""
 BATCHES, CPU_BATCH = 2, 32
-"""So many batches of data that are encoded or validated on are measured, on a CPU of so many samples: it computes no faster with more."""
+"""Number of measured batches of encoding and validation, and their size on a CPU, where larger batches are no faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEstimate:
-    """What a training would take, as far as a few steps tell; the longest where it may stop early.
+    """Estimated time and memory of a training run that does not stop early.
 
     Attributes:
-        steps: Of all learning rates together.
-        evaluations: Likewise.
-        samples: For training.
-        val_samples: For validation.
-        seconds: In all, the following together.
-        preparing: To open the data; measured.
-        encoding: For the features of a frozen encoder; 0 where none are kept.
-        compiling: For all learning rates; 0 without `--compile`.
-        training: For all steps.
-        validating: For all evaluations.
-        memory: In bytes: weights, gradients, the optimiser's state and activations.
-        device: Where it was measured.
+        steps: Training steps, over all learning rates.
+        evaluations: Validations, over all learning rates.
+        samples: Training samples.
+        val_samples: Validation samples.
+        seconds: Total time: the sum of the five that follow.
+        preparing: Seconds to open the data, measured.
+        encoding: Seconds to compute the features of a frozen encoder; 0 if none are stored.
+        compiling: Seconds of compilation, over all learning rates; 0 without `--compile`.
+        training: Seconds of all steps.
+        validating: Seconds of all validations.
+        memory: Bytes of weights, gradients, optimiser state and activations.
+        device: Device of the measurement.
     """
 
     steps: int
@@ -73,11 +73,11 @@ class TrainingEstimate:
 
 
 def run_estimate(config: FinetuneConfig, progress: Progress = SILENT) -> TrainingEstimate:
-    """Take a few steps and say what all would take; write nothing.
+    """Measure a few steps and estimate the whole run. Nothing is written.
 
     Raises:
         InputError: If an input cannot be used.
-        UsageError: If several processes are to do it, or the options do not fit the model or the data.
+        UsageError: If there are several processes, or if the options do not fit the model or the data.
     """
     require_one_process("finetune --estimate")
     begin = clock(torch.device("cpu"))
@@ -116,7 +116,7 @@ def run_estimate(config: FinetuneConfig, progress: Progress = SILENT) -> Trainin
 
 
 def _memory(job: Job, engine: Engine) -> int:
-    """Return the bytes of a model and of its first step; what counts them is not compiled."""
+    """Return the bytes of a model and of its first step, which is not compiled here."""
     run = TrainingRun(replace(job, compiles=None), engine, Snapshot())
     (pieces,) = job.feed.steps(0, 1, run.share)
     weights = sum(parameter.nbytes for parameter in run.model.parameters())
@@ -124,7 +124,7 @@ def _memory(job: Job, engine: Engine) -> int:
 
 
 def _step_seconds(run: TrainingRun) -> tuple[float, float]:
-    """Return the seconds of the first step, and the mean of some that follow, each with the wait for its batch."""
+    """Return the seconds of the first step, and the mean of the steps after it. Both include the wait for the batch."""
     device = run.engine.device
     times = [clock(device)]
     for pieces in run.job.feed.steps(0, min(1 + STEPS, run.job.total), run.share):
@@ -137,7 +137,7 @@ def _step_seconds(run: TrainingRun) -> tuple[float, float]:
 
 
 def _validation_seconds(work: TrainingPlan, run: TrainingRun, batches: Iterable[Batch[Inputs]]) -> float:
-    """Return the seconds of one evaluation; data that are held in memory are decoded once."""
+    """Return the seconds of one validation. Data that fit in memory are decoded once."""
     run.model.eval()
     engine, labels, times = run.engine, torch.tensor(work.val.labels), 1.0
     if not isinstance(batches, list):  # features cost next to nothing
@@ -148,7 +148,7 @@ def _validation_seconds(work: TrainingPlan, run: TrainingRun, batches: Iterable[
 
 
 def _encode_some(work: TrainingPlan, items: Items, engine: Engine) -> tuple[KeptFeatures, float]:
-    """Return features of the shape that all would have, and the seconds that these would take."""
+    """Return zeros of the shape of all features, and the estimated seconds to compute these."""
     encoder, recipe, seconds, features = frozen_encoder(work, engine), work.config.recipe, 0.0, []
     for data in (items, work.val.items):
         batches, times = _sample_batches(work, data, engine, limit_bytes=0)
@@ -166,7 +166,7 @@ def _encode_some(work: TrainingPlan, items: Items, engine: Engine) -> tuple[Kept
 def _sample_batches(
     work: TrainingPlan, items: Items, engine: Engine, *, limit_bytes: int
 ) -> tuple[Iterable[Batch[Inputs]], float]:
-    """Return batches of samples from all over a data set, and how many times as many there are in all."""
+    """Return batches of evenly spaced samples of a data set, and the ratio of all samples to these."""
     size = CPU_BATCH if engine.device.type == "cpu" else EVAL_BATCH
     count = min(len(items), BATCHES * size)
     places = [i * len(items) // count for i in range(count)]

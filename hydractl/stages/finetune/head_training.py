@@ -1,6 +1,6 @@
-"""`--train head`: the frozen encoder is in evaluation mode, and runs once where each epoch would give it the same inputs.
+"""`--train head`: the frozen encoder is in evaluation mode. It runs once if its inputs are the same in each epoch.
 
-Axes: N samples, M members, B batch, P rows of a member's piece, F features, C classes.
+Axes: N samples, M members, B batch, P samples of one member, F features, C classes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hydractl.training.step_modes import begin_training
 
 
 def begin_head_training(model: nn.Module, *, family: Family) -> None:
-    """Switch a model to training of its classifiers: all else, which does not train, is in evaluation mode."""
+    """Switch the classifiers to training mode, and the rest of the model, which is frozen, to evaluation mode."""
     begin_training(model)
     for towers in (part for part in model.modules() if isinstance(part, Towers)):
         towers.towers.eval()
@@ -45,11 +45,11 @@ def begin_head_training(model: nn.Module, *, family: Family) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeptFeatures(InputSource):
-    """What the classifiers read of each sample, of one pass of the encoder.
+    """Inputs of the classifiers, from one pass of the encoder.
 
     Attributes:
-        train: Of the training data, (N, M, F), float32, on the CPU.
-        val: Of the validation data, likewise.
+        train: Features of the training data, (N, M, F), float32, on the CPU.
+        val: Features of the validation data, likewise.
     """
 
     train: Tensor
@@ -68,10 +68,10 @@ class KeptFeatures(InputSource):
 
 
 def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
-    """Return the training data if a frozen encoder reads the same of them in each epoch, so that its features can be kept.
+    """Return the training data if the features of a frozen encoder can be stored, else None.
 
-    None where it must run in each step where more than classifiers train, where augmentation or mixing change what it reads, a teacher reads
-    it too, a stream is longer than what is kept, or the model lies in parts.
+    The encoder must run in each step if more than the classifiers train, if augmentation or mixing changes its inputs, if there are
+    teachers, if the data are a stream, or if the model is sharded.
     """
     changes = work.config.recipe.augment or work.mixing or work.teachers or work.adapter or engine.shards
     items = work.train.items
@@ -79,14 +79,14 @@ def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
 
 
 def frozen_encoder(work: TrainingPlan, engine: Engine) -> Towers:
-    """Return the model that trains, in evaluation mode on its device, which answers with what its classifiers read, (M, B, F)."""
+    """Return the model in evaluation mode on its device, with the inputs of its classifiers (M, B, F) as output."""
     model = _towers_of(load_trainable(work).module).eval()
     give_head_inputs(model, work.opened.family)
     return model.to(engine.device)
 
 
 def features_of(model: Towers, batch: Batch[Inputs], recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """Return the places (B,) of a batch's samples and their features (B, M, F), float32, on the CPU."""
+    """Return the indices (B,) of a batch's samples and their features (B, M, F), float32, on the CPU."""
     autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16")
     with torch.inference_mode(), autocast:
         features = model.member_logits(inputs_like(batch.inputs, torch.empty(0, device=model.device)))
@@ -94,17 +94,17 @@ def features_of(model: Towers, batch: Batch[Inputs], recipe: Recipe) -> tuple[Te
 
 
 def keep_features(work: TrainingPlan, items: Items, engine: Engine, progress: Progress) -> KeptFeatures:
-    """Run a frozen encoder over all data, in batches of their own: whoever computes them, the features are the same.
+    """Run a frozen encoder over all data. The batches, and so the features, do not depend on the number of processes.
 
     Args:
-        work: What trains.
+        work: The training plan.
         items: The training data.
-        engine: Where.
-        progress: Hears of it.
+        engine: Device and processes.
+        progress: Shows progress.
 
     Raises:
         DataError: If an item cannot be read.
-        OutputError: If there is no room for the features.
+        OutputError: If the disk has no room for the features.
     """
     model = frozen_encoder(work, engine)
     shape = model.member_logits(blank_inputs(work.header.preprocess, 1, device=engine.device)).shape[::2]
@@ -136,7 +136,7 @@ def _towers_of(module: nn.Module) -> Towers:
 
 
 def on_features(subject: TrainableModel) -> TrainableModel:
-    """Let a model take features (B, M, F) in the place of inputs, (M P, M, F) where members have samples of their own."""
+    """Make a model take features (B, M, F) instead of inputs, or (M P, M, F) if each member has its own samples."""
     module, members = subject.module, len(subject.header.masks)
     heads = heads_of(_towers_of(module), subject.family) * members
     by_member = isinstance(module, Together) and module.by_member
@@ -155,7 +155,7 @@ def on_features(subject: TrainableModel) -> TrainableModel:
 
 
 def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
-    """Return the mean logits (B, C) of a member's classifiers, of features (B, F)."""
+    """Return the mean of the logits (B, C) that a member's classifiers compute from features (B, F)."""
     parts = features.chunk(len(heads), -1)
     logits = [
         head(part if isinstance(head, nn.Linear) else part.unsqueeze(1))
@@ -165,7 +165,7 @@ def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
 
 
 def head_macs(work: TrainingPlan, features: KeptFeatures, samples: int) -> int:
-    """Return the multiply-accumulates of a pass over all samples, and of three of the classifiers for each that weights have seen."""
+    """Return the multiply-accumulates of one pass of the encoder over all data, and of three passes of the classifiers per training sample."""
     encoder = macs_of(
         load_trainable(work).module.eval(), blank_inputs(work.header.preprocess, 1, device="meta")
     )

@@ -1,4 +1,4 @@
-"""What the training loop is given: batches, the model, its loss and how it is measured."""
+"""Build the inputs of the training loop: batches, model, loss and validation."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def open_job(
     engine: Engine,
     progress: Progress,
 ) -> Job:
-    """Open the training data, and return what the loop needs.
+    """Open the training data and return the job of the training loop.
 
     Args:
-        work: What trains.
-        features: Of a frozen encoder, where they are kept.
-        batches: Of the validation data.
-        engine: Where.
-        progress: Hears of it.
+        work: The training plan.
+        features: Stored features of a frozen encoder, or None.
+        batches: Batches of the validation data.
+        engine: Device and processes.
+        progress: Shows progress.
 
     Raises:
         DataError: If an item cannot be read.
@@ -61,7 +61,7 @@ def open_job(
 
 
 def _feed(work: TrainingPlan, features: KeptFeatures | None) -> ItemFeed:
-    """Return where batches come from."""
+    """Return the source of training batches."""
     config, recipe = work.config, work.config.recipe
     seed = config.seed if config.order_seed is None else config.order_seed
     if features is not None:
@@ -79,7 +79,7 @@ def _feed(work: TrainingPlan, features: KeptFeatures | None) -> ItemFeed:
 
 
 def _look(work: TrainingPlan, feed: ItemFeed, engine: Engine, progress: Progress) -> None:
-    """Show a method the batches that it must see before anything trains: every process all of them, so that all find the same."""
+    """Pass an adapter the batches that it inspects before training. Each process passes all of them, so that all get the same result."""
     if work.adapter is None or not work.adapter.data:
         return
     subject, accumulate = load_trainable(work), work.config.recipe.accumulate
@@ -98,12 +98,12 @@ def _look(work: TrainingPlan, feed: ItemFeed, engine: Engine, progress: Progress
 
 
 def build(work: TrainingPlan, features: KeptFeatures | None) -> TrainableModel:
-    """Return the model as training begins."""
+    """Return the model at the start of training."""
     return build_trainable(work) if features is None else on_features(load_trainable(work))
 
 
 def val_batches(work: TrainingPlan, features: KeptFeatures | None) -> Iterable[Batch[Inputs]]:
-    """Return batches of the validation data, of features where they are kept; what fits in memory is decoded at once."""
+    """Return batches of the validation data, or of its features if they are stored. Data that fit in memory are decoded once."""
     if features is not None:
         return features.val_batches()
     return encoded(work.val.items, work.how, batch_size=EVAL_BATCH)
@@ -121,7 +121,7 @@ def _job(
     features: KeptFeatures | None,
     batches: Iterable[Batch[Inputs]],
 ) -> Job:
-    """Say to the loop what to train."""
+    """Return the job of the training loop."""
     config, recipe = work.config, work.config.recipe
 
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,7 @@ def _job(
         feed_of_members = MemberFeeds.of(feed, len(work.header.masks), work.how)
     has_member_feed = feed_of_members is not feed
     if work.trains_head:
-        recipe = replace(recipe, dropout=None, drop_path=None)  # of the encoder, which drops nothing
+        recipe = replace(recipe, dropout=None, drop_path=None)  # the frozen encoder has no dropout
     return Job(
         build=lambda: build(work, features).module,
         feed=feed_of_members,
