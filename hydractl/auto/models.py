@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import torch
-from torch.nn import functional as F  # noqa: N812 - the field's own name
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 from typing_extensions import override
@@ -28,7 +27,7 @@ from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import files_of
 from hydractl.metrics.ood_scores import entropy, mutual_information
-from hydractl.metrics.per_sample import opinions
+from hydractl.metrics.per_sample import opinions, question_losses
 from hydractl.model_inputs import Inputs
 from hydractl.model_source import download
 from hydractl.strict_json import parse
@@ -240,7 +239,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         member_opinions = opinions(logits)
         loss = None
         if labels is not None:
-            loss = F.nll_loss(member_opinions.members.flatten(0, 1), labels.repeat(len(logits)))
+            loss = question_losses(logits.to(member_opinions.members.dtype), labels).mean()
         model_output = HydraClassifierOutput(
             loss=loss,
             logits=member_opinions.ensemble,

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.metrics.checks import check_labels, check_probs
 from hydractl.runtime import at_least_single
@@ -190,6 +191,28 @@ def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:
 def at_labels(values: Tensor, labels: Tensor) -> Tensor:
     """Return the entries (..., N) of values (..., N, C) that belong to labels (N,), int64."""
     return values.gather(-1, labels.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+
+def question_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Return the cross-entropy of each item in nats: the mean over the questions that it answers.
+
+    Args:
+        logits: Shape (..., N, C), or (..., N, Q, C) for items with Q questions; dots are optional axes of members or candidates.
+        labels: Shape (N,), or (N, Q), int64, in 0..C-1; or probabilities, with C on a further axis.
+        label_smoothing: As in PyTorch, in [0, 1].
+
+    Returns:
+        Shape (..., N), in the dtype of the logits.
+    """
+    soft = labels.is_floating_point()
+    every = labels.expand(logits.shape if soft else logits.shape[:-1])
+    losses = F.cross_entropy(
+        logits.flatten(0, -2),
+        every.flatten(0, -2) if soft else every.flatten(),
+        reduction="none",
+        label_smoothing=label_smoothing,
+    ).view(logits.shape[:-1])
+    return losses if labels.ndim - soft == 1 else losses.mean(-1)
 
 
 def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -> dict[str, Tensor]:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.metrics.per_sample import answers, ensemble_log_probs, opinions, places
+from hydractl.metrics.per_sample import answers, ensemble_log_probs, opinions, places, question_losses
 
 
 @pytest.mark.parametrize(
@@ -97,3 +98,34 @@ def test_refuses_what_cannot_be_ranked(bad, message):
 def test_refuses_candidates_that_do_not_pair(ours, theirs):
     with pytest.raises(ValueError, match=r"ID scores have shape \(2, .\), but OOD scores have shape"):
         places(torch.zeros(ours), torch.zeros(theirs))
+
+
+def sigmoid_questions(seed):
+    source = torch.Generator().manual_seed(seed)
+    z = 3 * torch.randn(2, 5, 4, generator=source, dtype=torch.float64)
+    labels = torch.randint(2, (5, 4), generator=source)
+    return z, labels
+
+
+@given(st.integers(0, 10_000))
+def test_losses_of_one_question_are_the_cross_entropies_of_every_member_for_classes_and_probabilities(seed):
+    source = torch.Generator().manual_seed(seed)
+    logits, labels = torch.randn(3, 5, 4, generator=source), torch.randint(4, (5,), generator=source)
+
+    losses = question_losses(logits, labels, label_smoothing=0.1)
+
+    for of_member, expected in zip(losses, logits, strict=True):
+        smoothed = F.cross_entropy(expected, labels, reduction="none", label_smoothing=0.1)
+        torch.testing.assert_close(of_member, smoothed)
+    certain = F.one_hot(labels, 4).float()
+    torch.testing.assert_close(question_losses(logits, certain, label_smoothing=0.1), losses)
+
+
+@given(st.integers(0, 10_000))
+def test_losses_of_several_questions_are_those_of_sigmoids(seed):
+    z, labels = sigmoid_questions(seed)
+
+    losses = question_losses(F.pad(z.unsqueeze(-1), (1, 0)), labels)
+
+    expected = F.binary_cross_entropy_with_logits(z, labels.expand(z.shape).double(), reduction="none")
+    torch.testing.assert_close(losses, expected.mean(-1))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import CheckFailed
+from hydractl.metrics.per_sample import question_losses
 from hydractl.model_inputs import map_inputs
 from hydractl.processes.distributed import world_size
 from hydractl.progress import Progress
@@ -112,7 +112,7 @@ def train_gates(
     work = Job(
         build=build,
         feed=feed,
-        loss=lambda logits, labels: F.cross_entropy(logits.float(), labels, reduction="none"),
+        loss=lambda logits, labels: question_losses(logits.float(), labels),
         evaluate=_measure(job),
         probe=_probe(feed),
         recipe=recipe,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import islice
 
 import torch
-from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError
 from hydractl.families.attention import Attention
+from hydractl.metrics.per_sample import question_losses
 from hydractl.scoring.attention_hooks import Gated, tapped
 from hydractl.scoring.job import Samples, ScoreJob
 
@@ -64,7 +64,7 @@ def _of_batch(job: ScoreJob, samples: Samples) -> torch.Tensor:
         return Gated(attention, gate)
 
     with torch.enable_grad(), tapped(job.model, job.scored, gated):
-        loss = F.cross_entropy(job.model(inputs).to(wide), labels)
+        loss = question_losses(job.model(inputs).to(wide), labels).mean()
         gradients = torch.autograd.grad(loss, [gate for gate, _ in gates.values()])
     rows = []
     for (tower, _), gradient, (_, head_numbers) in zip(gates, gradients, gates.values(), strict=True):

@@ -10,11 +10,11 @@ from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError
 from hydractl.families.base import HeadTensor, TensorRole, place_of
 from hydractl.families.tower import Model
+from hydractl.metrics.per_sample import question_losses
 from hydractl.runtime import at_least_single
 from hydractl.scoring.job import Samples, ScoreJob
 
@@ -63,15 +63,12 @@ def sample_losses(model: Model, samples: Samples) -> torch.Tensor:
         DataError: If the samples have no labels.
     """
     inputs, labels = samples.labelled("computing gradients")
-    return losses_of(model(inputs).unsqueeze(0), labels).squeeze(0)
+    return losses_of(model(inputs), labels)
 
 
 def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropies (k, B) for logits (k, B, C) of k variants, in at least single precision."""
-    logits = logits.to(at_least_single(logits.dtype))
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
-    by_variant: torch.Tensor = losses.unflatten(0, (len(logits), -1))
-    return by_variant
+    """Return `question_losses` in at least single precision."""
+    return question_losses(logits.to(at_least_single(logits.dtype)), labels)
 
 
 def mean_loss(job: ScoreJob) -> float:

@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.data.batches import Batch
 from hydractl.data.encode import encoded
 from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.messages import counted
+from hydractl.metrics.per_sample import question_losses
 from hydractl.model_inputs import Inputs, inputs_on
 from hydractl.progress import Progress
 from hydractl.runtime import on_device
@@ -90,7 +90,7 @@ def _look(work: TrainingPlan, feed: ItemFeed, engine: Engine, progress: Progress
 
     def loss(piece: Piece) -> torch.Tensor:
         logits = model(inputs_on(piece.inputs, device))
-        return F.cross_entropy(logits, on_device(piece.labels, device)) * piece.weight
+        return question_losses(logits, on_device(piece.labels, device)).mean() * piece.weight
 
     pieces = (piece for step in feed.steps(0, count, Share(0, accumulate, accumulate)) for piece in step)
     weights = {name: sites[name].layer.weight for name in work.adapter.own(sites, work.names)}
@@ -124,9 +124,6 @@ def _job(
     """Return the job of the training loop."""
     config, recipe = work.config, work.config.recipe
 
-    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="none")
-
     feed_of_members: Feed = feed if work.adapter is None else work.adapter.feed(feed)
     if feed_of_members is feed and config.has_own_batches:
         feed_of_members = MemberFeeds.of(feed, len(work.header.masks), work.how)
@@ -136,7 +133,12 @@ def _job(
     return Job(
         build=lambda: build(work, features).module,
         feed=feed_of_members,
-        loss=of_each(work.header, loss, by_member=has_member_feed, several=config.models > 1),
+        loss=of_each(
+            work.header,
+            partial(question_losses, label_smoothing=recipe.label_smoothing),
+            by_member=has_member_feed,
+            several=config.models > 1,
+        ),
         evaluate=classifier_metrics(engine, batches, torch.tensor(work.val.labels)),
         probe=blank_inputs(work.header.preprocess, 1, device="cpu")
         if features is None
