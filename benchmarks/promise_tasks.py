@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import gzip
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import torch
+from PIL import Image
 from promise_plan import FORWARD, Data, Plan, Task
 
 from hydractl.cli.commands.demo.inputs import CAPTIONS
@@ -26,6 +30,16 @@ HERE = Path(__file__).parent
 DIGITS = "arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=7"
 DIGITS_LR, DIGITS_EPOCHS, COMMON, APART = 1e-3, 80, 180, 20
 """From random weights members are trained as one for the most part, then apart: 180 + 3 x 20 epochs, as many as 3 x 80."""
+FASHION = DIGITS.replace("img_size=8,patch_size=2", "img_size=28,patch_size=7")
+FASHION_EPOCHS, FASHION_COMMON, FASHION_APART = 27, 60, 7
+FASHION_PARTS = {
+    "train": ("train", range(7), 0, 3000),
+    "val": ("train", range(7), 3000, 500),
+    "test": ("t10k", range(7), 0, 1000),
+    "near": ("t10k", (8, 9), 0, 300),
+    "near-val": ("train", (7,), 0, 200),
+}
+"""Parts of Fashion-MNIST: which files, which classes, and how many pictures of them are skipped and taken."""
 ENCODER_LR, ENCODER_EPOCHS = 1e-4, 10
 SCORED = 200
 """Texts of each kind that circuits are found on: all would take longer than every training."""
@@ -97,6 +111,60 @@ def digits(folder: Path, seed: int) -> Plan:
         scored=("--data", val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
     )  # fmt: skip
     return Plan(folder=folder, data=data, task=task, seed=seed)
+
+
+def fashion(folder: Path, seed: int, *, idx: Path) -> Plan:
+    """Return the plan for a small vision transformer from random weights, seven classes of Fashion-MNIST.
+
+    Args:
+        folder: Of this seed.
+        seed: Of the trainings.
+        idx: Folder of the four idx files, plain or gzipped.
+    """
+    drawn = folder.parent / "fashion-data"
+    if not drawn.exists():
+        write_fashion(idx, drawn)
+    data = Data(
+        train=str(drawn / "train"),
+        val=str(drawn / "val"),
+        test=str(drawn / "test"),
+        near={"bags-and-boots": str(drawn / "near")},
+        far={"photos": "photos::limit=300,size=28", "noise": f"noise::limit=300,size=28,seed={seed}"},
+        near_val=str(drawn / "near-val"),
+    )
+    tuning = ("--batch-size", "64", "--augment", "shift", "--eval-every", "100000")
+    start = ("finetune", FASHION, "--data", data.train, "--val", data.val, *tuning, "--lr", f"{DIGITS_LR:g}",
+             "--epochs", str(FASHION_COMMON), "--seed", str(1000 * seed + 500))  # fmt: skip
+    task = Task(
+        model=FASHION, tuning=tuning, lr=DIGITS_LR, epochs=FASHION_EPOCHS, blocks=6, heads=8,
+        start=start, start_cost=FASHION_COMMON / FASHION_EPOCHS, apart=FASHION_APART,
+        scored=("--data", data.val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
+    )  # fmt: skip
+    return Plan(folder=folder, data=data, task=task, seed=seed)
+
+
+def write_fashion(idx: Path, out: Path) -> None:
+    """Write pictures of Fashion-MNIST, the first of each part, as folders of classes; classes 7 to 9 are not known."""
+    part = out.with_name(f"{out.name}.part")
+    for name, (split, classes, skipped, count) in FASHION_PARTS.items():
+        pictures, labels = (
+            _read_idx(idx / f"{split}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")
+        )
+        indices = np.flatnonzero(np.isin(labels, classes))[skipped : skipped + count]
+        for index in indices:
+            folder = part / name / (str(labels[index]) if len(classes) > 2 else "unknown")
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pictures[index]).save(folder / f"{index}.png")
+    part.rename(out)
+
+
+def _read_idx(path: Path) -> np.ndarray:
+    """Return the array of an idx file: a magic number whose last byte is the number of axes, their sizes, then bytes."""
+    packed = path.with_name(f"{path.name}.gz")
+    content = gzip.decompress(packed.read_bytes()) if packed.exists() else path.read_bytes()
+    axes = content[3]
+    sizes = struct.unpack(f">{axes}I", content[4 : 4 + 4 * axes])
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(sizes)
 
 
 def clinc150(folder: Path, seed: int, *, file: Path, backbone: Path) -> Plan:
@@ -173,7 +241,12 @@ def asked(
         parser: It knows the options of its program.
         others: Tasks of the program's own.
     """
-    parser.add_argument("task", choices=("digits", "clinc150", "shapes", *others))
+    parser.add_argument("task", choices=("digits", "fashion", "clinc150", "shapes", *others))
+    parser.add_argument(
+        "--idx",
+        type=Path,
+        help="folder of Fashion-MNIST's idx files, as in Debian's package dataset-fashion-mnist",
+    )
     parser.add_argument("--file", type=Path, help="the whole CLINC150")
     parser.add_argument("--backbone", type=Path, help="folder of a sentence encoder")
     parser.add_argument("--work", type=Path, required=True, help="where checkpoints and reports lie")
@@ -181,10 +254,13 @@ def asked(
     options = parser.parse_args()
     if options.task == "clinc150" and not (options.file and options.backbone):
         parser.error("clinc150 needs --file and --backbone")
+    if options.task == "fashion" and not options.idx:
+        parser.error("fashion needs --idx")
     torch.set_num_threads(1)
     text = partial(clinc150, file=options.file, backbone=options.backbone)
     tasks: dict[str, Callable[[Path, int], Plan]] = {
         "digits": digits,
+        "fashion": partial(fashion, idx=options.idx),
         "clinc150": text,
         "shapes": shapes,
         **others,

@@ -259,6 +259,7 @@ def finetune(
     teacher: str | Sequence[str] | None = ...,
     teacher_temperature: float | None = ...,
     teacher_weight: float | None = ...,
+    repulsion: float | None = ...,
     gradient_checkpointing: bool | None = ...,
     compile: bool | None = ...,
     log_to: str | Sequence[str] | None = ...,
@@ -327,6 +328,7 @@ def finetune(
         teacher: Models to distil: member m of a hydra learns from the m-th, any other model from their mean.
         teacher_temperature: Temperature of the distillation loss (default: 2).
         teacher_weight: Weight of the distillation loss, in (0, 1]; labels have the rest (default: 0.9).
+        repulsion: Push members of a hydra apart on images with permuted patches, with this weight, for example 0.1; doubles the time of a step.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, a third more time, the same result.
         compile: Compile the training step: takes minutes at first, then runs faster; rounds differently.
         log_to: Log figures and options to experiment trackers: tensorboard, wandb, mlflow, trackio; may be repeated.

@@ -31,7 +31,8 @@ from hydractl.training.weight_averaging import Average, share_of
 if TYPE_CHECKING:
     from hydractl.training.distillation import DistillationLoss
     from hydractl.training.feeding.feed import Feed, Piece
-    from hydractl.training.resume import Metrics, Snapshot
+    from hydractl.training.repulsion import Repulsion
+from hydractl.training.resume import Metrics, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class Job:
             of the data: the weights then have the same bits for any number. None for the recipe's `accumulate` pieces a
             process, averaged as DDP does.
         lesson: What teachers make of the losses, given the outputs and the inputs of the same piece.
+        repulsion: What pushes members of a hydra apart.
         run_log: Where losses, rates and metrics are logged.
         measured_on: What progress calls the data of `evaluate`.
         recomputes: Whether blocks run again in the backward pass, rather than hold what they computed.
@@ -78,6 +80,7 @@ class Job:
     penalty: Callable[[nn.Module], torch.Tensor] | None = None
     pieces: int | None = None
     lesson: DistillationLoss | None = None
+    repulsion: Repulsion | None = None
     run_log: RunLog = NO_LOG
     measured_on: str = "validation"
     recomputes: bool = False
@@ -181,6 +184,9 @@ class TrainingRun:
         if self.job.lesson is not None:
             losses = self.job.lesson(losses, outputs, inputs)
         loss = losses.mean()
+        if self.job.repulsion is not None:
+            step, rows, total = self.position.step, piece.rows, piece.total
+            loss = loss + self.job.repulsion(self.prepared, inputs, step=step, rows=rows, total=total)
         if self.job.penalty is not None:
             loss = loss + self.job.penalty(self.model)
         return loss * piece.weight

@@ -120,6 +120,17 @@ class FinetuneConfig(CommandConfig):
         panel=TEACHERS,
         only_with="teacher",
     )
+    repulsion: float | None = setting(
+        None,
+        "Push members of a hydra apart on images with permuted patches, with this weight, for example 0.1; doubles the time of a step.",
+        above=0.0,
+        shows_range=False,
+        panel=TEACHERS,
+        excludes=(
+            Constraint("method", why="members of a method are trained as it says"),
+            Constraint("has_own_batches", (True,), option="batches", why="members must see the same images"),
+        ),
+    )
     gradient_checkpointing: bool = flag(
         Setting(
             "Recompute activations in the backward pass: less memory, a third more time, the same result.",
@@ -275,6 +286,7 @@ class FinetuneConfig(CommandConfig):
             | ({} if self.trains_by is None else {"method": method_reference(self.trains_by)})
             | ({"batches": self.batches} if self.has_own_batches else {})
             | ({"compile": True} if self.compile else {})
+            | ({} if self.repulsion is None else {"repulsion": self.repulsion})
         )
 
     @property

@@ -71,9 +71,10 @@ def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
     """Return the training data if the features of a frozen encoder can be stored, else None.
 
     The encoder must run in each step if more than the classifiers train, if augmentation or mixing changes its inputs, if there are
-    teachers, if the data are a stream, or if the model is sharded.
+    teachers or repulsion, if the data are a stream, or if the model is sharded.
     """
-    changes = work.config.recipe.augment or work.mixing or work.teachers or work.adapter or engine.shards
+    recipe, repels = work.config.recipe, work.config.repulsion is not None
+    changes = recipe.augment or work.mixing or work.teachers or repels or work.adapter or engine.shards
     items = work.train.items
     return None if changes or not work.trains_head or isinstance(items, Shuffled) else items
 

@@ -30,6 +30,7 @@ from hydractl.stages.finetune.trainable import (
 from hydractl.training.accelerator import Engine, Share
 from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding.feed import Feed, ItemFeed, MemberFeeds, Piece
+from hydractl.training.repulsion import Repulsion
 from hydractl.training.resume import Metrics
 from hydractl.training.step_modes import begin_training
 from hydractl.training.trainer import Job
@@ -123,7 +124,7 @@ def _job(
 ) -> Job:
     """Return the job of the training loop."""
     config, recipe = work.config, work.config.recipe
-
+    seed = config.seed if config.dropout_seed is None else config.dropout_seed
     feed_of_members: Feed = feed if work.adapter is None else work.adapter.feed(feed)
     if feed_of_members is feed and config.has_own_batches:
         feed_of_members = MemberFeeds.of(feed, len(work.header.masks), work.how)
@@ -144,11 +145,12 @@ def _job(
         if features is None
         else features.train[:1],
         recipe=recipe,
-        seed=config.seed if config.dropout_seed is None else config.dropout_seed,
+        seed=seed,
         save_every=config.save_every,
         recomputes=config.gradient_checkpointing,
         compiles=config.model if config.compile else None,
         lesson=lesson_of(config, work.teachers, work.header, engine) if work.teachers else None,
+        repulsion=None if config.repulsion is None else Repulsion(config.repulsion, seed),
         scales=scale_rates(work),
         pieces=None if features is None else recipe.accumulate,
         begin_training=partial(begin_head_training, family=work.opened.family)

@@ -127,6 +127,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     header = opened.header
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
+    _check_repulsion(config, header, how)
     adapter = adapter_of(config.trains_by, len(opened.header.masks))
     if adapter is not None:
         adapter.check(config.model, opened.header)
@@ -273,6 +274,22 @@ def _check_apart(config: FinetuneConfig, header: Header) -> None:
             f"`--batches own`: members of {config.model} share {counted(header.plan.trunk, 'block')}, "
             "which run once on one common batch",
             hint="leave it out, or fuse with `--own-from 0`",
+        )
+
+
+def _check_repulsion(config: FinetuneConfig, header: Header, how: Reading) -> None:
+    """Refuse repulsion without several members, or of texts."""
+    if config.repulsion is None:
+        return
+    if header.plan is None:
+        raise UsageError(
+            f"`--repulsion`: {config.model} is a {header.kind}, but only members of a hydra can be pushed apart",
+            hint="leave it out, or `hydractl fuse` members first",
+        )
+    if isinstance(how, Tokenization):
+        raise UsageError(
+            f"`--repulsion`: {config.model} reads texts, but only patches of images can be permuted",
+            hint="leave it out",
         )
 
 

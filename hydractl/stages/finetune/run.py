@@ -247,7 +247,7 @@ def _report(
 def _training_macs(work: TrainingPlan, features: KeptFeatures | None, steps: int, per_epoch: int) -> int:
     """Return three forward passes for each sample that weights have seen after so many steps; on features, of the classifiers."""
     epochs, last_steps = divmod(steps, per_epoch)
-    times = 1 if work.adapter is None else work.adapter.repeat
+    times = work.adapter.repeat if work.adapter is not None else 1 if work.config.repulsion is None else 2
     samples = epochs * len(work.train.items) + last_steps * work.config.recipe.batch_size
     if features is not None:
         return head_macs(work, features, samples)

@@ -1,0 +1,193 @@
+"""What should the members of a hydra with one own block learn when they are trained further?
+
+Each row is the hydra `merged trunk of 3 K 1` of `promise.py`, trained further for a third of the epochs at a third of the rate. Rows
+differ in what is learned:
+
+- `labels .1`, `.5`, `none`: each member learns from a model of the ensemble, and the labels have this share of the loss;
+- `disagreement`: as `labels .1`, on inputs that are moved to where teachers disagree (Nam et al. 2021, section 3.2);
+- `repulsion .1`, `1`: as `labels .1`, with `--repulsion` of this weight;
+- `own members`: each member learns from the model that it was before trunks were merged, which takes no further training;
+- `own members, repulsion .1`, `labels alone, repulsion .1`: members are pushed apart, without another ensemble;
+- `own mean`: members learn from their own mean, which takes no further training (after arXiv 2408.02301).
+
+Files are those of `promise.py`, and are not made again. Printed are differences from the ensemble of 3 by the default OOD score,
+paired by seed, with 95 % intervals of Student's t.
+
+    python benchmarks/teaching.py digits --work promise/ --seeds 41 42 43
+    python benchmarks/teaching.py fashion --idx fashion-mnist/ --work promise/ --seeds 0 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from promise import COLUMNS, DEFAULT, RESULTS, Numbers, make_files, numbers, report, run, verdict
+from promise_plan import MEMBERS, OWN_BLOCK, RIVAL, SINGLE, TAUGHT_HYDRA, Plan, fill
+from promise_tasks import asked
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+
+from hydractl.stages.finetune import run as finetune
+from hydractl.stages.finetune.config import TEMPERATURE, WEIGHT
+from hydractl.training.distillation import DistillationLoss
+from hydractl.training.trainer import Job
+
+MOVE = 0.1
+"""Length of a move to where teachers disagree, over the length of the picture."""
+SEED = 7
+JUDGED = {"accuracy": True, "nll": False, f"near by {DEFAULT}": True, f"far by {DEFAULT}": True}
+Lesson = Callable[[Tensor, Tensor, Tensor], Tensor]
+Change = Callable[[DistillationLoss | None, Callable[[], nn.Module]], Lesson]
+
+
+def disagreement(lesson: DistillationLoss | None, model: Callable[[], nn.Module]) -> Lesson:
+    """Return the loss whose teachers teach on inputs moved along the gradient of a random mix of one teacher's probabilities."""
+    if lesson is None:
+        raise ValueError("teachers disagree, so there must be some")
+    random = torch.Generator().manual_seed(SEED)
+
+    def loss(losses: Tensor, _outputs: Tensor, inputs: Tensor) -> Tensor:
+        teacher = lesson.teachers[int(torch.randint(len(lesson.teachers), (), generator=random))]
+        moved = inputs.detach().clone().requires_grad_()
+        probs = (teacher(moved).float() / lesson.temperature).softmax(-1).mean(0)
+        mix = torch.rand(probs.shape, generator=random) * 2 - 1
+        (gradient,) = torch.autograd.grad((mix * probs).sum(), moved)
+        length = partial(torch.linalg.vector_norm, dim=(1, 2, 3), keepdim=True)
+        moved = inputs + MOVE * length(inputs) / length(gradient).clamp_min(1e-12) * gradient
+        return lesson(losses, model()(moved), moved)
+
+    return loss
+
+
+def own_mean(_lesson: DistillationLoss | None, _model: Callable[[], nn.Module]) -> Lesson:
+    """Return the loss whose teacher is the mean of the members themselves."""
+
+    def loss(losses: Tensor, outputs: Tensor, _inputs: Tensor) -> Tensor:
+        scaled = outputs.float() / TEMPERATURE
+        targets = scaled.detach().softmax(-1).mean(0).expand_as(scaled)
+        divergence = F.kl_div(scaled.log_softmax(-1), targets, reduction="none").sum(-1).mean(0)
+        return (1 - WEIGHT) * losses + WEIGHT * TEMPERATURE**2 * divergence
+
+    return loss
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What the members learn.
+
+    Attributes:
+        teachers: Files of the teachers.
+        options: Further options of `finetune`.
+        change: What changes in the loss.
+        passes: Passes of the hydra per step.
+    """
+
+    teachers: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    change: Change | None = None
+    passes: int = 1
+
+
+ENSEMBLE = tuple(f"single-{i}.st" for i in range(MEMBERS))
+MEMBERS_ALONE = tuple(f"member-{i}.st" for i in range(MEMBERS))
+REPELLED = ("--repulsion", "0.1")
+VARIANTS = {
+    "labels .5": Variant(ENSEMBLE, ("--teacher-weight", "0.5")),
+    "labels none": Variant(ENSEMBLE, ("--teacher-weight", "1")),
+    "disagreement": Variant(ENSEMBLE, change=disagreement, passes=2),
+    "repulsion .1": Variant(ENSEMBLE, REPELLED, passes=2),
+    "repulsion 1": Variant(ENSEMBLE, ("--repulsion", "1"), passes=2),
+    "own members": Variant(MEMBERS_ALONE),
+    "own mean": Variant(change=own_mean),
+    "own members, repulsion .1": Variant(MEMBERS_ALONE, REPELLED, passes=2),
+    "labels alone, repulsion .1": Variant((), REPELLED, passes=2),
+}
+
+
+@contextlib.contextmanager
+def changed(change: Change | None) -> Iterator[None]:
+    """Let `finetune` train with another loss in the block."""
+    original: Callable[..., Job] = vars(finetune)["open_job"]
+
+    def open_job(*args: Any) -> Job:  # noqa: ANN401 - as the function's
+        job = original(*args)
+        trained: list[nn.Module] = []
+        if change is None:
+            return job
+
+        def begin_training(model: nn.Module) -> None:
+            trained[:] = [model]
+            job.begin_training(model)
+
+        lesson: Any = change(job.lesson, lambda: trained[0])
+        return replace(job, lesson=lesson, begin_training=begin_training)
+
+    vars(finetune)["open_job"] = open_job
+    try:
+        yield
+    finally:
+        vars(finetune)["open_job"] = original
+
+
+def make(plan: Plan) -> dict[str, Numbers]:
+    """Make the files of a seed, and return each row's numbers."""
+    plan.keep((SINGLE, RIVAL, OWN_BLOCK, TAUGHT_HYDRA))  # `eval` takes one model first
+    make_files(plan)
+    task = plan.task
+    for name, variant in VARIANTS.items():
+        file = plan.tune(
+            f"teaching-{name.replace(',', '').replace(' ', '-')}.st", "merged3-1.st", "--lr", f"{task.lr / 3:g}", *variant.options,
+            epochs=max(1, task.epochs // 3), compute=variant.passes * task.compute(1), teachers=variant.teachers,
+        )  # fmt: skip
+        plan.row(name, file)
+        if not Path(plan.path(file)).exists():
+            with changed(variant.change):
+                run(plan.files[file].command)
+    plan.rows = [replace(row, name="labels .1") if row.name == TAUGHT_HYDRA else row for row in plan.rows]
+    found = report(plan.report("teaching.json", "--no-latency", "--temperature", plan.data.val))
+    return {
+        row.name: numbers(row, plan) | {"training": plan.training(planned)}
+        for row, planned in zip(found.rows, plan.rows, strict=True)
+    }
+
+
+def main() -> None:
+    """Make what is missing, measure it, and print and keep the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options, begun = asked(parser)
+    found = [make(fill(begun(options.work, seed))) for seed in options.seeds]
+    columns = [column for column in COLUMNS if all(column in row for row in found[0].values())]
+    lines = [f"{options.task}, seeds {', '.join(map(str, options.seeds))}", ""]
+    lines += [f"| mean | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    for name in found[0]:
+        means = (statistics.fmean(seed[name][column] for seed in found) for column in columns)
+        lines.append(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    lines += ["", f"| minus `{RIVAL}` | {' | '.join(JUDGED)} |", f"|---|{'---:|' * len(JUDGED)}"]
+    for name in found[0]:
+        if name != RIVAL:
+            cells = (
+                verdict([seed[name][column] - seed[RIVAL][column] for seed in found], more=more)
+                for column, more in JUDGED.items()
+            )
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    text = "\n".join(lines) + "\n"
+    print(text)
+    out = RESULTS / f"teaching-{options.task}"
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
+    kept = {"seeds": options.seeds, "rows": found}
+    out.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
