@@ -16,10 +16,11 @@ SINGLE = "single"
 LONGER = "single for 3 x as long"
 ONE_TRUNK, OWN_BLOCK = "merged trunk of 3 K 0", "merged trunk of 3 K 1"
 TAUGHT_HYDRA = "merged trunk of 3 tuned on with teachers K 1"
+REPELLED_HYDRA = "merged trunk of 3 tuned on with repulsion K 1"
 TAUGHT = "single taught by the ensemble of 3"
 RIVAL, SMALLER = "deep ensemble of 3", "deep ensemble of 2"
-SIX = (SINGLE, LONGER, RIVAL, ONE_TRUNK, OWN_BLOCK, TAUGHT_HYDRA)
-"""The rows that are made unless all are asked for."""
+FIRST_ROWS = (SINGLE, LONGER, RIVAL, ONE_TRUNK, OWN_BLOCK, TAUGHT_HYDRA, REPELLED_HYDRA)
+"""The rows that are made unless all are asked for; of texts there is no repulsion."""
 LOGIT_SCORES = ("msp", "entropy", "mi", "energy", "max-logit")
 DEFAULT_SCORE = "energy+density"
 MEMBERS = 3
@@ -70,6 +71,7 @@ class Task:
         heads: How many heads a block has.
         start: The command that makes what members start from, without `-o`, and what that costs.
         apart: Epochs that each member is trained from there; None if members are the ensemble's.
+        repels: Whether inputs are images, on which members can be pushed apart.
         bare: An encoder without a classifier: ensembles whose members draw one each are made of it, too.
         scored: How `score` finds heads by circuits, twice as many as are removed.
     """
@@ -86,6 +88,7 @@ class Task:
     batch: int = 64
     whole: tuple[str, ...] = ()
     apart: int | None = None
+    repels: bool = False
     bare: str | None = None
 
     @property
@@ -219,6 +222,8 @@ def fill(plan: Plan) -> Plan:
     _papers(plan, ensemble[0])
     _trained_as_one(plan)
     _taught(plan, ensemble[:MEMBERS])
+    if plan.task.repels:
+        _repelled(plan)
     return plan
 
 
@@ -336,3 +341,14 @@ def _taught(plan: Plan, teachers: Sequence[str]) -> None:
         epochs=max(1, task.epochs // 3), compute=compute, teachers=teachers,
     )  # fmt: skip
     plan.row(f"merged trunk of 3 tuned on with teachers K {own}", tuned)
+
+
+def _repelled(plan: Plan) -> None:
+    """Add the merged hydra, tuned on while members are pushed apart; each learns from the model that it was before merging."""
+    task, own = plan.task, 1
+    teachers = [f"member-{i}.st" if task.apart is not None else f"single-{i}.st" for i in range(MEMBERS)]
+    tuned = plan.tune(
+        "merged-repelled.st", f"merged3-{own}.st", "--lr", f"{task.lr / 3:g}", "--repulsion", "0.1",
+        epochs=max(1, task.epochs // 3), compute=2 * task.compute(own), teachers=teachers,
+    )  # fmt: skip
+    plan.row(REPELLED_HYDRA, tuned)

@@ -64,6 +64,7 @@ class Encoder:
         tuning: Options of every training.
         whole: Options of all trainings but the classifier's.
         batch: Of how many inputs a batch is timed.
+        repels: Whether members can be pushed apart.
     """
 
     model: str
@@ -73,6 +74,7 @@ class Encoder:
     tuning: tuple[str, ...]
     whole: tuple[str, ...] = ()
     batch: int = 64
+    repels: bool = False
 
     def task(self, data: Data, seed: int) -> Task:
         """Return how members of it come about."""
@@ -82,7 +84,7 @@ class Encoder:
                   "--search", "lazy", "--remove", str(2 * (6 * self.heads // 3)))  # fmt: skip
         return Task(
             model="start.st", tuning=self.tuning, whole=self.whole, batch=self.batch, lr=self.lr, epochs=self.epochs, blocks=6, heads=self.heads,
-            start=probe, start_cost=FORWARD * PROBE_EPOCHS / self.epochs, scored=scored, bare=self.model,
+            start=probe, start_cost=FORWARD * PROBE_EPOCHS / self.epochs, scored=scored, bare=self.model, repels=self.repels,
         )  # fmt: skip
 
 
@@ -107,7 +109,7 @@ def digits(folder: Path, seed: int) -> Plan:
               "--seed", str(1000 * seed + 500))  # fmt: skip
     task = Task(
         model=DIGITS, tuning=tuning, lr=DIGITS_LR, epochs=DIGITS_EPOCHS, blocks=6, heads=8,
-        start=common, start_cost=COMMON / DIGITS_EPOCHS, apart=APART,
+        start=common, start_cost=COMMON / DIGITS_EPOCHS, apart=APART, repels=True,
         scored=("--data", val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
     )  # fmt: skip
     return Plan(folder=folder, data=data, task=task, seed=seed)
@@ -137,7 +139,7 @@ def fashion(folder: Path, seed: int, *, idx: Path) -> Plan:
              "--epochs", str(FASHION_COMMON), "--seed", str(1000 * seed + 500))  # fmt: skip
     task = Task(
         model=FASHION, tuning=tuning, lr=DIGITS_LR, epochs=FASHION_EPOCHS, blocks=6, heads=8,
-        start=start, start_cost=FASHION_COMMON / FASHION_EPOCHS, apart=FASHION_APART,
+        start=start, start_cost=FASHION_COMMON / FASHION_EPOCHS, apart=FASHION_APART, repels=True,
         scored=("--data", data.val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
     )  # fmt: skip
     return Plan(folder=folder, data=data, task=task, seed=seed)
@@ -219,7 +221,7 @@ def shapes(folder: Path, seed: int) -> Plan:
         near_val="shapes::classes=0-5,domain=novel",
     )
     tuning = ("--batch-size", "48", "--eval-every", "100000")
-    encoder = Encoder(str(backbone), heads=6, tuning=tuning, lr=SHAPES_LR, epochs=SHAPES_EPOCHS)
+    encoder = Encoder(str(backbone), heads=6, tuning=tuning, lr=SHAPES_LR, epochs=SHAPES_EPOCHS, repels=True)
     task = encoder.task(data, seed)
     return Plan(folder=folder, data=data, task=task, seed=seed)
 

@@ -7,7 +7,7 @@ differ in what is learned:
 - `disagreement`: as `labels .1`, on inputs that are moved to where teachers disagree (Nam et al. 2021, section 3.2);
 - `repulsion .1`, `1`: as `labels .1`, with `--repulsion` of this weight;
 - `own members`: each member learns from the model that it was before trunks were merged, which takes no further training;
-- `own members, repulsion .1`, `labels alone, repulsion .1`: members are pushed apart, without another ensemble;
+- `own members with repulsion .1`, `labels alone with repulsion .1`: members are pushed apart, without another ensemble;
 - `own mean`: members learn from their own mean, which takes no further training (after arXiv 2408.02301).
 
 Files are those of `promise.py`, and are not made again. Printed are differences from the ensemble of 3 by the default OOD score,
@@ -108,8 +108,8 @@ VARIANTS = {
     "repulsion 1": Variant(ENSEMBLE, ("--repulsion", "1"), passes=2),
     "own members": Variant(MEMBERS_ALONE),
     "own mean": Variant(change=own_mean),
-    "own members, repulsion .1": Variant(MEMBERS_ALONE, REPELLED, passes=2),
-    "labels alone, repulsion .1": Variant((), REPELLED, passes=2),
+    "own members with repulsion .1": Variant(MEMBERS_ALONE, REPELLED, passes=2),
+    "labels alone with repulsion .1": Variant((), REPELLED, passes=2),
 }
 
 
@@ -145,7 +145,7 @@ def make(plan: Plan) -> dict[str, Numbers]:
     task = plan.task
     for name, variant in VARIANTS.items():
         file = plan.tune(
-            f"teaching-{name.replace(',', '').replace(' ', '-')}.st", "merged3-1.st", "--lr", f"{task.lr / 3:g}", *variant.options,
+            f"teaching-{name.replace(' ', '-')}.st", "merged3-1.st", "--lr", f"{task.lr / 3:g}", *variant.options,
             epochs=max(1, task.epochs // 3), compute=variant.passes * task.compute(1), teachers=variant.teachers,
         )  # fmt: skip
         plan.row(name, file)
