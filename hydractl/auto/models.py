@@ -22,10 +22,11 @@ from hydractl.auto.config import HydraConfig, floating
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model
+from hydractl.families.transformers.models import labels_as_config
 from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.fusion.plan import split_members
-from hydractl.hub.layout import files_of
+from hydractl.hub.layout import files_of, labels_of
 from hydractl.metrics.ood_scores import entropy, mutual_information
 from hydractl.metrics.per_sample import opinions, question_losses
 from hydractl.model_inputs import Inputs
@@ -133,6 +134,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         loaded = load(folder, dtype=kind, device=device)
         config = HydraConfig.from_dict(
             parse(files_of(loaded.header)["config.json"])
+            | ({} if loaded.header.prompting else labels_as_config(labels_of(loaded.header)))
             | {"dtype": str(loaded.dtype).removeprefix("torch.")}
         )
         config._name_or_path = name

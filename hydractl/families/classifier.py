@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hydractl.checkpoint import Checkpoint
 from hydractl.families.base import DEFAULT_POOLING, Family, place_of, with_pooling
 from hydractl.families.load import OpenModel
+from hydractl.families.model_folder import num_classes_of
 from hydractl.families.registry import expected_specs
 from hydractl.manifest.header import Architecture
 from hydractl.model_source import parse_arch
@@ -81,11 +82,11 @@ def drawn_for(
 
 
 def resized(architecture: Architecture, number: int, library: str) -> Architecture:
-    """Return an architecture with another number of classes, without what its configuration says of the former classifier."""
+    """Return an architecture with another number of logits, without what its configuration says of the former classifier."""
     config = {k: v for k, v in architecture.config.items() if k != "problem_type"} | {
         CLASSES[library]: number
     }
-    return architecture.model_copy(update={"config": config, "num_classes": number})
+    return architecture.model_copy(update={"config": config, "num_classes": num_classes_of(number)})
 
 
 def asked_number(opened: OpenModel) -> int | None:
@@ -93,4 +94,4 @@ def asked_number(opened: OpenModel) -> int | None:
     if not opened.is_random:
         return None
     number = parse_arch(opened.reference.removeprefix("arch:"))[1].get(CLASSES[opened.family.library])
-    return number if isinstance(number, int) else None
+    return num_classes_of(number) if isinstance(number, int) else None

@@ -176,7 +176,7 @@ def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbo
         family=registry.family_of(header.architecture),
     )
     trained = any(step.command == "finetune" for step in steps_to(header.made_by))
-    problem = None if trained else answer_problem(header.architecture.config, header.num_classes)
+    problem = None if trained else answer_problem(header.architecture.config)
     if problem is None or header.prompting is not None:
         return opened
     if not backbone:
@@ -345,8 +345,7 @@ def _describe(
 ) -> Described:
     if arch is not None:
         check_weights(located.reference, specs)
-        described = registry.described_as(*parse_arch(arch))
-        return replace(described, lacks=answer_problem({}, described.architecture.num_classes) or "")
+        return registry.described_as(*parse_arch(arch))
     if located.config is None:
         raise CheckpointError(
             f"{located.reference}: does not name its architecture",
@@ -362,8 +361,6 @@ def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: He
 
 def _fresh(located: Located, seed: int) -> OpenModel:
     described = registry.described_as(located.arch or "", located.options)
-    if problem := answer_problem({}, described.architecture.num_classes):
-        raise UnsupportedModelError(f"{located.reference}: {problem}")
     family = registry.FAMILIES[described.architecture.family]
     header = registry.base_header(described)
     with registry.as_typed(located.options):

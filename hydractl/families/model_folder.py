@@ -152,19 +152,25 @@ def weights_problem(specs: Mapping[str, TensorSpec]) -> str | None:
     return None
 
 
-def answer_problem(config: Mapping[str, object], num_classes: int | None) -> str | None:
-    """Return why a model's answer is not one label out of several, or None.
-
-    Args:
-        config: Its configuration.
-        num_classes: How many logits its classifier has; None if that is not known.
-    """
+def answer_problem(config: Mapping[str, object]) -> str | None:
+    """Return why a model's answer is not one label out of several, or None, as its configuration has it."""
     kind = config.get("problem_type")
-    if kind not in (None, SINGLE_LABEL):
-        return f"its `problem_type` is `{kind}`, but only single-label classifiers are supported"
-    if num_classes == 1:
-        return "its classifier has a single logit (a regression or a cross-encoder), so there is no softmax over classes"
-    return None
+    if kind in (None, SINGLE_LABEL):
+        return None
+    return f"its `problem_type` is `{kind}`, but only single-label classifiers are supported"
+
+
+def class_names_of(logit_names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a classifier's classes: of a single logit, the log odds of its class, `not NAME` and NAME, or 0 and 1."""
+    if len(logit_names) != 1:
+        return logit_names
+    (name,) = logit_names
+    return ("0" if name == "1" else f"not {name}", name)
+
+
+def num_classes_of(logits: int) -> int:
+    """Return the number of classes that so many logits tell apart: a single one, two."""
+    return max(logits, 2)
 
 
 COMMON_RULES = (

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the field's own name
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
@@ -263,7 +264,12 @@ class OutputHead(nn.Module):
     def forward(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return logits (k, B, C) of towers' outputs (k or 1, N, F), for k variants of one of the towers."""
         (logits,) = outputs.values()
-        return logits[..., : -self.features] if self.features else logits
+        return class_logits(logits[..., : -self.features] if self.features else logits)
+
+
+def class_logits(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits (..., C) of a classifier's outputs; a single one is the log odds of the second of two classes, so z becomes (0, z)."""
+    return F.pad(logits, (1, 0)) if logits.shape[-1] == 1 else logits
 
 
 class Towers(nn.Module):

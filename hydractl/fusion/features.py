@@ -16,7 +16,7 @@ from hydractl.data.batches import Batch
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Family
 from hydractl.families.batched_members import FeatureLinear, MemberParallel, placed_features
-from hydractl.families.tower import Towers
+from hydractl.families.tower import Towers, class_logits
 from hydractl.families.zero_shot import Contrast
 from hydractl.fusion.inference import respond
 from hydractl.metrics.feature_scores import Classifier
@@ -88,8 +88,9 @@ class FeatureExtractor:
             return [_cosines(answer, heat) for answer in self.model.answers if isinstance(answer, Contrast)]
         classifiers = [
             Classifier(
-                torch.cat([_copied(layer.weight) for layer in layers], 1) / (len(layers) * heat),
-                torch.stack([_bias(layer) for layer in layers]).mean(0) / heat,
+                class_logits(torch.cat([_copied(layer.weight) for layer in layers], 1).T).T
+                / (len(layers) * heat),
+                class_logits(torch.stack([_bias(layer) for layer in layers]).mean(0)) / heat,
             )
             for layers in self.readouts
         ]

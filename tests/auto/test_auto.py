@@ -37,6 +37,7 @@ from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from support.builders import Sample, base
 from support.predictions import SavedPredictions
+from support.text_folders import save_text_model
 from support.variants import variant
 
 IMAGES = base(variant("class-token"))
@@ -459,3 +460,23 @@ def test_importing_costs_nothing_and_the_order_does_not_matter(images, first, th
     script = ORDER.format(first=first, then=then.format(folder=str(images)))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith(said)
+
+
+@torch.inference_mode()
+def test_a_single_logit_is_two_classes_and_is_written_as_one_again(tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    from hydractl.auto.models import HydraForSequenceClassification
+
+    save_text_model(variant("transformers-bert-one-logit"), tmp_path / "stock")
+    library = AutoModelForSequenceClassification.from_pretrained(tmp_path / "stock").eval()
+
+    model = HydraForSequenceClassification.from_pretrained(tmp_path / "stock")
+    model.save_pretrained(tmp_path / "again")
+
+    inputs = model.loaded.encode(["the cat sat"])
+    torch.testing.assert_close(model(**inputs).logits.softmax(-1)[:, 1:], library(**inputs).logits.sigmoid())
+    assert model.config.num_labels == 2
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "again")
+    assert again.config.num_labels == 1
+    torch.testing.assert_close(again.eval()(**inputs).logits, library(**inputs).logits)

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def over_classes(logits: torch.Tensor) -> torch.Tensor:
+    """Return a library's logits as those of classes: a single one beside that of the class of which it is not the log odds."""
+    return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
+
+
 def sha(text: str) -> str:
     """Return a well-formed digest."""
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

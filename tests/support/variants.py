@@ -33,6 +33,7 @@ TINY: dict[str, object] = {
 }  # fmt: skip
 TIMM_VIT: dict[str, tuple[str, dict[str, object]]] = {
     "class-token": ("vit_tiny_patch16_224", {}),
+    "one-logit": ("vit_tiny_patch16_224", {"num_classes": 1}),
     "average-pool": ("vit_base_patch16_siglip_gap_224", {}),
     "average-pool-with-class-token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
     "pool-all-tokens": ("vit_tiny_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}),
@@ -107,6 +108,7 @@ TINY_TEXT: dict[str, object] = {
 }  # fmt: skip
 BERT: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("bert", {}),
+    "one-logit": ("bert", {"num_labels": 1}),
     "mean-pool": ("bert", {"pooling": "mean"}),
 }
 ROBERTA: dict[str, tuple[str, dict[str, object]]] = {

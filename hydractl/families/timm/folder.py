@@ -11,7 +11,7 @@ from typing import Any, cast
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described
 from hydractl.families.config_checks import check_values
-from hydractl.families.model_folder import COMMON_RULES, ModelFolder, Rule, answer_problem
+from hydractl.families.model_folder import COMMON_RULES, ModelFolder, Rule, class_names_of
 from hydractl.families.timm import models
 from hydractl.manifest.header import Preprocess
 from hydractl.strict_json import compact
@@ -45,7 +45,7 @@ def read_config(row: models.TimmRow, config: Mapping[str, object], folder: Path)
     _check_pooling(where, config, library, lacks=bool(lacks))
     preprocess = _preprocess(where, library, stated=pretrained.get("input_size") is not None)
     try:
-        labels = _class_names(options, pretrained)
+        labels = class_names_of(_class_names(options, pretrained))
     except ValueError:  # which the rules refuse, unless the classifier is replaced
         labels = ()
     return Described(
@@ -59,13 +59,14 @@ def read_config(row: models.TimmRow, config: Mapping[str, object], folder: Path)
 def write_config(described: Described) -> dict[str, Mapping[str, object]] | None:
     """Return a timm `config.json`; `num_classes` is no part of `model_args`, which transformers' wrapper gives it itself."""
     architecture, how = described.architecture, cast("Preprocess", described.preprocess)
+    logits = cast("int", architecture.config["num_classes"])
     arguments = {k: v for k, v in architecture.config.items() if k != "num_classes"}
     if None in arguments.values():  # timm drops those, and has its default instead
         return None
     config: dict[str, object] = {
         "architecture": architecture.name,
-        "num_classes": architecture.num_classes,
-        **({"label_names": list(described.labels)} if described.labels else {}),
+        "num_classes": logits,
+        **({"label_names": list(described.labels[-logits:])} if described.labels else {}),
         **({"model_args": arguments} if arguments else {}),
         "pretrained_cfg": {
             "input_size": list(how.input_size),
@@ -75,7 +76,7 @@ def write_config(described: Described) -> dict[str, Mapping[str, object]] | None
             "crop_mode": how.crop_mode,
             "mean": list(how.mean),
             "std": list(how.std),
-            "num_classes": architecture.num_classes,
+            "num_classes": logits,
         },
     }
     return {"config.json": config}
@@ -210,7 +211,7 @@ def _number_problem(folder: ModelFolder) -> str | None:
     options, pretrained = _sections(folder.config, f"{folder.path}/config.json")
     number, stored = options.get("num_classes"), pretrained.get("num_classes")
     if number is None or stored is None or number == stored:
-        return answer_problem({}, 1 if _num_classes(options, pretrained) == 1 else None)
+        return None
     return f"`num_classes` is {stored}, but {number} in `model_args`"
 
 
@@ -275,7 +276,7 @@ RULES = (
     Rule(
         library="timm",
         name="`num_classes`",
-        effect="a single logit and contradicting numbers are refused; `finetune` accepts the encoder",
+        effect="a single logit is the log odds of its class; contradicting numbers are refused, and `finetune` accepts the encoder",
         problem=_number_problem,
         as_backbone=True,
     ),

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, HeadTensor, TensorRole, TowerLayout, projections_apart
 from hydractl.families.config_checks import building, check_options, check_patches
+from hydractl.families.model_folder import num_classes_of
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture, Preprocess
@@ -350,7 +351,7 @@ def architecture_of(
             family=row.name,
             config=plain(options),
             towers={TOWER: tower_heads(library)},
-            num_classes=library.num_classes,
+            num_classes=num_classes_of(library.num_classes),
         )
 
 

@@ -26,9 +26,7 @@ def _num_labels(folder: ModelFolder) -> str | None:
         return None
     if isinstance(names, dict) and isinstance(number, int) and number != len(names):
         return f"`num_labels` is {number}, but `id2label` has {len(names)}"
-    return answer_problem(
-        {}, len(names) if isinstance(names, dict) else number if isinstance(number, int) else None
-    )
+    return None
 
 
 def _class_names(folder: ModelFolder) -> str | None:
@@ -212,13 +210,13 @@ RULES = (
         library="transformers",
         name="`problem_type`",
         effect="refused unless it is `single_label_classification`; `finetune` accepts the encoder",
-        problem=lambda folder: answer_problem(folder.config, None) if folder.classifies else None,
+        problem=lambda folder: answer_problem(folder.config) if folder.classifies else None,
         as_backbone=True,
     ),
     Rule(
         library="transformers",
         name="`num_labels`, number of `id2label`",
-        effect="one logit is refused, and two numbers that differ; `finetune` takes the encoder",
+        effect="one logit is the log odds of its class, as in transformers' pipeline; two numbers that differ are refused, and `finetune` takes the encoder",
         problem=_num_labels,
         as_backbone=True,
     ),

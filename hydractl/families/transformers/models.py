@@ -22,7 +22,7 @@ from hydractl.families.base import (
     with_pooling,
 )
 from hydractl.families.config_checks import OptionsError, building, check_patches
-from hydractl.families.model_folder import ModelFolder
+from hydractl.families.model_folder import ModelFolder, class_names_of, num_classes_of
 from hydractl.families.transformers import hf_models
 from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.folder_rules import RULES, with_sentence_settings
@@ -286,10 +286,16 @@ def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str
             for k, v in architecture.config.items()
             if k not in {*hf_models.NOT_ARCHITECTURE, "num_labels"}
         },
-        **({} if row.zero_shot else labels_as_config(named(described.labels, architecture.num_classes))),
+        **({} if row.zero_shot else labels_as_config(_logit_names(described))),
     }
     images = {FILES[0]: write_image_processor(how)} if isinstance(how, Preprocess) else {}
     return {"config.json": config, **images}
+
+
+def _logit_names(described: Described) -> tuple[str, ...]:
+    """Return the names of a classifier's logits, of which a single one is the second class."""
+    logits = cast("int", described.architecture.config["num_labels"])
+    return named(described.labels[-logits:], logits)
 
 
 def named(labels: Sequence[str], count: int) -> tuple[str, ...]:
@@ -355,10 +361,10 @@ def _described(
                 family=row.name,
                 config=plain(_architecture_options(row, config)),
                 towers={tower: heads_of(tower_config) for tower, tower_config in parts.items()},
-                num_classes=len(labels),
+                num_classes=0 if row.zero_shot else num_classes_of(config.num_labels),
             ),
             preprocess=cast("Preprocess | Tokenization", images or texts),
-            labels=labels if named else (),
+            labels=class_names_of(labels) if named else (),
             assumed=images is not None and folder is not None and not says_images(folder),
             prompting=Prompting(tokenization=texts) if texts and row.zero_shot else None,
         )

@@ -18,7 +18,7 @@ from hydractl.data.encode import encoded
 from hydractl.data.sources.stream import Shuffled
 from hydractl.families.base import Family
 from hydractl.families.dummy_inputs import blank_inputs
-from hydractl.families.tower import Towers
+from hydractl.families.tower import Towers, class_logits
 from hydractl.fusion.features import give_head_inputs, heads_of
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs, inputs_like
@@ -162,7 +162,7 @@ def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
         head(part if isinstance(head, nn.Linear) else part.unsqueeze(1))
         for head, part in zip(heads, parts, strict=True)
     ]
-    return logits[0] if len(logits) == 1 else torch.stack(logits).mean(0)
+    return class_logits(logits[0] if len(logits) == 1 else torch.stack(logits).mean(0))
 
 
 def head_macs(work: TrainingPlan, features: KeptFeatures, samples: int) -> int:

@@ -16,6 +16,7 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.base import Family
+from hydractl.families.tower import class_logits
 from hydractl.fusion.build import copies_of, members_from_state
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
@@ -59,8 +60,8 @@ class Together(nn.Module):
         Members that have samples of their own in training are given (M B, ...).
         """
         if self.by_member and self.training:
-            logits: torch.Tensor = self.hydra.tower().forward_member_inputs(self.hydra.adapted(inputs))
-            return logits.reshape(self.hydra.members, -1, logits.shape[-1])
+            outputs = self.hydra.tower().forward_member_inputs(self.hydra.adapted(inputs))
+            return class_logits(outputs.unflatten(0, (self.hydra.members, -1)))
         logits = (
             self._side_by_side(inputs) if self.training and self.slots else self.hydra.member_logits(inputs)
         )

@@ -11,7 +11,7 @@ from hydractl.families.base import COMPILED, Family, is_replaceable, name_in_mem
 from hydractl.families.conversion import convert, encoder_of
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest.header import Architecture, Header
-from hydractl.messages import quoted
+from hydractl.messages import counted, quoted
 from hydractl.tensor_spec import TensorSpec, spec_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ class OtherClassesError(CheckpointError):
     """Weights whose classifier tells apart another number of classes than was thought."""
 
     def __init__(self, where: str, number: int, reason: str) -> None:
-        super().__init__(f"{where}: has {number} classes, {reason}", hint=f"add `--num-classes {number}`")
+        super().__init__(
+            f"{where}: has {counted(number, 'class', 'classes')}, {reason}",
+            hint=f"add `--num-classes {number}`",
+        )
         self.number = number
 
 
@@ -304,7 +307,7 @@ def _refuse_shapes(
     first = names[0]
     theirs, ours = actual[first].shape, expected[first].shape
     if all(name.startswith(heads) for name in names) and theirs[1:] == ours[1:]:
-        raise OtherClassesError(where, theirs[0], f"not {architecture.num_classes} (`{first}` is {theirs})")
+        raise OtherClassesError(where, theirs[0], f"not {ours[0]} (`{first}` is {theirs})")
     position = all("pos" in name for name in names)
     raise CheckpointError(
         f"{where}: {len(names)} {'tensor has' if len(names) == 1 else 'tensors have'} a shape that "

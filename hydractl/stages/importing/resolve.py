@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from hydractl.errors import CheckpointError, HydraError, UnsupportedModelError, UsageError
 from hydractl.families.base import DEFAULT_POOLING, Described, with_pooling
 from hydractl.families.classifier import CLASSES, resized
-from hydractl.families.model_folder import answer_problem
 from hydractl.families.registry import (
     FAMILIES,
     architecture_called,
@@ -67,21 +66,13 @@ def describe(
     Raises:
         UsageError: If they contradict each other.
         CheckpointError: If neither says which architecture it is.
-        UnsupportedModelError: If heads cannot be cut in it, or nothing answers.
+        UnsupportedModelError: If heads cannot be cut in it.
     """
     resolved = _resolve(config, metadata)
     if resolved.from_file:
         progress.step(f"{config.source} says: {', '.join(resolved.from_file)}")
     described = _described(config, resolved, len(labels) or None)
     where = config.arch or resolved.name
-    if problem := answer_problem({}, described.architecture.num_classes):
-        raise UnsupportedModelError(
-            f"{where}: {problem}",
-            hint=(
-                "`--num-classes N --head-seed 0` replaces it by a random classifier for N classes, "
-                "which `finetune` must train"
-            ),
-        )
     header = _with_images(base_header(described), resolved.images, where=config.source)
     header = override_preprocessing(header, config.images, where=where)
     check_takes(header, where=where)

@@ -169,7 +169,7 @@ def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
             f"add `--num-classes {error.number}`, correct config.json in {config.folder}, or add `--head-seed 0` for a new "
             "classifier"
         )
-    if config.labels is not None and config.num_classes is None:
+    if config.labels is not None and config.num_classes is None and error.number > 1:
         return f"give {counted(error.number, 'label')}: `--labels` needs one name per class"
     return f"{error.hint}, or `--head-seed 0` for a new classifier"
 

@@ -120,7 +120,7 @@ CASES = {
         (configured(num_classes=...), LIBRARY),
         (preprocessing(num_classes=9), LIBRARY),  # the top level goes before
         (configured(num_classes=6), f"{BACKBONE}`num_classes` is 6, but 5"),
-        (lambda c: configured(num_classes=1)(arguments(num_classes=1)(c)), f"{BACKBONE}single logit"),
+        (lambda c: configured(num_classes=1)(arguments(num_classes=1)(c)), r"`head.bias` has shape \(5,\)"),
         (lambda c: configured(num_classes=0)(arguments(num_classes=0)(c)), f"{BACKBONE}has no classifier"),
     ],
     "`label_names`": [

@@ -19,6 +19,7 @@ from hydractl.families.load import load_model, open_model
 from hydractl.families.transformers.folder_rules import RULES
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import run_inspect
+from support.builders import over_classes
 from support.text_folders import edit_config, save_text_model, save_tokenizer
 from support.variants import VARIANTS
 
@@ -53,6 +54,16 @@ def configure(**changes):
 
 def names(*labels):
     return {"id2label": {str(i): label for i, label in enumerate(labels)}, "label2id": None}
+
+
+def one_logit(name):
+    def apply(folder):
+        configure(**names(name))(folder)
+        change_weights(lambda tensors: {k: tensors[k][:1] for k in tensors if k.startswith("classifier.")})(
+            folder
+        )
+
+    return apply
 
 
 def shard(folder):
@@ -137,7 +148,9 @@ CLASSIFIERS = {
         (configure(problem_type="multi_label_classification", architectures=["BertModel"]), f"{BACKBONE}`multi_label"),
     ],
     "`num_labels`, number of `id2label`": [
-        (configure(**names("score")), f"{BACKBONE}single logit"),
+        (one_logit("score"), LIBRARY),
+        (one_logit("1"), LIBRARY),
+        (one_logit("LABEL_0"), LIBRARY),
         (configure(num_labels=3), f"{BACKBONE}`num_labels` is 3, but `id2label` has 7"),
     ],
     "`id2label`": [
@@ -197,9 +210,10 @@ def check_answers(folder):
         rows = [model(**tokens(text, return_tensors="pt", truncation=True)).logits for text in TEXTS]
         opened = open_model(str(folder))
         found = load_model(opened)(encode_texts(TEXTS, opened.header.preprocess))
-    assert largest_difference(found, torch.cat(rows)) <= 1e-5
+    assert largest_difference(found, over_classes(torch.cat(rows))) <= 1e-5
     labels = tuple(model.config.id2label[i] for i in range(model.config.num_labels))
-    assert opened.header.labels == (() if labels[0] == "LABEL_0" else labels)
+    of_one_logit = {("score",): ("not score", "score"), ("1",): ("0", "1")}
+    assert opened.header.labels == (() if labels[0] == "LABEL_0" else of_one_logit.get(labels, labels))
 
 
 POOLING = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}

@@ -447,20 +447,20 @@ def without(state, *names):
     return {k: v for k, v in state.items() if k not in names}
 
 
-def test_a_single_logit_is_no_classifier(tmp_path, state):
+@torch.inference_mode()
+def test_a_single_logit_is_the_log_odds_of_the_second_class(tmp_path, library, state):
     one = state | {"head.weight": state["head.weight"][:1], "head.bias": state["head.bias"][:1]}
-    path = saved(tmp_path, one)
+    path, images = saved(tmp_path, one), torch.randn(3, 1, 8, 8)
+    log_odds = library(images)[:, :1]
 
-    with pytest.raises(UnsupportedModelError, match="single logit") as caught:
-        bring(path, tmp_path / "b.st", num_classes=1)
-    assert "--head-seed 0" in caught.value.hint
-    assert not (tmp_path / "b.st").exists()
-    save_file(one, tmp_path / "w.safetensors")
-    with pytest.raises(UnsupportedModelError, match="single logit"):
-        open_model(str(tmp_path / "w.safetensors"), arch=f"{ARCH},num_classes=1")
-    assert open_model(str(tmp_path / "w.safetensors"), arch=f"{ARCH},num_classes=1", backbone=True).lacks
-    with pytest.raises(UnsupportedModelError, match="single logit"):
-        open_model(f"arch:{ARCH},num_classes=1")
+    bring(path, tmp_path / "base.st", num_classes=1, labels="cat,dog")
+
+    opened = open_model(str(tmp_path / "base.st"))
+    assert opened.header.class_names == ("cat", "dog")
+    torch.testing.assert_close(load_model(opened)(images).softmax(-1)[:, 1:], log_odds.sigmoid())
+    with pytest.raises(CheckpointError, match="has 1 class, not 2") as caught:
+        bring(path, tmp_path / "other.st", num_classes=None, labels="cat,dog")
+    assert caught.value.hint.startswith("add `--num-classes 1`")
 
 
 MISFITS = {
