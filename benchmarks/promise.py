@@ -4,7 +4,7 @@ Every model is made by hydractl's own commands, every number by `eval`, over sev
 an interrupted run continues, and several processes may each have their seeds; the table is that of all seeds named. Printed are
 means over seeds, and differences from rivals, paired by seed, with 95 % intervals of Student's t. Every row has a temperature that is
 fitted on the validation data, and OOD scores that are fitted on the same training and validation data; `raw` is without a
-temperature. Without `--all`, seven rows are made, of texts six.
+temperature. Without `--all`, eight rows are made, of texts six.
 
     python benchmarks/promise.py digits --work promise/ --seeds 51 52 53 54 55
     python benchmarks/promise.py fashion --idx fashion-mnist/ --work promise/ --seeds 51 52 53
@@ -36,9 +36,9 @@ from promise_plan import (
     LOGIT_SCORES,
     LONGER,
     ONE_TRUNK,
-    REPELLED_HYDRA,
     RIVAL,
     SMALLER,
+    TAUGHT_REPELLED,
     Plan,
     fill,
 )
@@ -234,14 +234,14 @@ def claims(task: str, found: Sequence[Mapping[str, Numbers]]) -> Iterator[str]:
     if task in {"digits", "fashion"}:
         for column, more in JUDGED.items():
             apart = [
-                (seed[REPELLED_HYDRA][column] - seed[RIVAL][column]) * (1 if more else -1) for seed in found
+                (seed[TAUGHT_REPELLED][column] - seed[RIVAL][column]) * (1 if more else -1) for seed in found
             ]
             kind, holds = (
                 ("ahead of", is_ahead(apart))
                 if column == near
                 else ("not behind", not is_ahead([-x for x in apart]))
             )
-            yield f"- (b) {column}: `{REPELLED_HYDRA}` is {kind} `{RIVAL}`: {verdict(apart, more=True)}: {said(holds)}"
+            yield f"- (b) {column}: `{TAUGHT_REPELLED}` is {kind} `{RIVAL}`: {verdict(apart, more=True)}: {said(holds)}"
     yield ""
 
 

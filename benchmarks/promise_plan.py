@@ -17,9 +17,10 @@ LONGER = "single for 3 x as long"
 ONE_TRUNK, OWN_BLOCK = "merged trunk of 3 K 0", "merged trunk of 3 K 1"
 TAUGHT_HYDRA = "merged trunk of 3 tuned on with teachers K 1"
 REPELLED_HYDRA = "merged trunk of 3 tuned on with repulsion K 1"
+TAUGHT_REPELLED = "merged trunk of 3 tuned on with teachers and repulsion K 1"
 TAUGHT = "single taught by the ensemble of 3"
 RIVAL, SMALLER = "deep ensemble of 3", "deep ensemble of 2"
-FIRST_ROWS = (SINGLE, LONGER, RIVAL, ONE_TRUNK, OWN_BLOCK, TAUGHT_HYDRA, REPELLED_HYDRA)
+FIRST_ROWS = (SINGLE, LONGER, RIVAL, ONE_TRUNK, OWN_BLOCK, TAUGHT_HYDRA, REPELLED_HYDRA, TAUGHT_REPELLED)
 """The rows that are made unless all are asked for; of texts there is no repulsion."""
 LOGIT_SCORES = ("msp", "entropy", "mi", "energy", "max-logit")
 DEFAULT_SCORE = "energy+density"
@@ -223,7 +224,7 @@ def fill(plan: Plan) -> Plan:
     _trained_as_one(plan)
     _taught(plan, ensemble[:MEMBERS])
     if plan.task.repels:
-        _repelled(plan)
+        _repelled(plan, ensemble[:MEMBERS])
     return plan
 
 
@@ -343,12 +344,17 @@ def _taught(plan: Plan, teachers: Sequence[str]) -> None:
     plan.row(f"merged trunk of 3 tuned on with teachers K {own}", tuned)
 
 
-def _repelled(plan: Plan) -> None:
-    """Add the merged hydra, tuned on while members are pushed apart; each learns from the model that it was before merging."""
+def _repelled(plan: Plan, ensemble: Sequence[str]) -> None:
+    """Add merged hydras, tuned on while members are pushed apart: taught by the models that they were, and by the ensemble."""
     task, own = plan.task, 1
-    teachers = [f"member-{i}.st" if task.apart is not None else f"single-{i}.st" for i in range(MEMBERS)]
-    tuned = plan.tune(
-        "merged-repelled.st", f"merged3-{own}.st", "--lr", f"{task.lr / 3:g}", "--repulsion", "0.1",
-        epochs=max(1, task.epochs // 3), compute=2 * task.compute(own), teachers=teachers,
-    )  # fmt: skip
-    plan.row(REPELLED_HYDRA, tuned)
+    members = ensemble if task.apart is None else [f"member-{i}.st" for i in range(MEMBERS)]
+    rows = {
+        "merged-repelled.st": (REPELLED_HYDRA, members),
+        "taught-repelled.st": (TAUGHT_REPELLED, ensemble),
+    }
+    for file, (name, teachers) in rows.items():
+        tuned = plan.tune(
+            file, f"merged3-{own}.st", "--lr", f"{task.lr / 3:g}", "--repulsion", "0.1",
+            epochs=max(1, task.epochs // 3), compute=2 * task.compute(own), teachers=teachers,
+        )  # fmt: skip
+        plan.row(name, tuned)
