@@ -40,6 +40,9 @@ FASHION_PARTS = {
     "near-val": ("train", (7,), 0, 200),
 }
 """Parts of Fashion-MNIST: which files, which classes, and how many pictures of them are skipped and taken."""
+IDX_FILES = tuple(
+    f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
 ENCODER_LR, ENCODER_EPOCHS = 1e-4, 10
 SCORED = 200
 """Texts of each kind that circuits are found on: all would take longer than every training."""
@@ -160,6 +163,11 @@ def write_fashion(idx: Path, out: Path) -> None:
     part.rename(out)
 
 
+def _has_idx(folder: Path) -> bool:
+    """Return whether a folder has the four idx files."""
+    return all((folder / name).exists() or (folder / f"{name}.gz").exists() for name in IDX_FILES)
+
+
 def _read_idx(path: Path) -> np.ndarray:
     """Return the array of an idx file: a magic number whose last byte is the number of axes, their sizes, then bytes."""
     packed = path.with_name(f"{path.name}.gz")
@@ -256,8 +264,11 @@ def asked(
     options = parser.parse_args()
     if options.task == "clinc150" and not (options.file and options.backbone):
         parser.error("clinc150 needs --file and --backbone")
-    if options.task == "fashion" and not options.idx:
-        parser.error("fashion needs --idx")
+    if options.task == "fashion" and not (options.idx and _has_idx(options.idx)):
+        parser.error(
+            f"fashion needs --idx FOLDER with {', '.join(IDX_FILES)}, plain or .gz, as in Debian's package dataset-fashion-mnist"
+            + (f": not all are in {options.idx}" if options.idx else "")
+        )
     torch.set_num_threads(1)
     text = partial(clinc150, file=options.file, backbone=options.backbone)
     tasks: dict[str, Callable[[Path, int], Plan]] = {

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hydractl.training.distillation import DistillationLoss
     from hydractl.training.feeding.feed import Feed, Piece
     from hydractl.training.repulsion import Repulsion
-from hydractl.training.resume import Metrics, Snapshot
+    from hydractl.training.resume import Metrics, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
