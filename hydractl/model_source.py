@@ -99,7 +99,11 @@ def locate(reference: str) -> Located:
     if path.is_file():
         return _in_index(reference, path) if is_index(path) else _one_file(reference, path)
     if _is_hub_id(reference):
-        return _in_folder(reference, download(reference))
+        try:
+            return _in_folder(reference, download(reference))
+        except HubError as error:
+            error.hint = did_you_mean_path(str(path)) or error.hint
+            raise
     bare = not path.suffix and path.name == reference
     architecture = f"; `arch:{reference}` for random weights of that architecture" if bare else ""
     raise CheckpointError(

@@ -10,6 +10,9 @@ import typer
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
 
+SYNONYMS = {"--learning-rate": "--lr", "--num-epochs": "--epochs", "--train-batch-size": "--batch-size"}
+"""Names of options in transformers' `TrainingArguments`, for suggestions."""
+
 
 def usage_error(error: Exception) -> UsageError | None:
     """Return a refusal of the parser as an error of ours; None for another exception, and for a command's help."""
@@ -33,7 +36,7 @@ def usage_error(error: Exception) -> UsageError | None:
             for name in (*parameter.opts, *parameter.secondary_opts)
             if name.startswith("-")
         )
-        hint = did_you_mean(option, known_options)
+        hint = did_you_mean(SYNONYMS.get(option.replace("_", "-"), option), known_options)
     return UsageError(message, hint=hint or help_of(command))
 
 

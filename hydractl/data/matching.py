@@ -84,7 +84,7 @@ def match_classes(
     reason = "the model has no class names" if nameless(model_labels) else f"{called} has numbered classes"
     progress.warn(
         f"{reason}: the {len(order)} classes of {called} are matched by position, from `{class_names[order[0]]}` "
-        f"as class 0 to `{class_names[order[-1]]}` as class {len(order) - 1}{_other_order(items)}"
+        f"as class 0 to `{class_names[order[-1]]}` as class {len(order) - 1}{_other_order(items)}; `hydractl import --labels` names them"
     )
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 

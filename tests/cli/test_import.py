@@ -31,7 +31,11 @@ def test_results_and_what_to_know(call, work, weights):
         "`--ema` to import it"
     ) in seen.err
     assert call("inspect", "new.st").out.startswith("new.st: base\n")
-    assert call(*weights[:-1], "ema.st", "--ema").err == "Reading w.pth\nWriting ema.st\n"
+    assert call(*weights[:-1], "ema.st", "--ema").err == (
+        "Reading w.pth\n"
+        "By `--arch`, a block has 4 heads of width 8; weights do not tell their number\n"
+        "Writing ema.st\n"
+    )
 
 
 def test_json_and_quiet(call, work, weights):

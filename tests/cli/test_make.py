@@ -144,19 +144,15 @@ def test_a_plan_of_which_nothing_was_made_is_in_nobody_s_way(folder, call):
     shutil.rmtree(folder / "other")
 
 
-@pytest.mark.parametrize(
-    ("risk", "model"),
-    [("0.001", "hydra"), ("0.1", "model")],
-    ids=["too few samples", "too many errors"],
-)
-def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, model):
-    """Where samples could tell, the copy says that there is none."""
+@pytest.mark.parametrize("risk", ["0.001", "0.1"], ids=["too few samples", "too many errors"])
+def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk):
+    """The copy says that there is none."""
     seen = call("make", "m0.st", "m1.st", *DATA, "--risk", risk, "-o", "strict/")
 
     assert seen.code == 0
     assert f"No threshold satisfies the risk {risk}" in seen.out
-    assert f"hydractl predict strict/{model}.st INPUTS" in seen.out
-    assert (folder / "strict/model.st").exists() == (model == "model")
+    assert "hydractl predict strict/model.st INPUTS" in seen.out
+    assert Checkpoint.open(folder / "strict/model.st").header.threshold.below is None
     shutil.rmtree(folder / "strict")
 
 

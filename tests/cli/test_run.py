@@ -170,7 +170,7 @@ def test_a_stage_that_fails_ends_the_run_with_its_own_code(pipeline, call):
     seen = call("run", "p.toml")
 
     assert seen.code == 6
-    assert "p.toml: stage `fuse` failed with exit code 6" in seen.err
+    assert "stage `fuse` failed with exit code 6" in seen.err
     assert not Path("report.json").exists()
     told = json.loads(call("run", "p.toml", "--json").out)
     assert [one["stage"] for one in told["stages"]] == ["members", "members", "together", "fuse"]

@@ -163,7 +163,19 @@ def test_the_command_says_what_it_found_and_what_that_promises(models, capsys):
     assert "base: accepts inputs whose msp is below -" in seen
     assert " wrong): with 80 % confidence, at most 95 % of the accepted inputs are answered wrongly" in seen
     assert evaluates(models, "base.st", "--threshold-for", "risk<=0.01") == 5
-    assert "252 samples are too few" in capsys.readouterr().err
+    seen = capsys.readouterr().err
+    assert "satisfies this guarantee with 252 samples" in seen
+    assert "use more samples (at least 300), allow more risk" in seen
+
+
+def test_too_few_samples_for_any_threshold_still_give_a_report_and_a_model(models):
+    report, copy = models / "few.json", models / "few.st"
+    few = ("--threshold-for", "risk<=0.01", "-o", str(report), "--store", str(copy))
+    assert evaluates(models, "hydra.st", *few) == 5
+    threshold = Report.read(report).rows[0].threshold
+    assert threshold is not None
+    assert (threshold.below, threshold.accepted) == (None, 0)
+    assert open_model(str(copy)).header.threshold == threshold
 
 
 def test_the_share_that_is_accepted_and_wrong_is_bounded_on_average(models, capsys):

@@ -29,7 +29,6 @@ from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.caveats import check_apart, of_data, of_training
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.selective_threshold import check_count
 from hydractl.stages.evaluate.streamed import Identity, StreamedData
 from hydractl.stages.shared.open_inputs import warn
 from hydractl.stages.shared.predictions import PreparedData
@@ -176,7 +175,6 @@ class EvalData:
         for caveat in caveats:
             self.progress.warn(caveat)
         check_apart(config, fingerprints)
-        check_count(config, len(labels))
         return DataSummary(labels, fingerprints, caveats)
 
     @property
@@ -189,7 +187,6 @@ class EvalData:
 
         Raises:
             DataError: If the labels of a stream do not fit the models, or validation data are what is tested on.
-            CheckFailed: If samples are too few for any threshold.
         """
         _ = self.summary
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hydractl.errors import CheckFailed
 from hydractl.manifest.report import Report
+from hydractl.metrics.selective import fewest
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 
@@ -30,7 +31,10 @@ class EvalReport:
             stored = f"; {config.store} stores this for `predict`" if config.store else ""
             raise CheckFailed(
                 f"`{OPTION} {risk_text(config.threshold_for)}`: {row.name}: {row.threshold.summary}{stored}",
-                hint="use more samples, allow more risk, or try another `--ood-score`",
+                hint=(
+                    f"use more samples (at least {fewest(row.threshold.risk, config.chance)}), allow more risk, or try another "
+                    "`--ood-score`"
+                ),
             )
         failed = [check for check in checks if check.failed]
         if failed:

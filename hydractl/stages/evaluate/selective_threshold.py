@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint, write_checkpoint
-from hydractl.errors import CheckFailed, UsageError
+from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.predictions import Predictions
@@ -21,7 +21,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
-from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, fewest
+from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted
 from hydractl.metrics.temperature import rounded
 from hydractl.output.atomic_write import Sink
 from hydractl.progress import Progress
@@ -34,24 +34,6 @@ from hydractl.tensor_spec import spec_of, tensor_bytes
 FUSE = "fuse"
 """Command that copies what the members store."""
 THRESHOLD = "threshold"
-
-
-def check_count(config: EvalConfig, count: int) -> None:
-    """Refuse samples that are too few for any threshold, before a model is loaded.
-
-    Raises:
-        CheckFailed: If they are.
-    """
-    if config.threshold_for is None:
-        return
-    least = fewest(config.threshold_for, config.chance)
-    if count < least:
-        greater = ", or a greater `--delta`" if config.has_confidence else ""
-        raise CheckFailed(
-            f"`{OPTION} {risk_text(config.threshold_for)}`: {count} samples are too few, even if "
-            "all predictions were correct",
-            hint=f"use at least {least} samples, allow more risk{greater}",
-        )
 
 
 def threshold_of(

@@ -35,7 +35,7 @@ class OtherClassesError(CheckpointError):
     def __init__(self, where: str, number: int, reason: str) -> None:
         super().__init__(
             f"{where}: has {counted(number, 'class', 'classes')}, {reason}",
-            hint=f"add `--num-classes {number}`",
+            hint=f"add `--num-classes {number}`, or `num_classes={number}` to the options of `--arch`",
         )
         self.number = number
 

@@ -13,7 +13,7 @@ from hydractl.heads.budget import total_heads
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Header, InputFile, Tokenization
 from hydractl.messages import counted, quoted
-from hydractl.model_source import folder_files
+from hydractl.model_source import folder_files, parse_arch
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_files
@@ -32,6 +32,9 @@ from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.zero_shot_classes import POOLED, read_names
 from hydractl.tensor_spec import spec_of
+
+SETS_HEADS = {"num_heads", "embed_dim"}
+"""Options of `--arch` that set the number of heads, which no tensor's shape tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +205,12 @@ def _tell(
             f"{config.folder}: has no image preprocessing; the base stores the usual one of such "
             "models (change it with `--img-size`, `--mean` and `--std`)"
         )
+    if config.arch is not None and parse_arch(config.arch)[1].keys() & SETS_HEADS:
+        heads = ", ".join(
+            f"{tower.num_heads} heads of width {tower.head_dim}"
+            for tower in header.architecture.towers.values()
+        )
+        progress.step(f"By `--arch`, a block has {heads}; weights do not tell their number")
     if isinstance(header.preprocess, Tokenization) and header.preprocess.tokenizer is None:
         progress.warn(
             "the base has no tokenizer, so it reads only token numbers; `--tokenizer PATH` adds one"
@@ -215,7 +224,7 @@ def _with_step(
         config,
         family=FAMILIES[header.architecture.family],
         options={
-            "arch": header.architecture.name,
+            "arch": config.arch or header.architecture.name,
             "num_classes": config.num_classes,
             "head_seed": config.head_seed,
             "pooling": config.pooling,

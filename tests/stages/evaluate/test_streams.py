@@ -405,7 +405,6 @@ def test_what_a_stream_cannot_do_is_refused_before_it_is_read(served, changes, m
             "the classes are known only at the end of the stream, but `--temperature` needs them first",
             1,
         ),
-        (numbered, TEXTS, {"threshold_for": 1e-9}, "40 samples are too few, even if all predictions", 40),
     ],
 )
 def test_labels_that_will_not_do_are_told_as_early_as_they_are_known(

@@ -82,7 +82,7 @@ def test_the_base_answers_exactly_as_the_library(tmp_path, library, state):
     check_equal(tmp_path / "base.st", again.state_dict())
     assert (opened.header.kind, opened.header.labels) == (Kind.BASE, tuple("abcdefg"))
     step = opened.header.made_by
-    assert (step.command, step.options["arch"], step.options["num_classes"]) == ("import", NAME, 7)
+    assert (step.command, step.options["arch"], step.options["num_classes"]) == ("import", ARCH, 7)
     assert [(i.name, i.sha256) for i in step.inputs] == [("w.pth", digest_file(path))]
     assert (report.heads, report.num_classes, report.paths) == (8, 7, (tmp_path / "base.st",))
 

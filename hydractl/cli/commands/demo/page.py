@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hydractl.cli.output import console, line, table, table_of, written_out
+from hydractl.cli.quality import COSTS, quality, quality_table
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report
-from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import listed
 from hydractl.output.atomic_write import publish
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
-from hydractl.reporting.report_values import (
-    BETTER,
-    LEVEL,
-    WORSE,
-    Cell,
-    Quantity,
-    ReportTable,
-    judgement,
-    written,
-)
+from hydractl.reporting.report_values import BETTER, LEVEL, WORSE, judgement
 from hydractl.reporting.svg import png
-from hydractl.reporting.verdict import judged_quantities
 
 REPORT, PAGE, PICTURE = "report.json", "report.html", "cost.png"
 THRESHOLD, PREDICTIONS = "threshold.json", "predictions.jsonl"
 SINGLE = "single"
 OPPONENTS = (SINGLE, "trained longer", "ensemble")
 """Rows that sentences compare the hydra with, as far as there are such."""
-COSTS = {"compute": Quantity("macs"), "training": Quantity("training_macs")}
 
 
 def show(out: Path) -> None:
@@ -50,7 +39,7 @@ def show(out: Path) -> None:
         file.write(png(next(figure for figure in figures(compared) if figure.name == "cost").sheet()))
     with written_out():
         terminal = console()
-        terminal.print(table_of(quality_table(compared)))
+        terminal.print(table_of(quality_table(compared, unit=SINGLE)))
         line(terminal, f"near, far: AUROC by {report.ood_scores[-1]}; compute, training: times {SINGLE}")
         for opponent in filter(compared.rows.__contains__, OPPONENTS):
             line(terminal, sentence(compared, opponent))
@@ -64,37 +53,6 @@ def show(out: Path) -> None:
         line(terminal, "")
         line(terminal, f"The picture, quality against cost: {out / PICTURE}")
         line(terminal, f"The page, with intervals and curves: {out / PAGE}")
-
-
-def quality(compared: Compared) -> Mapping[str, Quantity]:
-    """Return what the table shows of quality, by its heading: what labels say, and OOD detection by the last score of the report."""
-    report = compared.reports[0]
-    quantities = [q for q in judged_quantities(compared) if q.by(report.ood_scores) == report.ood_scores[-1]]
-    kinds = (
-        {"near": "near", "far": "far"} | dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
-    )
-    return {q.metric.head if q.scope is None else f"{kinds[q.scope]} ↑": q for q in quantities}
-
-
-def quality_table(compared: Compared) -> ReportTable:
-    """Return the table: quality, and cost as multiples of a single model's."""
-    quantities = quality(compared)
-    costs = {name: cost for name, cost in COSTS.items() if cost in compared.rows[SINGLE]}
-    rows = (
-        (
-            name,
-            (
-                *(Cell(written(q.metric, numbers[q].value)) for q in quantities.values()),
-                *(
-                    Cell(f"{numbers[cost].value / compared.rows[SINGLE][cost].value:.2f}")
-                    for cost in costs.values()
-                ),
-            ),
-        )
-        for name, numbers in compared.rows.items()
-    )
-    title = f"Quality on {compared.reports[0].data[ID_NAME].count} test samples, and cost"
-    return ReportTable(title=title, heads=(*quantities, *costs), rows=tuple(rows))
 
 
 def sentence(compared: Compared, opponent: str) -> str:

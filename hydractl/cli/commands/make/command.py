@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from hydractl.cli.command import command
 from hydractl.cli.commands.make.config import HYDRA, MODEL, PAGE, PLAN, REPORT, THRESHOLD, MakeConfig
 from hydractl.cli.commands.run.plan import read_back, run_plan, written
-from hydractl.cli.output import Terminal, console, line, written_out
+from hydractl.cli.output import Terminal, console, line, table_of, written_out
+from hydractl.manifest.report import Report
 
 
 @command(MakeConfig)
@@ -42,31 +43,43 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
     )
     if not (config.dry_run or terminal.as_json or terminal.quiet):
         with written_out():
-            for sentence in _outcome(config):
-                line(console(), sentence)
+            _show(config)
+
+
+def _show(config: MakeConfig) -> None:
+    """Print the table, the verdict, the threshold, and what to type next."""
+    from hydractl.cli.quality import quality_table
+    from hydractl.reporting.comparison import Compared
+    from hydractl.reporting.verdict import sentence
+
+    report = Report.read(config.out / REPORT)
+    compared, out = Compared.of({REPORT: report}), console()
+    out.print(table_of(quality_table(compared, unit=config.names[0])))
+    auroc = f"near, far: AUROC by {report.ood_scores[-1]}; " if report.near or report.far else ""
+    line(out, f"{auroc}compute, training: times {config.names[0]}")
+    for text in ("", sentence(compared), *_outcome(config)):
+        line(out, text)
 
 
 def _outcome(config: MakeConfig) -> Iterator[str]:
-    """Yield the verdict, what the hydra costs and may answer, and what to type next."""
+    """Yield what the hydra costs and which inputs it accepts, and what to type next."""
     from hydractl.families.load import open_model
-    from hydractl.reporting.verdict import sentence
-    from hydractl.stages.report.config import ReportConfig
-    from hydractl.stages.report.run import run_report
 
-    yield from ("", sentence(run_report(ReportConfig(files=(config.out / REPORT,))).compared), "")
     plan = open_model(str(config.out / HYDRA)).header.plan
     if plan is not None and not plan.trunk:
         yield (
             f"The models share no block, so the hydra costs as much as {len(config.models)} models. Models that "
             "are fine-tuned from the same weights can share a trunk: see docs/checkpoints.md"
         )
-    model = config.out / MODEL if (config.out / MODEL).exists() else config.out / HYDRA
+    model = config.out / MODEL
     threshold = open_model(str(model)).header.threshold
     if threshold is None or threshold.below is None:
         yield (
             f"No threshold satisfies the risk {config.risk:g} on half of `--val`: use more data, or "
             f"allow more risk: `--risk {min(2 * config.risk, 0.5):g}`"
         )
+    else:
+        yield f"{MODEL} {threshold.summary}"
     yield from (
         f"The page: {config.out / PAGE}",
         f"Next: hydractl predict {shlex.quote(str(model))} INPUTS -o predictions.csv",

@@ -77,6 +77,12 @@ class MakeConfig(CommandConfig):
         None,
         replace(shared.ARCH, help="Architecture of checkpoints that do not record it, as in `import`."),
     )
+    labels: str | None = setting(
+        None,
+        "Class names of checkpoints that do not record them, as in `import`.",
+        metavar="PATH",
+        role=Role.CONTENT,
+    )
     out: Path = required(
         replace(
             shared.OUT,
@@ -137,7 +143,7 @@ class MakeConfig(CommandConfig):
                     "name": f"import-{name}",
                     "command": "import",
                     "sources": [model],
-                    **self._options(arch=self.arch),
+                    **self._options(arch=self.arch, labels=self.labels),
                     "out": self._path(f"{name}.st"),
                 }
                 models[-1] = self._path(f"{name}.st")

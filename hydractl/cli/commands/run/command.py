@@ -110,11 +110,10 @@ def run(
     if dry_run:
         show(stages, tree, json=json, quiet=quiet)
     else:
-        go(file, stages, tree, context.obj, json=json, quiet=quiet)
+        go(stages, tree, context.obj, json=json, quiet=quiet)
 
 
 def go(
-    file: Path,
     stages: Sequence[Stage],
     tree: TyperGroup,
     main: Callable[[list[str]], int],
@@ -127,7 +126,6 @@ def go(
     """Run every command line as far as it is not up to date, and with `json` say what each one said.
 
     Args:
-        file: What the stages are of, for messages.
         stages: Those to run.
         tree: Knows the commands.
         main: Runs a command line and returns its exit code.
@@ -159,7 +157,7 @@ def go(
             result = jsons.loads(captured.getvalue() or "null")
             results.append({"stage": stage.name, "command": ["hydractl", *line], "result": result})
         if code and not (code == CheckFailed.exit_code and stage.name in may_fail):
-            say(f"{file}: stage `{stage.name}` failed with exit code {code}; the same command resumes there")
+            say(f"stage `{stage.name}` failed with exit code {code}; the same command resumes there")
             raise typer.Exit(code)
 
 

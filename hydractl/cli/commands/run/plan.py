@@ -92,7 +92,6 @@ def run_plan(
         return
     try:
         go(
-            plan,
             stages,
             command_tree(),
             main,
