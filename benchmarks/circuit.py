@@ -31,7 +31,6 @@ from hydractl.families.load import load_model, open_model
 from hydractl.manifest.head_mask import HeadId
 from hydractl.runtime import pick_device
 from hydractl.scoring.circuit.ablation import Circuit
-from hydractl.scoring.circuit.outcomes import values_of
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import Samples, ScoreJob
 
@@ -177,7 +176,7 @@ def against_compiled(job: ScoreJob, other: ScoreJob, *, heads: int | None, repea
 def valued(circuit: Circuit, heads: list[HeadId]) -> list[float]:
     """Return the objective without each of some heads."""
     with torch.inference_mode():
-        return values_of(circuit.objective, circuit.outcomes(heads)[0]).tolist()
+        return circuit.yardstick.values(circuit.outcomes(heads)[0]).tolist()
 
 
 def ours(circuit: Circuit) -> dict[tuple[int, int], float]:

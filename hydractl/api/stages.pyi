@@ -27,7 +27,7 @@ def score(
     limit: int | None = ...,
     max_length: int | None = ...,
     objective: str | None = ...,
-    ood_score: Literal["msp", "entropy", "mi", "msp+mi", "energy", "max-logit", "gen"] | None = ...,
+    ood_score: Literal["msp", "entropy", "mi", "msp+mi", "energy", "max-logit", "gen", "energy+density"] | None = ...,
     search: Literal["exact", "lazy"] | None = ...,
     recheck: int | None = ...,
     max_memory: str | int | None = ...,
@@ -87,7 +87,7 @@ def score(
         limit: Use N random samples of `--data` (default: all; hies: 32).
         max_length: Truncate texts to N tokens (default: the model's maximum).
         objective: Objective to maximise: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `acc-0.1*nll`.
-        ood_score: OOD score of the objective: msp, entropy, energy, max-logit, gen (default: msp).
+        ood_score: OOD score of the objective: msp, entropy, energy, max-logit, gen, or energy+density, fitted on `--data` (default: msp).
         search: Evaluate every head at each removal (exact, default) or only promising ones (lazy).
         recheck: lazy: evaluate every head at each N-th removal (default: 24).
         max_memory: Memory for activations, for example 2GiB or 512MB (default: as the device allows); results change by rounding only.

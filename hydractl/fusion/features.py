@@ -5,7 +5,7 @@ Axes: M members, B batch, D features, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +58,7 @@ class FeatureExtractor:
         if not all(readouts):
             raise UnsupportedModelError(
                 f"{name}: its classifier has no linear layer, so it has no features",
-                hint="use OOD scores of logits: `--ood-score msp,energy`",
+                hint="use an OOD score of logits, such as `--ood-score energy`",
             )
         for last_layers in readouts:
             for place, layer in enumerate(last_layers):
@@ -73,13 +73,19 @@ class FeatureExtractor:
     def logits_and_features(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return the members' logits (M, B, C) and features (M, B, D) for inputs (B, ...), from one pass."""
         outputs = self.model.run_towers(inputs)
-        features = next(iter(outputs.values()))[..., -self.width :] if self.readouts else outputs["vision"]
-        return self.model.scaled_logits(outputs), features.expand(len(self.model.answers), -1, -1)
+        features = self.features_of(outputs).expand(len(self.model.answers), -1, -1)
+        return self.model.scaled_logits(outputs), features
+
+    def features_of(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the features (G, B, D) of towers' outputs (G, B, F)."""
+        return next(iter(outputs.values()))[..., -self.width :] if self.readouts else outputs["vision"]
 
     @property
     def width(self) -> int:
-        """D of a model with a classifier."""
-        return sum(layer.in_features for layer in self.readouts[0])
+        """D."""
+        if self.readouts:
+            return sum(layer.in_features for layer in self.readouts[0])
+        return next(answer.width for answer in self.model.answers if isinstance(answer, Contrast))
 
     def classifiers(self) -> list[Classifier]:
         """Return the weights (C, D) and biases (C,) that compute each member's logits from its features, M of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from hydractl.errors import DataError
 from hydractl.families.base import Family
@@ -89,6 +89,19 @@ class GateTraining:
     run_log: RunLog = NO_LOG
 
 
+class Features(Protocol):
+    """Reads the inputs of a model's classifier from the outputs of its towers."""
+
+    @property
+    def width(self) -> int:
+        """D, the number of features."""
+        ...
+
+    def features_of(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the features (k, B, D) of towers' outputs (k or 1, B, F), for k or 1 variants of a model."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoreJob:
     """A model to score, with data and settings.
@@ -110,6 +123,7 @@ class ScoreJob:
         log: Log of removals of greedy methods.
         team: Process group.
         training: Resources for methods that train.
+        features: Of `model`, whose towers then give them beside the logits; None unless the settings need them.
     """
 
     model: Model
@@ -128,6 +142,7 @@ class ScoreJob:
     log: Log = field(default_factory=Log)
     team: ProcessGroup = field(default_factory=ProcessGroup)
     training: GateTraining | None = None
+    features: Features | None = None
 
     @property
     def scored(self) -> Mapping[str, TowerHeads]:

@@ -50,6 +50,11 @@ class Settings(CheckedSettings):
         return False
 
     @property
+    def needs_features(self) -> bool:
+        """Whether the inputs of the classifier are needed."""
+        return False
+
+    @property
     def trains_weights(self) -> bool:
         """Whether the model's weights are trained."""
         return False

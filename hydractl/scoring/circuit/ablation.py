@@ -14,28 +14,18 @@ Candidates of one layer run side by side on the batch axis.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeAlias
 
 import torch
 
-from hydractl.errors import DataError
 from hydractl.families.head_group import HeadGroup
 from hydractl.manifest.head_mask import HeadId
 from hydractl.model_inputs import Inputs, batch_of
 from hydractl.scoring.circuit.activation_cache import Streams
+from hydractl.scoring.circuit.gather import CircuitBatch, Gatherer
 from hydractl.scoring.circuit.memory_budget import MemoryBudget
-from hydractl.scoring.circuit.objective import Objective, parse_objective
-from hydractl.scoring.circuit.outcomes import (
-    Outcomes,
-    guessed,
-    outcomes_of,
-    outcomes_read,
-    traits_of,
-    values_of,
-)
-from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.circuit.outcomes import Outcomes, guessed
 from hydractl.scoring.circuit.tower import (
     CandidateHeads,
     LayerInput,
@@ -46,29 +36,13 @@ from hydractl.scoring.circuit.tower import (
 )
 from hydractl.scoring.job import ScoreJob
 
-_Kind: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None, Objective, str], dict[str, torch.Tensor]]"
-_Logits: TypeAlias = "Callable[[CircuitBatch], Iterable[torch.Tensor]]"
+FEATURE_BYTES = 16
+"""For one feature of a sample: float32, before and after those of all batches are put together, and float64 to fit on."""
 
 
 def lowest_of(heads: Iterable[HeadId]) -> dict[str, HeadId]:
     """Return of some heads one of each tower that lies lowest in it."""
     return {head.tower: head for head in sorted(heads, key=lambda head: -head.layer)}
-
-
-class CircuitBatch(NamedTuple):
-    """One batch of a set of data.
-
-    Attributes:
-        role: `id` or `ood`.
-        number: Its own among all batches of the set, whichever process has it.
-        inputs: What the model is asked.
-        labels: Of its samples, None for OOD data.
-    """
-
-    role: str
-    number: int
-    inputs: Inputs
-    labels: torch.Tensor | None
 
 
 class Circuit:
@@ -80,28 +54,37 @@ class Circuit:
         Args:
             job: Whose.
             keeps_streams: Whether streams are kept between evaluations, as far as memory allows.
+
+        Raises:
+            UsageError: If the features of a single candidate, where the OOD score reads them, exceed a bound on memory.
         """
-        settings = job.set_for(CircuitSettings)
         self.model = job.model
         self.compiles = job.compiles is not None
         if job.compiles is not None:
             compile_joins(job.model, name=job.compiles)
-        self.objective = parse_objective(settings.objective)
-        self.ood_score = settings.ood_score
-        self.team = job.team
-        self.data = {"id": job.id_data, "ood": job.ood_data if self.objective.needs_ood else ()}
         self.towers = tuple(job.scored)
         self.left = {
             name: [list(range(t.num_heads)) for _ in range(t.layers)]
             for name, t in job.architecture.towers.items()
         }
-        self.room = MemoryBudget(job.model.device, job.max_memory, keeps_streams=keeps_streams)
+        self.room = MemoryBudget(
+            job.model.device,
+            job.max_memory,
+            keeps_streams=keeps_streams,
+            holds_features=job.features is not None,
+        )
+        self.gatherer = Gatherer(job, self.room)
+        self.yardstick, self.data, self.team = self.gatherer.yardstick, self.gatherer.data, job.team
         self._groups = {
             name: [block.attn.groups()[0] for block in job.model.tower(name).layers()] for name in self.left
         }
         self._held: dict[Hashable, tuple[torch.Tensor, list[torch.Tensor]]] = {}
         self._streams = Streams(self.room.kept // max(1, self.batches()) if keeps_streams else 0)
         self._whole: tuple[Outcomes, Outcomes] | None = None
+        self._at_once: int | None = None
+        if job.features is not None:
+            samples = max(self.passes().values())
+            self._at_once = self.room.candidates_held(FEATURE_BYTES * job.features.width * samples)
 
     def check_room(self) -> None:
         """Refuse a bound on memory that is too low for the first batches, before anything is done.
@@ -158,7 +141,7 @@ class Circuit:
         fixed_outputs: dict[str, torch.Tensor] = {}
         self._toggle(later)
         try:
-            return self._gather(lambda batch: [self._answered(batch, first, fixed_outputs)])
+            return self.gatherer.gather(lambda batch: [self._answered(batch, first, fixed_outputs)])
         finally:
             self._toggle(later)
 
@@ -172,18 +155,18 @@ class Circuit:
 
     def value(self) -> float:
         """Return the objective of the circuit as it is."""
-        return float(values_of(self.objective, self.evaluate()[0])[0])
+        return float(self.yardstick.values(self.evaluate()[0])[0])
 
     def evaluate(self) -> tuple[Outcomes, Outcomes]:
         """Return what the circuit as it is makes of the data: outcomes and traits of one candidate."""
         if self._whole is None:
-            self._whole = self._gather(lambda batch: [self._answered(batch, {}, {})])
+            self._whole = self.gatherer.gather(lambda batch: [self._answered(batch, {}, {})])
         return self._whole
 
     def candidate_values(self) -> dict[HeadId, float]:
         """Return the objective without each remaining head in turn."""
         heads = self.candidates()
-        return dict(zip(heads, values_of(self.objective, self.outcomes(heads)[0]).tolist(), strict=True))
+        return dict(zip(heads, self.yardstick.values(self.outcomes(heads)[0]).tolist(), strict=True))
 
     def outcomes(self, heads: Sequence[HeadId], *, trails: bool = False) -> tuple[Outcomes, Outcomes]:
         """Return what the model makes of the data without each of some heads in turn: outcomes, and traits if kept.
@@ -193,24 +176,38 @@ class Circuit:
             trails: Whether to keep what enters the blocks without each head, as far as there is room: one of them goes next.
         """
         self._streams.trails = trails
-        picks = self._picks(heads)
-        return self._gather(lambda batch: self._without(batch, picks))
+        gathered = [self._candidates(self._picks(share)) for share in self._shares(heads)]
+        outcomes, traits = (Outcomes.stacked(parts) for parts in zip(*gathered, strict=True))
+        return outcomes, traits
 
     def around(self, heads: Iterable[HeadId]) -> tuple[Outcomes, dict[HeadId, Outcomes]]:
         """Return the circuit's traits, and those after a change of each of some heads, by itself."""
-        picks = self._picks(heads, around=True)
-        ordered = [
-            HeadId(candidates.tower, i, h)
-            for candidates in picks
-            for i, positions in candidates.heads.items()
-            for h in positions
-        ]
-        _, traits = self._gather(lambda batch: self._without(batch, picks))
-        return traits.candidate(len(ordered)), {head: traits.candidate(i) for i, head in enumerate(ordered)}
+        circuit_traits, after = Outcomes({}, {}), dict[HeadId, Outcomes]()
+        for share in self._shares(list(heads)):
+            picks = self._picks(share, around=True)
+            ordered = [
+                HeadId(candidates.tower, i, h)
+                for candidates in picks
+                for i, positions in candidates.heads.items()
+                for h in positions
+            ]
+            _, traits = self._candidates(picks)
+            after |= {head: traits.candidate(i) for i, head in enumerate(ordered)}
+            circuit_traits = traits.candidate(len(ordered))
+        return circuit_traits, after
+
+    def _candidates(self, picks: Sequence[CandidateHeads]) -> tuple[Outcomes, Outcomes]:
+        """Return outcomes and traits of candidates at once."""
+        return self.gatherer.gather(lambda batch: self._without(batch, picks))
+
+    def _shares(self, heads: Sequence[HeadId]) -> list[Sequence[HeadId]]:
+        """Return heads in order, together as many as there is room for."""
+        count = self._at_once or max(1, len(heads))
+        return [heads[begin : begin + count] for begin in range(0, max(1, len(heads)), count)]
 
     def expected(self, traits: Outcomes) -> list[float]:
         """Return the objective's values that follow from the traits of some candidates."""
-        return values_of(self.objective, guessed(traits, self.ood_score)).tolist()
+        return self.yardstick.values(guessed(traits, self.yardstick.ood_score)).tolist()
 
     def _picks(self, heads: Iterable[HeadId], *, around: bool = False) -> list[CandidateHeads]:
         """Return where some heads are among those that are left in their layers, or `around` the circuit among all."""
@@ -258,10 +255,13 @@ class Circuit:
             for layer, (entered, ablated_outputs) in enumerate(
                 self._outputs(batch, tower_inputs[candidates.tower], candidates), start=1
             ):
-                yield from (self.model.answer({candidates.tower: outputs}) for outputs in ablated_outputs)
+                yield from (
+                    self.yardstick.answers(self.model, {candidates.tower: outputs})
+                    for outputs in ablated_outputs
+                )
                 if candidates.around and layer == len(self.left[candidates.tower]):
                     outputs = self.model.tower(candidates.tower).finish(entered.leaving).unsqueeze(0)
-                    yield self.model.answer({candidates.tower: outputs})
+                    yield self.yardstick.answers(self.model, {candidates.tower: outputs})
             return
         full_outputs: dict[str, torch.Tensor] = {}
         ablated: dict[str, list[torch.Tensor]] = {}
@@ -269,12 +269,12 @@ class Circuit:
             full_outputs[candidates.tower], ablated[candidates.tower] = self._whole_and_without(
                 batch, tower_inputs[candidates.tower], candidates
             )
-        last = self.model.answer(full_outputs)
+        last = self.yardstick.answers(self.model, full_outputs)
         at_once = self.room.answers(last.numel())
         for name, several in ablated.items():
             if several:
                 for chunk in torch.cat(several).split(at_once):
-                    yield self.model.answer({**full_outputs, name: chunk})
+                    yield self.yardstick.answers(self.model, {**full_outputs, name: chunk})
         if picks[0].around:
             yield last
 
@@ -298,8 +298,7 @@ class Circuit:
                 outputs[name] = self._after_change(batch, tower_inputs, groups).unsqueeze(0)
                 if name in self.model.answer.fixed:
                     fixed_outputs[name] = outputs[name]
-        logits: torch.Tensor = self.model.answer(outputs)
-        return logits
+        return self.yardstick.answers(self.model, outputs)
 
     def _after_change(
         self, batch: CircuitBatch, tower_inputs: Inputs, heads: Mapping[HeadId, HeadGroup]
@@ -365,31 +364,3 @@ class Circuit:
                 entered,
                 streams.without(key, (tower, layer, entered), heads, candidates.heads[layer], self.room),
             )
-
-    def _gather(self, logits_of: _Logits) -> tuple[Outcomes, Outcomes]:
-        """Return outcomes; and traits, where those are kept."""
-        kinds: tuple[_Kind, ...] = (outcomes_of, traits_of) if self.room.keeps else (outcomes_of,)
-        gathered_kinds: list[dict[str, dict[str, torch.Tensor]]] = [{} for _ in kinds]
-        for role, data in self.data.items():
-            names = outcomes_read(self.objective, labelled=role == "id")
-            local_kinds: list[dict[str, list[torch.Tensor]]] = [{name: [] for name in names} for _ in kinds]
-            for i, samples in enumerate(data):
-                batch = CircuitBatch(role, i * self.team.world + self.team.rank, *samples)
-                parts = [
-                    [kind(logits, batch.labels, self.objective, self.ood_score) for kind in kinds]
-                    for logits in map(_finite, self.room.grouped(logits_of(batch)))
-                ]
-                for kind, shares in zip(local_kinds, zip(*parts, strict=True), strict=True):
-                    for name in names:
-                        kind[name].append(torch.cat([share[name] for share in shares]))
-            for by_role, mine in zip(gathered_kinds, local_kinds, strict=True):
-                gathered = {name: self.team.in_order(mine[name]) for name in names}
-                by_role[role] = {name: torch.cat(every, dim=-1) for name, every in gathered.items() if every}
-        outcomes = [Outcomes(kind["id"], kind["ood"]) for kind in gathered_kinds]
-        return outcomes[0], outcomes[-1]
-
-
-def _finite(logits: torch.Tensor) -> torch.Tensor:
-    if not logits.isfinite().all():
-        raise DataError("the outputs of the model are not finite on these data")
-    return logits

@@ -17,7 +17,7 @@ from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.scoring.circuit.ablation import lowest_of
 from hydractl.scoring.circuit.local_search import Effects, Swaps
-from hydractl.scoring.circuit.outcomes import Outcomes, values_of
+from hydractl.scoring.circuit.outcomes import Outcomes
 from hydractl.scoring.circuit.search import Exact, best_of
 from hydractl.scoring.circuit.settings import DOUBT, CircuitSettings
 from hydractl.scoring.job import Memory, ScoreJob
@@ -155,7 +155,7 @@ class Lazy(Exact):
         """Return value and traits without each of some heads in turn; for `trails` see `Circuit.outcomes`."""
         self._count(heads)
         outcomes, traits = self.circuit.outcomes(heads, trails=trails)
-        values = values_of(self.circuit.objective, outcomes).tolist()
+        values = self.circuit.yardstick.values(outcomes).tolist()
         return {head: (values[i], traits.candidate(i)) for i, head in enumerate(heads)}
 
     @override
@@ -169,7 +169,7 @@ class Lazy(Exact):
         self.evaluations += 1
         self.work += self._after(list(lowest_of(heads).values()))
         outcomes, traits = self.circuit.changed(heads)
-        return float(values_of(self.circuit.objective, outcomes)[0]), traits
+        return float(self.circuit.yardstick.values(outcomes)[0]), traits
 
     def _around(self, heads: Sequence[HeadId]) -> tuple[Outcomes, Effects]:
         """Return the circuit's traits, and how they move with a change of each of some heads."""

@@ -36,7 +36,9 @@ class MemoryBudget:
         kept: Of it, what may be kept between evaluations.
     """
 
-    def __init__(self, device: torch.device, limit: int | None, *, keeps_streams: bool) -> None:
+    def __init__(
+        self, device: torch.device, limit: int | None, *, keeps_streams: bool, holds_features: bool = False
+    ) -> None:
         """Share out the memory.
 
         Args:
@@ -44,9 +46,11 @@ class MemoryBudget:
             limit: In bytes; None for what the device has.
             keeps_streams: Whether streams are kept between evaluations: they get a third of it, candidates a half; what towers that
                 are always asked the same answered, and samples' traits, take of the rest.
+            holds_features: Whether candidates' features on all data are held: they get half of a limit before all else.
         """
         self.limit, self.device, self.keeps = limit, device, keeps_streams
-        available = limit
+        self.features = KEPT_BYTES if limit is None else limit // 2
+        available = limit - self.features if limit is not None and holds_features else limit
         if limit is None and device.type == "cuda":
             available = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
         self.available = available
@@ -80,15 +84,27 @@ class MemoryBudget:
 
     def refused(self) -> UsageError:
         """Return what to raise where there is no room for one candidate, as `side_by_side` has just said."""
-        times = self.available / self.bound if self.available and self.bound else 1
+        total = self.limit or self.available or 0
+        times = total / self.bound if self.bound else 1
         return UsageError(
-            (
-                f"the removal of one head from one batch needs {_size(times * self._least)}, but "
-                f"{_size(self.available or 0)} "
-            )
+            f"the removal of one head from one batch needs {_size(times * self._least)}, but {_size(total)} "
             + ("are allowed" if self.limit else "are available"),
             hint="use a smaller `--batch-size`" + (" or a larger `--max-memory`" if self.limit else ""),
         )
+
+    def candidates_held(self, size: int) -> int:
+        """Return of how many candidates features of `size` bytes each are held at once.
+
+        Raises:
+            UsageError: If there is no room for one.
+        """
+        if size > self.features:
+            raise UsageError(
+                f"the features of all samples without one head need {_size(2 * size)}, but {_size(2 * self.features)} "
+                "are allowed",
+                hint="use a larger `--max-memory`, fewer samples, or an OOD score of logits, such as `--ood-score energy`",
+            )
+        return self.features // size
 
     def answers(self, logits: int) -> int:
         """Return how many candidates' answers of so many logits each are compared at once."""

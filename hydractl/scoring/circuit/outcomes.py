@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl.metrics.ood_scores import MSP, SCORES
+from hydractl.metrics.ood_scores import ENERGY, ENERGY_DENSITY, MSP, SCORES
 from hydractl.metrics.per_sample import at_labels, places
 from hydractl.scoring.circuit.objective import TERMS, Objective
 
@@ -84,7 +84,7 @@ def outcomes_of(
         if labels is not None:
             outcomes[HITS] = classes == labels
     if SCORE in names and ood_score != MSP:
-        outcomes[SCORE] = SCORES[ood_score].of(exact.unsqueeze(0))
+        outcomes[SCORE] = _of_logits(ood_score, exact)
     if labels is not None and NLL in names:
         outcomes[NLL] = -at_labels(exact.log_softmax(dim=-1), labels)
     return {name: outcomes[name] for name in names}
@@ -103,7 +103,7 @@ def traits_of(
         top = exact.argmax(dim=-1, keepdim=True)
         traits = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, top))
     if SCORE in names and ood_score != MSP:
-        traits[SCORE] = SCORES[ood_score].of(exact.unsqueeze(0))
+        traits[SCORE] = _of_logits(ood_score, exact)
     if labels is not None:
         label_index = labels.expand(exact.shape[:-1]).unsqueeze(-1)
         best_other = exact.scatter(-1, label_index, float("-inf")).amax(dim=-1)
@@ -124,6 +124,11 @@ def guessed(traits: Outcomes, ood_score: str) -> Outcomes:
     }
     inside, outside = ({n: undo[n](x.double()) for n, x in part.items()} for part in traits)
     return Outcomes(inside, outside)
+
+
+def _of_logits(ood_score: str, logits: torch.Tensor) -> torch.Tensor:
+    """Return a score of logits, of `energy+density` the energy."""
+    return SCORES[ENERGY if ood_score == ENERGY_DENSITY else ood_score].of(logits.unsqueeze(0))
 
 
 def _odds(logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.metrics.ood_scores import MSP, OF_ONE, SCORES
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, OF_ONE, SCORES
 from hydractl.scoring.circuit.objective import AVERAGE, TERMS, parse_objective
 from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
 from hydractl.settings import Constraint, check, setting
@@ -18,6 +18,8 @@ SEARCHES = ("exact", "lazy")
 RECHECK = 24
 DOUBT = 0.5
 LAZY = Constraint("search", ("lazy",))
+OBJECTIVE_SCORES = (*OF_ONE, ENERGY_DENSITY)
+"""OOD scores that an objective may use: of a single model, by its logits or by the default of fused models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +36,8 @@ class CircuitSettings(Settings):
     """As `hydractl.scoring.circuit.objective` writes it."""
     ood_score: str = setting(
         MSP,
-        f"OOD score of the objective: {', '.join(OF_ONE)} (default: {MSP}).",
-        choices=tuple(SCORES),
+        f"OOD score of the objective: {', '.join(OF_ONE)}, or {ENERGY_DENSITY}, fitted on `--data` (default: {MSP}).",
+        choices=(*SCORES, ENERGY_DENSITY),
         metavar="SCORE",
         panel=CIRCUIT,
     )
@@ -81,11 +83,11 @@ class CircuitSettings(Settings):
         if self.search == "lazy" and self.doubt is None:
             object.__setattr__(self, "doubt", DOUBT)
         check(self)
-        if self.ood_score not in OF_ONE:
+        if self.ood_score not in OBJECTIVE_SCORES:
             raise UsageError(
                 f"`--ood-score {self.ood_score}`: for a circuit it is "
                 f"{SCORES[self.ood_score].of_single_model}, because it compares several members",
-                hint=f"choose from {', '.join(OF_ONE)}",
+                hint=f"choose from {', '.join(OBJECTIVE_SCORES)}",
             )
         if self.ood_score != MSP and not objective.needs_ood:
             raise UsageError(
@@ -102,6 +104,11 @@ class CircuitSettings(Settings):
     def needs_ood(self) -> bool:
         """Whether the objective needs OOD data."""
         return parse_objective(self.objective).needs_ood
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether the OOD score is computed from features."""
+        return self.ood_score == ENERGY_DENSITY
 
     def options(self) -> dict[str, OptionValue]:
         """Return the settings that a scores file records, without the default search and OOD score."""

@@ -20,19 +20,22 @@ from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Model
+from hydractl.fusion.features import FeatureExtractor
 from hydractl.heads.member_masks import choose_diverse
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadScores, Mask
 from hydractl.manifest.header import InputFile
 from hydractl.messages import counted
 from hydractl.metrics.diversity import disagreement, mutual_information
-from hydractl.metrics.ood_scores import MSP, OF_ONE
-from hydractl.model_inputs import Inputs
+from hydractl.metrics.ood_scores import MSP
 from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.scoring.attention_hooks import tapped
-from hydractl.scoring.circuit.objective import AVERAGE, Objective, parse_objective
-from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, values_of
+from hydractl.scoring.circuit.density import check_halves
+from hydractl.scoring.circuit.objective import AVERAGE, parse_objective
+from hydractl.scoring.circuit.outcomes import Outcomes
+from hydractl.scoring.circuit.settings import OBJECTIVE_SCORES
+from hydractl.scoring.circuit.yardstick import Yardstick
 from hydractl.scoring.job import Samples
 from hydractl.stages.prune.config import DiverseConfig
 from hydractl.stages.prune.strategy import Diversity
@@ -42,17 +45,6 @@ from hydractl.stages.shared.zero_shot_classes import ask
 ACCURACY = "acc"
 PREDICTION_BYTES = 8 << 30
 """Memory limit of the candidates' probabilities, 8 N S C bytes."""
-
-
-class Yardstick(NamedTuple):
-    """What candidates are valued by: an objective, and the OOD score where it reads one."""
-
-    objective: Objective
-    ood_score: str
-
-    def outcomes(self, logits: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Return what the objective reads of one candidate's logits (B, C), each (1, B)."""
-        return outcomes_of(logits.unsqueeze(0), labels, self.objective, self.ood_score)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +68,10 @@ def yardstick_for(scores: HeadScores, config: DiverseConfig) -> Yardstick:
             hint="leave it out, or use circuit scores with `--objective avg`",
         )
     ood_score = scores.options.get("ood_score", MSP)
-    if ood_score not in OF_ONE:
+    if ood_score not in OBJECTIVE_SCORES:
         raise ManifestError(
             f"the scores file has the OOD score `{ood_score}`",
-            hint=f"it must be one of {', '.join(OF_ONE)}",
+            hint=f"it must be one of {', '.join(OBJECTIVE_SCORES)}",
         )
     return Yardstick(objective, str(ood_score))
 
@@ -164,45 +156,42 @@ def _run_one(
 ) -> tuple[torch.Tensor, float]:
     """Return one candidate's probabilities (S, C) and its objective."""
     probs, inside, outside = [], [], []
-    for logits, labels in data.team.iterate(_answers(model, data.labelled, fixed_outputs)):
-        probs.append(logits.double().softmax(-1))
-        inside.append(yardstick.outcomes(logits, labels))
+    for answers, labels in data.team.iterate(_answers(model, data.labelled, yardstick, fixed_outputs)):
+        probs.append(yardstick.logits(answers).double().softmax(-1))
+        inside.append(yardstick.outcomes(answers.unsqueeze(0), labels))
     if yardstick.objective.needs_ood:
         outside = [
-            yardstick.outcomes(logits, None)
-            for logits, *_ in data.team.iterate(_answers(model, data.ood, fixed_outputs))
+            yardstick.outcomes(answers.unsqueeze(0), None)
+            for answers, *_ in data.team.iterate(_answers(model, data.ood, yardstick, fixed_outputs))
         ]
-    value = values_of(yardstick.objective, Outcomes(_joined(inside), _joined(outside)))
+    value = yardstick.values(yardstick.fitted(Outcomes(_joined(inside), _joined(outside))))
     return torch.cat(probs), float(value[0])
 
 
 def _answers(
-    model: Model, batches: Iterable[Samples], fixed_outputs: dict[str, torch.Tensor]
+    model: Model, batches: Iterable[Samples], yardstick: Yardstick, fixed_outputs: dict[str, torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield for each batch its logits (B, C), and its labels (B,) if it has any."""
+    """Yield for each batch its answers (B, C) or (B, C + D), and its labels (B,) if it has any.
+
+    What a tower says that is always asked the same is kept in `fixed_outputs`.
+    """
     for inputs, labels in batches:
-        logits = _logits(model, inputs, fixed_outputs)
-        yield (logits,) if labels is None else (logits, labels.cpu())
+        outputs = {}
+        for name, tower_inputs in model.routed(inputs).items():
+            outputs[name] = (
+                fixed_outputs[name] if name in fixed_outputs else model.tower(name)(tower_inputs).unsqueeze(0)
+            )
+            if name in model.answer.fixed:
+                fixed_outputs[name] = outputs[name]
+        answers = yardstick.answers(model, outputs).squeeze(0).cpu()
+        if not answers.isfinite().all():
+            raise DataError("a candidate has outputs that are not finite on these data")
+        yield (answers,) if labels is None else (answers, labels.cpu())
 
 
 def _joined(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return batches' outcomes (1, B) as one, by name."""
     return {name: torch.cat([part[name] for part in parts], dim=-1) for name in (parts[0] if parts else ())}
-
-
-def _logits(model: Model, inputs: Inputs, fixed_outputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return logits (B, C) on the CPU; what a tower says that is always asked the same is kept in `fixed_outputs`."""
-    outputs = {}
-    for name, tower_inputs in model.routed(inputs).items():
-        outputs[name] = (
-            fixed_outputs[name] if name in fixed_outputs else model.tower(name)(tower_inputs).unsqueeze(0)
-        )
-        if name in model.answer.fixed:
-            fixed_outputs[name] = outputs[name]
-    logits: torch.Tensor = model.answer(outputs).squeeze(0).cpu()
-    if not logits.isfinite().all():
-        raise DataError("a candidate has outputs that are not finite on these data")
-    return logits
 
 
 MEASURES: Mapping[Diversity, Callable[[torch.Tensor], float]] = {
@@ -320,6 +309,10 @@ def choose(
     check_memory(len(draws), len(labels), count)
     model = load_model(opened).to(answering_device(config.device))
     ask(model, opened, classes)
+    if yardstick.needs_features:
+        check_halves(labels)
+        extractor = FeatureExtractor.of(model, opened.family, name=opened.reference)
+        yardstick = yardstick._replace(features=extractor)
     data = validation_for(opened, config, sets, labels, model, team)
     progress.step(f"Evaluating {counted(len(draws), 'candidate')} by {name}")
     probs, values = run_candidates(model, draws, data, yardstick, progress)

@@ -13,6 +13,7 @@ from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, load_model
+from hydractl.fusion.features import FeatureExtractor
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadScores, TowerHeads, TowerScores
@@ -22,6 +23,7 @@ from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, own_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
+from hydractl.scoring.circuit.density import check_halves
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
 from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
@@ -236,6 +238,8 @@ def make_job(
             item_set, opened.header.preprocess, batch_size=config.batch_size, indices=indices, deal=deal
         )
         batches[role] = RepeatedBatches(cached, labels, like)
+        if labels is not None and config.settings.needs_features:
+            check_halves(labels if indices is None else labels[indices])
         if labels is not None and config.entry.trains:
             training = offered(config, opened, item_set, labels, indices=indices, state=state)
     return ScoreJob(
@@ -251,6 +255,9 @@ def make_job(
         compiles=config.model if config.compile else None,
         team=team,
         training=training,
+        features=FeatureExtractor.of(model, opened.family, name=config.model)
+        if config.settings.needs_features
+        else None,
     )
 
 

@@ -15,7 +15,6 @@ from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.lazy_greedy import DeviationBound, Lazy, promise
 from hydractl.scoring.circuit.local_search import Swap, Swaps
 from hydractl.scoring.circuit.method import score_circuit
-from hydractl.scoring.circuit.outcomes import values_of
 from hydractl.scoring.circuit.settings import CircuitSettings
 from support import naive
 from support.builders import base
@@ -356,7 +355,7 @@ def test_a_trial_sees_what_a_change_makes(monkeypatch, name, kept):
                 [(last, 1), (last, 2)],
             ):
                 heads = [HeadId(tower, *at) for at in change]
-                tried = float(values_of(circuit.objective, circuit.changed(heads)[0])[0])
+                tried = float(circuit.yardstick.values(circuit.changed(heads)[0])[0])
                 circuit.change(heads)
                 assert circuit.value() == pytest.approx(tried, abs=1e-12)
                 circuit.change(heads)
@@ -383,7 +382,7 @@ def test_what_enters_a_layer_is_computed_once_for_all_trials(monkeypatch, name, 
         expected = circuit.value()
 
     assert (below == 0) == (kept > 0)
-    assert float(values_of(circuit.objective, values[1])[0]) == pytest.approx(expected, abs=1e-12)
+    assert float(circuit.yardstick.values(values[1])[0]) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_trial_leaves_the_circuit_as_it_was():
@@ -399,7 +398,7 @@ def test_a_trial_leaves_the_circuit_as_it_was():
         assert circuit.candidates() == heads
 
         circuit.change([HeadId("vision", 1, 2), HeadId("vision", 0, 1)])
-        assert circuit.value() == float(values_of(circuit.objective, there)[0]) != before
+        assert circuit.value() == float(circuit.yardstick.values(there)[0]) != before
 
 
 def test_doubt_grows_with_time_and_with_what_was_missed():

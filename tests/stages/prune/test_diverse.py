@@ -10,11 +10,15 @@ import torch
 from hydractl.data.encode import encoded, open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.families.load import load_model, open_model
+from hydractl.fusion.features import FeatureExtractor
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_ranking import auroc
 from hydractl.metrics.per_sample import places
+from hydractl.scoring.circuit.ablation import Circuit
+from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.stages.evaluate.caveats import tuned_on_ood
 from hydractl.stages.prune import diverse
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
@@ -257,6 +261,46 @@ def test_candidates_are_valued_by_what_the_scores_were_searched_by(pictures, rec
     assert report.diverse.objective == used
 
 
+@pytest.mark.parametrize("name", ["images", "zero-shot"])
+def test_candidates_are_valued_by_density_as_circuits_are(tmp_path, name):
+    case = CASES[name](tmp_path)
+    changes = {"objective": "ood", "options": {"ood_score": "energy+density"}}
+
+    report = case.prune(case.scores(**changes), asked={"ood": case.ood})
+
+    for member, candidate in zip(report.members, report.diverse.chosen, strict=True):
+        opened = open_model(case.model)
+        items = {
+            role: open_items(ref, opened.header.preprocess)
+            for role, ref in {"id": case.data, "ood": case.ood}.items()
+        }
+        model = load_model(opened)
+        if case.naming.names:
+            ask(model, opened, Classes(names=case.naming.names, templates=case.naming.templates))
+        job = ScoreJob(
+            model=model,
+            family=opened.family,
+            architecture=opened.header.architecture,
+            id_data=[
+                Samples(b.inputs, torch.tensor(items["id"].labels)[b.indices])
+                for b in encoded(items["id"], opened.header.preprocess, batch_size=16)
+            ],
+            ood_data=[
+                Samples(b.inputs, None)
+                for b in encoded(items["ood"], opened.header.preprocess, batch_size=16)
+            ],
+            settings=CircuitSettings(objective="ood", ood_score="energy+density"),
+            features=FeatureExtractor.of(model, opened.family, name="base"),
+        )
+        kept = HeadMask.read(member.mask_path).towers
+        circuit = Circuit(job)
+        with torch.inference_mode():
+            circuit.change(
+                [h for h in circuit.heads() if h.tower in kept and h.head not in kept[h.tower].keep[h.layer]]
+            )
+            assert candidate.objective == pytest.approx(circuit.value(), abs=1e-3)
+
+
 # --- what is refused -----------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +315,7 @@ def unlabelled(folder):
 REFUSED = {
     "ood-for-nothing": (lambda _: {"ood": OTHERS}, {"objective": "acc"}, UsageError, "`--ood` has no effect: the objective of the scores is `acc`"),
     "unknown-score": (lambda _: {"ood": OTHERS}, {"objective": "avg", "options": {"ood_score": "nope"}}, HydraError, "the OOD score `nope`"),
+    "too-few-to-fit": (lambda _: {"ood": OTHERS, "data": "digits::classes=0-6,limit=3"}, {"objective": "avg", "options": {"ood_score": "energy+density"}}, DataError, "no class has 4 samples"),
     "no-labels": (lambda f: {"data": unlabelled(f)}, {}, DataError, "has no labels, but `--data` needs them"),
     "other-classes": (lambda _: {"data": "digits::limit=20"}, {}, DataError, "classes"),
     "no-such-data": (lambda f: {"data": str(f / "none")}, {}, DataError, "none"),

@@ -340,6 +340,22 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
         ({"given": {"ood_score": "odin"}}, UsageError, "`--ood-score odin`: unknown"),
         ({"given": {"ood_score": "mi"}}, UsageError, "`--ood-score mi`: for a circuit it is always 0"),
         ({"given": {"ood_score": "msp+mi"}}, UsageError, "for a circuit it is `msp`"),
+        (
+            {"given": {"objective": "acc", "ood_score": "energy+density"}, "ood": None},
+            UsageError,
+            "`--ood-score` has no effect with `--objective acc`",
+        ),
+        ({"given": {"ood_score": "energy+density"}, "ood": None}, UsageError, "needs OOD data"),
+        (
+            {"given": {"ood_score": "energy+density"}, "limit": 3},
+            DataError,
+            "`energy\\+density` is fitted on each half of the labelled data, but no class has 4 samples",
+        ),
+        (
+            {"given": {"ood_score": "energy+density"}, "max_memory": 1000},
+            UsageError,
+            "the features of all samples without one head need",
+        ),
         ({"given": {"search": "fast"}}, UsageError, "`--search fast`: unknown"),
         (
             {"given": {"recheck": 4}},
