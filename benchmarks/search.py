@@ -25,7 +25,11 @@ below 0 by more than its 95 % interval.
 With `--bf16` nothing is searched: the candidates of the first removal are valued in bfloat16 and in float32, the objective from
 either's logits in float64, and the rank correlation of both is printed.
 
-    python benchmarks/search.py [--task digits text] [--seeds 80 ... 89] [--settings N] [--kept] [--out FOLDER] [--bf16]
+With `--choices` the whole choice is judged instead, by members that keep half of the heads and no search: `score`, `prune`, and
+`eval` on the test split, near and far OOD, none of which any choice saw, without fine-tuning. Choices are in `CHOICES`; random
+heads are the mean of five draws. Results are kept seed by seed in `choices.json`. `search_results.py` has the claims.
+
+    python benchmarks/search.py [--task digits text] [--seeds 80 ... 89] [--settings N] [--kept] [--out FOLDER] [--bf16 | --choices]
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ from hydractl.cli.commands.demo.inputs import write_tokenizer
 from hydractl.data.encode import encoded, open_items
 from hydractl.families.load import load_model
 from hydractl.manifest.head_mask import Removal
+from hydractl.manifest.report import Report
 from hydractl.progress import SILENT, Silent
 from hydractl.scoring import circuit
 from hydractl.scoring.circuit.ablation import Circuit
@@ -59,7 +64,25 @@ from hydractl.stages.shared.open_inputs import RepeatedBatches, open_reader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from demo_tasks import DIGITS, DemoTask, reviews
-from search_results import DEFAULT, Run, claims, publish, spelt
+from search_results import (
+    ALL_HEADS,
+    CHOICE_METRICS,
+    DEFAULT,
+    EXACT_CHOICE,
+    LAZY_CHOICE,
+    OOD_DENSITY,
+    OOD_MSP,
+    RANDOM,
+    SECONDS,
+    TAYLOR,
+    ChoiceNumbers,
+    Run,
+    claims,
+    publish,
+    publish_choices,
+    spelt,
+)
+from selection import run
 
 from support import naive  # the oracle lives with the tests
 from support.variants import LIBRARY
@@ -81,6 +104,17 @@ SETTINGS: tuple[dict[str, float], ...] = (
 """Of `lazy`, the default first: what is claimed is claimed of that."""
 TASKS = {"digits": 25, "text": 3}
 """How many epochs each base is trained for."""
+CHOICES: dict[str, tuple[str, ...]] = {
+    EXACT_CHOICE: ("--objective", "avg"),
+    LAZY_CHOICE: ("--objective", "avg", "--search", "lazy"),
+    TAYLOR: ("--method", "taylor", "--limit", "256"),
+    OOD_MSP: ("--objective", "ood"),
+    OOD_DENSITY: ("--objective", "ood", "--ood-score", "energy+density"),
+    RANDOM: ("--method", "random"),
+}
+"""Options of `score`."""
+DRAWS = 5
+KEEP = ("--keep-fraction", "0.5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +214,18 @@ def main() -> int:
     parser.add_argument(
         "--bf16", action="store_true", help="compare candidates in bfloat16 and float32 instead"
     )
+    parser.add_argument(
+        "--choices", action="store_true", help="compare what is chosen, by members on held-out data, instead"
+    )
     options = parser.parse_args()
+    if options.choices:
+        numbers: ChoiceNumbers = {
+            name: {str(seed): chosen(name, seed) for seed in options.seeds} for name in options.task
+        }
+        publish_choices(numbers, options.out)
+        return 0
     if options.bf16:
-        for name in options.task:
-            for seed in options.seeds:
-                print(
-                    name,
-                    seed,
-                    "rank correlation {:.4f}, {} of the best 8 in common".format(*ranks(name, seed)),
-                )
+        print_ranks(options.task, options.seeds)
         return 0
     found: dict[str, dict[str, list[Run]]] = {name: {} for name in options.task}
     for setting in SETTINGS[: options.settings]:
@@ -331,6 +368,82 @@ def held_out(task: Task, removals: Sequence[Removal]) -> float:
             model.change([r.id for r in removals])
             values.append(model.value())
     return statistics.mean(values)
+
+
+def chosen(name: str, seed: int) -> dict[str, dict[str, float]]:
+    """Return the numbers of each choice of one model on held-out data, measured once."""
+    folder = folder_of(name, seed)
+    path = folder / "choices.json"
+    if not path.exists():
+        base, task = trained(name, seed), experiment_of(name, seed)
+        members, seconds = {ALL_HEADS: [base]}, {ALL_HEADS: 0.0}
+        for number, (choice, options) in enumerate(CHOICES.items()):
+            begin, random = time.process_time(), choice == RANDOM
+            members[choice] = [
+                folder / f"choice-{number}-{draw}.st" for draw in range(DRAWS if random else 1)
+            ]
+            for draw, member in enumerate(members[choice]):
+                needs = () if random else data_of(task, options)
+                run("score", base, *options, *needs, *(("--seed", draw) if random else KEEP),
+                    "-o", member.with_suffix(".json"), "--force")  # fmt: skip
+                equally = ("--per-layer", "--keep", heads_per_layer(base) // 2) if choice == TAYLOR else KEEP
+                run("prune", base, "--scores", member.with_suffix(".json"), *equally, "--no-verify",
+                    "-o", member, "--force")  # fmt: skip
+            seconds[choice] = time.process_time() - begin
+        path.write_text(json.dumps(evaluated(task, folder, members, seconds)))
+        print(name, seed, path.read_text(), flush=True)
+    numbers: dict[str, dict[str, float]] = json.loads(path.read_text())
+    return numbers
+
+
+def data_of(task: DemoTask, options: Sequence[str]) -> tuple[str, ...]:
+    """Return the data that a choice is made on."""
+    return ("--data", task.train) if "taylor" in options else ("--data", task.val, "--ood", task.ood_val)
+
+
+def heads_per_layer(base: Path) -> int:
+    """Return how many heads each layer of a base has."""
+    (tower,) = open_reader(str(base)).header.architecture.towers.values()
+    return tower.num_heads
+
+
+def evaluated(
+    task: DemoTask, folder: Path, members: dict[str, list[Path]], seconds: dict[str, float]
+) -> dict[str, dict[str, float]]:
+    """Return the numbers of each choice, means over its draws."""
+    flat = [
+        (f"{number}.{i}", p) for number, of_one in enumerate(members.values()) for i, p in enumerate(of_one)
+    ]
+    sets = [x for kind in ("near", "far") for each in getattr(task, kind) for x in (f"--{kind}", each)]
+    report = folder / "choices.report.json"
+    run("eval", flat[0][1], "--name", flat[0][0], *(x for n, p in flat[1:] for x in ("--compare", f"{n}={p}")),
+        "--data", task.test, *sets, "--fit", task.train, "--val", task.val, "--ood-score", "msp,energy+density",
+        "--metrics", "accuracy,auroc", "--no-latency", "--bootstrap", 0, "-o", report, "--force")  # fmt: skip
+    rows = {row.name: row for row in Report.read(report).rows}
+
+    def number(name: str, metric: str, scope: str) -> float:
+        row = rows[name]
+        return row.means[scope][metric] if scope else row.values[metric].value
+
+    return {
+        choice: {
+            column: statistics.mean(number(f"{place}.{i}", *metric) for i in range(len(paths)))
+            for column, metric in CHOICE_METRICS.items()
+        }
+        | {SECONDS: seconds[choice] / len(paths)}
+        for place, (choice, paths) in enumerate(members.items())
+    }
+
+
+def print_ranks(names: Sequence[str], seeds: Sequence[int]) -> None:
+    """Print how alike candidates' values in bfloat16 and in float32 are."""
+    for name in names:
+        for seed in seeds:
+            print(
+                name,
+                seed,
+                "rank correlation {:.4f}, {} of the best 8 in common".format(*ranks(name, seed)),
+            )
 
 
 def ranks(name: str, seed: int) -> tuple[float, int]:

@@ -1,4 +1,16 @@
-"""What `search.py` measured: the claim, the frontier of speed over loss, tables and a picture."""
+"""What `search.py` measured: the claims, the frontier of speed over loss, tables and a picture.
+
+Of `search.py --choices`, claimed before seeds 200 to 209 ran, for digits and for texts, of paired differences on held-out data
+("more than chance": the 95 % interval over ten models leaves out 0):
+
+- `avg`, half of accuracy and half of AUROC by `msp` near OOD: lazy search chooses no worse than exact, by more than chance;
+- neither does Taylor;
+- AUROC by `energy+density`, near and far, each: the member chosen by that score keeps more of it than the one by `msp`,
+- and than random heads, by more than chance.
+
+The default of `--search` becomes `lazy` if the first claim holds for both tasks and neither interval reaches below -2 points; the default
+of `--method` becomes `taylor` if the second does likewise.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +48,35 @@ INTRODUCTION = (
     "digits 100 to 103 and on text 100 to 107, and on seeds up to 79, on which earlier ones had been judged. Held out: the test "
     "split and near OOD, difference to the exhaustive search's circuit with its 95 % interval over models. Halfway: the objective "
     "after half of the removals. "
+)
+ALL_HEADS, RANDOM = "all heads", "random heads"
+EXACT_CHOICE, LAZY_CHOICE, TAYLOR = "circuit, exact", "circuit, lazy", "taylor"
+OOD_MSP, OOD_DENSITY = "ood by msp", "ood by energy+density"
+SECONDS = "seconds"
+NEAR, FAR, NEAR_DENSITY, FAR_DENSITY = "near, msp", "far, msp", "near, energy+density", "far, energy+density"
+CHOICE_METRICS = {
+    "accuracy": ("accuracy", ""),
+    NEAR: ("auroc", "near"),
+    FAR: ("auroc", "far"),
+    NEAR_DENSITY: ("auroc@energy+density", "near"),
+    FAR_DENSITY: ("auroc@energy+density", "far"),
+}
+"""By column: the metric in a report, and the OOD sets that it is the mean over."""
+AVG = "avg"
+CLAIMS: tuple[tuple[str, str, str, bool], ...] = (
+    (LAZY_CHOICE, EXACT_CHOICE, AVG, False),
+    (TAYLOR, EXACT_CHOICE, AVG, False),
+    (OOD_DENSITY, OOD_MSP, NEAR_DENSITY, True),
+    (OOD_DENSITY, OOD_MSP, FAR_DENSITY, True),
+    (OOD_DENSITY, RANDOM, NEAR_DENSITY, True),
+    (OOD_DENSITY, RANDOM, FAR_DENSITY, True),
+)
+"""One choice, another, a column, and whether the one is claimed to be better, else no worse."""
+ChoiceNumbers: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, dict[str, float]]]]"
+"""By task, seed and choice the columns."""
+CHOICES_INTRODUCTION = (
+    "Made by `benchmarks/search.py --choices`; claims are in `search_results.py`. Members keep half of the heads and are not "
+    "fine-tuned; accuracy and AUROC in percent. Seconds of a processor are of `score` and `prune`."
 )
 DEFAULT, EXACT = "default", "`--search exact`"
 
@@ -84,6 +125,52 @@ def claims(runs: Sequence[Run]) -> dict[str, bool]:
         f"and at least {WORST} at worst": min(differences) >= WORST,
         "held out, the mean difference is not below 0 by more than its interval": mean + half >= 0,
     }
+
+
+def publish_choices(numbers: ChoiceNumbers, folder: Path | None) -> None:
+    """Print the tables of choices and the claims' verdicts, and write them with every number."""
+    lines = [
+        "# What choices of heads are worth on held-out data",
+        "",
+        CHOICES_INTRODUCTION,
+    ]
+    for task, seeds in numbers.items():
+        rows = {
+            seed: {
+                choice: each | {AVG: (each["accuracy"] + each[NEAR]) / 2} for choice, each in choices.items()
+            }
+            for seed, choices in seeds.items()
+        }
+        columns = (AVG, *CHOICE_METRICS, SECONDS)
+        lines += ["", f"## {task}: {len(rows)} models, seeds {', '.join(rows)}", ""]
+        lines += [f"| heads by | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+        for choice in next(iter(rows.values())):
+            means = {c: statistics.mean(row[choice][c] for row in rows.values()) for c in columns}
+            cells = [f"{means[c]:.1f}" if c == SECONDS else f"{100 * means[c]:.1f}" for c in columns]
+            lines.append(f"| {choice} | {' | '.join(cells)} |")
+        lines += [
+            "",
+            "| difference | in | mean | better on | claimed | holds |",
+            "|---|---|---:|---:|---|---|",
+        ]
+        for one, other, column, better in CLAIMS:
+            apart = [100 * (row[one][column] - row[other][column]) for row in rows.values()]
+            mean, half = statistics.mean(apart), half_interval(apart)
+            holds = mean - half > 0 if better else mean + half >= 0
+            cells = [
+                f"{one} − {other}",
+                column,
+                f"{mean:+.1f} ± {half:.1f}",
+                f"{sum(each > 0 for each in apart)} of {len(apart)}",
+                "better" if better else "no worse",
+                "yes" if holds else "**no**",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    text = "\n".join(lines)
+    print(f"\n{text}\n")
+    if folder is not None:
+        (folder / "choices.md").write_text(text + "\n")
+        (folder / "choices.json").write_text(json.dumps(numbers, indent=1) + "\n")
 
 
 def spelt(setting: Mapping[str, float]) -> str:
