@@ -180,6 +180,13 @@ class TextSet(Items):
     def at(self, indices: Sequence[int]) -> Self:
         return replace(self, texts=tuple(self.texts[i] for i in indices), keys=tuple(map(self.key, indices)))
 
+    def queries(self) -> tuple[int, ...] | None:
+        """Return for each pair the number of its first text, if some pairs share one as passages do a query; else None."""
+        numbers: dict[str, int] = {}
+        pairs = [text for text in self.texts if not isinstance(text, str)]
+        queries = tuple(numbers.setdefault(query, len(numbers)) for query, _ in pairs)
+        return queries if len(numbers) < len(pairs) == len(self) else None
+
 
 class ImageStore(ABC):
     """Where images are kept or drawn. Safe to read from several threads."""

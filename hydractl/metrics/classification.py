@@ -1,6 +1,6 @@
-"""Accuracy and calibration of predicted probabilities on labelled data.
+"""Accuracy and calibration of predicted probabilities on labelled data, and the order that rerankers give passages.
 
-All metrics are computed from `per_sample.answers`. Importing this module does not load torch.
+The former are computed from `per_sample.answers`, the latter from `by_query`. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BINS = 15
+CUTOFF = 10
+"""Number of a query's passages that count for `gain`."""
 
 
 def mean(per_sample: Tensor) -> Tensor:
@@ -77,6 +79,39 @@ def of_equal_count(confidence: Tensor, *, bins: int = BINS) -> Tensor:
     for index, part in enumerate(order.tensor_split(bins)):
         bin_numbers[part] = index
     return bin_numbers
+
+
+def by_query(scores: Tensor, relevant: Tensor, queries: Tensor) -> dict[str, Tensor]:
+    """Return how a reranker orders the passages of each of K queries with a relevant passage, each (K,), float64, in [0, 1].
+
+    `reciprocal_rank` is that of the first relevant passage, `precision` the mean over relevant passages of the precision at
+    their rank, and `gain` the discounted cumulative gain of the first 10 passages over that of the best order (Järvelin and
+    Kekäläinen 2002). Among equal scores, relevant passages come last, so that no model gains from ties.
+
+    Args:
+        scores: Shape (N,), finite; higher is more relevant.
+        relevant: Shape (N,), boolean; N pairs of a query and a passage.
+        queries: Shape (N,), int64: the query of each pair, from 0.
+    """
+    import torch  # noqa: PLC0415 - the table of metrics loads without it
+
+    order = relevant.int().argsort(stable=True)
+    for key in (-scores, queries):
+        order = order[key[order].argsort(stable=True)]
+    ordered, hits = queries[order], relevant[order].double()
+    counts, positives = ordered.bincount(), ordered.bincount(hits)
+    offsets = counts.cumsum(0) - counts
+    rank = (torch.arange(len(order)) - offsets[ordered] + 1).double()
+    count = hits.cumsum(0)
+    count = count - (count - hits)[offsets[ordered]]
+    discount = (rank <= CUTOFF) / (rank + 1).log2()
+    best = torch.cat([discount.new_zeros(1), (1 / torch.arange(2, CUTOFF + 2).double().log2()).cumsum(0)])
+    values = {
+        "reciprocal_rank": torch.zeros_like(positives).scatter_reduce(0, ordered, hits / rank, "amax"),
+        "precision": ordered.bincount(hits * count / rank) / positives,
+        "gain": ordered.bincount(hits * discount) / best[positives.long().clamp(max=CUTOFF)],
+    }
+    return {name: value[positives > 0] for name, value in values.items()}
 
 
 def _check(confidence: Tensor, hits: Tensor, bins: int) -> None:
@@ -147,3 +182,29 @@ LABELLED = (
 )
 CALIBRATED = tuple(metric.name for metric in LABELLED if metric.reads != ("hits",))
 """Metrics of probabilities, which a temperature changes although it changes no prediction."""
+
+_ranked = partial(
+    Metric, needs=MetricNeeds.QUERIES, interval=True, high=1.0, higher_is_better=True, compute=mean
+)
+
+RETRIEVAL = (
+    _ranked(
+        name="ndcg",
+        column=f"nDCG@{CUTOFF}",
+        definition=f"Normalized discounted cumulative gain of the first {CUTOFF} passages of a query, mean over the queries with "
+        "a relevant passage (Järvelin and Kekäläinen 2002). Intervals resample queries.",
+        reads=("gain",),
+    ),
+    _ranked(
+        name="mrr",
+        column="MRR",
+        definition="Reciprocal rank of a query's first relevant passage, mean over the queries with a relevant passage.",
+        reads=("reciprocal_rank",),
+    ),
+    _ranked(
+        name="map",
+        column="MAP",
+        definition="Average precision of a query's relevant passages, mean over the queries with a relevant passage.",
+        reads=("precision",),
+    ),
+)

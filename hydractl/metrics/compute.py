@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hydractl.manifest.report import ALL_SEVERITIES, Difference, Shift, Value
 from hydractl.manifest.shift_groups import SHIFT, scopes
+from hydractl.metrics.classification import by_query
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.ood_scores import MSP, SCORES, Score, number_name
 from hydractl.metrics.per_sample import (
@@ -203,6 +204,29 @@ def measure(
         ood_sets[name] |= ood_set.diversity
     values = resampling.values(labelled, id_set.answers) if labelled else {}
     return RowNumbers(id_set=values | id_set.diversity, ood_sets=ood_sets)
+
+
+def measure_order(
+    tested: StoredPredictions,
+    labels: Tensor,
+    queries: Tensor,
+    *,
+    metrics: Sequence[str],
+    resampling: Resampling,
+) -> dict[str, MetricEstimate]:
+    """Return the selected metrics of the order that a reranker gives passages; none if no passage is relevant.
+
+    Args:
+        tested: Predictions on pairs of a query and a passage, of two classes.
+        labels: Shape (N,), int64: 1 for a relevant passage.
+        queries: Shape (N,), int64: the query of each pair, from 0.
+        metrics: Names from `registry.METRICS`; others than those of queries are skipped.
+        resampling: Bootstrap settings, of queries.
+    """
+    chosen = [METRICS[name] for name in needing(metrics, MetricNeeds.QUERIES)]
+    if not chosen or not bool((labels == 1).any()):
+        return {}
+    return resampling.values(chosen, by_query(answered(tested, labels)["log_odds"], labels == 1, queries))
 
 
 def means(

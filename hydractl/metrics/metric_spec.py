@@ -20,6 +20,7 @@ class MetricNeeds(Enum):
     """Data that a metric needs."""
 
     LABELS = auto()
+    QUERIES = auto()
     MEMBERS = auto()
     OOD = auto()
     TEMPERATURE = auto()

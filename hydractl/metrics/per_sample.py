@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.metrics.checks import check_labels, check_probs
 from hydractl.runtime import at_least_single
 
+BINARY = 2
 SAMPLES_AT_ONCE = 4096
 NUMBERS_AT_ONCE = 2**20
 """Number of float64 values in a chunk, over all members."""
@@ -205,10 +206,10 @@ def question_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 
         Shape (..., N), in the dtype of the logits.
     """
     soft = labels.is_floating_point()
-    every = labels.expand(logits.shape if soft else logits.shape[:-1])
+    targets = labels.expand(logits.shape if soft else logits.shape[:-1])
     losses = F.cross_entropy(
         logits.flatten(0, -2),
-        every.flatten(0, -2) if soft else every.flatten(),
+        targets.flatten(0, -2) if soft else targets.flatten(),
         reduction="none",
         label_smoothing=label_smoothing,
     ).view(logits.shape[:-1])
@@ -220,7 +221,7 @@ def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -
 
     `predicted` is the most probable class, int64, the lowest among equals; `hits` is whether it is the label, boolean,
     `confidence` its probability, `nll` the negative log-probability of the label in nats, `error` the squared error summed over
-    classes.
+    classes, and of two classes `log_odds` the logarithm of the second one's probability over that of the first.
 
     Args:
         probs: Shape (N, C), rows summing to 1.
@@ -234,14 +235,16 @@ def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -
     check_probs(probs)
     check_labels(labels, samples=probs.shape[0], classes=probs.shape[1])
     confidence, predicted = probs.max(1)
+    log_probs = (probs.log() if log_probs is None else log_probs).double()
     error = probs.double() - torch.nn.functional.one_hot(labels.long(), probs.shape[1])
     return {
         "predicted": predicted,
         "hits": predicted == labels,
         # a row of low precision may sum to a little more than 1, and bins end at 1
         "confidence": confidence.double().clamp(max=1.0),
-        "nll": -at_labels((probs.log() if log_probs is None else log_probs).double(), labels.long()),
+        "nll": -at_labels(log_probs, labels.long()),
         "error": error.square().sum(1),
+        **({"log_odds": log_probs[:, 1] - log_probs[:, 0]} if probs.shape[1] == BINARY else {}),
     }
 
 

@@ -23,7 +23,7 @@ from hydractl.reporting.report_values import (
     scopes,
 )
 
-JUDGED_METRICS = ("accuracy", "nll", "ece", "auroc")
+JUDGED_METRICS = ("accuracy", "ndcg", "nll", "ece", "auroc")
 """Metrics of the verdict."""
 MOST_SCORES = 2
 """Number of OOD scores in the verdict: the first of the report, which by default include the one that models store."""

@@ -12,7 +12,7 @@ from sklearn import metrics as sk
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from hydractl.metrics import classification
-from hydractl.metrics.classification import LABELLED
+from hydractl.metrics.classification import LABELLED, RETRIEVAL, by_query
 from hydractl.metrics.per_sample import answers
 
 
@@ -187,3 +187,40 @@ def test_nll_survives_probabilities_that_underflow():
 
 def test_ties_predict_the_lowest_class():
     assert every(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))["accuracy"] == 1.0
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_the_order_of_passages_is_measured_as_by_scikit_learn(seed, queries):
+    source = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(queries, (60,), generator=source)
+    scores = torch.randn(60, generator=source, dtype=torch.float64)
+    relevant = torch.rand(60, generator=source) < 0.2
+
+    values = by_query(scores, relevant, numbers)
+
+    asked = [numbers == query for query in range(queries) if (relevant & (numbers == query)).any()]
+    assert all(len(value) == len(asked) for value in values.values())
+    for i, mine in enumerate(asked):
+        truth, guess = relevant[mine].numpy(), scores[mine].numpy()
+        assert float(values["precision"][i]) == pytest.approx(sk.average_precision_score(truth, guess))
+        first = 1 + min(int((guess > score).sum()) for score in guess[truth])
+        assert float(values["reciprocal_rank"][i]) == pytest.approx(1 / first)
+        if len(truth) > 1:  # of one passage scikit-learn says nothing
+            assert float(values["gain"][i]) == pytest.approx(sk.ndcg_score([truth], [guess], k=10))
+    assert {metric.reads[0] for metric in RETRIEVAL} == values.keys()
+    assert all(value.dtype == torch.float64 and bool((value <= 1).all()) for value in values.values())
+
+
+def test_no_model_gains_from_ties():
+    relevant, queries = torch.tensor([True, False, True, False]), torch.tensor([0, 0, 1, 1])
+
+    values = by_query(torch.tensor([0.0, 0.0, 1.0, 0.0]), relevant, queries)
+
+    assert values["reciprocal_rank"].tolist() == [0.5, 1.0]
+    assert values["gain"].tolist() == pytest.approx([1 / math.log2(3), 1.0])
+
+
+def test_queries_without_a_relevant_passage_do_not_count():
+    values = by_query(torch.tensor([1.0, 0.0]), torch.tensor([False, True]), torch.tensor([0, 1]))
+
+    assert all(value.tolist() == [1.0] for value in values.values())

@@ -29,6 +29,7 @@ PAIR_COLUMNS = (
     ("premise", "hypothesis"),
     ("question1", "question2"),
     ("question", "sentence"),
+    ("query", "passage"),
 )
 LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?")

@@ -29,6 +29,7 @@ from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.caveats import check_apart, of_data, of_training
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.open_models import queries_of
 from hydractl.stages.evaluate.streamed import Identity, StreamedData
 from hydractl.stages.shared.open_inputs import warn
 from hydractl.stages.shared.predictions import PreparedData
@@ -72,6 +73,7 @@ class EvalData:
         made_with: What tells the items of that, as `DIGEST`.
         identities: Of every set; a stream tells its own once it has passed.
         alignment: The labels' classes.
+        queries: The query of each pair of the ID set, (N,), if all models are rerankers.
         skipped: What was left out of the sets, in a line each.
         progress: Hears what is doubtful.
     """
@@ -86,6 +88,7 @@ class EvalData:
     made_with: dict[str, np.ndarray]
     identities: dict[str, Identity | StreamedData]
     alignment: ClassAlignment
+    queries: Tensor | None
     skipped: Sequence[str]
     progress: Progress
 
@@ -147,6 +150,7 @@ class EvalData:
             made_with={ref: identity.content for ref, identity in made_with.items()},
             identities=identities,
             alignment=alignment,
+            queries=queries_of(config, tested, models),
             skipped=opener.skipped,
             progress=progress,
         )

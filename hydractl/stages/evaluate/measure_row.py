@@ -18,7 +18,7 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.by_class import by_class
-from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means, measure
+from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means, measure, measure_order
 from hydractl.metrics.curves import curves_of
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
@@ -254,7 +254,16 @@ def _numbers(run: Evaluation, predictions: Mapping[str, StoredPredictions]) -> R
         scores=config.scores,
         resampling=run.resampling,
     )
-    return replace(numbers, groups=config.groups)
+    order: Mapping[str, MetricEstimate] = {}
+    if run.data.queries is not None:
+        order = measure_order(
+            predictions[ID_NAME],
+            run.data.summary.labels,
+            run.data.queries,
+            metrics=config.chosen,
+            resampling=run.resampling,
+        )
+    return replace(numbers, groups=config.groups, id_set={**numbers.id_set, **order})
 
 
 def _row(

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+import torch
+
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.corruptions.severities import frost_scale
+from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, content_of
-from hydractl.errors import DataError, InputError
+from hydractl.data.sources.stream import ItemStream
+from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.manifest.header import Tokenization
+from hydractl.metrics.metric_spec import MetricNeeds
+from hydractl.metrics.registry import needing
 from hydractl.output.locks import OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.shared import outputs
@@ -42,6 +48,29 @@ def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], loc
         )
     if config.store is not None:
         outputs.check_models([config.store], lock, models=models, option="--store")
+
+
+def queries_of(
+    config: EvalConfig, tested: Items | ItemStream, models: Sequence[OpenModel]
+) -> torch.Tensor | None:
+    """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit.
+
+    Raises:
+        UsageError: If there are none, but a metric was chosen that needs them.
+    """
+    rerank = all(model.header.architecture.config.get("num_labels") == 1 for model in models)
+    queries = tested.queries() if rerank and isinstance(tested, TextSet) else None
+    explicit = [
+        *(config.chosen if config.metrics else ()),
+        *(condition.metric for condition in config.fail_if),
+    ]
+    if queries is None and (metrics := needing(explicit, MetricNeeds.QUERIES)):
+        raise UsageError(
+            f"`{metrics[0]}` cannot be measured: it needs rerankers, which have a single logit, and pairs of texts "
+            "of which several have the same first text, the query",
+            hint='write pairs as {"query": Q, "passage": P, "label": 1}, where 1 is a relevant passage',
+        )
+    return None if queries is None else torch.tensor(queries)
 
 
 def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:

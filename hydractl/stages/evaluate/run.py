@@ -14,8 +14,9 @@ from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_of
-from hydractl.metrics.registry import METRICS
+from hydractl.metrics.registry import METRICS, needing
 from hydractl.output.atomic_write import is_stream
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
@@ -139,7 +140,9 @@ def _paths(config: EvalConfig) -> tuple[Path, ...]:
 def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
     config, summary = run.config, run.data.summary
     libraries = {model.family.library for models in run.opened for model in models}
-    measured = {*config.chosen, *(name for row in table.rows for name in row.values)}
+    # those of queries are measured only where rows have them
+    measured = {*config.chosen} - {*needing(config.chosen, MetricNeeds.QUERIES)}
+    measured |= {name for row in table.rows for name in row.values}
     caveats = [*of_temperatures(config, run.opened), *summary.caveats, *table.caveats]
     return Report(
         rows=tuple(table.rows),
