@@ -27,6 +27,7 @@ from hydractl.families.batched_members import (
 from hydractl.families.head_group import HeadGroup, Projection
 from hydractl.families.stream import Product, computed
 from hydractl.model_inputs import split_batch
+from hydractl.runtime import on_device
 
 
 def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
@@ -42,7 +43,7 @@ def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
     joint = shallow_copy(first)
     joint.head_numbers, joint.members = tuple(range(heads)), len(groups)
     numbers = [[*group.head_numbers, *[0] * (heads - group.heads)] for group in groups]
-    joint.numbers = fixed(torch.tensor(numbers, device=first.proj.weight.device))
+    joint.numbers = fixed(on_device(torch.tensor(numbers), first.proj.weight.device))
     joint.q = joint.k = joint.v = joint.q_bias = joint.v_bias = None
     joint.q_norm, joint.k_norm = q_norm, k_norm
     joint.qkv = _stacked_projections([group.projections() for group in groups], width)

@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.families.attention_bias import NOTHING, AttentionExtras, HeadBias
 from hydractl.families.batched_members import only_rows, shallow_copy
 from hydractl.families.stream import Product, applied, product
+from hydractl.runtime import on_device
 
 Rotation = Literal["half", "pairs"]
 
@@ -287,8 +288,8 @@ class HeadGroup(nn.Module):
 
     def select(self, positions: Sequence[int]) -> HeadGroup:
         """Return a copy with only the heads at these positions among the kept, weights sliced."""
-        rows = torch.tensor([h * self.head_dim + k for h in positions for k in range(self.head_dim)]).long()
-        rows = rows.to(self.proj.weight.device)
+        numbers = [h * self.head_dim + k for h in positions for k in range(self.head_dim)]
+        rows = on_device(torch.tensor(numbers, dtype=torch.long), self.proj.weight.device)
         width = self.heads * self.head_dim
         selected = shallow_copy(self)
         selected.head_numbers = tuple(self.head_numbers[h] for h in positions)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from hydractl.errors import HydraError, Interrupted, UsageError
 from hydractl.processes.signals import signals_that_kill
-from hydractl.runtime import pick_device
+from hydractl.runtime import on_cpu, pick_device
 
 if TYPE_CHECKING:
     import torch
@@ -207,8 +207,8 @@ class ProcessGroup:
 
         Results are on the CPU; all processes call this equally often.
         """
-        on_cpu = [result.cpu() for result in local_results]
-        shares = [self._sent(rank, on_cpu) or [] for rank in range(self.world)]
+        results = on_cpu(*local_results)
+        shares = [self._sent(rank, results) or [] for rank in range(self.world)]
         count = sum(map(len, shares))
         return [shares[i % self.world][i // self.world] for i in range(count)]
 

@@ -7,7 +7,7 @@ whole. Every process takes part whenever something is made whole: also in those 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -87,10 +87,15 @@ def made_whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def copy_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return copies where tensors lie, made all at once: on a GPU by a few kernels, however many tensors there are."""
+    """Return copies where tensors lie."""
     copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
-    torch._foreach_copy_([_local(copy) for copy in copies.values()], [_local(t) for t in tensors.values()])
+    copy_into(copies.values(), tensors.values())
     return copies
+
+
+def copy_into(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
+    """Copy tensors all at once: on a GPU by a few kernels, however many there are."""
+    torch._foreach_copy_([*map(_local, targets)], [*map(_local, sources)])
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

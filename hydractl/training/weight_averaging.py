@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hydractl.processes.signals import signals_held
-from hydractl.training.fsdp import copy_tensors, like
+from hydractl.training.fsdp import copy_into, copy_tensors, like
 from hydractl.training.recipes.recipe import Recipe
 
 WARMUP_POWER = 2 / 3
@@ -78,9 +78,7 @@ class Average:
                     self._swap()
 
     def _swap(self) -> None:
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                trained = parameter.clone()
-                parameter.copy_(self.tensors[name])
-                self.tensors[name].copy_(trained)
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        mean, self.tensors = self.tensors, copy_tensors(weights)
+        copy_into(weights.values(), mean.values())
         self._swapped = not self._swapped

@@ -1,6 +1,6 @@
 """What torch's own CUDA code is asked for, on a runtime without a GPU: launches, waits, copies, memory, a second device.
 
-Kernels do nothing there, so numbers are not looked at; `test_gpu.py` does that.
+Kernels do nothing there, so numbers are hardly looked at; `test_gpu.py` does that.
 """
 
 from __future__ import annotations
@@ -22,23 +22,18 @@ TESTS = Path(__file__).parents[1]
 IDLE = {"waits": 0, "copies": 0, "allocations": 0}
 MOST = {"pruned": 1.12, "tuned": 1.25}
 """Launches of a stacked hydra over those of the library's model, texts with padding; fine-tuned members share the embedding."""
-COMMANDS = {
-    "score": ("score", "MODEL", "--method", "taylor", "--data", "digits::limit=8", "-o", "OUT.json"),
-    "finetune": (
-        "finetune",
-        "MODEL",
-        "--data",
-        "digits::limit=8",
-        "--val",
-        "digits::limit=8",
-        "--epochs",
-        "1",
-        "-o",
-        "OUT.st",
-    ),
-    "eval": ("eval", "MODEL", "--data", "digits::limit=8", "-o", "OUT.json"),
-    "predict": ("predict", "MODEL", "digits::limit=8", "-o", "OUT.jsonl"),
+WAITS = {
+    "finetune": {"training.loop._steps": 2, "training.evaluate.tally": 2, "runtime.wait_for": 1},  # 2 epochs
+    "score": {
+        "scoring.gradients.weight_gradients.mean_gradient": 6,  # 3 layers: whether it is finite, and the loss
+        "scoring.gradients.taylor._l1.<locals>.<dictcomp>": 3,
+    },
+    "prune": {"runtime.wait_for": 12},  # 3 candidates on 4 batches
+    "fuse": {"runtime.wait_for": 8},  # 2 members
+    "eval": {"runtime.wait_for": 12},  # 2 models, 4 batches and 2 of what is OOD
+    "predict": {"runtime.wait_for": 4},
 }
+"""Where a stage waits for its GPU, how often, when it runs models: where a number is read, and nowhere else."""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +47,14 @@ def counted(cuda, tmp_path_factory):
     """What models asked for, all in one process."""
     folder = tmp_path_factory.mktemp("models")
     done = run(cuda, "-m", "support.launches", str(folder), GPUS=2)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def stages(cuda, tmp_path_factory):
+    """What stages asked for with `--device cuda:1`, all in one process."""
+    done = run(cuda, "-m", "support.unreal_stages", str(tmp_path_factory.mktemp("stages")), GPUS=2)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -98,29 +101,32 @@ def test_training_leaves_the_generator_of_its_gpu(counted):
     assert counted["generator"]
 
 
-OUT_OF_MEMORY = """
-import contextlib, io, json, sys
-from hydractl.cli.app import main
-found = {}
-for name, command in json.loads(sys.argv[1]).items():
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors):
-        found[name] = [main([*command, "--device", "cuda:1"]), errors.getvalue()]
-print(json.dumps(found))
-"""
+@pytest.mark.parametrize("stage", WAITS)
+def test_a_stage_keeps_to_its_gpu_and_waits_where_it_reads_a_number(stages, stage):
+    found = stages[stage]
+    assert found["code"] == 0, found["said"]
+    assert found["devices"] == [1]
+    assert found["waits"].pop("weights", 0) <= 100  # once: two models have about so many tensors
+    assert found["waits"] == WAITS[stage]
 
 
-def test_too_little_memory_is_one_line(cuda, tmp_path):
-    """On the second of two GPUs, in one process."""
-    model = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,num_classes=10"
-    commands = {
-        name: [word.replace("MODEL", model).replace("OUT", str(tmp_path / name)) for word in command]
-        for name, command in COMMANDS.items()
-    }
-    done = run(cuda, "-c", OUT_OF_MEMORY, json.dumps(commands), GPUS=2, MEGABYTES=8)
-    assert done.returncode == 0, done.stderr
-    for name, (code, said) in json.loads(done.stdout.splitlines()[-1]).items():
-        errors = [line for line in said.splitlines() if line.startswith("error:")]
-        assert (name, code, len(errors)) == (name, 3, 1), said
-        assert "memory" in errors[0]
-        assert "Traceback" not in said
+def test_a_wait_and_another_device_are_found(stages):
+    """In a stage whose inputs are copied by one who waits, beside a kernel on the first GPU."""
+    found = stages["planted"]
+    assert found["devices"] == [0, 1]
+    assert found["waits"]["__main__.carelessly"] == 4
+
+
+def test_values_are_those_of_the_processor(stages):
+    """So that what stages wait for is what they wait for on a GPU, however it depends on what was computed."""
+    ours, processors = stages["probabilities"].values()
+    assert ours == pytest.approx(processors, abs=1e-6)
+
+
+@pytest.mark.parametrize("stage", WAITS)
+def test_too_little_memory_is_one_line(stages, stage):
+    code, said = stages["short"][stage]
+    errors = [line for line in said.splitlines() if line.startswith("error:")]
+    assert (code, len(errors)) == (3, 1), said
+    assert "memory" in errors[0]
+    assert "Traceback" not in said

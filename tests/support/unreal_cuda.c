@@ -86,8 +86,12 @@ typedef struct { long nodes; } Graph;
 static void *captured_stream;
 static Graph *graph;
 
-static int wait(const char *what) {
+static void (*hears)(void);  // is called whenever the processor waits
+void unreal_hear(void (*what)(void)) { hears = what; }
+
+int unreal_wait(const char *what) {
   unreal_count("wait", what);
+  if (hears) hears();
   return graph ? NOT_IN_CAPTURE : OK;
 }
 
@@ -128,9 +132,9 @@ int cublasLtMatmul(void *handle, void *of, const void *alpha, const void *a, voi
 int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) { *stream = calloc(1, 8); return OK; }
 int cudaStreamCreateWithFlags(void **stream, unsigned flags) { *stream = calloc(1, 8); return OK; }
 int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { *least = 0, *greatest = -5; return OK; }
-int cudaStreamSynchronize(void *stream) { return wait("stream"); }
-int cudaDeviceSynchronize(void) { return wait("device"); }
-int cudaEventSynchronize(void *event) { return wait("event"); }
+int cudaStreamSynchronize(void *stream) { return unreal_wait("stream"); }
+int cudaDeviceSynchronize(void) { return unreal_wait("device"); }
+int cudaEventSynchronize(void *event) { return unreal_wait("event"); }
 int cudaEventCreate(void **event) { *event = calloc(1, 8); return OK; }
 int cudaEventCreateWithFlags(void **event, unsigned flags) { return cudaEventCreate(event); }
 int cudaEventElapsedTime(float *milliseconds, void *begin, void *end) { *milliseconds = 1; return OK; }
@@ -204,7 +208,7 @@ int cudaMallocHost(void **address, size_t size) { return allocate(address, size,
 int cudaFree(void *address) { return release(address); }
 int cudaFreeAsync(void *address, void *stream) { return release(address); }
 int cudaFreeHost(void *address) { return release(address); }
-int cudaMemGetInfo(size_t *left, size_t *all) { *all = total(), *left = *all - used[device]; return OK; }
+int cudaMemGetInfo(size_t *left, size_t *all) { *all = total(), *left = *all > used[device] ? *all - used[device] : 0; return OK; }
 
 typedef struct { int kind, device; void *on_device, *on_host; } Pointer;
 int cudaPointerGetAttributes(Pointer *about, const void *address) {
@@ -230,13 +234,15 @@ int cudaMemsetAsync(void *at, int byte, size_t size, void *stream) { memset(at, 
 int cudaMemset(void *at, int byte, size_t size) { return cudaMemsetAsync(at, byte, size, 0); }
 int cudaGetSymbolAddress(void **address, const void *symbol) { *address = (void *)symbol; return OK; }
 
-// --- the devices, which are like an A100
+// --- the devices, which are like an A100; each that is made the current one is begun, as since CUDA 12
 
+static int begun[DEVICES];
 int cudaGetDeviceCount(int *count) { *count = number("GPUS", 1); return OK; }
 int cudaGetDevice(int *index) { *index = device; return OK; }
 int cudaSetDevice(int index) {
   if (index >= number("GPUS", 1)) return last_error = NO_SUCH_DEVICE;
   device = index;
+  begun[index] = 1;
   return OK;
 }
 int cudaRuntimeGetVersion(int *version) { *version = number("CUDA", 13000); return OK; }
@@ -313,7 +319,7 @@ int cudaGetDriverEntryPointByVersion(const char *name, void **found, unsigned ve
   return OK;
 }
 int cuGetErrorString(int error, const char **text) { *text = "?"; return OK; }
-int cuDevicePrimaryCtxGetState(int of, unsigned *flags, int *active) { *flags = 0, *active = 1; return OK; }
+int cuDevicePrimaryCtxGetState(int of, unsigned *flags, int *active) { *flags = 0, *active = begun[of]; return OK; }
 int cuCtxGetCurrent(void **context) { *context = &device; return OK; }
 
 // --- libraries of products: handles that are not null, and one way to compute

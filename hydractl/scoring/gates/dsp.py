@@ -12,6 +12,7 @@ from typing_extensions import override
 from hydractl.errors import UsageError
 from hydractl.heads.budget import total_heads
 from hydractl.progress import Progress
+from hydractl.runtime import on_device
 from hydractl.scoring.gates.learned import Gates, initial_draws, step_uniform, tables
 from hydractl.scoring.gates.settings import DspSettings
 from hydractl.scoring.gates.training import joint_weights, train_gates
@@ -99,7 +100,9 @@ class SoftSubset(StraightThrough):
         self._temperature = temperature_at(step, begin=self._begin, cooldown=self._cooldown)
         uniform = step_uniform(len(self.w), seed=seed, step=step)
         tiny = torch.finfo(uniform.dtype).tiny
-        self._noise = -(-(uniform.clamp(min=tiny).log())).clamp(min=tiny).log().to(self.w)
+        self._noise = on_device(
+            -(-(uniform.clamp(min=tiny).log())).clamp(min=tiny).log(), self.w.device, self.w.dtype
+        )
 
     @override
     def forward(self) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.progress import Progress
+from hydractl.runtime import on_device
 from hydractl.scoring.gates.learned import Gates, initial_draws, step_uniform, tables
 from hydractl.scoring.gates.settings import L0Settings
 from hydractl.scoring.gates.training import joint_weights, train_gates
@@ -83,7 +84,7 @@ class HardConcrete(Gates):
     @override
     def begin(self, step: int, *, seed: int) -> None:
         uniform = step_uniform(len(self.log_alpha), seed=seed, step=step)
-        self._noise = (EDGE + (1 - 2 * EDGE) * uniform).to(self.log_alpha)
+        self._noise = on_device(EDGE + (1 - 2 * EDGE) * uniform, self.log_alpha.device, self.log_alpha.dtype)
 
     @override
     def forward(self) -> torch.Tensor:

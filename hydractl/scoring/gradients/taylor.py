@@ -82,7 +82,7 @@ def _molchanov(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
             yield [*((x / len(losses)) ** 2 for x in sums), torch.ones((), device=losses.device)]
 
     *sums, batches = job.team.added(own_batches())
-    if not all(x.isfinite().all() for x in sums):
+    if not torch.stack([x.isfinite().all() for x in sums]).all():
         raise not_finite("gradients")
     return {layer: (x / batches).tolist() for layer, x in zip(blocks, sums, strict=True)}
 

@@ -112,11 +112,12 @@ def mean_gradient(job: ScoreJob, blocks: Mapping[Layer, Sequence[WeightBlock]]) 
 
     def own_batches() -> Iterator[list[torch.Tensor]]:
         for gradients, losses in batch_gradients(job, weights):
-            count = torch.tensor(len(losses), device=losses.device)
+            # not `tensor`, which is copied from the processor
+            count = torch.full((), len(losses), device=losses.device)
             yield [*(g.to(at_least_single(g.dtype)) for g in gradients), losses.double().sum(), count]
 
     *sums, loss, count = job.team.added(own_batches())
-    if not all(g.isfinite().all() for g in sums):
+    if not torch.stack([g.isfinite().all() for g in sums]).all():
         raise not_finite("gradients")
     means = iter([g / count for g in sums])
     return MeanGradient(

@@ -30,6 +30,7 @@ from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_scores import MSP
 from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
+from hydractl.runtime import on_cpu
 from hydractl.scoring.attention_hooks import tapped
 from hydractl.scoring.circuit.density import check_halves
 from hydractl.scoring.circuit.objective import AVERAGE, parse_objective
@@ -171,9 +172,9 @@ def _run_one(
 def _answers(
     model: Model, batches: Iterable[Samples], yardstick: Yardstick, fixed_outputs: dict[str, torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield for each batch its answers (B, C) or (B, C + D), and its labels (B,) if it has any.
+    """Yield for each batch its answers (B, C) or (B, C + D), and its labels (B,) if it has any, on the CPU.
 
-    What a tower says that is always asked the same is kept in `fixed_outputs`.
+    The device is waited for once a batch. What a tower says that is always asked the same is kept in `fixed_outputs`.
     """
     for inputs, labels in batches:
         outputs = {}
@@ -183,10 +184,10 @@ def _answers(
             )
             if name in model.answer.fixed:
                 fixed_outputs[name] = outputs[name]
-        answers = yardstick.answers(model, outputs).squeeze(0).cpu()
-        if not answers.isfinite().all():
+        tensors = on_cpu(yardstick.answers(model, outputs).squeeze(0), *(() if labels is None else (labels,)))
+        if not tensors[0].isfinite().all():
             raise DataError("a candidate has outputs that are not finite on these data")
-        yield (answers,) if labels is None else (answers, labels.cpu())
+        yield tensors
 
 
 def _joined(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
