@@ -177,7 +177,7 @@ def _asking(name: str) -> Iterator[None]:
     except Exception as error:  # libraries raise what they like
         raise OutputError(
             f"`--log-to {name}`: {reason_of(error)}",
-            hint=f"check that {name} can write its files, or remove `--log-to {name}`",
+            hint=f"check that {name} can write its files, or leave out `--log-to {name}`",
         ) from error
     finally:
         if needs_state:

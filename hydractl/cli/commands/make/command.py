@@ -9,7 +9,6 @@ from hydractl.cli.command import command
 from hydractl.cli.commands.make.config import HYDRA, MODEL, PAGE, PLAN, REPORT, THRESHOLD, MakeConfig
 from hydractl.cli.commands.run.plan import read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, table_of, written_out
-from hydractl.manifest.report import Report
 
 
 @command(MakeConfig)
@@ -49,6 +48,7 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
 def _show(config: MakeConfig) -> None:
     """Print the table, the verdict, the threshold, and what to type next."""
     from hydractl.cli.quality import quality_table
+    from hydractl.manifest.report import Report
     from hydractl.reporting.comparison import Compared
     from hydractl.reporting.verdict import sentence
 
