@@ -97,11 +97,7 @@ def main() -> None:
         make(plan)
     found = [measured(plan) for plan in plans]
     timed = {name: {} for name in found[0]} if options.no_time else times(plans[0])
-    means = {
-        name: {column: statistics.fmean(seed[name][column] for seed in found) for column in found[0][name]}
-        | timed[name]
-        for name in found[0]
-    }
+    means = {name: row | timed[name] for name, row in means_of(found).items()}
     for row in means.values():
         for kind in KINDS:  # the best in the mean, chosen by the test itself, which favours logit scores
             row[f"{kind} by {LOGITS}"] = max(row[f"{kind} by {score}"] for score in LOGIT_SCORES)
@@ -199,6 +195,14 @@ def times(plan: Plan) -> dict[str, Numbers]:
     }
 
 
+def means_of(found: Sequence[Mapping[str, Numbers]]) -> dict[str, Numbers]:
+    """Return the means of all rows over seeds."""
+    return {
+        name: {column: statistics.fmean(seed[name][column] for seed in found) for column in found[0][name]}
+        for name in found[0]
+    }
+
+
 def table(means: Mapping[str, Numbers]) -> str:
     """Return the means over seeds as a table of Markdown."""
     columns = [column for column in COLUMNS if all(column in row for row in means.values())]
@@ -209,19 +213,21 @@ def table(means: Mapping[str, Numbers]) -> str:
 
 def verdicts(found: Sequence[Mapping[str, Numbers]]) -> str:
     """Return what each row has over the rivals, in what rows are judged by."""
-    parts = []
     rivals = (RIVAL, SMALLER, LONGER, *(TAUGHT_HYDRA,) * (TAUGHT_REPELLED in found[0]))
-    for rival in (name for name in rivals if name in found[0]):
-        lines = [f"| minus `{rival}` | {' | '.join(JUDGED)} |", f"|---|{'---:|' * len(JUDGED)}"]
-        for name in found[0]:
-            if name != rival:
-                cells = (
-                    verdict([seed[name][c] - seed[rival][c] for seed in found], more=JUDGED[c])
-                    for c in JUDGED
-                )
-                lines.append(f"| {name} | {' | '.join(cells)} |")
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
+    return "\n".join(differences(found, rival, JUDGED) for rival in rivals if rival in found[0])
+
+
+def differences(found: Sequence[Mapping[str, Numbers]], rival: str, judged: Mapping[str, bool]) -> str:
+    """Return the differences of all rows from one, paired by seed, as a table of Markdown; `judged` is of the form of `JUDGED`."""
+    lines = [f"| minus `{rival}` | {' | '.join(judged)} |", f"|---|{'---:|' * len(judged)}"]
+    for name in found[0]:
+        if name != rival:
+            cells = (
+                verdict([seed[name][column] - seed[rival][column] for seed in found], more=more)
+                for column, more in judged.items()
+            )
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def claims(task: str, found: Sequence[Mapping[str, Numbers]]) -> Iterator[str]:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from promise import COLUMNS, DEFAULT, RESULTS, Numbers, make_files, numbers, report, run, verdict
+from promise import DEFAULT, RESULTS, Numbers, differences, make_files, means_of, numbers, report, run, table
 from promise_plan import MEMBERS, OWN_BLOCK, RIVAL, SINGLE, TAUGHT_HYDRA, Plan, fill
 from promise_tasks import asked
 from torch import Tensor, nn
@@ -167,21 +166,8 @@ def main() -> None:
     )
     options, begun = asked(parser)
     found = [make(fill(begun(options.work, seed))) for seed in options.seeds]
-    columns = [column for column in COLUMNS if all(column in row for row in found[0].values())]
-    lines = [f"{options.task}, seeds {', '.join(map(str, options.seeds))}", ""]
-    lines += [f"| mean | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
-    for name in found[0]:
-        means = (statistics.fmean(seed[name][column] for seed in found) for column in columns)
-        lines.append(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
-    lines += ["", f"| minus `{RIVAL}` | {' | '.join(JUDGED)} |", f"|---|{'---:|' * len(JUDGED)}"]
-    for name in found[0]:
-        if name != RIVAL:
-            cells = (
-                verdict([seed[name][column] - seed[RIVAL][column] for seed in found], more=more)
-                for column, more in JUDGED.items()
-            )
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    text = "\n".join(lines) + "\n"
+    seeds = f"{options.task}, seeds {', '.join(map(str, options.seeds))}"
+    text = "\n".join((f"{seeds}\n", table(means_of(found)), differences(found, RIVAL, JUDGED)))
     print(text)
     out = RESULTS / f"teaching-{options.task}"
     out.with_suffix(".md").write_text(text, encoding="utf-8")

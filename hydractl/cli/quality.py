@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hydractl.cli.output import console, line, table_of
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.reporting.comparison import Compared
@@ -26,10 +27,17 @@ def quality(compared: Compared) -> Mapping[str, Quantity]:
     }
 
 
-def quality_table(compared: Compared, *, unit: str) -> ReportTable:
-    """Return the table of all rows, with costs relative to the row `unit`."""
-    quantities = quality(compared)
+def show_quality(compared: Compared, *, unit: str) -> None:
+    """Print the table of all rows, with costs relative to the row `unit`, and what its columns mean."""
+    report, out = compared.reports[0], console()
     costs = {name: cost for name, cost in COSTS.items() if cost in compared.rows[unit]}
+    out.print(table_of(_quality_table(compared, costs, unit=unit)))
+    auroc = f"near, far: AUROC by {report.ood_scores[-1]}; " if report.near or report.far else ""
+    line(out, f"{auroc}{', '.join(costs)}: times {unit}")
+
+
+def _quality_table(compared: Compared, costs: Mapping[str, Quantity], *, unit: str) -> ReportTable:
+    quantities = quality(compared)
     rows = (
         (
             name,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hydractl.cli.output import console, line, table, table_of, written_out
-from hydractl.cli.quality import COSTS, quality, quality_table
+from hydractl.cli.output import console, line, table, written_out
+from hydractl.cli.quality import COSTS, quality, show_quality
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report
@@ -33,14 +33,12 @@ def show(out: Path) -> None:
         InputError: If the report cannot be read.
         OutputError: If the picture cannot be written.
     """
-    report = Report.read(out / REPORT)
-    compared = Compared.of({REPORT: report})
+    compared = Compared.of({REPORT: Report.read(out / REPORT)})
     with publish(out / PICTURE) as file:
         file.write(png(next(figure for figure in figures(compared) if figure.name == "cost").sheet()))
     with written_out():
         terminal = console()
-        terminal.print(table_of(quality_table(compared, unit=SINGLE)))
-        line(terminal, f"near, far: AUROC by {report.ood_scores[-1]}; compute, training: times {SINGLE}")
+        show_quality(compared, unit=SINGLE)
         for opponent in filter(compared.rows.__contains__, OPPONENTS):
             line(terminal, sentence(compared, opponent))
         line(terminal, "level: the 95 % interval of the difference includes 0")

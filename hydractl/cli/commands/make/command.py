@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hydractl.cli.command import command
 from hydractl.cli.commands.make.config import HYDRA, MODEL, PAGE, PLAN, REPORT, THRESHOLD, MakeConfig
 from hydractl.cli.commands.run.plan import read_back, run_plan, written
-from hydractl.cli.output import Terminal, console, line, table_of, written_out
+from hydractl.cli.output import Terminal, console, line, written_out
 
 
 @command(MakeConfig)
@@ -47,18 +47,15 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
 
 def _show(config: MakeConfig) -> None:
     """Print the table, the verdict, the threshold, and what to type next."""
-    from hydractl.cli.quality import quality_table
+    from hydractl.cli.quality import show_quality
     from hydractl.manifest.report import Report
     from hydractl.reporting.comparison import Compared
     from hydractl.reporting.verdict import sentence
 
-    report = Report.read(config.out / REPORT)
-    compared, out = Compared.of({REPORT: report}), console()
-    out.print(table_of(quality_table(compared, unit=config.names[0])))
-    auroc = f"near, far: AUROC by {report.ood_scores[-1]}; " if report.near or report.far else ""
-    line(out, f"{auroc}compute, training: times {config.names[0]}")
+    compared = Compared.of({REPORT: Report.read(config.out / REPORT)})
+    show_quality(compared, unit=config.names[0])
     for text in ("", sentence(compared), *_outcome(config)):
-        line(out, text)
+        line(console(), text)
 
 
 def _outcome(config: MakeConfig) -> Iterator[str]:
