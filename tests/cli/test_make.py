@@ -162,6 +162,8 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk):
         (("m0.st",), "at least two models"),
         (("m0.st", "a/m0.st"), "have the name `m0`"),
         (("m0.st", "m1.st", "--keep", "-"), "must be a file"),
+        (("m0.st", "m1.st", "--labels", "a,b"), "`--labels` has no effect"),
+        (("m0.st", "m1.st", "--arch", "vit_tiny_patch16_224"), "`--arch` has no effect"),
         (("m0.st", "m1.st", "--val", f"{DIGITS},part=1/3"), "is already a part"),
     ],
 )

@@ -113,6 +113,12 @@ class MakeConfig(CommandConfig):
             )
         if self.keep is not None and is_stream(self.keep):
             raise UsageError(f"`--keep {self.keep}`: must be a file", hint="`--dry-run` prints the commands")
+        for option in ("arch", "labels"):
+            if getattr(self, option) is not None and not any(map(_from_script, self.models)):
+                raise UsageError(
+                    f"`--{option}` has no effect: no model is a file of a training script ({', '.join(FROM_SCRIPTS)})",
+                    hint="leave it out, or give such files",
+                )
         check_distinct([*self.names, Path(HYDRA).stem, ENSEMBLE], kind="models", option="MODEL")
 
     @property
@@ -138,7 +144,7 @@ class MakeConfig(CommandConfig):
         models = []
         for name, model in zip(self.names, self.models, strict=True):
             models.append(model)
-            if model.lower().endswith(FROM_SCRIPTS):
+            if _from_script(model):
                 yield {
                     "name": f"import-{name}",
                     "command": "import",
@@ -198,3 +204,7 @@ class MakeConfig(CommandConfig):
     @staticmethod
     def _options(**options: str | None) -> StageOptions:
         return {name: value for name, value in options.items() if value is not None}
+
+
+def _from_script(model: str) -> bool:
+    return model.lower().endswith(FROM_SCRIPTS)
