@@ -113,6 +113,7 @@ KNN = ("--near", "ants=noise", "--ood-score")
 DIVERSE = ("--strategy", "diverse", "--pool", "9", *ALWAYS["prune"])
 TRAINING = {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")}
 COMPANIONS = {
+    "make": dict.fromkeys(("arch", "labels"), ("saved.pth",)),
     "report": {"force": ("-o", "a.md"), "over": ("b.json",)},
     "score": {
         **{
