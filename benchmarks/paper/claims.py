@@ -135,7 +135,7 @@ CLAIMS = (
 )  # fmt: skip
 """Those that need only data and devices that are available here."""
 UNTESTED = {
-    "1, 2 and 7 (batch 4, bf16): a hydra takes 1.07 times as long as a single model": "no GPU has run this yet (`benchmarks/runtime.py --device cuda`)",
+    "1, 2 and 7 (batch 4, bf16): a hydra takes 1.07 times as long as a single model": "an H200 takes 1.28 times as long in eager mode and 1.67 times as CUDA graphs (`benchmarks/results/runtime-h200.md`)",
     "3, 24 to 28: OpenCLIP ViT-B/32 on nine data sets": "weights and data are not available here; a small CLIP on five sets of classes replaces them",
     "27, 28: fine-tuned CLIP": "the paper fine-tunes on a part of LAION-400M",
     "5, figure 4: the most and the least important heads in a plane": "`eval --analyse pca --scores` draws them for any model, but no row of this page does",

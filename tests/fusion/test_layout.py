@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from hydractl.families.batched_members import MemberParallel
 from hydractl.families.dummy_inputs import largest_difference
@@ -18,6 +19,7 @@ from hydractl.fusion.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
+from support.gpu import made_up
 from support.kernels import kernels
 from support.variants import variant
 
@@ -233,6 +235,27 @@ def test_stacked_is_one_graph_for_all_batch_sizes(files, name):
             compiled(inputs).member_logits, hydra(inputs).member_logits, rtol=0, atol=1e-5
         )
     assert count.frame_count == 1
+
+
+@pytest.mark.newer
+@EITHER
+@torch.inference_mode()
+def test_large_products_on_a_gpu_are_made_one_by_one(files, name, monkeypatch):
+    """With the answers of a batch of products, and only from a size on."""
+    path, sample = files[name]
+    inputs = sample.inputs(batch=3)
+    expected = answers(load(path), inputs, "in turn")[0]
+    calls, addmm = [], torch.addmm
+    monkeypatch.setattr("torch.addmm", lambda *args, out: calls.append(1) or addmm(*args, out=out))
+    with made_up():
+        hydra = load(path).to("cuda")
+        hydra.lay_out("stacked")
+        for size, least in ((2**24, 0), (0, 3 * 2 * 3)):
+            monkeypatch.setattr("hydractl.families.stream.LARGE", size)
+            found = hydra(tree_map(torch.Tensor.cuda, inputs)).member_logits.cpu()
+            assert largest_difference(found, expected) <= 1e-5
+            assert len(calls) >= least
+            assert bool(calls) == bool(least)
 
 
 @pytest.mark.newer

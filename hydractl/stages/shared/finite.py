@@ -30,14 +30,18 @@ def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str 
         CheckpointError: Naming the first tensor.
     """
     for name, tensor in tensors.items():
-        finite = tensor.isfinite() if tensor.is_floating_point() else None
-        if finite is not None and not finite.all():
+        if tensor.is_floating_point() and not (finite := _finite(tensor)).all():
             count = finite.numel() - int(finite.sum())
             raise CheckpointError(
                 f"{where}: tensor `{name}` holds {counted(count, 'number')} of {finite.numel()} that "
                 f"{'is' if count == 1 else 'are'} not finite",
                 hint=NOT_FINITE if dtype else "the training may have diverged; use an earlier checkpoint",
             )
+
+
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Return which numbers are finite; older releases of torch cannot tell of 8 bits."""
+    return (tensor.half() if tensor.element_size() == 1 else tensor).isfinite()
 
 
 def check_weights(opened: OpenModel, names: Iterable[str] | None = None) -> None:
@@ -69,8 +73,8 @@ def as_stored(name: str, tensor: torch.Tensor, spec: TensorSpec, *, hint: str) -
         CheckFailed: If a finite number would become an infinite one.
     """
     converted = tensor.to(spec.torch_dtype)
-    if converted.dtype != tensor.dtype and not converted.isfinite().all():
-        count = int((tensor.isfinite() & ~converted.isfinite()).sum())
+    if converted.dtype != tensor.dtype and not _finite(converted).all():
+        count = int((_finite(tensor) & ~_finite(converted)).sum())
         if count:
             raise CheckFailed(
                 f"tensor `{name}` is not finite as {spec.dtype}: {counted(count, 'number')} of {converted.numel()} "
@@ -97,7 +101,7 @@ def stored_tensors(
     tensors = {}
     for name, spec in checkpoint.specs.items():
         tensors[name] = as_stored(name, state[name].detach(), spec, hint=hint)
-        if name in trained and not tensors[name].isfinite().all():
+        if name in trained and not _finite(tensors[name]).all():
             raise CheckFailed(f"tensor `{name}` is not finite after training; nothing was written", hint=hint)
     return tensors
 

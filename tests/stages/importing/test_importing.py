@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import pickle
@@ -126,7 +127,7 @@ def test_every_prefix(tmp_path, state, prefix):
 
 
 def test_wrappers_of_torch(tmp_path, library, state):
-    parallel = torch.nn.DataParallel(library)
+    parallel = torch.nn.DataParallel(copy.deepcopy(library))
     compiled = torch.compile(library)
     averaged = torch.optim.swa_utils.AveragedModel(library)
     for i, model in enumerate((parallel, compiled, averaged)):
