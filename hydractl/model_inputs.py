@@ -111,7 +111,7 @@ def split_batch(x: torch.Tensor, parts: int) -> Sequence[torch.Tensor]:
 
 def repeat_batch(x: torch.Tensor, times: int) -> torch.Tensor:
     """Return x (B, ...) `times` times over: (times B, ...)."""
-    return x.unsqueeze(0).expand(times, *x.shape).flatten(0, 1)
+    return x.repeat(times, *(1,) * (x.ndim - 1))
 
 
 def cut_batch(inputs: Inputs, size: int) -> list[Inputs]:
