@@ -39,6 +39,7 @@ _V3: Options = {
     "position_buckets": 8, "max_relative_positions": 16, "position_biased_input": False,
 }  # fmt: skip
 
+DECODERS = ("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "arcee")
 TINY: Mapping[str, Options] = MappingProxyType(
     {
         **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "deberta-v2"), TEXT),
@@ -50,6 +51,7 @@ TINY: Mapping[str, Options] = MappingProxyType(
         **dict.fromkeys(
             ("eurobert", "ultrabert"), TEXT | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
         ),
+        **dict.fromkeys(DECODERS, TEXT | {"pad_token_id": 0, "num_key_value_heads": 2, "head_dim": 8}),
         "rembert": TEXT | {"input_embedding_size": 16},
         "esm": TEXT | {"pad_token_id": 0, "mask_token_id": 4, "position_embedding_type": "rotary"},
         "electra": TEXT | {"embedding_size": 16},
@@ -153,6 +155,15 @@ VARIANTS: Mapping[str, tuple[Options, ...]] = MappingProxyType(
             *_each("head_dim", 16),
             *_each("num_key_value_heads", 2),
             {"attention_bias": True, "mlp_bias": True},
+        ),
+        **dict.fromkeys(
+            DECODERS,
+            (
+                *_ROTARY,
+                *_each("num_key_value_heads", 1, 4),
+                *_each("head_dim", 16),
+                *_each("pad_token_id", 5),
+            ),
         ),
         "ultrabert": (
             *_ACTIVATIONS,

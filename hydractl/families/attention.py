@@ -33,8 +33,10 @@ from hydractl.runtime import on_device
 def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
     """Return the heads of M members as one group, which computes them all at once; None if that is not possible.
 
-    Queries, keys and values are one product then, whatever they were.
+    Queries, keys and values are one product then, whatever they were; keys that heads share are written out for each, as to
+    gather them would be two calls more.
     """
+    groups = [group.written_out() for group in groups]
     first, heads = groups[0], max(group.heads for group in groups)
     q_norm, k_norm = (stacked([getattr(group, name) for group in groups]) for name in ("q_norm", "k_norm"))
     if not heads or q_norm is None or k_norm is None:

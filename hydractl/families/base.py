@@ -12,12 +12,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from hydractl.manifest.head_mask import shared_keys
+
 if TYPE_CHECKING:
     import torch
 
     from hydractl.families.model_folder import Rule
     from hydractl.families.tower import Model
-    from hydractl.manifest.head_mask import TowerKeep
+    from hydractl.manifest.head_mask import TowerHeads, TowerKeep
     from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 
 
@@ -43,6 +45,7 @@ class HeadTensor:
 
     A fused qkv weight is axis 0 and three copies; an output projection's weight is axis 1 and one copy. Where a head has
     one entry and not K, the axis is `(copies H)`: a table of position biases with a column a head is axis 1 and one copy.
+    A `shared` one has heads of keys or values, which several query heads may share: one goes when its last query head goes.
     """
 
     name: str
@@ -50,22 +53,36 @@ class HeadTensor:
     copies: int
     role: TensorRole
     one_entry: bool = False
+    shared: bool = False
+
+    def numbers(self, heads: Iterable[int], tower: TowerHeads) -> list[int]:
+        """Return the heads that the axis has where a layer keeps these query heads, increasing."""
+        return shared_keys(heads, tower.sharing if self.shared else 1)
+
+    def size(self, heads: Iterable[int], tower: TowerHeads) -> int:
+        """Return how long the axis is where a layer keeps these query heads."""
+        return len(self.numbers(heads, tower)) * self.width(tower.head_dim)
 
     def width(self, head_dim: int) -> int:
         """Return how many entries a head has along the axis, all copies together."""
         return self.copies * (1 if self.one_entry else head_dim)
 
 
-def projections_apart(name: str, parts: Sequence[str], *, copies: int = 1) -> tuple[HeadTensor, ...]:
+def projections_apart(
+    name: str, parts: Sequence[str], *, copies: int = 1, shared: Collection[str] = ()
+) -> tuple[HeadTensor, ...]:
     """Return weight and bias of projections that are layers of their own, heads along the first axis.
 
     Args:
         name: Of a layer, with `{part}`.
         parts: What stands for it: queries, keys, values.
         copies: See `HeadTensor`.
+        shared: Which parts are, see there.
     """
     return tuple(
-        HeadTensor(name=f"{name.format(part=part)}.{kind}", axis=0, copies=copies, role=role)
+        HeadTensor(
+            name=f"{name.format(part=part)}.{kind}", axis=0, copies=copies, role=role, shared=part in shared
+        )
         for part in parts
         for kind, role in (("weight", TensorRole.INPUT), ("bias", TensorRole.BIAS))
     )

@@ -6,6 +6,7 @@ of heads is allowed, zero included. `Attention` puts the groups of M members sid
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, cast
@@ -17,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.families.attention_bias import NOTHING, AttentionExtras, HeadBias
 from hydractl.families.batched_members import only_rows, shallow_copy
 from hydractl.families.stream import Product, applied, product
+from hydractl.manifest.head_mask import shared_keys
 from hydractl.runtime import on_device
 
 Rotation = Literal["half", "pairs"]
@@ -44,6 +46,7 @@ class HeadParts:
         dropout: Probability, of the attention weights in training.
         proj_drop: What follows the output projection.
         rotation: Which numbers a rotary embedding pairs: the halves of a head, or neighbours.
+        sharing: How many query heads share each key head before pruning; keys and values are layers of their own then.
     """
 
     head_numbers: tuple[int, ...]
@@ -63,6 +66,7 @@ class HeadParts:
     dropout: float = 0.0
     proj_drop: nn.Module = field(default_factory=nn.Identity)
     rotation: Rotation = "half"
+    sharing: int = 1
 
 
 class Projection(NamedTuple):
@@ -87,7 +91,7 @@ class HeadGroup(nn.Module):
     """The heads that one member keeps in one layer.
 
     Covered: q, k and v fused or apart, biases or none, q/k norms of width K, rotary embeddings, padding masks, biases of
-    the scores a head, an elementwise output gate.
+    the scores a head, an elementwise output gate, keys and values that several heads share.
 
     Or those of M members at once, padded to the most that any keeps with heads that have no weights and say nothing: see `at_once`.
 
@@ -109,6 +113,7 @@ class HeadGroup(nn.Module):
         self.scale = parts.scale
         self.dropout = parts.dropout
         self.rotation: Rotation = parts.rotation
+        self.sharing = parts.sharing
         self.qkv, self.q, self.k, self.v = parts.qkv, parts.q, parts.k, parts.v
         self.q_bias, self.v_bias = parts.q_bias, parts.v_bias
         self.q_norm, self.k_norm = parts.q_norm, parts.k_norm
@@ -121,6 +126,30 @@ class HeadGroup(nn.Module):
         """How many heads are kept, 0 or more."""
         return len(self.head_numbers)
 
+    @property
+    def keys(self) -> list[int]:
+        """The numbers before pruning of the heads that keys and values have, increasing."""
+        return shared_keys(self.head_numbers, self.sharing)
+
+    def of_each(self, x: torch.Tensor) -> torch.Tensor:
+        """Return keys or values (B, G, T, K) of the heads that share them, (B, H, T, K)."""
+        if self.sharing == 1:
+            return x
+        shares = Counter(head // self.sharing for head in self.head_numbers)
+        parts = zip(x.split(1, dim=1), shares.values(), strict=True)
+        return torch.cat([key.expand(-1, count, -1, -1) for key, count in parts], dim=1)
+
+    def written_out(self) -> HeadGroup:
+        """Return a copy in which each head has keys and values of its own; the group itself where they have."""
+        if self.sharing == 1:
+            return self
+        copied, keys = shallow_copy(self), self.keys
+        rows = self._rows([keys.index(head // self.sharing) for head in self.head_numbers])
+        for name in ("k", "v"):
+            setattr(copied, name, only_rows(getattr(self, name), rows))
+        copied.sharing = 1
+        return copied
+
     def attend(self, x: torch.Tensor, queries: slice | None, side: AttentionExtras = NOTHING) -> torch.Tensor:
         """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
         query_tokens = x if queries is None else x[:, queries]
@@ -130,10 +159,9 @@ class HeadGroup(nn.Module):
             z = self._attend_folded(x, query_tokens, side)
         else:
             q, k, v = self._project_in(x, queries)
-            z = self._attention(
-                *self.positioned(q, k, queries, side), v, self.scores_bias(q, k, queries, side)
-            )
-            z = z.transpose(1, 2)
+            bias = self.scores_bias(q, k, queries, side)
+            q, k = self.positioned(q, k, queries, side)
+            z = self._attention(q, self.of_each(k), self.of_each(v), bias).transpose(1, 2)
         if self.gate is not None:
             z = z * self.gate(query_tokens).sigmoid().unflatten(-1, (self.heads, self.head_dim))
         return z
@@ -148,10 +176,13 @@ class HeadGroup(nn.Module):
         if self.heads == 0:
             return x.new_empty(batch, 0, tokens, tokens)
         q, k, _ = self._project_in(x, None)
+        bias = self.scores_bias(q, k, None, side)
+        q, k = self.positioned(q, k, None, side)
         return F.scaled_dot_product_attention(
-            *self.positioned(q, k, None, side),
+            q,
+            self.of_each(k),
             torch.eye(tokens, dtype=q.dtype, device=x.device).expand(batch, self.heads, -1, -1),
-            attn_mask=self.scores_bias(q, k, None, side),
+            attn_mask=bias,
             scale=self.scale,
         )
 
@@ -208,6 +239,7 @@ class HeadGroup(nn.Module):
             and query_tokens.shape[1] <= self.head_dim // 4
             and isinstance(self.k_norm, nn.Identity)
             and self.members == 1
+            and self.sharing == 1
             and self.bias is None
             and not (self.k is not None and torch.is_grad_enabled())
             and side.rope is None  # these by name, as in `AttentionExtras.split`
@@ -244,7 +276,8 @@ class HeadGroup(nn.Module):
             return self.projections()[0].of(x[:, queries], self.heads), k, v
         query_tokens = x if queries is None else x[:, queries]
         of_q, of_k, of_v = self.projections()
-        return of_q.of(query_tokens, self.heads), of_k.of(x, self.heads), of_v.of(x, self.heads)
+        keys = self.heads if self.sharing == 1 else len(self.keys)
+        return of_q.of(query_tokens, self.heads), of_k.of(x, keys), of_v.of(x, keys)
 
     def _parted(self, x: torch.Tensor) -> torch.Tensor:
         """Return (N, H, P, T, K) of P projections of each token, (N, T, P H K)."""
@@ -288,16 +321,17 @@ class HeadGroup(nn.Module):
 
     def select(self, positions: Sequence[int]) -> HeadGroup:
         """Return a copy with only the heads at these positions among the kept, weights sliced."""
-        numbers = [h * self.head_dim + k for h in positions for k in range(self.head_dim)]
-        rows = on_device(torch.tensor(numbers, dtype=torch.long), self.proj.weight.device)
+        rows = self._rows(positions)
         width = self.heads * self.head_dim
         selected = shallow_copy(self)
         selected.head_numbers = tuple(self.head_numbers[h] for h in positions)
         if self.qkv is not None:
             selected.qkv = only_rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
+        keys = self.keys
+        key_rows = rows if self.sharing == 1 else self._rows([keys.index(key) for key in selected.keys])
         for name in self.along_heads:
             if (layer := getattr(self, name)) is not None:
-                setattr(selected, name, only_rows(layer, rows))
+                setattr(selected, name, only_rows(layer, key_rows if name in {"k", "v"} else rows))
         for name in ("q_bias", "v_bias"):
             if (bias := getattr(self, name)) is not None:
                 setattr(selected, name, nn.Parameter(bias.detach()[rows]))
@@ -306,6 +340,11 @@ class HeadGroup(nn.Module):
         selected.proj.in_features = len(rows)
         selected.proj.weight = nn.Parameter(self.proj.weight.detach()[:, rows])
         return selected
+
+    def _rows(self, positions: Sequence[int]) -> torch.Tensor:
+        """Return the output features (n K) of heads at these n positions."""
+        numbers = [h * self.head_dim + k for h in positions for k in range(self.head_dim)]
+        return on_device(torch.tensor(numbers, dtype=torch.long), self.proj.weight.device)
 
     def head_term(self, z: torch.Tensor, head: int) -> torch.Tensor:
         """Return head `head`'s own term of `project`, (B, T', D): the sum over heads, plus the bias, is `project`."""

@@ -18,6 +18,7 @@ from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TI
 from hydractl.families.timm.models import LIBRARY as TIMM
 from hydractl.families.timm.models import check_known
 from hydractl.families.transformers.clip import PAIRS
+from hydractl.families.transformers.decoders import DECODERS
 from hydractl.families.transformers.text import TEXTS
 from hydractl.families.transformers.unsupported import REFUSED
 from hydractl.families.transformers.vision_models import IMAGES
@@ -33,6 +34,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         for family in (
             *PAIRS,
             *TEXTS,
+            *DECODERS,
             *IMAGES,
             *OPENCLIP,
             TIMM_BEIT,

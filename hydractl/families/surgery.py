@@ -63,7 +63,7 @@ def cut_heads(
                 if module is None or old is None:
                     continue
                 shape = list(old.shape)
-                shape[tensor.axis] = len(head_numbers) * tensor.width(heads.head_dim)
+                shape[tensor.axis] = tensor.size(head_numbers, heads)
                 setattr(module, name, nn.Parameter(torch.empty(shape, dtype=old.dtype, device="meta")))
                 if isinstance(module, nn.Linear) and name == "weight":
                     module.out_features, module.in_features = shape

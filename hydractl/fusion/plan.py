@@ -73,8 +73,8 @@ def member_widths(family: Family, header: Header, name: str, length: int) -> lis
     """
     place = place_of(family, name)
     if place.heads is not None and place.layer is not None:
-        width = place.heads.width(header.architecture.towers[place.tower].head_dim)
-        widths = [width * len(mask[place.tower].keep[place.layer]) for mask in header.masks]
+        tower = header.architecture.towers[place.tower]
+        widths = [place.heads.size(mask[place.tower].keep[place.layer], tower) for mask in header.masks]
     else:
         widths = [length // len(header.masks)] * len(header.masks)
     if sum(widths) != length:

@@ -1,7 +1,8 @@
 """Pruning as slicing: which rows and columns of which tensors a mask keeps.
 
 Removing head h of a layer removes its K rows of q, k and v (weights and biases) and its K columns of the output
-projection; the projection's bias stays (Hydra Ensembles, Algorithm 1).
+projection; the projection's bias stays (Hydra Ensembles, Algorithm 1). Rows of k and v that several heads share go with the
+last of them.
 """
 
 from __future__ import annotations
@@ -15,18 +16,17 @@ from hydractl.tensor_spec import TensorSpec
 if TYPE_CHECKING:
     import torch
 
-    from hydractl.manifest.head_mask import Mask
+    from hydractl.manifest.head_mask import Mask, TowerHeads
     from hydractl.manifest.header import Architecture
 
 
-def kept_indices(
-    tensor: HeadTensor, head_numbers: Sequence[int], *, num_heads: int, head_dim: int
-) -> torch.Tensor:
+def kept_indices(tensor: HeadTensor, head_numbers: Sequence[int], tower: TowerHeads) -> torch.Tensor:
     """Return the kept indices along the head axis in increasing order: copy after copy, head after head."""
     import torch  # noqa: PLC0415 - shapes alone must not cost the import of torch
 
-    grid = torch.arange(num_heads * tensor.width(head_dim)).reshape(tensor.copies, num_heads, -1)
-    return grid[:, list(head_numbers)].reshape(-1)
+    heads = len(tensor.numbers(range(tower.num_heads), tower))
+    grid = torch.arange(heads * tensor.width(tower.head_dim)).reshape(tensor.copies, heads, -1)
+    return grid[:, tensor.numbers(head_numbers, tower)].reshape(-1)
 
 
 def pruned_spec(
@@ -41,10 +41,10 @@ def pruned_spec(
     if place.heads is None or place.layer is None:
         return spec
     tower, heads = architecture.towers[place.tower], place.heads
-    full = tower.num_heads * heads.width(tower.head_dim)
+    full = heads.size(range(tower.num_heads), tower)
     if spec.shape[heads.axis : heads.axis + 1] != (full,):
         raise ValueError(f"tensor {name} has shape {spec.shape}; axis {heads.axis} should be {full}")
-    pruned_size = len(mask[place.tower].keep[place.layer]) * heads.width(tower.head_dim)
+    pruned_size = heads.size(mask[place.tower].keep[place.layer], tower)
     return TensorSpec(spec.dtype, (*spec.shape[: heads.axis], pruned_size, *spec.shape[heads.axis + 1 :]))
 
 
@@ -65,12 +65,12 @@ def unpruned_shape(
     if place.heads is None or place.layer is None:
         return spec.shape
     tower, heads = architecture.towers[place.tower], place.heads
-    pruned_size = len(mask[place.tower].keep[place.layer]) * heads.width(tower.head_dim)
+    pruned_size = heads.size(mask[place.tower].keep[place.layer], tower)
     if spec.shape[heads.axis : heads.axis + 1] != (pruned_size,):
         raise ValueError(
             f"tensor `{name}` has shape {spec.shape}; its mask says that axis {heads.axis} is {pruned_size}"
         )
-    full_size = tower.num_heads * heads.width(tower.head_dim)
+    full_size = heads.size(range(tower.num_heads), tower)
     return (*spec.shape[: heads.axis], full_size, *spec.shape[heads.axis + 1 :])
 
 
@@ -85,7 +85,7 @@ def prune_tensor(
     head_numbers = mask[place.tower].keep[place.layer]
     if len(head_numbers) == tower.num_heads:
         return tensor
-    index = kept_indices(place.heads, head_numbers, num_heads=tower.num_heads, head_dim=tower.head_dim)
+    index = kept_indices(place.heads, head_numbers, tower)
     return tensor.index_select(place.heads.axis, index)
 
 
@@ -100,6 +100,6 @@ def zero_dropped(
             continue
         tower = architecture.towers[place.tower]
         dropped = mask[place.tower].drop[place.layer]
-        index = kept_indices(place.heads, dropped, num_heads=tower.num_heads, head_dim=tower.head_dim)
+        index = kept_indices(place.heads, dropped, tower)
         zeroed[name] = tensor.index_fill(place.heads.axis, index, 0)
     return zeroed

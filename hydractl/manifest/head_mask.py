@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -51,16 +51,33 @@ class TowerShape(NamedTuple):
 
 
 class TowerHeads(StrictModel):
-    """How many heads each layer of a tower has before pruning, and their width."""
+    """How many heads each layer of a tower has before pruning, and their width.
+
+    Heads are those of queries. `key_heads` is how many heads keys and values have, where several query heads share one: as many
+    next to one another to each.
+    """
 
     layers: int = Field(ge=1, le=MOST_HEADS)
     num_heads: int = Field(ge=1, le=MOST_HEADS)
     head_dim: int = Field(ge=1, le=WIDEST)
+    key_heads: int | None = Field(default=None, ge=1, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         _check_size(self.layers, self.num_heads)
+        if self.key_heads is not None and self.num_heads % self.key_heads:
+            raise ValueError(f"{self.num_heads} heads cannot share {self.key_heads} key heads evenly")
         return self
+
+    @property
+    def sharing(self) -> int:
+        """How many query heads share each key head."""
+        return self.num_heads // (self.key_heads or self.num_heads)
+
+
+def shared_keys(heads: Iterable[int], sharing: int) -> list[int]:
+    """Return the numbers of the key heads of query heads, increasing, where `sharing` query heads share each."""
+    return sorted({head // sharing for head in heads})
 
 
 class TowerKeep(StrictModel):

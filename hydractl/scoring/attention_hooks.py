@@ -124,6 +124,12 @@ def keep_heads(tower: Tower, layer: int, head_numbers: Collection[int]) -> None:
     )
 
 
+def write_out_keys(tower: Tower, layer: int) -> None:
+    """Give each head of a layer keys and values of its own, which are new tensors: a shared key has no score as part of one head."""
+    attention = tower.layers()[layer].attn
+    attention.members[0] = attention.groups()[0].written_out()
+
+
 def remove_head(model: Model, head: HeadId) -> None:
     """Remove one head."""
     tower = model.tower(head.tower)

@@ -8,6 +8,7 @@ import torch
 
 from hydractl.families.base import TensorRole, place_of
 from hydractl.progress import Progress
+from hydractl.scoring.attention_hooks import write_out_keys
 from hydractl.scoring.gradients.settings import MagnitudeSettings
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
@@ -34,6 +35,9 @@ def score_magnitude(job: ScoreJob, progress: Progress) -> Ranking:
     warn_of_unlike_towers(job, normalize, progress)
     scores = {name: torch.zeros(t.layers, t.num_heads, dtype=torch.float64) for name, t in job.scored.items()}
     weight = {name: torch.zeros(t.layers, 1, dtype=torch.float64) for name, t in job.scored.items()}
+    for name, t in job.scored.items():
+        for layer in range(t.layers):
+            write_out_keys(job.model.tower(name), layer)
     for name, tensor in job.model.library_state().items():
         place = place_of(job.family, name)
         if (

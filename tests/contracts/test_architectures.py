@@ -26,6 +26,8 @@ SUPPORTED = {
         "chinese_clip/ChineseCLIPModel", "altclip/AltCLIPModel", "ijepa/IJepaForImageClassification",
         "vit_msn/ViTMSNForImageClassification", "beit/BeitForImageClassification/use_relative_position_bias=True",
         "data2vec-vision/Data2VecVisionForImageClassification",
+        "eurobert/EuroBertForSequenceClassification/num_key_value_heads=2",
+        "llama/LlamaForSequenceClassification", "qwen2/Qwen2ForSequenceClassification/num_key_value_heads=1",
     ),
     "openclip": (
         "ViT-B-32-quickgelu", "ViT-S-16-alt", "ViT-H-14-CLIPA", "ViT-L-14-worldwide", "ViT-B-16-SigLIP2", "PE-Core-S-16-384",
@@ -56,7 +58,8 @@ REFUSED = {
         "albert/AlbertForSequenceClassification": "models of type `albert` are not supported: its layers share one set",
         "deberta/DebertaForSequenceClassification": "models of type `deberta` are not supported: its queries, keys and",
         "esmc/EsmcForSequenceClassification": "models of type `esmc` are not supported: its queries and keys are normalized",
-        "eurobert/EuroBertForSequenceClassification/num_key_value_heads=2": "grouped-query attention: several query heads",
+        "gemma2/Gemma2ForSequenceClassification": "models of type `gemma2` are not supported: its attention scores",
+        "qwen3_moe/Qwen3MoeForSequenceClassification": "models of type `qwen3_moe` are not supported: its MLPs are",
         "gpt2/GPT2ForSequenceClassification": "models of type `gpt2` are not supported",
         "siglip2/Siglip2Model": "models of type `siglip2` are not supported",
         "bert/BertForSequenceClassification/is_decoder=True": "it is a decoder",

@@ -31,7 +31,7 @@ READS = {
 } | {
     str(v): 1
     for v in VARIANTS
-    if set(FAMILIES[v.family].towers) == {"text"} and v.name not in {"mean-pool", "late"}
+    if set(FAMILIES[v.family].towers) == {"text"} and v.name not in {"mean-pool", "late"} and "decoder" not in v.family
 } | {
     "transformers-deit-plain": 1, "transformers-deit-distilled": 2, "transformers-beit-class-token": 1,
     "transformers-data2vec-vision-class-token": 1,

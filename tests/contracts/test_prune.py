@@ -109,10 +109,12 @@ def test_a_member_reads_as_the_library_s_model_with_fewer_rows(variant):
             assert torch.equal(member.state[name], tensor)
             continue
         layer, heads = with_heads[name]
-        kept = RAGGED["ragged"][layer]
-        parts = tensor.unflatten(heads.axis, (heads.copies, 4, heads.width(8) // heads.copies)).index_select(
-            heads.axis + 1, torch.tensor(kept, dtype=torch.long)
-        )
+        entries = heads.width(8)  # of keys and values there may be fewer heads, each for as many query heads
+        sharing = 4 * entries // tensor.shape[heads.axis]
+        kept = sorted({head // sharing for head in RAGGED["ragged"][layer]})
+        parts = tensor.unflatten(
+            heads.axis, (heads.copies, 4 // sharing, entries // heads.copies)
+        ).index_select(heads.axis + 1, torch.tensor(kept, dtype=torch.long))
         assert torch.equal(member.state[name], parts.flatten(heads.axis, heads.axis + 2))
 
 

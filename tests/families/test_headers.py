@@ -14,8 +14,9 @@ from hydractl.manifest.header import Step
 from support.builders import base
 from support.variants import variant
 
-BERT, VIT, CLIP, OPEN_CLIP = (
+BERT, DECODER, VIT, CLIP, OPEN_CLIP = (
     "transformers-bert-plain",
+    "transformers-decoder-llama",
     "timm-vit-class-token",
     "transformers-clip-plain",
     "openclip-plain",
@@ -89,6 +90,9 @@ def edited(found, **config):
         (BERT, {"num_hidden_layers": 4}),
         (BERT, {"num_hidden_layers": 1}),
         (BERT, {"hidden_size": 33}),
+        (BERT, {"num_attention_heads": 2}),
+        (DECODER, {"num_key_value_heads": 1}),
+        (DECODER, {"num_key_value_heads": 4}),
         (OPEN_CLIP, {"vision_cfg": "ViT"}),
         (OPEN_CLIP, {"text_cfg": {"context_length": 2**20}}),
         (OPEN_CLIP, {"multimodal_cfg": {}}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hydractl.families.timm.families import TIMM_VIT
 from hydractl.fusion.plan import fused_spec, group_axis, member_widths, split_members, trunk_length
 from hydractl.fusion.slicing import kept_indices, prune_tensor, pruned_spec, unpruned_shape, zero_dropped
+from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Fate, FusePlan, Kind
 from hydractl.tensor_spec import TensorSpec
 from support.builders import base, keeping
@@ -90,9 +92,14 @@ def test_lengths_that_do_not_add_up_are_refused():
 
 def test_kept_indices_by_hand():
     qkv, proj = TIMM_VIT.towers["vision"].heads[0], TIMM_VIT.towers["vision"].heads[-1]
-    assert kept_indices(proj, (1,), num_heads=3, head_dim=2).tolist() == [2, 3]
-    assert kept_indices(qkv, (0, 2), num_heads=3, head_dim=1).tolist() == [0, 2, 3, 5, 6, 8]
-    assert kept_indices(qkv, (), num_heads=3, head_dim=2).tolist() == []
+    narrow, wide = (TowerHeads(layers=1, num_heads=3, head_dim=width) for width in (1, 2))
+    assert kept_indices(proj, (1,), wide).tolist() == [2, 3]
+    assert kept_indices(qkv, (0, 2), narrow).tolist() == [0, 2, 3, 5, 6, 8]
+    assert kept_indices(qkv, (), wide).tolist() == []
+    shared = TowerHeads(layers=1, num_heads=6, head_dim=2, key_heads=3)
+    keys = replace(proj, shared=True)
+    assert kept_indices(keys, (0, 1, 4), shared).tolist() == [0, 1, 4, 5]
+    assert kept_indices(proj, (0, 4), shared).tolist() == [0, 1, 8, 9]
 
 
 def test_zeroing_touches_the_output_projection_alone():

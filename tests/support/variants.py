@@ -175,6 +175,40 @@ EUROBERT: dict[str, tuple[str, dict[str, object]]] = {
         _ROPE | {"classifier_pooling": "mean", "attention_bias": True, "mlp_bias": True},
     ),
     "first-token": ("eurobert", _ROPE | {"classifier_pooling": "bos"}),
+    "shared-keys": ("eurobert", _ROPE | {"classifier_pooling": "bos", "num_key_value_heads": 2}),
+}
+_SHARED: dict[str, object] = {"pad_token_id": 0, "num_key_value_heads": 2, "head_dim": 8}
+DECODER: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", _SHARED | {"attention_bias": True, "mlp_bias": True}),
+    "llama-scaled": (
+        "llama",
+        _SHARED
+        | {
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "llama-own-keys": ("llama", _SHARED | {"num_key_value_heads": 4}),
+    "mistral": ("mistral", _SHARED | {"sliding_window": None}),
+    "mistral-window": ("mistral", _SHARED | {"sliding_window": 5}),
+    "ministral": ("ministral", _SHARED | {"sliding_window": 5}),
+    "qwen2": ("qwen2", _SHARED),
+    "qwen2-window": (
+        "qwen2",
+        _SHARED | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", _SHARED),
+    "gemma": ("gemma", _SHARED | {"num_key_value_heads": 1}),
+    "arcee": ("arcee", _SHARED),
+    "mean-pool": ("qwen3", _SHARED | {"pooling": "mean"}),
+    "one-logit": ("qwen3", _SHARED | {"num_labels": 1}),
 }
 ULTRABERT: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("ultrabert", _ROPE | {"sliding_window": 3}),
@@ -329,6 +363,7 @@ VARIANTS: tuple[Variant, ...] = (
     *_table(
         "transformers-ultrabert", TINY_TEXT, ULTRABERT if find_spec("transformers.models.ultrabert") else {}
     ),
+    *_table("transformers-decoder", TINY_TEXT, DECODER),
     *_table("transformers-gte", TINY_TEXT, GTE),
     *_table("transformers-nomic-bert", TINY_TEXT, NOMIC_BERT),
     *_table("transformers-jina-v3", TINY_TEXT, JINA),
@@ -401,7 +436,8 @@ def _averaged(made: Any) -> nn.Module:
     """Return a text classifier that reads the mean over the library's base model's tokens, through dropout and one layer."""
     from torch import nn
 
-    encoder, head, parts = made.base_model, made.classifier, dict(made.named_children())
+    encoder, parts = made.base_model, dict(made.named_children())
+    head = parts.get("classifier", parts.get("score"))
     for name, part in parts.items():
         if part is not encoder and not isinstance(part, nn.Dropout) and part is not head:
             delattr(made, name)

@@ -16,10 +16,12 @@ POOLER = "pooler"
 
 def heads_of(config: Any) -> TowerHeads:  # noqa: ANN401 - transformers is untyped
     """Return how many heads a configuration has, and how wide they are."""
+    key_heads = getattr(config, "num_key_value_heads", None)
     return TowerHeads(
         layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        key_heads=None if key_heads == config.num_attention_heads else key_heads,
     )
 
 
@@ -38,6 +40,7 @@ class EncoderNames:
         projection: What follows that, run in turn, outside of `model`.
         head: The classifier, outside of `model`.
         qkv: Projections of queries, keys and values; or the one that makes all three.
+        head_norms: Norms of a head's query and key, if there are any.
         further: Other projections along the heads: what the group of heads calls them, and the library.
         output: The attention's output projection.
         bias: The attention's bias of relative positions, a column a head; empty where there is none.
@@ -62,6 +65,7 @@ class EncoderNames:
     projection: tuple[str, ...] = ()
     head: tuple[str, ...] = ("classifier",)
     qkv: tuple[str, ...]
+    head_norms: tuple[str, ...] = ()
     further: tuple[tuple[str, str], ...] = ()
     output: str
     bias: str = ""
@@ -110,7 +114,9 @@ class EncoderNames:
         return TowerLayout(
             block=f"{self.blocks}.{{layer}}.",
             heads=(
-                *projections_apart("{part}", along, copies=3 if len(self.qkv) == 1 else 1),
+                *projections_apart(
+                    "{part}", along, copies=3 if len(self.qkv) == 1 else 1, shared=self.qkv[1:]
+                ),
                 *((table,) if self.bias else ()),
                 HeadTensor(name=f"{self.output}.weight", axis=1, copies=1, role=TensorRole.OUTPUT),
             ),
@@ -133,6 +139,7 @@ class EncoderNames:
         inputs = zip(("qkv",) if len(self.qkv) == 1 else "qkv", self.qkv, strict=True)
         modules = {
             **{f"{group}{ours}.": theirs for ours, theirs in (*inputs, *self.further)},
+            **{f"{group}{x}_norm.": theirs for x, theirs in zip("qk", self.head_norms, strict=False)},
             f"{group}proj.": self.output,
             **{f"norm{i}.": name for i, name in enumerate(self.norms, 1)},
             **(
@@ -157,13 +164,17 @@ class TextEncoderNames(EncoderNames):
         extra_inputs: What the embedding takes beside the tokens.
         pooling: What follows the encoder picks the first token by itself (`own`), or gets it alone (`first`), or gets what
             the option `classifier_pooling` says (`option`): `cls` or `bos` the first token, `mean` the mean of all, `late`
-            each token, of whose logits the mean is the answer.
+            each token, of whose logits the mean is the answer. The `last` is found by the mask, as the last that is not the
+            configuration's padding token.
         on_mean: What a classifier of the mean of all tokens runs in turn: dropout and the linear layer.
+        causal: Whether a token looks only at itself and those before it, no further back than `sliding_window` in layers that
+            have one.
         code: What of it is code, in `text_modules`; empty for nothing.
     """
 
     extra_inputs: tuple[str, ...] = ()
-    pooling: Literal["own", "first", "option", "mean"] = "own"
+    causal: bool = False
+    pooling: Literal["own", "first", "last", "option", "mean"] = "own"
     on_mean: tuple[str, ...] = ("dropout", "classifier")
     code: Literal[
         "", "shared bias", "disentangled", "rotated in single precision", "scaled before", "pairs"

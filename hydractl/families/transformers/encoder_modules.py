@@ -179,11 +179,15 @@ def _head_parts(
 ) -> HeadParts:
     *inputs, proj = (cast("nn.Linear", layer.get_submodule(name)) for name in (*encoder.qkv, encoder.output))
     fused, (q, k, v) = (inputs[0], (None,) * 3) if len(inputs) == 1 else (None, inputs)
-    width, position_bias = heads_of(config).head_dim, _optional_part(layer, encoder.bias)
+    shape, position_bias = heads_of(config), _optional_part(layer, encoder.bias)
+    norms = [_optional_part(layer, name) or nn.Identity() for name in encoder.head_norms or ("", "")]
     return HeadParts(
         head_numbers=head_numbers,
-        head_dim=width,
-        scale=width**-0.5,
+        head_dim=shape.head_dim,
+        scale=shape.head_dim**-0.5,
+        sharing=shape.sharing,
+        q_norm=norms[0],
+        k_norm=norms[1],
         qkv=fused,
         q=q,
         k=k,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("deit", "dinov2", "dinov2_with_registers", "esm", "gte", "ijepa", "jina_embeddings_v3", "vit", "vit_msn"),
+            ("deit", "dinov2", "dinov2_with_registers", "esm", "gte", "ijepa", "jina_embeddings_v3", "qwen2", "vit", "vit_msn"),
             ("head_dim",),
         ),
         "beit": ("head_dim", "segmentation_indices"),

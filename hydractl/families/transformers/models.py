@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from hydractl.errors import UnsupportedModelError
+from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError
 from hydractl.families.base import (
     DEFAULT_POOLING,
     POOLINGS,
@@ -90,6 +90,12 @@ class FamilyRow:
     def nested(self) -> Mapping[str, str]:
         """For each tower the configuration within that tells of it; empty where the configuration is the tower's."""
         return {}
+
+    def parts_of(self, config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
+        """Return the configuration of each tower."""
+        return {
+            tower: getattr(config, self.nested[tower]) if self.nested else config for tower in self.towers
+        }
 
     def refused(self, config: Any) -> str | None:  # noqa: ANN401 - transformers is untyped
         """Return why heads cannot be cut in a model with this configuration, or None."""
@@ -198,6 +204,13 @@ def family_of_row(row: FamilyRow) -> Family:
         library = hf_models.blank(
             row.class_of(architecture.name), architecture, row.spared(architecture.pooling)
         )
+        if {
+            name: heads_of(part) for name, part in row.parts_of(library.config).items()
+        } != architecture.towers:
+            raise CheckpointError(
+                f"its header has other heads than its configuration makes a `{architecture.name}` with",
+                hint=EDITED,
+            )
         cut_heads(library, row.towers, architecture, mask)
         fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
         head_numbers = {tower: keep.keep for tower, keep in mask.items()}
@@ -345,7 +358,7 @@ def _described(
     tokenizer: Path | None = None,
 ) -> Described:
     with building(LIBRARY, name):
-        parts = {tower: getattr(config, row.nested[tower]) if row.nested else config for tower in row.towers}
+        parts = row.parts_of(config)
         _check(row, config, tuple(parts.values()))
         if "vision" in parts:
             _, *size = image_size(parts["vision"])

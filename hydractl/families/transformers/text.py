@@ -80,10 +80,11 @@ def _other_width(config: Any) -> str | None:  # noqa: ANN401 - as above
     return None
 
 
-def _changing_angles(config: Any) -> str | None:  # noqa: ANN401 - as above
+def changing_angles(config: Any) -> str | None:  # noqa: ANN401 - as above
+    """Return why angles of a configuration cannot be had once for all batches, or None."""
     rope_parameters = config.rope_parameters
     for kind in sorted(set(getattr(config, "layer_types", None) or ())) or [None]:
-        parameters = rope_parameters if kind is None else rope_parameters.get(kind)
+        parameters = rope_parameters if "rope_type" in rope_parameters else rope_parameters.get(kind)
         if parameters is None:
             return f"it has layers of the type `{kind}`"
         if parameters["rope_type"] not in ROTATIONS:
@@ -92,12 +93,6 @@ def _changing_angles(config: Any) -> str | None:  # noqa: ANN401 - as above
                 "of the batch"
             )
     return None
-
-
-def _shared_keys(config: Any) -> str | None:  # noqa: ANN401 - as above
-    if config.num_key_value_heads != config.num_attention_heads:
-        return "grouped-query attention: several query heads share one key and value head"
-    return _changing_angles(config)
 
 
 def _unpadded(config: Any) -> str | None:  # noqa: ANN401 - as above
@@ -137,7 +132,7 @@ _BERT_ROW = TextRow(
 )
 _NO_POOLER = replace(BERT, final=(), projection=(), on_mean=("classifier.dropout", "classifier.out_proj"))
 _PRE_NORM = replace(_NO_POOLER, post_norm=False)
-_LLAMA = TextEncoderNames(
+LLAMA = TextEncoderNames(
     model="model",
     layers="layers",
     embed=("embed_tokens",),
@@ -151,7 +146,7 @@ _LLAMA = TextEncoderNames(
     attention_dropout="attention_dropout",
 )
 _ROTATED = replace(
-    _LLAMA,
+    LLAMA,
     embed=("embeddings",),
     extra_inputs=("token_type_ids",),
     pooling="own",
@@ -168,7 +163,7 @@ _ROTATED_ON_DISK = (
     (r"\.(?:attn|mixer|attention)\.o(?:ut)?_proj\.", ".self_attn.o_proj."),
     (r"\.(?:attn|mixer|attention)\.(?:Wqkv|qkv_proj)\.", ".self_attn.q_proj."),
 )
-_CHANGING = "rotary angles that change with the length of the batch"
+CHANGING = "rotary angles that change with the length of the batch"
 _ROWS = (
     _BERT_ROW,
     replace(
@@ -223,8 +218,8 @@ _ROWS = (
             attention_dropout="attention_dropout",
         ),
         classes={"modernbert": "ModernBertForSequenceClassification"},
-        refusal=_changing_angles,
-        refuses=_CHANGING,
+        refusal=changing_angles,
+        refuses=CHANGING,
     ),
     TextRow(
         title="deberta",
@@ -351,41 +346,41 @@ _ROWS = (
     ),
     TextRow(
         title="eurobert",
-        encoder=replace(_LLAMA, projection=("dense", "activation")),
+        encoder=replace(LLAMA, projection=("dense", "activation")),
         classes={"eurobert": "EuroBertForSequenceClassification"},
-        refusal=_shared_keys,
-        refuses=f"keys that several heads share; {_CHANGING}",
+        refusal=changing_angles,
+        refuses=CHANGING,
     ),
     TextRow(
         title="ultrabert",
-        encoder=replace(_LLAMA, projection=("drop",), on_mean=("drop", "classifier")),
+        encoder=replace(LLAMA, projection=("drop",), on_mean=("drop", "classifier")),
         classes={"ultrabert": "UltrabertForSequenceClassification"},
-        refusal=_shared_keys,
-        refuses=f"keys that several heads share; {_CHANGING}",
+        refusal=changing_angles,
+        refuses=CHANGING,
         on_disk=((r"^ultrabert\.", "model."),),
     ),
     TextRow(
         title="gte",
         encoder=replace(_ROTATED, model="gte", final=("pooler",), projection=("dropout",)),
         classes={"gte": "GteForSequenceClassification"},
-        refusal=_changing_angles,
-        refuses=_CHANGING,
+        refusal=changing_angles,
+        refuses=CHANGING,
         on_disk=_ROTATED_ON_DISK,
     ),
     TextRow(
         title="nomic-bert",
         encoder=replace(_ROTATED, model="nomic_bert", final=("pooler",), projection=("dropout",)),
         classes={"nomic_bert": "NomicBertForSequenceClassification"},
-        refusal=_changing_angles,
-        refuses=_CHANGING,
+        refusal=changing_angles,
+        refuses=CHANGING,
         on_disk=_ROTATED_ON_DISK,
     ),
     TextRow(
         title="jina-v3",
         encoder=replace(_ROTATED, model="roberta", final=(), on_mean=_NO_POOLER.on_mean),
         classes={"jina_embeddings_v3": "JinaEmbeddingsV3ForSequenceClassification"},
-        refusal=_changing_angles,
-        refuses=_CHANGING,
+        refusal=changing_angles,
+        refuses=CHANGING,
         on_disk=_ROTATED_ON_DISK,
     ),
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -71,31 +71,55 @@ def _embed(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
     for name in next_modules:
         tokens = model.get_submodule(name)(tokens)
     angles, masks = _angles(model, tokens, encoder) if encoder.rotary else {}, {"mask": key_mask(texts)}
+    if encoder.causal:
+        masks["last"] = _last(texts, masks["mask"], model.config.pad_token_id)
+        masks[FULL] = _near(masks["mask"], tokens.shape[1], ahead=0)
     if LOCAL in angles:
-        masks[LOCAL] = _near(masks["mask"], model.config.sliding_window)
+        window = model.config.sliding_window
+        masks[LOCAL] = (
+            _near(masks["mask"], window - 1, ahead=0)
+            if encoder.causal
+            else _near(masks["mask"], window, ahead=window)
+        )
     return Stream(tokens, masks, angles)
+
+
+def _last(texts: Texts, mask: torch.Tensor, pad: int) -> torch.Tensor:
+    """Return where the last token of each text is, (N,), of the `mask` (N, 1, 1, T).
+
+    As in the library, the padding token does not count, which may also end a text.
+    """
+    tokens = mask[:, 0, 0] & (texts["input_ids"] != pad)
+    return (torch.arange(tokens.shape[1], device=tokens.device) * tokens).argmax(-1)
+
+
+def kinds_of(config: Any) -> Sequence[str]:  # noqa: ANN401 - transformers is untyped
+    """Return the kind of each layer, none where all look at all tokens."""
+    if kinds := getattr(config, "layer_types", None):
+        return tuple(kinds)
+    return (LOCAL,) * config.num_hidden_layers if getattr(config, "sliding_window", None) else ()
 
 
 def _angles(model: Any, tokens: torch.Tensor, encoder: TextEncoderNames) -> dict[str, torch.Tensor]:  # noqa: ANN401 - transformers is untyped
     """Return the angles of `_embed`."""
     rotary, at = model.get_submodule(encoder.rotary), torch.arange(tokens.shape[1], device=tokens.device)
-    kinds = getattr(model.config, "layer_types", None)
+    kinds = kinds_of(model.config)
     angles = (
-        {kind: rotary(tokens, at[None], kind) for kind in set(kinds)}
-        if kinds
-        else {FULL: rotary(tokens, at[None])}
+        dict.fromkeys(kinds or (FULL,), rotary(tokens, at[None]))
+        if encoder.causal or not kinds
+        else {kind: rotary(tokens, at[None], kind) for kind in dict.fromkeys(kinds)}
     )
     return {kind: torch.stack(pair, dim=1).unsqueeze(2) for kind, pair in angles.items()}
 
 
-def _near(mask: torch.Tensor, furthest: int) -> torch.Tensor:
+def _near(mask: torch.Tensor, behind: int, *, ahead: int) -> torch.Tensor:
     """Return which keys a query may look at, (N, 1, T, T): tokens of the `mask` (N, 1, 1, T) that are no further away.
 
     And itself, or a padded query far from the text would look at nothing.
     """
     at = torch.arange(mask.shape[-1], device=mask.device)
-    distance = (at[:, None] - at).abs()
-    return mask & (distance <= furthest) | (distance == 0)
+    distance = at[:, None] - at
+    return mask & (distance <= behind) & (distance >= -ahead) | (distance == 0)
 
 
 def _embed_biased(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
@@ -124,10 +148,12 @@ def _read(host: nn.Module, stream: Stream, encoder: TextEncoderNames, pooling: s
         x = host.get_submodule(f"{encoder.model}.{name}")(x)
     if pooling == "mean":
         x = stream.mean(x)
-    elif pooling not in {"own", "late"}:
+    elif pooling not in {"own", "late", "last"}:
         x = x[:, 0]
     for name in (*encoder.projection, *encoder.head):
         x = x.relu() if name == "relu" else host.get_submodule(name)(x)
+    if pooling == "last":
+        return x[torch.arange(x.shape[0], device=x.device), stream.context["last"]]
     return stream.mean(x) if pooling == "late" else x
 
 
@@ -179,10 +205,10 @@ def wrap_text(library: nn.Module, head_numbers: HeadNumbers, encoder: TextEncode
     ends = Ends(
         embed=partial(code.embed, encoder=encoder),
         read=partial(_read, encoder=encoder, pooling=pooling),
-        reads=None if pooling in {"mean", "late"} else slice(0, 1),
+        reads=None if pooling in {"mean", "late", "last"} else slice(0, 1),
     )
     text_tower = tower(library, encoder, head_numbers, ends, group=code.group, block=code.block)
-    for block, kind in zip(text_tower.layers(), getattr(config, "layer_types", None) or (), strict=False):
+    for block, kind in zip(cast("list[EncoderBlock]", text_tower.layers()), kinds_of(config), strict=False):
         block.kind = kind
     if encoder.code == "disentangled":
         deberta.convolve(text_tower, library)

@@ -29,6 +29,24 @@ REFUSED: Mapping[str, str] = MappingProxyType(
             ("donut-swin", "swin", "swinv2"),
             "its attention is within windows, and its width changes from stage to stage",
         ),
+        **dict.fromkeys(
+            ("bart", "mbart", "mt5", "t5", "umt5"),
+            "it has an encoder and decoder, of which the decoder answers",
+        ),
+        **dict.fromkeys(
+            ("deepseek_v2", "deepseek_v3", "minicpm3"),
+            "its keys and values are latent (MLA): no head has rows of its own",
+        ),
+        "gemma2": "its attention scores have soft caps",
+        **dict.fromkeys(
+            ("gemma3", "gemma3_text"), "its blocks also have norms after attention and after the MLP"
+        ),
+        **dict.fromkeys(
+            ("gpt_oss", "jetmoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+            "its MLPs are mixtures of experts: a router chooses some for each token",
+        ),
+        **dict.fromkeys(("jamba", "qwen3_5", "qwen3_next"), "some of its layers have no attention"),
+        **dict.fromkeys(("cohere2", "llama4", "smollm3"), "some of its layers have no positions (NoPE)"),
         "dinov3_vit": "the library has no classifier for it; timm's DINOv3 models are supported",
     }
 )

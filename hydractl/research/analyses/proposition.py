@@ -109,7 +109,7 @@ def _unpruned(
         return weight if weight is not None and weight.shape == shape else None
     size, axis = base.header.architecture.towers[place.tower], place.heads.axis
     kept_heads = mask[place.tower].keep[place.layer]
-    index = kept_indices(place.heads, kept_heads, num_heads=size.num_heads, head_dim=size.head_dim)
+    index = kept_indices(place.heads, kept_heads, size)
     unpruned = weight.new_zeros(shape)
     if weight.shape != unpruned.index_select(axis, index).shape:
         return None

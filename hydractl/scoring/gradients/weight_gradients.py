@@ -16,6 +16,7 @@ from hydractl.families.base import HeadTensor, TensorRole, place_of
 from hydractl.families.tower import Model
 from hydractl.metrics.per_sample import question_losses
 from hydractl.runtime import at_least_single
+from hydractl.scoring.attention_hooks import write_out_keys
 from hydractl.scoring.job import Samples, ScoreJob
 
 Layer: TypeAlias = "tuple[str, int]"
@@ -45,7 +46,9 @@ class MeanGradient(NamedTuple):
 
 
 def input_blocks(job: ScoreJob, layers: Collection[Layer]) -> Blocks:
-    """Return the weights of q, k and v of layers, without biases and output projections."""
+    """Return the weights of q, k and v of layers, without biases and output projections, each head's its own from here on."""
+    for tower, layer in layers:
+        write_out_keys(job.model.tower(tower), layer)
     blocks: Blocks = {layer: [] for layer in layers}
     for name, tensor in job.model.library_state().items():
         place = place_of(job.family, name)

@@ -97,8 +97,8 @@ def test_families_are_found_by_name_and_by_config():
     with pytest.raises(UnsupportedModelError, match="family `rwkv` is unknown in this version"):
         family_of(unknown)
     assert family_for_config({"architecture": "x", "num_classes": 3}, where="m") is TIMM_VIT
-    with pytest.raises(UnsupportedModelError, match="m: models of type `llama` are not supported"):
-        family_for_config({"model_type": "llama"}, where="m")
+    with pytest.raises(UnsupportedModelError, match="m: models of type `gpt_bigcode` are not supported"):
+        family_for_config({"model_type": "gpt_bigcode"}, where="m")
     for config in ({"architectures": ["BertForSequenceClassification"]}, {}):
         with pytest.raises(UnsupportedModelError, match=r"m: config\.json has neither `model_type`"):
             family_for_config(config, where="m")

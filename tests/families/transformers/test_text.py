@@ -21,7 +21,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import run_inspect
-from support.builders import base
+from support.builders import base, over_classes
 from support.text_folders import edit_config, save_text_model
 from support.variants import VARIANTS, Variant
 
@@ -51,7 +51,7 @@ def test_a_saved_folder_is_the_model(tmp_path, variant, options):
     assert how.names == tuple(name for name in sample.header.preprocess.names if name in listed)
     assert (how.pad_id, how.max_length) == (0, sample.header.preprocess.max_length)
     inputs = sample.inputs()
-    assert largest_difference(load_model(opened)(inputs), sample.library()(inputs)) <= 1e-5
+    assert largest_difference(load_model(opened)(inputs), over_classes(sample.library()(inputs))) <= 1e-5
 
 
 @every_family
@@ -121,7 +121,6 @@ def test_what_is_refused_belongs_to_no_family():
         ),
         ("roformer", {"rotary_value": True}, "it also rotates values (`rotary_value`)"),
         ("megatron-bert", {"is_decoder": True}, "it is a decoder with causal attention"),
-        ("eurobert", {"num_key_value_heads": 4}, "several query heads share one key and value head"),
         (
             "gte",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 9.0}},

@@ -1,0 +1,195 @@
+"""Decoders of transformers: what `save_pretrained` wrote answers as the library does, wherever padding stands."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from hydractl.errors import UnsupportedModelError
+from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.load import load_model, open_model
+from hydractl.families.registry import family_for_name
+from hydractl.families.transformers.unsupported import REFUSED
+from hydractl.heads.masks import full_mask
+from hydractl.manifest.head_mask import HeadScores, TowerHeads
+from hydractl.scoring.methods import METHODS
+from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.score.run import run_score
+from support.builders import Sample, base, over_classes
+from support.text_folders import WORDS, edit_config, save_text_model, save_tokenizer
+from support.variants import VARIANTS, variant
+
+DECODERS = [
+    v for v in VARIANTS if v.family == "transformers-decoder" and v.name not in {"mean-pool", "one-logit"}
+]
+every_decoder = pytest.mark.parametrize("one", DECODERS, ids=str)
+LLAMA, SHARED = variant("transformers-decoder-llama"), 2
+PAD = 0
+
+
+def texts(lengths, *, left=False, ends_with_pad=False):
+    """Return texts (B, T) of these lengths; their last token may be the one that pads."""
+    width = max(lengths) + 2
+    ids = torch.randint(1, 61, (len(lengths), width), generator=torch.Generator().manual_seed(3))
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    if ends_with_pad:
+        ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = PAD
+    ids = ids.masked_fill(~mask, PAD)
+    if left:
+        ids, mask = (
+            torch.stack([row.roll(width - n) for row, n in zip(x, lengths, strict=True)]) for x in (ids, mask)
+        )
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def folder_model(one, folder, dtype):
+    """Return the library's model of a folder in a dtype, and ours."""
+    save_text_model(one, folder)
+    library = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype)
+    return library.eval(), load_model(open_model(str(folder)), dtype=dtype)
+
+
+@every_decoder
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@torch.inference_mode()
+def test_equals_the_library_to_the_last_bit(tmp_path, one, dtype):
+    library, model = folder_model(one, tmp_path / "m", dtype)
+    for left in (False, True):
+        for ends_with_pad in (False, True):
+            inputs = texts((9, 3, 6), left=left, ends_with_pad=ends_with_pad)
+            expected = over_classes(library(**inputs).logits)
+            assert torch.equal(model(inputs), expected)
+            assert expected[0].abs().max() > 1e-3
+
+
+@torch.inference_mode()
+def test_the_last_token_is_found_where_the_library_takes_padding_for_text():
+    """Another token pads than the configuration's: the library answers such a text rightly when it is asked alone."""
+    sample = base(LLAMA)
+    inputs, lengths = texts((9, 3, 6)), (9, 3, 6)
+    other = inputs["input_ids"].where(inputs["attention_mask"].bool(), 5)
+    found, library = sample.model()(inputs | {"input_ids": other}), sample.library()
+    alone = [library({name: x[i : i + 1, :n] for name, x in inputs.items()}) for i, n in enumerate(lengths)]
+    assert largest_difference(found, torch.cat(alone)) <= 1e-6
+    assert largest_difference(library(inputs | {"input_ids": other}), torch.cat(alone)) > 1e-3
+
+
+def test_a_key_head_goes_with_its_last_query_head():
+    member = base(LLAMA).pruned((0, 1, 3), (2, 3), (1,))
+    layers = "model.layers.{}.self_attn.{}_proj.{}"
+    for layer, (heads, keys) in enumerate([((0, 1, 3), (0, 1)), ((2, 3), (1,)), ((1,), (0,))]):
+        for part, kept in (("q", heads), ("k", keys), ("v", keys)):
+            for kind in ("weight", "bias"):
+                name = layers.format(layer, part, kind)
+                whole = base(LLAMA).state[name].unflatten(0, (-1, 8))
+                assert torch.equal(member.state[name], whole[list(kept)].flatten(0, 1))
+
+
+def written_out(sample):
+    """Return the same model in which each head has keys and values of its own."""
+    architecture = sample.header.architecture
+    towers = {
+        name: TowerHeads(**t.model_dump() | {"key_heads": None}) for name, t in architecture.towers.items()
+    }
+    own_keys = architecture.model_copy(
+        update={"towers": towers, "config": architecture.config | {"num_key_value_heads": 4}}
+    )
+    header = sample.header.model_copy(update={"architecture": own_keys, "masks": (full_mask(towers),)})
+    return Sample(
+        header,
+        {
+            name: x.unflatten(0, (-1, 8)).repeat_interleave(SHARED, 0).flatten(0, 1)
+            if ".k_proj." in name or ".v_proj." in name
+            else x
+            for name, x in sample.state.items()
+        },
+    )
+
+
+@torch.inference_mode()
+def test_keys_written_out_are_the_same_model():
+    sample = base(LLAMA)
+    inputs = sample.inputs(dtype=torch.float64)
+    expected = sample.model(torch.float64)(inputs)
+    assert largest_difference(written_out(sample).model(torch.float64)(inputs), expected) <= 1e-12
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_are_those_of_the_model_with_its_keys_written_out(tmp_path, method):
+    """A tensor of shared keys has fewer numbers than heads times their width; its reshape to heads would not fail."""
+    save_tokenizer(tmp_path)
+    data = tmp_path / "data.jsonl"
+    words = WORDS[4:]
+    lines = [
+        {"text": " ".join(words[(i * k) % 6] for k in range(1, 3 + i % 5)), "label": i % 7} for i in range(21)
+    ]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tables = []
+    for name, sample in (("shared", base(LLAMA)), ("own", written_out(base(LLAMA)))):
+        sample.library().save_pretrained(tmp_path / name)
+        save_tokenizer(tmp_path / name)
+        needs = {"data": str(data)} if METHODS[method].needs_data else {}
+        more = {"given": {"objective": "nll"}} if method == "circuit" else {}
+        run_score(
+            ScoreConfig(
+                model=str(tmp_path / name), out=tmp_path / f"{name}.json", method=method, **needs, **more
+            )
+        )
+        tables.append(torch.tensor(HeadScores.read(tmp_path / f"{name}.json").tables["text"]))
+    shared, own = tables
+    assert shared.shape == (3, 4)
+    assert torch.allclose(shared, own, rtol=1e-3, atol=1e-6)
+    assert shared.unique().numel() > 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("llama", {}, "its config.json has no `pad_token_id`"),
+        ("gemma", {"use_bidirectional_attention": True}, "its attention is not causal"),
+        (
+            "qwen2",
+            {
+                "pad_token_id": 0,
+                "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 9.0},
+            },
+            "its rotary embedding is of the type `dynamic`, whose angles change with the length of the batch",
+        ),
+        ("mistral", {"pad_token_id": 0, "num_key_value_heads": 5}, "32 heads cannot share 5 key heads"),
+    ],
+)
+def test_a_refused_configuration_says_why(name, options, reason):
+    with pytest.raises(UnsupportedModelError, match=reason):
+        family_for_name(name).describe(name, options)
+
+
+def test_a_folder_without_a_padding_token_says_what_to_type(tmp_path):
+    save_text_model(LLAMA, tmp_path / "m")
+    edit_config(tmp_path / "m", pad_token_id=None)
+    with pytest.raises(
+        UnsupportedModelError, match=r"`model\.config\.pad_token_id = tokenizer\.eos_token_id`"
+    ):
+        open_model(str(tmp_path / "m"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("gemma2", "soft caps"), ("mixtral", "experts"), ("deepseek_v3", "latent"), ("smollm3", "no positions"),
+        ("t5", "encoder and decoder"),
+    ],
+)  # fmt: skip
+def test_other_decoders_are_refused_by_name(kind, reason):
+    assert reason in REFUSED[kind]
+    with pytest.raises(UnsupportedModelError, match=f"models of type `{kind}` are not supported"):
+        family_for_name(kind)
+
+
+def test_headers_say_how_many_heads_keys_have():
+    (tower,) = base(LLAMA).header.architecture.towers.values()
+    assert (tower.num_heads, tower.key_heads, tower.sharing) == (4, 2, 2)
+    (own,) = base(variant("transformers-decoder-llama-own-keys")).header.architecture.towers.values()
+    assert "key_heads" not in own.model_dump()
