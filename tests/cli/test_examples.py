@@ -195,7 +195,12 @@ def settings(work, tmp_path, python, request):
 @pytest.mark.parametrize(
     ("name", "example"),
     [
-        pytest.param(name, example, marks=[pytest.mark.more] * any(word in example for word in SLOW))
+        pytest.param(
+            name,
+            example,
+            marks=[pytest.mark.more] * any(word in example for word in SLOW)
+            + [pytest.mark.newer] * (name == "export"),
+        )
         for name, example in examples()
     ],
 )

@@ -84,6 +84,7 @@ def test_the_layout_does_not_matter(layout, name):
     assert not [part for part in hydra.modules() if part._forward_pre_hooks or part._forward_hooks]
 
 
+@pytest.mark.newer  # torch 2.5 traces neither a dropout of what is computed later nor a mapping proxy
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["timm-vit-distilled", "transformers-clip-plain"])
 def test_features_come_out_of_one_graph(name):

@@ -20,7 +20,7 @@ HYDRAS = (
     "transformers-roberta-plain",
     "transformers-eurobert-late",
 )
-CLASSIFIERS = [v for v in VARIANTS if len(base(v).header.architecture.towers) == 1]
+CLASSIFIERS = [v for v in VARIANTS if len(FAMILIES[v.family].towers) == 1]
 
 
 def features_of(module, sample, inputs):

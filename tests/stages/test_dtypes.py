@@ -101,6 +101,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.newer  # which has all variants
 def test_models_of_images_and_texts_have_exact_tensors():
     for row in VARIANTS:
         sample = base(row)
