@@ -6,8 +6,8 @@ means over seeds, and differences from rivals, paired by seed, with 95 % interva
 fitted on the validation data, and OOD scores that are fitted on the same training and validation data; `raw` is without a
 temperature. Without `--all`, eight rows are made, of texts six.
 
-    python benchmarks/promise.py digits --work promise/ --seeds 44 45 46 47 48 49 50 51 52
-    python benchmarks/promise.py fashion --idx fashion-mnist/ --work promise/ --seeds 51 52
+    python benchmarks/promise.py digits --work promise/ --seeds 44 45 46 47 48 49 50 51 52 53 54 55
+    python benchmarks/promise.py fashion --idx fashion-mnist/ --work promise/ --seeds 51 52 53 54 55
     python benchmarks/promise.py clinc150 --file CLINC150.jsonl --backbone MINILM/ --work promise/ --seeds 41 42 43 44 45
     python benchmarks/promise.py shapes --work promise/ [--all]
 
