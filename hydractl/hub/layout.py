@@ -13,7 +13,8 @@ from pathlib import Path
 
 from hydractl.families.base import Described
 from hydractl.families.registry import family_of
-from hydractl.families.transformers.models import labels_as_config, named
+from hydractl.families.transformers.hf_models import labels_as_config
+from hydractl.families.transformers.models import named
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization

@@ -15,7 +15,7 @@ from support.builders import base
 from support.variants import PLAIN, VARIANTS, variant
 
 HYDRAS = (
-    "timm-vit-class-token", "timm-vit-distilled", "transformers-roberta-plain", "transformers-eurobert-late", "transformers-clip-plain",
+    "timm-vit-class-token", "timm-vit-distilled", "transformers-roberta-plain", "transformers-eurobert-late", "transformers-decoder-qwen3", "transformers-clip-plain",
 )  # fmt: skip
 KEEPS = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)))
 

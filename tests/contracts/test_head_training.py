@@ -19,6 +19,7 @@ HYDRAS = (
     "timm-vit-distilled",
     "transformers-roberta-plain",
     "transformers-eurobert-late",
+    "transformers-decoder-qwen3",
 )
 CLASSIFIERS = [v for v in VARIANTS if len(FAMILIES[v.family].towers) == 1]
 
@@ -64,7 +65,9 @@ def test_the_classifiers_hold_all_that_trains_with_train_head(variant):
 @torch.inference_mode()
 @pytest.mark.parametrize("name", HYDRAS)
 @pytest.mark.parametrize(
-    "own", [lambda _: True, lambda name: name.startswith(("head", "classifier"))], ids=["all", "heads"]
+    "own",
+    [lambda _: True, lambda name: name.startswith(("head", "classifier", "score"))],
+    ids=["all", "heads"],
 )
 def test_each_member_has_features_and_classifiers_of_its_own(name, own):
     """Also where members have samples of their own, as they train."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from typing_extensions import override
+
 from hydractl.families.transformers.models import family_of_row
 from hydractl.families.transformers.text import CHANGING, LLAMA, TextRow, changing_angles
+from hydractl.families.transformers.tokenizers import padding_token
 
 CLASSES: Mapping[str, str] = MappingProxyType(
     {
@@ -29,7 +33,17 @@ def _refusal(config: Any) -> str | None:  # noqa: ANN401 - transformers is untyp
     return changing_angles(config)
 
 
-_DECODER = TextRow(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderRow(TextRow):
+    """Decoders of one shape."""
+
+    @override
+    def backbone_options(self, options: dict[str, object], folder: Path) -> dict[str, object]:
+        pad = options.get("pad_token_id")  # language models need none, and many have none
+        return options | {"pad_token_id": padding_token(folder) if pad is None else pad}
+
+
+_DECODER = DecoderRow(
     title="decoder",
     encoder=replace(
         LLAMA,

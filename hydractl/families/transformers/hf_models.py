@@ -79,7 +79,7 @@ def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
     """
     from transformers import AutoConfig
 
-    allowed = _allowed(_config_class(name), options)
+    allowed = _allowed(_config_class(name), _with_real_angles(options))
     for key in allowed.keys() - set(LABELS):
         check_values(name, key, allowed[key])
     try:
@@ -87,6 +87,18 @@ def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
             return AutoConfig.for_model(name, **allowed)
     except Exception as error:  # whatever a configuration's validators raise, these options make no model
         raise OptionsError(f"transformers cannot configure `{name}`: {reason_of(error)}") from error
+
+
+def _with_real_angles(options: Mapping[str, object]) -> dict[str, object]:
+    """Return options with the base of rotary angles as the real number that it is: as whole numbers go, it may be large."""
+    return {
+        key: float(value)
+        if key == "rope_theta" and isinstance(value, int)
+        else _with_real_angles(value)
+        if isinstance(value, dict)
+        else value
+        for key, value in options.items()
+    }
 
 
 def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
@@ -303,6 +315,14 @@ def class_named(model_class: str) -> Any:  # noqa: ANN401 - untyped
             hint="pip install --upgrade transformers",
         )
     return library_class
+
+
+def labels_as_config(names: Sequence[str]) -> dict[str, object]:
+    """Return names of classes as the library's configurations have them."""
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
 
 
 @contextlib.contextmanager

@@ -173,6 +173,10 @@ class FamilyRow:
         known_keys = hf_models.configured(self.model_type(name), {}).to_dict()
         return {k: v for k, v in options.items() if k in known_keys}
 
+    def backbone_options(self, options: dict[str, object], folder: Path) -> dict[str, object]:  # noqa: ARG002 - as above
+        """Return the options of an architecture whose folder has no classifier yet."""
+        return options
+
 
 def family_of_row(row: FamilyRow) -> Family:
     """Return the family."""
@@ -265,9 +269,11 @@ def family_of_row(row: FamilyRow) -> Family:
 def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> Described:
     name = row.name_of(config) or row.name_of(config, backbone=True) or str(config["model_type"])
     model_class = row.classes[name]
-    library_config = hf_models.configured(row.model_type(name), row.architecture_options(config, name))
+    trained, options = hf_models.classes_of(config, model_class), row.architecture_options(config, name)
+    if model_class not in trained:
+        options = row.backbone_options(options, folder)
+    library_config = hf_models.configured(row.model_type(name), options)
     described = _described(row, name, library_config, folder=folder, tokenizer=folder)
-    trained = hf_models.classes_of(config, model_class)
     if model_class in trained:
         return described
     described = replace(
@@ -299,7 +305,7 @@ def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str
             for k, v in architecture.config.items()
             if k not in {*hf_models.NOT_ARCHITECTURE, "num_labels"}
         },
-        **({} if row.zero_shot else labels_as_config(_logit_names(described))),
+        **({} if row.zero_shot else hf_models.labels_as_config(_logit_names(described))),
     }
     images = {FILES[0]: write_image_processor(how)} if isinstance(how, Preprocess) else {}
     return {"config.json": config, **images}
@@ -314,14 +320,6 @@ def _logit_names(described: Described) -> tuple[str, ...]:
 def named(labels: Sequence[str], count: int) -> tuple[str, ...]:
     """Return the names of classes, the library's own where there are none."""
     return tuple(labels) or tuple(f"LABEL_{i}" for i in range(count))
-
-
-def labels_as_config(names: Sequence[str]) -> dict[str, object]:
-    """Return names of classes as the library's configurations have them."""
-    return {
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
-    }
 
 
 def _unfolded(row: FamilyRow, options: Mapping[str, object]) -> dict[str, object]:

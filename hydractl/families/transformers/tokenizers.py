@@ -49,6 +49,42 @@ def read_tokenizer(
         CheckpointError: If there is none, or it cannot be read. The library itself makes up a tokenizer of a few special
             tokens for a folder without one, to which every word is unknown.
     """
+    tokenizer, backend = _opened(source)
+    if (
+        tokenizer is not None
+        and backend is not None
+        and not _is_stored(source, type(tokenizer).vocab_files_names)
+    ):
+        raise _no_tokenizer(source)
+    limit = max_length if tokenizer is None else min(max_length, tokenizer.model_max_length)
+    pad = getattr(tokenizer, "pad_token_id", None)
+    if pad is None:
+        pad = config.pad_token_id
+    return Tokenization(
+        tokenizer=_text_of(tokenizer, backend, source),
+        names=_input_names(config, padding, getattr(tokenizer, "model_input_names", UNLISTED)),
+        max_length=int(limit),
+        pad_id=int(pad or 0),
+        vocab_size=int(config.vocab_size),
+        padding=padding,
+        padding_side="left" if getattr(tokenizer, "padding_side", None) == "left" else "right",
+        truncation_side="left" if getattr(tokenizer, "truncation_side", None) == "left" else "right",
+    )
+
+
+def padding_token(folder: Path) -> int | None:
+    """Return the token that the tokenizer of a folder pads with, the one that ends a text where it has none; None without either.
+
+    Raises:
+        CheckpointError: As `read_tokenizer`.
+    """
+    tokenizer, _ = _opened(folder)
+    pad: int | None = tokenizer.pad_token_id
+    return tokenizer.eos_token_id if pad is None else pad
+
+
+def _opened(source: Path) -> tuple[Any, Any]:
+    """Return the library's tokenizer of a folder, or None for a file, and its backend, or None where it is in Python only."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
@@ -76,26 +112,7 @@ def read_tokenizer(
         raise CheckpointError(
             f"{source}: its tokenizer cannot be read: {reason_of(error)}", hint=BESIDE
         ) from error
-    if (
-        tokenizer is not None
-        and backend is not None
-        and not _is_stored(source, type(tokenizer).vocab_files_names)
-    ):
-        raise _no_tokenizer(source)
-    limit = max_length if tokenizer is None else min(max_length, tokenizer.model_max_length)
-    pad = getattr(tokenizer, "pad_token_id", None)
-    if pad is None:
-        pad = config.pad_token_id
-    return Tokenization(
-        tokenizer=_text_of(tokenizer, backend, source),
-        names=_input_names(config, padding, getattr(tokenizer, "model_input_names", UNLISTED)),
-        max_length=int(limit),
-        pad_id=int(pad or 0),
-        vocab_size=int(config.vocab_size),
-        padding=padding,
-        padding_side="left" if getattr(tokenizer, "padding_side", None) == "left" else "right",
-        truncation_side="left" if getattr(tokenizer, "truncation_side", None) == "left" else "right",
-    )
+    return tokenizer, backend
 
 
 def _text_of(tokenizer: Any, backend: Any, source: Path) -> str:  # noqa: ANN401 - untyped

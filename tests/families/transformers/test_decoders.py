@@ -7,8 +7,12 @@ import json
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
+from hydractl.checkpoint import Checkpoint
+from hydractl.data.reference import DataRef
 from hydractl.errors import UnsupportedModelError
+from hydractl.families.classifier import with_classifier
 from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import family_for_name
@@ -16,8 +20,11 @@ from hydractl.families.transformers.unsupported import REFUSED
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadScores, TowerHeads
 from hydractl.scoring.methods import METHODS
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
+from hydractl.training.recipes.recipe import Recipe
 from support.builders import Sample, base, over_classes
 from support.text_folders import WORDS, edit_config, save_text_model, save_tokenizer
 from support.variants import VARIANTS, variant
@@ -193,3 +200,78 @@ def test_headers_say_how_many_heads_keys_have():
     assert (tower.num_heads, tower.key_heads, tower.sharing) == (4, 2, 2)
     (own,) = base(variant("transformers-decoder-llama-own-keys")).header.architecture.towers.values()
     assert "key_heads" not in own.model_dump()
+
+
+def language_model(folder, model_class, *, pads=True, tied=True):
+    """Write a language model in bf16 without `pad_token_id`, and return its tensors; its tokenizer ends texts with [SEP]."""
+    config = transformers.LlamaConfig(
+        vocab_size=10,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000000},
+    )
+    torch.manual_seed(0)
+    library = model_class(config).to(torch.bfloat16)
+    library.save_pretrained(folder)
+    save_tokenizer(folder)
+    path = folder / "tokenizer_config.json"
+    settings = {k: v for k, v in json.loads(path.read_text()).items() if pads or k != "pad_token"}
+    path.write_text(json.dumps(settings | {"eos_token": "[SEP]"}))
+    return library.state_dict()
+
+
+LANGUAGE_MODELS = {
+    "tied": {"model_class": transformers.LlamaForCausalLM},
+    "own-output": {"model_class": transformers.LlamaForCausalLM, "tied": False},
+    "base": {"model_class": transformers.LlamaModel},
+    "padded-with-the-end": {"model_class": transformers.LlamaForCausalLM, "pads": False},
+}
+
+
+@pytest.mark.parametrize("options", LANGUAGE_MODELS.values(), ids=LANGUAGE_MODELS)
+def test_a_language_model_is_a_backbone(tmp_path, options):
+    stored = language_model(tmp_path / "m", **options)
+    with pytest.raises(UnsupportedModelError, match="which is not a classifier"):
+        open_model(str(tmp_path / "m"))
+
+    opened = open_model(str(tmp_path / "m"), backbone=True)
+
+    assert opened.header.architecture.config["pad_token_id"] == (0 if options.get("pads", True) else 3)
+    found = with_classifier(opened, 3).checkpoint.tensors()
+    kept = {name: x for name, x in stored.items() if name != "lm_head.weight"}
+    kept = {name if name.startswith("model.") else f"model.{name}": x for name, x in kept.items()}
+    assert {*found} == {*kept, "score.weight"}
+    assert all(torch.equal(found[name], x) for name, x in kept.items())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_in_bf16_are_tuned_as_single_precision_and_stay_bf16(tmp_path, precision):
+    """Steps too small for bf16 add up in the master weights; and recomputed activations change nothing."""
+    language_model(tmp_path / "m", transformers.LlamaForCausalLM)
+    data = tmp_path / "data.jsonl"
+    lines = [{"text": " ".join(["cat" if i % 2 else "mat"] * (1 + i % 5)), "label": i % 2} for i in range(32)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tensors = []
+    for recomputes in (False, True):
+        out = tmp_path / f"{recomputes}.st"
+        recipe = Recipe(epochs=8, lr=(2e-5,), precision=precision, batch_size=4)
+        report = run_finetune(
+            FinetuneConfig(
+                model=str(tmp_path / "m"), data=DataRef.parse(str(data)), val=DataRef.parse(str(data)), out=out,
+                recipe=recipe, gradient_checkpointing=recomputes,
+            )
+        )  # fmt: skip
+        tensors.append(Checkpoint.open(out).tensors())
+    plain, recomputed = tensors
+    assert {x.dtype for x in plain.values()} == {torch.bfloat16}
+    assert all(torch.equal(plain[name], recomputed[name]) for name in plain)
+    name = "model.layers.0.self_attn.k_proj.weight"
+    before = load_file(tmp_path / "m" / "model.safetensors")[name]
+    large = before.abs() >= 2**-6  # of which half a unit in the last place is 6e-5, three steps of Adam
+    assert (plain[name] != before)[large].any()
+    assert report.step == 64

@@ -179,7 +179,8 @@ def _architecture_facts(architecture: Architecture) -> list[tuple[str, str]]:
     rows += [
         (
             f"tower {name}",
-            f"{counted(t.layers, 'layer')} of {counted(t.num_heads, 'head')}, each {t.head_dim} wide",
+            f"{counted(t.layers, 'layer')} of {counted(t.num_heads, 'head')}, each {t.head_dim} wide"
+            + (f"; {t.sharing} share each head of keys" if t.sharing > 1 else ""),
         )
         for name, t in architecture.towers.items()
     ]
