@@ -153,6 +153,7 @@ def prune(
     remove: int | None = ...,
     keep_fraction: float | None = ...,
     per_layer: bool | None = ...,
+    whole_groups: bool | None = ...,
     strategy: Literal["best", "sample", "objectives", "clusters", "random", "diverse"] | None = ...,
     members: int | None = ...,
     pool: int | None = ...,
@@ -187,6 +188,7 @@ def prune(
         remove: Remove R heads in total.
         keep_fraction: Keep the fraction F of all heads.
         per_layer: Keep exactly N heads in every layer, with `--keep N`.
+        whole_groups: Remove heads that share keys together, by the mean of their scores; numbers of heads are multiples.
         strategy: How to choose heads. best: the heads with the highest scores; sample: without random heads of the pool; objectives: one member per scores file; clusters: one head of each cluster, the j-th best for member j; random: random heads, a control; diverse: the samples that disagree most on data (default: as other options imply).
         members: Number of members.
         pool: Sample from the P heads with the lowest scores, for strategies sample and diverse.

@@ -182,6 +182,12 @@ class PruneConfig(CommandConfig):
     per_layer: bool = flag(
         Setting("Keep exactly N heads in every layer, with `--keep N`.", panel=shared.BUDGET_PANEL)
     )
+    whole_groups: bool = flag(
+        Setting(
+            "Remove heads that share keys together, by the mean of their scores; numbers of heads are multiples.",
+            panel=shared.BUDGET_PANEL,
+        )
+    )
     strategy: Strategy | None = setting(
         None,
         "How to choose heads. "
@@ -235,6 +241,11 @@ class PruneConfig(CommandConfig):
             self._check_strategy(self.strategy)
         if self.per_layer and (self.budget is None or self.budget.keep_per_layer is None):
             raise UsageError("`--per-layer` requires `--keep N`")
+        if self.whole_groups and self.budget is None:
+            raise UsageError(
+                "`--whole-groups` requires a number of heads",
+                hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+            )
         if self.diverse is not None and self.diverse.candidates < self.members:
             raise UsageError(
                 f"`--candidates {self.diverse.candidates}`: fewer candidates than the {self.members} members",
@@ -248,13 +259,13 @@ class PruneConfig(CommandConfig):
         """Refuse both or neither of scores and masks, and what does not go with the one that is given."""
         refuse_shared_input(self.model, *map(str, (*self.scores, *self.masks)), what="input")
         if self.masks and (
-            self.strategy or self.budget or self.auto or self.per_layer or self.members > 1
+            self.strategy or self.budget or self.auto or self.per_layer or self.whole_groups or self.members > 1
             or self.pool is not None or self.diverge_from
         ):  # fmt: skip
             raise UsageError(
                 "a mask already says which heads are kept",
                 hint="leave out `--strategy`, `--keep`, `--remove`, `--keep-fraction`, `--per-layer`, "
-                "`--members`, `--pool` and `--diverge-from`",
+                "`--whole-groups`, `--members`, `--pool` and `--diverge-from`",
             )
         if not self.scores and not self.masks and self.strategy is not Strategy.RANDOM:
             raise UsageError(

@@ -20,6 +20,7 @@ from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.prune.config import PruneConfig, needs_pool
 from hydractl.stages.prune.diverse import DiverseReport
+from hydractl.stages.prune.key_groups import in_groups
 from hydractl.stages.prune.sample_masks import STRATEGIES, DrawnMasks, Material
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.mask_selection import Quota, own_quota, quota_of
@@ -58,7 +59,7 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
     shape = _shape(config, opened, scores)
     quotas = () if strategy is Strategy.CLUSTERS else _quotas(config, scores, shape)
     material = Material(config=config, opened=opened, scores=scores, shape=shape, quotas=quotas, team=team)
-    drawn_masks = STRATEGIES[strategy](material, progress)
+    drawn_masks = STRATEGIES[strategy](in_groups(material) if config.whole_groups else material, progress)
     if config.budget is not None and any(s.clusters is not None for s in scores):
         progress.warn("a budget selects heads by score only; `--keep auto` keeps one head of each cluster")
     remarks = [quota.remark for quota in quotas if quota.remark is not None]
@@ -149,6 +150,7 @@ def _origin(material: Material, strategy: Strategy, drawn_masks: DrawnMasks, *, 
     options: dict[str, OptionValue] = {
         **(material.quotas[scores_index].options if material.quotas else {}),
         "per_layer": config.per_layer or None,
+        "whole_groups": config.whole_groups or None,
         **drawn_masks.options,
         **(drawn_masks.member_options[member] if drawn_masks.member_options else {}),
         "diverge_from": config.diverge_from or None,

@@ -52,6 +52,29 @@ class Material:
     quotas: tuple[Quota, ...]
     team: ProcessGroup
 
+    @property
+    def sharing(self) -> int:
+        """How many heads share keys, and go together with `--whole-groups`; of several towers the most."""
+        towers = self.opened.header.architecture.towers
+        return max(towers[name].sharing for name in self.shape)
+
+    def of_heads(self, masks: Sequence[Mask]) -> tuple[dict[str, TowerKeep], ...]:
+        """Return masks as those of heads, where they are of groups."""
+        sharing = self.sharing if self.config.whole_groups else 1
+        return tuple(
+            {
+                name: TowerKeep(
+                    num_heads=tower.num_heads * sharing,
+                    keep=tuple(
+                        tuple(group * sharing + i for group in groups for i in range(sharing))
+                        for groups in tower.keep
+                    ),
+                )
+                for name, tower in mask.items()
+            }
+            for mask in masks
+        )
+
     def sampling(self, members: int) -> Sampling:
         """Return how several masks are drawn."""
         return Sampling(
@@ -101,7 +124,7 @@ def _best(material: Material, progress: Progress) -> DrawnMasks:
                 f"{config.diverge_from} it keeps the heads of member 0"
             )
     return DrawnMasks(
-        masks=shared,
+        masks=material.of_heads(shared),
         member_options=[{"removed": count} for count in removed] if config.diverge_from else (),
     )
 
@@ -137,12 +160,15 @@ def _draws(material: Material, count: int) -> tuple[dict[str, TowerKeep], ...]:
     _check_pool(pool, quota, total=total_heads(material.shape))
     check_long_enough(order, path, required=pool, verb=f"`--pool {pool}` draws from")
     try:
-        return sample_masks(order, material.shape, removals=quota.removals, sampling=material.sampling(count))
+        masks = sample_masks(
+            order, material.shape, removals=quota.removals, sampling=material.sampling(count)
+        )
     except ValueError as error:
         fewer = "--members" if config.diverse is None else "--candidates"
         raise UsageError(
             str(error), hint=f"give a larger `--pool`, fewer `{fewer}` or an earlier `--diverge-from`"
         ) from error
+    return material.of_heads(masks)
 
 
 def _clusters(material: Material, _: Progress) -> DrawnMasks:
@@ -173,7 +199,7 @@ def _random(material: Material, _: Progress) -> DrawnMasks:
         )
     except ValueError as error:
         raise UsageError(str(error), hint=TOO_ALIKE) from error
-    return DrawnMasks(masks=masks, seeded=True)
+    return DrawnMasks(masks=material.of_heads(masks), seeded=True)
 
 
 def _diverse(material: Material, progress: Progress) -> DrawnMasks:

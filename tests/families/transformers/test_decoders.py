@@ -11,17 +11,21 @@ from safetensors.torch import load_file
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
-from hydractl.errors import UnsupportedModelError
+from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.classifier import with_classifier
 from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import family_for_name
 from hydractl.families.transformers.unsupported import REFUSED
+from hydractl.heads.budget import HeadBudget
 from hydractl.heads.masks import full_mask
-from hydractl.manifest.head_mask import HeadScores, TowerHeads
+from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerHeads, TowerScores
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.run import run_prune
+from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from hydractl.training.recipes.recipe import Recipe
@@ -275,3 +279,66 @@ def test_weights_in_bf16_are_tuned_as_single_precision_and_stay_bf16(tmp_path, p
     large = before.abs() >= 2**-6  # of which half a unit in the last place is 6e-5, three steps of Adam
     assert (plain[name] != before)[large].any()
     assert report.step == 64
+
+
+@pytest.fixture
+def scored(tmp_path):
+    """A saved model of four heads, two to a key, and scores by which the best heads of a layer are of two groups."""
+    model = base(LLAMA).save(tmp_path / "base.st")
+    run_score(ScoreConfig(model=str(model), out=tmp_path / "s.json", method="random"))
+    scores = HeadScores.read(tmp_path / "s.json")
+    table = ((0.9, 0.0, 0.5, 0.5), (0.1, 0.2, 0.8, 0.0), (0.3, 0.9, 0.9, 0.2))
+    changed = scores.model_copy(update={"towers": {"text": TowerScores(scores=table)}})
+    (tmp_path / "s.json").write_text(changed.to_json())
+    return {"model": str(model), "scores": (tmp_path / "s.json",), "whole_groups": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "keep"),
+    [
+        ({"budget": HeadBudget(remove=4)}, ((0, 1, 2, 3), (), (0, 1, 2, 3))),
+        ({"budget": HeadBudget(keep_per_layer=2)}, ((2, 3), (), (0, 1, 2, 3))),
+        ({"budget": HeadBudget(keep_per_layer=2), "per_layer": True}, ((2, 3), (2, 3), (0, 1))),
+        ({"budget": HeadBudget(keep_fraction=0.5)}, ((2, 3), (), (0, 1, 2, 3))),
+    ],
+)
+def test_whole_groups_go_by_their_mean_score(tmp_path, scored, options, keep):
+    """0.45 and 0.5; 0.15 and 0.4; 0.6 and 0.55."""
+    run_prune(PruneConfig(out=tmp_path / "m.st", **scored, **options))
+    mask = HeadMask.read(tmp_path / "m.mask.json")
+    assert mask.towers["text"].keep == keep
+    assert mask.origin.budget["whole_groups"] is True
+
+
+@pytest.mark.parametrize("strategy", ["sample", "random"])
+def test_members_of_whole_groups(tmp_path, scored, strategy):
+    options = {"strategy": Strategy(strategy), "members": 3, "budget": HeadBudget(remove=4), "seed": 1}
+    options |= {} if strategy == "random" else {"pool": 8}
+    if strategy == "random":
+        del scored["scores"]
+    run_prune(PruneConfig(out=tmp_path / "m-{i}.st", **scored, **options))
+    keeps = [HeadMask.read(tmp_path / f"m-{i}.mask.json").towers["text"].keep for i in range(3)]
+    assert len({*keeps}) == 3
+    for keep in keeps:
+        assert sum(map(len, keep)) == 8
+        assert all(set(heads) == {h ^ 1 for h in heads} for heads in keep)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"budget": HeadBudget(remove=3)},
+            "`--remove 3`: is no number of whole groups, as 2 heads share keys",
+        ),
+        ({"budget": HeadBudget(remove=4), "pool": 7}, "`--pool 7`: is no number of whole groups"),
+        ({"auto": True}, "`--whole-groups` requires a number of heads"),
+    ],
+)
+def test_numbers_that_are_not_of_whole_groups(tmp_path, scored, options, message):
+    with pytest.raises(UsageError, match=message):
+        run_prune(PruneConfig(out=tmp_path / "m.st", **scored, **options))
+    own = base(variant("transformers-decoder-llama-own-keys")).save(tmp_path / "own.st")
+    with pytest.raises(UsageError, match=r"each head of .*own\.st has keys of its own"):
+        run_prune(PruneConfig(model=str(own), out=tmp_path / "m.st", strategy=Strategy.RANDOM,
+            budget=HeadBudget(remove=4), whole_groups=True))  # fmt: skip
