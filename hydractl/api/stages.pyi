@@ -441,6 +441,7 @@ def evaluate(
     threshold_for: str | float | None = ...,
     guarantee: Literal["errors-among-accepted", "accepted-and-wrong"] | None = ...,
     delta: float | None = ...,
+    label_thresholds: bool | None = ...,
     store: str | Path | None = ...,
     out: str | Path | None = ...,
     curves: bool | None = ...,
@@ -477,7 +478,7 @@ def evaluate(
         ood_val: Validation OOD data, to find the best OOD score on other data than `--near` and `--far`; needs `--val`.
         val: Held-out ID data for `--ood-val` and to standardize `energy+density`.
         name: Name of the first row (default: its file's).
-        metrics: Measure only these: accuracy, brier, nll, ece, adaptive_ece, ndcg, mrr, map, mutual_information, disagreement, entropy, auroc, fpr95, aupr, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid, temperature, parameters, macs, macs_textbook, training_macs, latency_ms, latency_batch_ms.
+        metrics: Measure only these: accuracy, brier, nll, ece, adaptive_ece, f1_micro, f1_macro, average_precision, label_auroc, ndcg, mrr, map, mutual_information, disagreement, entropy, auroc, fpr95, aupr, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid, temperature, parameters, macs, macs_textbook, training_macs, latency_ms, latency_batch_ms.
         ood_score: OOD scores, with options as in `knn:k=5`: msp, entropy, mi, msp+mi, energy, max-logit, gen; with `--fit`, or if models store them: energy+density, relative-mahalanobis, mahalanobis, knn, vim. Default: msp, and energy+density if stored, or with `--fit` and `--val`.
         latency: Measure latency.
         bootstrap: Resamples for 95 % intervals; 0 for none.
@@ -485,7 +486,8 @@ def evaluate(
         threshold_for: Find a threshold of the OOD score with at most the fraction R of errors below, on held-out `--data`, or exit with 5.
         guarantee: What R bounds: errors among accepted inputs, with probability 1 - D; or inputs that are accepted and wrong, among all inputs, on average (default: errors-among-accepted).
         delta: Probability that the threshold breaks the guarantee (default: 0.05).
-        store: Write a copy of MODEL with its threshold, `--temperature` and fitted OOD scores, which `predict` applies.
+        label_thresholds: Choose for each label the probability above which it is predicted, by F1 on held-out `--data`; for models with several labels.
+        store: Write a copy of MODEL with its thresholds, `--temperature` and fitted OOD scores, which `predict` applies.
         out: Report in JSON, or `-` for standard output.
         curves: Keep curves, accuracy by class, head maps and lineage in the report, which the page of `hydractl report` shows.
         keep_examples: Keep the N inputs with most disagreement and the N most confident mistakes in the report; `push` omits them.

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from hydractl.auto.config import HydraConfig
 from hydractl.errors import UsageError
+from hydractl.families.model_folder import SINGLE_LABEL
 from hydractl.hub.layout import CONFIG, labels_of
 from hydractl.manifest.header import Header
 
@@ -33,7 +34,9 @@ def check_settings(config: HydraConfig, folder: str, model_config: HydraConfig) 
     """
     stored = HydraConfig.from_pretrained(folder) if (Path(folder) / CONFIG).is_file() else model_config
     before, settings = stored.to_dict(), config.to_dict()
-    if settings.get("problem_type") == "single_label_classification":  # which is what there is
+    if settings.get("problem_type") == SINGLE_LABEL and not before.get(
+        "problem_type"
+    ):  # which is what there is
         del settings["problem_type"]
     changed = (
         name

@@ -28,7 +28,7 @@ from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import files_of, labels_of
 from hydractl.metrics.ood_scores import entropy, mutual_information
-from hydractl.metrics.per_sample import opinions, question_losses
+from hydractl.metrics.per_sample import of_samples, opinions, question_losses
 from hydractl.model_inputs import Inputs
 from hydractl.model_source import download
 from hydractl.strict_json import parse
@@ -241,13 +241,14 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         member_opinions = opinions(logits)
         loss = None
         if labels is not None:
-            loss = question_losses(logits.to(member_opinions.members.dtype), labels).mean()
+            # the library's labels of several are floating-point
+            loss = question_losses(logits.to(member_opinions.members.dtype), labels.long()).mean()
         model_output = HydraClassifierOutput(
             loss=loss,
-            logits=member_opinions.ensemble,
+            logits=member_opinions.logits,
             member_logits=logits,
-            entropy=entropy(member_opinions.members),
-            mutual_information=mutual_information(member_opinions.members),
+            entropy=of_samples(entropy(member_opinions.members)),
+            mutual_information=of_samples(mutual_information(member_opinions.members)),
             ood_score=ood_score,
         )
         named = self.config.return_dict if return_dict is None else return_dict

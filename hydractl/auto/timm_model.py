@@ -24,8 +24,11 @@ class TimmHydra(nn.Module):
         self.num_classes = loaded.header.num_classes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `log mean_m softmax(z_m)` (B, C), in float32 at least, for images (B, channels, height, width)."""
-        return opinions(self.loaded.member_logits(x)).ensemble
+        """Return `log mean_m softmax(z_m)` (B, C), in float32 at least, for images (B, channels, height, width).
+
+        Of a model for Q labels, the log odds of the mean of the members' sigmoids (B, Q).
+        """
+        return opinions(self.loaded.member_logits(x)).logits
 
 
 def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: ANN401 - as timm calls it

@@ -47,6 +47,7 @@ class Labels(NamedTuple):
     class_names: tuple[str, ...] = ()
     labels: tuple[int, ...] | None = None
     numbered: bool = False
+    label_sets: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,6 +62,7 @@ class Classed:
             folder's sub-folder `7` has a name, and so has a class that a data set calls so.
         columns: Those of the table that the items were read from; empty where there was none.
         by_position: Whether a user insists that the classes are a model's in order, whatever their names.
+        label_sets: In place of `labels`, for each item that may have several: increasing indices into `class_names`.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Classed:
     numbered: bool = False
     columns: tuple[str, ...] = ()
     by_position: bool = False
+    label_sets: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,7 +120,8 @@ class Items(Classed, ABC):
             digests: `item_digest` of every item, in order; None reads them all.
         """
         item_digests = map(self.item_digest, range(len(self))) if digests is None else digests
-        return fingerprint_of(len(self), self.class_names, self.labels, item_digests, decoding=self.decoding)
+        labels = self.labels if self.label_sets is None else self.label_sets
+        return fingerprint_of(len(self), self.class_names, labels, item_digests, decoding=self.decoding)
 
     def subset(self, indices: Sequence[int], *, name: str | None = None) -> Self:
         """Return the items at `indices`, all classes kept, under another name if one is given.
@@ -128,24 +132,29 @@ class Items(Classed, ABC):
         if any(not 0 <= index < len(self) for index in indices):
             raise ValueError(f"an index is outside 0..{len(self) - 1}")
         labels = None if self.labels is None else tuple(self.labels[index] for index in indices)
-        return replace(self.at(indices), labels=labels, name=name or self.name)
+        sets = None if self.label_sets is None else tuple(self.label_sets[index] for index in indices)
+        return replace(self.at(indices), labels=labels, label_sets=sets, name=name or self.name)
 
     def of_classes(self, classes: Sequence[int]) -> Self:
-        """Return the items of some classes, labels counted from 0 in the order of `classes`.
+        """Return the items of some classes, labels counted from 0 in the order of `classes`; all of those that may have several.
 
         Raises:
             DataError: If the set has no labels.
         """
+        position = {label: place for place, label in enumerate(classes)}
+        class_names = tuple(self.class_names[label] for label in classes)
+        if self.label_sets is not None:
+            chosen = (sorted(position[i] for i in labels if i in position) for labels in self.label_sets)
+            return replace(self, class_names=class_names, label_sets=tuple(map(tuple, chosen)))
         if self.labels is None:
             raise DataError(
                 f"{self.name}: has no labels, so `classes=` has nothing to select{columns_there(self.columns)}",
                 hint=LABELS_HINT,
             )
-        position = {label: place for place, label in enumerate(classes)}
         indices = [i for i, label in enumerate(self.labels) if label in position]
         return replace(
             self.at(indices),
-            class_names=tuple(self.class_names[label] for label in classes),
+            class_names=class_names,
             labels=tuple(position[self.labels[i]] for i in indices),
         )
 
@@ -308,7 +317,13 @@ class ImageSet(Items):
         """Return the items at `indices` as another process can read them: without labels, and no more than it needs."""
         places = [self.places[index] for index in indices]
         return replace(
-            self, store=self.store.only(places), places=places, crew=None, class_names=(), labels=None
+            self,
+            store=self.store.only(places),
+            places=places,
+            crew=None,
+            class_names=(),
+            labels=None,
+            label_sets=None,
         )
 
 
@@ -320,7 +335,7 @@ def columns_there(columns: Sequence[str]) -> str:
 def fingerprint_of(
     count: int,
     class_names: Sequence[str],
-    labels: Sequence[int] | None,
+    labels: Sequence[int] | Sequence[Sequence[int]] | None,
     digests: Iterable[bytes],
     *,
     decoding: str,

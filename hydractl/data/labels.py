@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hydractl.data.datasets import LABELS_HINT, Classed, Items, columns_there
 from hydractl.data.names import (
@@ -25,6 +25,11 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import quoted
 from hydractl.progress import Progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hydractl.manifest.header import Architecture
 
 T = TypeVar("T", bound=Items)
 
@@ -80,8 +85,13 @@ def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> 
         hint: What to do without.
 
     Raises:
-        DataError: If there are none.
+        DataError: If there are none, or items may have several.
     """
+    if items.label_sets is not None:
+        raise DataError(
+            f"{items.name}: has a list of labels for each item, but `{option}` needs one label each",
+            hint=f"a model for several labels: `hydractl finetune MODEL --data {items.name}`",
+        )
     if items.labels is None:
         raise DataError(
             f"{items.name}: has no labels, but `{option}` needs them{columns_there(items.columns)}", hint=hint
@@ -89,19 +99,71 @@ def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> 
     return items.labels
 
 
-def training_labels(items: Classed, option: str) -> tuple[int, ...]:
-    """Return the labels that a classifier is trained on, as `required_labels` does.
+def check_labels(items: Classed, option: str, *, multi_label: bool, hint: str = LABELS_HINT) -> None:
+    """Refuse data without labels, or with lists of labels where a model answers one and the other way round.
 
     Raises:
-        DataError: As there, and if all are the same.
+        DataError: If they have none of the kind.
     """
-    labels = required_labels(items, option)
-    if len({*labels}) < LEAST:
+    if not multi_label:
+        required_labels(items, option, hint=hint)
+    elif items.label_sets is None:
         raise DataError(
-            f"{items.name}: every label is `{items.class_names[labels[0]]}`, but training needs at least two classes",
-            hint=f"give data with several classes to `{option}`",
+            f"{items.name}: the model may answer several labels, so `{option}` needs a list of labels for each item",
+            hint=hint
+            if items.labels is None
+            else 'write lists, of a single label too: `{"text": "a late reply", "label": ["delay"]}`',
         )
+
+
+def model_labels(
+    items: Classed, table: Sequence[int], option: str, *, architecture: Architecture, hint: str = LABELS_HINT
+) -> Tensor:
+    """Return the labels of the data as a model counts classes.
+
+    Args:
+        items: The data.
+        table: For each class of the data the model's.
+        option: Which option of the command line needs them.
+        architecture: Of the model.
+        hint: What to do without.
+
+    Returns:
+        Shape (N,), int64; of a model for several labels (N, Q), 1 where a label applies and 0 where it does not.
+
+    Raises:
+        DataError: As `check_labels`.
+    """
+    import torch  # noqa: PLC0415 - readers of labels do without it
+
+    check_labels(items, option, multi_label=architecture.is_multi_label, hint=hint)
+    if items.label_sets is None:
+        return torch.tensor([table[label] for label in items.labels or ()])
+    labels = torch.zeros(len(items.label_sets), architecture.num_classes, dtype=torch.int64)
+    for row, label_set in zip(labels, items.label_sets, strict=True):
+        row[[table[label] for label in label_set]] = 1
     return labels
+
+
+def check_training_labels(items: Classed, option: str) -> None:
+    """Refuse labels that a classifier cannot be trained on.
+
+    Raises:
+        DataError: If there are none, or all are the same.
+    """
+    labels = items.label_sets or required_labels(items, option)
+    if len({*labels}) >= LEAST and len(items.class_names) >= LEAST:
+        return
+    first = labels[0]
+    problem = (
+        f"every label is `{items.class_names[first]}`"
+        if isinstance(first, int)
+        else "all have the same labels"
+    )
+    raise DataError(
+        f"{items.name}: {problem}, but training needs at least two classes",
+        hint=f"give data with several classes to `{option}`",
+    )
 
 
 def normal_names(names: Iterable[str], *, where: str) -> tuple[str, ...]:
@@ -126,7 +188,7 @@ def apply_class_options(items: T, ref: DataRef, progress: Progress) -> T:
         UsageError: If a range of classes runs backwards.
         DataError: If there are no labels, or no such classes, or two would have one name, or a name has no number to order by.
     """
-    if items.labels is None:
+    if items.labels is None and items.label_sets is None:
         if ref.classes is None and ref.reads_classes:
             required_labels(items, f"::{MAP}=" if ref.map else "::classes-by=")
         return items if ref.classes is None else items.of_classes(())  # which are refused

@@ -82,11 +82,17 @@ def drawn_for(
 
 
 def resized(architecture: Architecture, number: int, library: str) -> Architecture:
-    """Return an architecture with another number of logits, without what its configuration says of the former classifier."""
+    """Return an architecture with another number of logits, without what its configuration says of the former classifier.
+
+    A single logit tells two classes apart, whether an input could have several or not.
+    """
     config = {k: v for k, v in architecture.config.items() if k != "problem_type"} | {
         CLASSES[library]: number
     }
-    return architecture.model_copy(update={"config": config, "num_classes": num_classes_of(number)})
+    several = architecture.problem_type if number > 1 else None
+    return architecture.model_copy(
+        update={"config": config, "num_classes": num_classes_of(number), "problem_type": several}
+    )
 
 
 def asked_number(opened: OpenModel) -> int | None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.strict_json import parse, read_object
 from hydractl.tensor_spec import ITEM_BYTES, TensorSpec
 
-SINGLE_LABEL = "single_label_classification"
+if TYPE_CHECKING:
+    from hydractl.manifest.header import Architecture
+
+SINGLE_LABEL, MULTI_LABEL = "single_label_classification", "multi_label_classification"
 QUANTIZED = frozenset(
     {
         "SCB", "absmax", "bias_scale", "g_idx", "input_scale", "nested_absmax", "quant_map", "qweight", "qzeros", "scales",
@@ -152,12 +155,23 @@ def weights_problem(specs: Mapping[str, TensorSpec]) -> str | None:
     return None
 
 
-def answer_problem(config: Mapping[str, object]) -> str | None:
-    """Return why a model's answer is not one label out of several, or None, as its configuration has it."""
+def answer_problem(config: Mapping[str, object], supported: Sequence[str] = (SINGLE_LABEL,)) -> str | None:
+    """Return why a model's answer is not what is supported, or None, as its configuration has it."""
     kind = config.get("problem_type")
-    if kind in (None, SINGLE_LABEL):
+    if kind is None or kind in supported:
         return None
-    return f"its `problem_type` is `{kind}`, but only single-label classifiers are supported"
+    return f"its `problem_type` is `{kind}`, but only {' and '.join(supported)} is supported"
+
+
+def problem_type_of(architecture: Architecture) -> dict[str, object]:
+    """Return what a configuration says of it; empty where an input has one of the classes."""
+    return {"problem_type": MULTI_LABEL} if architecture.is_multi_label else {}
+
+
+def logits_of(architecture: Architecture) -> int:
+    """Return how many logits a classifier has; 0 where classes are named by texts."""
+    number = architecture.config.get("num_classes", architecture.config.get("num_labels", 0))
+    return number if isinstance(number, int) else 0
 
 
 def class_names_of(logit_names: tuple[str, ...]) -> tuple[str, ...]:
@@ -173,6 +187,16 @@ def num_classes_of(logits: int) -> int:
     return max(logits, 2)
 
 
+PROBLEM_RULE = Rule(
+    library="timm",
+    name="`problem_type`",
+    effect="`multi_label_classification` answers each label by a sigmoid; others than it and `single_label_classification` are "
+    "refused, and `finetune` accepts the encoder",
+    problem=lambda folder: (
+        answer_problem(folder.config, (SINGLE_LABEL, MULTI_LABEL)) if folder.classifies else None
+    ),
+    as_backbone=True,
+)
 COMMON_RULES = (
     Rule(
         library="all",

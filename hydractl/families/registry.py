@@ -11,7 +11,14 @@ from types import MappingProxyType
 from hydractl.errors import EDITED, UnsupportedModelError, UsageError
 from hydractl.families.base import Described, Family, is_replaceable, name_in_memory
 from hydractl.families.config_checks import OptionsError
-from hydractl.families.model_folder import ModelFolder, check_folder
+from hydractl.families.model_folder import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    ModelFolder,
+    answer_problem,
+    check_folder,
+    logits_of,
+)
 from hydractl.families.openclip.config import PREFIX, library
 from hydractl.families.openclip.family import OPENCLIP
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
@@ -79,7 +86,7 @@ def architecture_differences(ours: Architecture, theirs: Architecture) -> tuple[
     """
     differing_parts = tuple(
         f"{part}={getattr(ours, part)}"
-        for part in ("library", "family", "towers", "num_classes", "pooling")
+        for part in ("library", "family", "towers", "num_classes", "problem_type", "pooling")
         if getattr(ours, part) != getattr(theirs, part)
     )
     if ours == theirs or differing_parts:
@@ -125,8 +132,11 @@ def described_as(name: str, options: Mapping[str, object]) -> Described:
         UsageError: If it has no such option, or its library cannot build it with these.
         UnsupportedModelError: If heads cannot be cut in it.
     """
+    if problem := answer_problem(options, (SINGLE_LABEL, MULTI_LABEL)):
+        raise UsageError(f"{name}: {problem}")
+    others = {key: value for key, value in options.items() if key != "problem_type"}
     with as_typed(options):
-        return family_for_name(name).describe(name, options)
+        return with_problem_type(family_for_name(name).describe(name, others), options)
 
 
 @contextmanager
@@ -231,7 +241,7 @@ def describe_folder(
     family = family_for_config(config, where=str(path), backbone=backbone)
     folder = ModelFolder(path=path, config=config, specs=specs)
     reason = check_folder(folder, family.rules)
-    described = family.read_config(config, path)
+    described = with_problem_type(family.read_config(config, path), config)
     promoted = not reason and described.may_classify and _holds_classifier(family, described, specs)
     if promoted:
         unnamed = {key: value for key, value in config.items() if key != "architectures"}
@@ -252,6 +262,14 @@ def _holds_classifier(family: Family, described: Described, specs: Mapping[str, 
     stored = {name_in_memory(family, name): spec.shape for name, spec in specs.items()}
     expected = expected_specs(family, base_header(described))
     return all(stored.get(n) == spec.shape for n, spec in expected.items() if is_replaceable(family, n))
+
+
+def with_problem_type(described: Described, config: Mapping[str, object]) -> Described:
+    """Return a model of which a configuration says whether an input may have several labels; a single logit tells two classes apart."""
+    architecture = described.architecture
+    if config.get("problem_type") != MULTI_LABEL or not logits_of(architecture) > 1:
+        return described
+    return replace(described, architecture=architecture.model_copy(update={"problem_type": MULTI_LABEL}))
 
 
 def base_header(described: Described) -> Header:

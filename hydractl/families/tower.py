@@ -248,11 +248,12 @@ class OutputHead(nn.Module):
     """How towers' outputs become logits. This one: there is one tower, and its readout gives them.
 
     State-dict names are the library's. `fixed` names the towers that are always asked the same; `features` is how many numbers the
-    readout gives after its logits, of `FeatureLinear`.
+    readout gives after its logits, of `FeatureLinear`; `multi_label` says that each of Q labels is a question of two classes.
     """
 
     fixed: frozenset[str] = frozenset()
     features: int = 0
+    multi_label: bool = False
 
     def route(self, inputs: Inputs, towers: Sequence[str]) -> dict[str, Inputs]:
         """Return what each tower is asked; a tower that is not needed is left out."""
@@ -262,14 +263,17 @@ class OutputHead(nn.Module):
         """Make room on the meta device for what is stored of `labels` named classes."""
 
     def forward(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return logits (k, B, C) of towers' outputs (k or 1, N, F), for k variants of one of the towers."""
+        """Return logits (k, B, C), or (k, B, Q, 2), of towers' outputs (k or 1, N, F), for k variants of one of the towers."""
         (logits,) = outputs.values()
-        return class_logits(logits[..., : -self.features] if self.features else logits)
+        return self.class_logits(logits[..., : -self.features] if self.features else logits)
 
+    def class_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits (..., C) of a classifier's outputs, or (..., Q, 2) of Q labels.
 
-def class_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits (..., C) of a classifier's outputs; a single one is the log odds of the second of two classes, so z becomes (0, z)."""
-    return F.pad(logits, (1, 0)) if logits.shape[-1] == 1 else logits
+        A single logit, of the classifier or of a label, is the log odds of the second of two classes, so z becomes (0, z).
+        """
+        logits = logits.unsqueeze(-1) if self.multi_label else logits
+        return F.pad(logits, (1, 0)) if logits.shape[-1] == 1 else logits
 
 
 class Towers(nn.Module):
@@ -289,6 +293,11 @@ class Towers(nn.Module):
     def tower(self, name: str | None = None) -> Tower:
         """Return a tower by name, or the only one."""
         return cast("Tower", self.towers[name] if name else next(iter(self.towers.values())))
+
+    @property
+    def answer(self) -> OutputHead:
+        """How towers' outputs become logits, of the first member."""
+        return cast("OutputHead", self.answers[0])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -335,14 +344,15 @@ class Towers(nn.Module):
 
     def routed(self, inputs: Inputs) -> dict[str, Inputs]:
         """Return what each tower is asked, in the dtype of the weights; a tower that is not needed is left out."""
-        return cast("OutputHead", self.answers[0]).route(self.adapted(inputs), list(self.towers.keys()))
+        return self.answer.route(self.adapted(inputs), list(self.towers.keys()))
 
     def answered(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return each member's logits (M, B, C) of towers' outputs (G, B, F)."""
         answers = [cast("OutputHead", answer) for answer in self.answers]
         if type(answers[0]) is OutputHead or all_same(answers):  # the plain one has nothing that could differ
             logits: torch.Tensor = answers[0](outputs)
-            return logits if logits.shape[0] == len(answers) else logits.repeat(len(answers), 1, 1)
+            repeats = len(answers), *(1,) * (logits.ndim - 1)
+            return logits if logits.shape[0] == len(answers) else logits.repeat(repeats)
         return torch.cat(
             [answer({name: share(x, m) for name, x in outputs.items()}) for m, answer in enumerate(answers)]
         )
@@ -372,11 +382,6 @@ class Model(Towers):
 
     def __init__(self, towers: Mapping[str, Tower], answer: OutputHead | None = None) -> None:
         super().__init__(towers, [OutputHead() if answer is None else answer])
-
-    @property
-    def answer(self) -> OutputHead:
-        """How towers' outputs become logits."""
-        return cast("OutputHead", self.answers[0])
 
     def forward(self, inputs: Inputs | None = None, **named: torch.Tensor) -> torch.Tensor:
         """Return logits (B, C); inputs, as one argument or by keyword, are cast to the dtype of the weights.

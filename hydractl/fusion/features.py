@@ -16,7 +16,7 @@ from hydractl.data.batches import Batch
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Family
 from hydractl.families.batched_members import FeatureLinear, MemberParallel, placed_features
-from hydractl.families.tower import Towers, class_logits
+from hydractl.families.tower import OutputHead, Towers
 from hydractl.families.zero_shot import Contrast
 from hydractl.fusion.inference import respond
 from hydractl.metrics.feature_scores import Classifier
@@ -92,11 +92,12 @@ class FeatureExtractor:
         heat = self.model.temperature
         if not self.readouts:
             return [_cosines(answer, heat) for answer in self.model.answers if isinstance(answer, Contrast)]
+        to_classes = OutputHead().class_logits
         classifiers = [
             Classifier(
-                class_logits(torch.cat([_copied(layer.weight) for layer in layers], 1).T).T
+                to_classes(torch.cat([_copied(layer.weight) for layer in layers], 1).T).T
                 / (len(layers) * heat),
-                class_logits(torch.stack([_bias(layer) for layer in layers]).mean(0)) / heat,
+                to_classes(torch.stack([_bias(layer) for layer in layers]).mean(0)) / heat,
             )
             for layers in self.readouts
         ]
@@ -144,6 +145,8 @@ def give_head_inputs(model: Towers, family: Family) -> None:
 
     F is D; of P classifiers P D, side by side.
     """
+    for answer in model.answers:
+        vars(answer).update(multi_label=False)
     for readout, paths in _head_paths(model, family):
         for place, path in enumerate(paths):
             holder, _, name = path.rpartition(".")

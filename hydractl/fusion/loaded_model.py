@@ -23,7 +23,7 @@ from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.inference import collected, respond_to_all
 from hydractl.fusion.plan import join_members
-from hydractl.fusion.predictions import Bound, Predictions
+from hydractl.fusion.predictions import Bound, LabelPredictions, Predictions, predictions_of
 from hydractl.fusion.preprocess import Encoder
 from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle, with_class_names
 from hydractl.hub.model_outputs import check_replaces, publish_models
@@ -61,7 +61,7 @@ class Loaded(Towers):
 
     def predict(
         self, items: Iterable[Item] | Inputs, *, batch_size: int = 64, progress: Progress = SILENT
-    ) -> Predictions:
+    ) -> Predictions | LabelPredictions:
         """Predict items in evaluation mode and without gradients, with the same preprocessing as `eval`.
 
         Args:
@@ -93,7 +93,7 @@ class Loaded(Towers):
             responses = self._respond(tracked, count)
         stored = self.header.threshold
         bound = Bound(stored.score, stored.below) if stored and stored.below is not None else None
-        return Predictions.of(responses, self.labels, bound)
+        return predictions_of(responses, self.labels, bound, label_thresholds=self.header.label_thresholds)
 
     def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses | Scored:
         """Return the predictions of the members, and the feature-based scores of the checkpoint."""

@@ -1,20 +1,21 @@
 """Predictions for users: probabilities and uncertainties of samples.
 
-Axes: M members, N samples, C classes.
+Axes: M members, N samples, C classes, Q labels of a model for several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hydractl.metrics.compute import scored
-from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.ood_scores import SCORES, mutual_information
 from hydractl.metrics.per_sample import SAMPLES_AT_ONCE, Responses, Scored, ensemble_log_probs, in_memory
+from hydractl.metrics.selective import HALF
 
 
 class Bound(NamedTuple):
@@ -24,8 +25,37 @@ class Bound(NamedTuple):
     below: float
 
 
+DIMS = 3
+"""Axes of what is stored of samples with one label."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Predictions:
+class Uncertainties:
+    """What is known of the uncertainty of N samples.
+
+    Attributes:
+        scores: OOD scores by their names in `eval`, (N,), float32: all scores of logits, and the feature-based ones that
+            the model stores; of Q labels the mean over them. Higher is more OOD.
+        accepted: Whether each sample is accepted by the stored threshold, (N,), boolean. None without a stored threshold,
+            or if no threshold satisfies the required risk.
+    """
+
+    scores: Mapping[str, Tensor]
+    accepted: Tensor | None = None
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the mean probabilities, in nats, (N,)."""
+        return self.scores["entropy"]
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Mutual information, the disagreement of members, in nats, (N,): see `metrics.ood_scores.mutual_information`."""
+        return self.scores["mi"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Predictions(Uncertainties):
     """Predictions of a model on N samples, on the CPU and without gradients; M = 1 for a base or a member.
 
     Attributes:
@@ -34,10 +64,6 @@ class Predictions:
         probabilities: Mean of the members' probabilities, (N, C), float32.
         member_probabilities: Probabilities of each member, (M, N, C), float32.
         votes: Most probable class of each member, (M, N), int64.
-        scores: OOD scores by their names in `eval`, (N,), float32: all scores of logits, and the feature-based ones that
-            the model stores. Higher is more OOD.
-        accepted: Whether each sample is accepted by the stored threshold, (N,), boolean. None without a stored threshold,
-            or if no threshold satisfies the required risk.
     """
 
     labels: tuple[str, ...]
@@ -45,8 +71,6 @@ class Predictions:
     probabilities: Tensor
     member_probabilities: Tensor
     votes: Tensor
-    scores: Mapping[str, Tensor]
-    accepted: Tensor | None = None
 
     @classmethod
     def of(
@@ -59,25 +83,16 @@ class Predictions:
             names: Names of the C classes.
             bound: Threshold that accepts samples.
         """
-        responses, fitted = (
-            (in_memory(member_answers.predictions), member_answers.scores)
-            if isinstance(member_answers, Scored)
-            else (member_answers, {})
-        )
-        parts = responses.split(SAMPLES_AT_ONCE)
-        mean = torch.cat([ensemble_log_probs(p.log_probs.double()).exp().float() for p in parts])
-        members = responses.log_probs.exp()
+        responses = in_memory(member_answers)
+        mean, members = _probabilities(responses)
         classes = mean.argmax(1)
-        scores = {name: scored(responses, name).float() for name in SCORES}
-        scores |= {name: member_scores.float() for name, member_scores in fitted.items()}
         return cls(
             labels=tuple(names[i] for i in classes.tolist()),
             classes=classes,
             probabilities=mean,
             member_probabilities=members,
             votes=members.argmax(2),
-            scores=scores,
-            accepted=None if bound is None else scores[bound.score] < bound.below,
+            **_uncertainties(member_answers, responses, bound),
         )
 
     def __len__(self) -> int:
@@ -89,12 +104,85 @@ class Predictions:
         """Probability of the most probable class, (N,)."""
         return self.probabilities.amax(1)
 
-    @property
-    def entropy(self) -> Tensor:
-        """Entropy of the mean probabilities, in nats, (N,)."""
-        return self.scores["entropy"]
 
-    @property
-    def mutual_information(self) -> Tensor:
-        """Mutual information, the disagreement of members, in nats, (N,): see `metrics.ood_scores.mutual_information`."""
-        return self.scores["mi"]
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LabelPredictions(Uncertainties):
+    """Predictions of a model that may answer several of Q labels, on N samples; as `Predictions`.
+
+    Attributes:
+        labels: Names of the labels of each sample whose probability is above their threshold, in the order of the model.
+        classes: Whether each label is one of those, (N, Q), int64, 0 or 1.
+        probabilities: Mean of the members' probabilities of each label, (N, Q), float32; they do not sum to 1.
+        member_probabilities: Those of each member, (M, N, Q), float32.
+        votes: Whether they are above the threshold, (M, N, Q), boolean.
+        label_information: Mutual information of each label, in nats, (N, Q), float32.
+    """
+
+    labels: tuple[tuple[str, ...], ...]
+    classes: Tensor
+    probabilities: Tensor
+    member_probabilities: Tensor
+    votes: Tensor
+    label_information: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        member_answers: Responses | Scored,
+        names: Sequence[str],
+        bound: Bound | None = None,
+        *,
+        thresholds: Sequence[float] = (),
+    ) -> LabelPredictions:
+        """Return the predictions from the outputs of members, as `Predictions.of`; without `thresholds` they are one half."""
+        responses = in_memory(member_answers)
+        mean, members = (probabilities[..., 1] for probabilities in _probabilities(responses))
+        above = torch.tensor(thresholds or [HALF], dtype=torch.float64)
+        classes = mean > above
+        parts = responses.split(SAMPLES_AT_ONCE)
+        return cls(
+            labels=tuple(
+                tuple(name for name, applies in zip(names, row, strict=False) if applies)
+                for row in classes.tolist()
+            ),
+            classes=classes.long(),
+            probabilities=mean,
+            member_probabilities=members,
+            votes=members > above,
+            label_information=torch.cat([mutual_information(p.log_probs.double()).float() for p in parts]),
+            **_uncertainties(member_answers, responses, bound),
+        )
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.labels)
+
+
+def predictions_of(
+    member_answers: Responses | Scored,
+    names: Sequence[str],
+    bound: Bound | None = None,
+    *,
+    label_thresholds: Sequence[float] = (),
+) -> Predictions | LabelPredictions:
+    """Return the predictions from the outputs of members, of models for one label or for several; see there."""
+    if len(member_answers.shape) == DIMS:
+        return Predictions.of(member_answers, names, bound)
+    return LabelPredictions.of(member_answers, names, bound, thresholds=label_thresholds)
+
+
+def _probabilities(responses: Responses) -> tuple[Tensor, Tensor]:
+    """Return the mean of members' probabilities (N, ...), and each member's (M, N, ...)."""
+    parts = responses.split(SAMPLES_AT_ONCE)
+    mean = torch.cat([ensemble_log_probs(p.log_probs.double()).exp().float() for p in parts])
+    return mean, responses.log_probs.exp()
+
+
+def _uncertainties(
+    member_answers: Responses | Scored, responses: Responses, bound: Bound | None
+) -> dict[str, Any]:
+    """Return the fields of `Uncertainties`."""
+    scores = {name: scored(responses, name).float() for name in SCORES}
+    if isinstance(member_answers, Scored):
+        scores |= {name: member_scores.float() for name, member_scores in member_answers.scores.items()}
+    return {"scores": scores, "accepted": None if bound is None else scores[bound.score] < bound.below}

@@ -306,6 +306,9 @@ def _loading(facts: Facts) -> str:
     revision = "" if facts.revision == MAIN else f', revision="{facts.revision}"'
     if is_stock(facts.header) and facts.header.architecture.library == "openclip":
         return "\n".join(lines)
+    every = (
+        ", top_k=None" if facts.header.architecture.is_multi_label else ""
+    )  # the probability of each label
     lines += [
         "",
         "```python",
@@ -313,7 +316,7 @@ def _loading(facts: Facts) -> str:
         f"from transformers import AutoModelFor{auto}, pipeline",
         "",
         f'model = AutoModelFor{auto}.from_pretrained("{facts.name}"{revision})',
-        f'classify = pipeline("{facts.task}", model="{facts.name}"{revision})',
+        f'classify = pipeline("{facts.task}", model="{facts.name}"{revision}{every})',
         "```",
     ]
     return "\n".join(lines)
@@ -336,6 +339,8 @@ def _limits(facts: Facts) -> str:
         + ("." if facts.row else ", and this card reports no evaluation."),
         (
             f"- It has {counted(len(labels_of(header)), 'class', 'classes')} and predicts one of them for every input."
+            if not header.architecture.is_multi_label
+            else f"- It has {counted(len(labels_of(header)), 'label')}, of which an input may have several or none."
         )
         if header.num_classes
         else "- It predicts one of the given classes for every input.",

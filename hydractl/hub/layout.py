@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from hydractl.families.base import Described
+from hydractl.families.model_folder import problem_type_of
 from hydractl.families.registry import family_of
 from hydractl.families.transformers.hf_models import labels_as_config
 from hydractl.families.transformers.models import named
@@ -119,6 +120,7 @@ def _config(header: Header) -> dict[str, object]:
         "architectures": [IMAGE_MODEL if images else TEXT_MODEL],
         "model_type": TYPE,
         **labels_as_config(names),
+        **problem_type_of(header.architecture),
         "hydractl": _without_bulk(header),
     }
     if isinstance(header.preprocess, Preprocess):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
@@ -27,7 +26,6 @@ from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.strict_json import compact
 
 MOST_MEMBERS = 256
-SIDECAR_ENDING = ".lineage.json"
 
 
 class Kind(StrEnum):
@@ -53,6 +51,8 @@ class Architecture(StrictModel):
         num_classes: 0 where classes are not part of the model but named by texts (zero-shot).
         pooling: `mean` where a classifier of texts reads the mean over the tokens that are no padding, through dropout and its
             linear layer, in place of what its family reads.
+        problem_type: As in transformers; None where an input has one of the classes. Otherwise each of the `num_classes` labels
+            is a question of its own, answered by the sigmoid of its logit.
     """
 
     library: Key
@@ -62,6 +62,14 @@ class Architecture(StrictModel):
     towers: dict[str, TowerHeads]
     num_classes: int = Field(ge=0, le=WIDEST)
     pooling: Literal["mean"] | None = Field(default=None, exclude_if=lambda value: value is None)
+    problem_type: Literal["multi_label_classification"] | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an input may have several labels."""
+        return self.problem_type is not None
 
 
 def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> None:
@@ -319,7 +327,8 @@ class Header(Document):
     """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`.
 
     Every member's logits are divided by `temperature` before they become probabilities; `threshold` says which inputs the model
-    answers, so scaled; `fitted` that OOD scores of features lie beside the weights. Whatever changes weights drops all three. `assumed`
+    answers, so scaled; `label_thresholds` the probability above which each of several labels is predicted, 0.5 if empty; `fitted` that OOD
+    scores of features lie beside the weights. Whatever changes weights drops all four. `assumed`
     says that nothing told how images are read, and `preprocess` is what is usual for such models.
     """
 
@@ -337,12 +346,14 @@ class Header(Document):
     prompting: Prompting | None = Field(default=None, exclude_if=lambda value: value is None)
     temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
+    label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
     fitted: FittedScores | None = Field(default=None, exclude_if=lambda value: value is None)
     made_by: Step | None = None
 
     def of_other_weights(self, update: Mapping[str, object]) -> Self:
         """Return the header of a model with other weights, and with `update`: what was found for these is dropped."""
-        return self.model_copy(update={"temperature": 1.0, "threshold": None, "fitted": None, **update})
+        defaults = {"temperature": 1.0, "threshold": None, "label_thresholds": (), "fitted": None}
+        return self.model_copy(update=defaults | {**update})
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -368,6 +379,8 @@ class Header(Document):
             raise ValueError("prompting.templates: required if there are labels and excluded otherwise")
         if self.labels and len(self.labels) != self.num_classes:
             raise ValueError(f"labels: {len(self.labels)} names for {self.architecture.num_classes} classes")
+        if len(self.label_thresholds) not in {0, self.num_classes * self.architecture.is_multi_label}:
+            raise ValueError("label_thresholds: must be one for each label of a model for several")
         return self
 
     def to_metadata(self) -> str:
@@ -375,25 +388,5 @@ class Header(Document):
         return compact(self.model_dump(mode="json", by_alias=True), sort_keys=True)
 
 
-class Sidecar(Document):
-    """What a file beside another one says of it, `hydractl.record/1`, where that has no place to say so itself.
-
-    Attributes:
-        sha256: Of the other file, as it was written.
-        made_by: The step that wrote it.
-    """
-
-    kind_of_file: ClassVar[str] = "record"
-
-    schema_: Literal["hydractl.record/1"] = Field(default="hydractl.record/1", alias="schema")
-    sha256: Digest
-    made_by: Step
-
-    @staticmethod
-    def path_of(path: Path) -> Path:
-        """Return where the sidecar of a file stands."""
-        return path.with_name(f"{path.name}{SIDECAR_ENDING}")
-
-
-for _model in (InputFile, Step, Header, Sidecar):
+for _model in (InputFile, Step, Header):
     _model.model_rebuild()

@@ -1,6 +1,6 @@
-"""Accuracy and calibration of predicted probabilities on labelled data, and the order that rerankers give passages.
+"""Accuracy and calibration of predicted probabilities on labelled data, labels found, and the order that rerankers give passages.
 
-The former are computed from `per_sample.answers`, the latter from `by_query`. Importing this module does not load torch.
+All are computed from `per_sample.answers`, the last from `by_query`. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -114,6 +114,71 @@ def by_query(scores: Tensor, relevant: Tensor, queries: Tensor) -> dict[str, Ten
     return {name: value[positives > 0] for name, value in values.items()}
 
 
+def f1_micro(decided: Tensor, applies: Tensor) -> Tensor:
+    """Return F1 of all labels of all samples together: 2 TP / (2 TP + FP + FN), (...), float64; 0 if none applies or is predicted.
+
+    Args:
+        decided: Whether a label is predicted, (..., N Q), boolean.
+        applies: Whether it applies, likewise.
+    """
+    return _f1(decided, applies, -1)
+
+
+def f1_macro(decided: Tensor, applies: Tensor, number: Tensor) -> Tensor:
+    """Return the mean over labels of a label's F1, (...), float64; arguments as of `f1_micro`, and each value's label (..., N Q)."""
+    decided, applies = _by_label(number, decided, applies)
+    return _f1(decided, applies, -2).mean(-1)
+
+
+def average_precision(applies: Tensor, log_odds: Tensor, number: Tensor) -> Tensor:
+    """Return the mean over labels of sum_k (R_k - R_{k-1}) P_k over their thresholds, (...), float64, as scikit-learn has it.
+
+    Labels that apply to no sample do not count; 0 if all are such. `log_odds` (..., N Q) are those of a label.
+    """
+    relevant, _, last = _ranked_by_label(applies, log_odds, number)
+    true_positives = relevant.cumsum(-1).gather(-1, last)
+    positives = relevant.sum(-1)
+    precision = (relevant * true_positives / (last + 1)).sum(-1) / positives
+    return precision.nanmean(-1).nan_to_num(nan=0.0)
+
+
+def label_auroc(applies: Tensor, log_odds: Tensor, number: Tensor) -> Tensor:
+    """Return the mean over labels of the probability that a sample with the label ranks above one without it, ties one half.
+
+    Labels that apply to all samples or to none do not count; 0.5 if all are such. Arguments as of `average_precision`.
+    """
+    relevant, first, last = _ranked_by_label(applies, log_odds, number)
+    count, positives = relevant.shape[-1], relevant.sum(-1)
+    below = (relevant * (count - 1 - (first + last) / 2)).sum(-1) - positives * (positives - 1) / 2
+    return (below / (positives * (count - positives))).nanmean(-1).nan_to_num(nan=0.5)
+
+
+def _f1(decided: Tensor, applies: Tensor, axis: int) -> Tensor:
+    true_positives = (decided & applies).double().sum(axis)
+    return 2 * true_positives / (decided.double().sum(axis) + applies.double().sum(axis)).clamp(min=1)
+
+
+def _by_label(number: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+    """Return values (..., N, Q) of values (..., N Q)."""
+    labels = int(number.max()) + 1
+    return tuple(value.unflatten(-1, (-1, labels)) for value in values)
+
+
+def _ranked_by_label(applies: Tensor, log_odds: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each label, likeliest samples first, whether it applies, float64, and the ranks where ties begin and end, (..., Q, N)."""
+    import torch  # noqa: PLC0415 - the table of metrics loads without it
+
+    relevant, scores = (x.transpose(-1, -2) for x in _by_label(number, applies, log_odds))
+    ordered, order = scores.sort(-1, descending=True)
+    changes = ordered[..., 1:] != ordered[..., :-1]
+    edge = changes.new_ones(*changes.shape[:-1], 1)
+    rank = torch.arange(ordered.shape[-1])
+    first = torch.where(torch.cat([edge, changes], -1), rank, 0).cummax(-1).values
+    ends = torch.where(torch.cat([changes, edge], -1), rank, len(rank))
+    last = ends.flip(-1).cummin(-1).values.flip(-1)
+    return relevant.gather(-1, order).double(), first, last
+
+
 def _check(confidence: Tensor, hits: Tensor, bins: int) -> None:
     if confidence.shape != hits.shape or not confidence.numel():
         raise ValueError(
@@ -182,6 +247,50 @@ LABELLED = (
 )
 CALIBRATED = tuple(metric.name for metric in LABELLED if metric.reads != ("hits",))
 """Metrics of probabilities, which a temperature changes although it changes no prediction."""
+
+_of_labels = partial(
+    Metric,
+    needs=MetricNeeds.LABEL_SETS,
+    interval=True,
+    unit=Unit.SHARE,
+    high=1.0,
+    higher_is_better=True,
+)
+
+MULTI_LABEL = (
+    _of_labels(
+        name="f1_micro",
+        column="F1",
+        definition="F1 of all labels of all samples together, each predicted where its probability is above the "
+        "threshold that the model stores of it, else above 0.5.",
+        reads=("decided", "applies"),
+        compute=f1_micro,
+    ),
+    _of_labels(
+        name="f1_macro",
+        column="macro F1",
+        definition="Mean over labels of a label's F1, 0 for a label that neither applies nor is predicted anywhere.",
+        reads=("decided", "applies", "label_number"),
+        compute=f1_macro,
+    ),
+    _of_labels(
+        name="average_precision",
+        column="AP",
+        definition="Mean over labels of the average precision of the samples in the order of the label's probability, as "
+        "scikit-learn has it; without labels that apply to no sample.",
+        reads=("applies", "log_odds", "label_number"),
+        compute=average_precision,
+    ),
+    _of_labels(
+        name="label_auroc",
+        column="label AUROC",
+        definition="Mean over labels of the probability that a sample with the label has a higher probability of it than one without, "
+        "ties one half; without labels that apply to all samples or to none.",
+        reads=("applies", "log_odds", "label_number"),
+        compute=label_auroc,
+    ),
+)
+"""Metrics of models that may answer several labels; in those of `LABELLED` each label of a sample counts as one."""
 
 _ranked = partial(
     Metric, needs=MetricNeeds.QUERIES, interval=True, high=1.0, higher_is_better=True, compute=mean

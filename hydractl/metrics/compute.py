@@ -25,10 +25,12 @@ from hydractl.metrics.per_sample import (
     answers,
     at_once,
     ensemble_log_probs,
+    of_samples,
     places,
 )
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling, mean_of
+from hydractl.metrics.selective import HALF
 
 Estimates = Mapping[str, MetricEstimate]
 """Values by metric name."""
@@ -176,7 +178,7 @@ def measure(
 
     Args:
         tested: Predictions on the ID set.
-        labels: Shape (N,), int64, in 0..C-1; None if no metric needs them.
+        labels: Shape (N,), int64, in 0..C-1; (N, Q) for models that answer Q labels; None if no metric needs them.
         foreign: Predictions on each OOD set.
         metrics: Names from `registry.METRICS`; those that cannot be computed from predictions are skipped.
         scores: Names from `ood_scores.EVERY`: they rank the samples in OOD metrics; `number_name` gives the names. Fitted
@@ -202,7 +204,8 @@ def measure(
                 number_name(metric, score, scores): estimate for metric, estimate in ranked.items()
             }
         ood_sets[name] |= ood_set.diversity
-    values = resampling.values(labelled, id_set.answers) if labelled else {}
+    per_sample = 1 if labels is None else labels[0].numel()
+    values = resampling.values(labelled, id_set.answers, labels=per_sample) if labelled else {}
     return RowNumbers(id_set=values | id_set.diversity, ood_sets=ood_sets)
 
 
@@ -229,6 +232,37 @@ def measure_order(
     return resampling.values(chosen, by_query(answered(tested, labels)["log_odds"], labels == 1, queries))
 
 
+def measure_labels(
+    tested: StoredPredictions,
+    labels: Tensor,
+    thresholds: Sequence[float],
+    *,
+    metrics: Sequence[str],
+    resampling: Resampling,
+) -> dict[str, MetricEstimate]:
+    """Return the selected metrics of which labels are found; none of models that answer one.
+
+    Args:
+        tested: Predictions.
+        labels: Shape (N, Q), int64: which labels apply.
+        thresholds: Probabilities above which each of the Q labels is predicted; 0.5 if empty.
+        metrics: Names from `registry.METRICS`; others than those of label sets are skipped.
+        resampling: Bootstrap settings, of samples.
+    """
+    chosen = [METRICS[name] for name in needing(metrics, MetricNeeds.LABEL_SETS)]
+    if not chosen or labels.ndim == 1:
+        return {}
+    log_odds, (samples, number) = answered(tested, labels)["log_odds"], labels.shape
+    bounds = torch.tensor(thresholds or [HALF], dtype=torch.float64).logit()
+    sample = {
+        "decided": (log_odds.view(labels.shape) > bounds).flatten(),
+        "applies": labels.flatten().bool(),
+        "log_odds": log_odds,
+        "label_number": torch.arange(number).repeat(samples),
+    }
+    return resampling.values(chosen, sample, labels=number)
+
+
 def means(
     ood: Mapping[str, Mapping[str, Value]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
@@ -243,7 +277,7 @@ def means(
 
 
 def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor]:
-    """Return `per_sample.answers` of the ensemble's predictions and labels (N,)."""
+    """Return `per_sample.answers` of the ensemble's predictions and labels (N,); of all labels of all samples, (N, Q)."""
     return _summary(predictions, (), (), labels).answers
 
 
@@ -255,7 +289,8 @@ def scored(predictions: StoredPredictions, name: str) -> Tensor:
 
 
 def _score(part: Responses, score: Score) -> Tensor:
-    return score.compute(part.logits() if score.raw else part.log_probs.double())
+    """Return a score of each sample, (N,): of Q labels the mean of theirs."""
+    return of_samples(score.compute(part.logits() if score.raw else part.log_probs.double()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +314,7 @@ def _summary(
     diverse: Sequence[Metric],
     labels: Tensor | None = None,
 ) -> _Summary:
-    _, count, _ = predictions.shape
+    _, count, *_ = predictions.shape
     # vectors for all samples, made at once: small ones between what comes and goes would keep memory in pieces
     by_answer: dict[str, Tensor] = {}
     by_score: dict[str, Tensor] = dict(predictions.scores) if isinstance(predictions, Scored) else {}
@@ -289,11 +324,14 @@ def _summary(
     begin = 0
     for part in predictions.split(at_once(predictions)):
         end = begin + part.shape[1]
-        log_probs = part.log_probs.double()
+        log_probs = part.flattened().log_probs.double()
         if labels is not None:
             ensemble = ensemble_log_probs(log_probs)
-            for name, vector in answers(ensemble.exp(), labels[begin:end], log_probs=ensemble).items():
-                by_answer.setdefault(name, vector.new_empty(count))[begin:end] = vector
+            size = len(ensemble) // (end - begin)  # labels of a sample
+            part_labels = labels[begin:end].flatten()
+            for name, vector in answers(ensemble.exp(), part_labels, log_probs=ensemble).items():
+                every = by_answer.setdefault(name, vector.new_empty(count * size))
+                every[begin * size : end * size] = vector
         for score in scores:
             vector = _score(part, score)
             by_score.setdefault(score.name, vector.new_empty(count))[begin:end] = vector

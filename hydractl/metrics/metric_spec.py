@@ -21,6 +21,7 @@ class MetricNeeds(Enum):
 
     LABELS = auto()
     QUERIES = auto()
+    LABEL_SETS = auto()
     MEMBERS = auto()
     OOD = auto()
     TEMPERATURE = auto()

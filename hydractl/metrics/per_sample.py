@@ -27,8 +27,8 @@ class StoredPredictions(Protocol):
     """Predictions of members on samples, in memory or on disk."""
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """M, N and C."""
+    def shape(self) -> tuple[int, ...]:
+        """M, N and C; M, N, Q and 2 of Q labels."""
         ...
 
     def split(self, samples: int) -> Iterator[Responses]:
@@ -44,15 +44,15 @@ class Responses(NamedTuple):
     """Predictions of members on samples, in memory.
 
     Attributes:
-        log_probs: Natural logarithms of probabilities, (M, N, C).
-        logsumexp: Logsumexp of the logits, (M, N), so that logits are `log_probs` plus it; None if not stored.
+        log_probs: Natural logarithms of probabilities, (M, N, C); of models that answer Q labels (M, N, Q, 2).
+        logsumexp: Logsumexp of the logits, (M, N) or (M, N, Q), so that logits are `log_probs` plus it; None if not stored.
     """
 
     log_probs: Tensor
     logsumexp: Tensor | None = None
 
     def logits(self) -> Tensor:
-        """Return the logits (M, N, C) in float64.
+        """Return the logits (M, N, C) or (M, N, Q, 2) in float64.
 
         Raises:
             ValueError: If `logsumexp` is None.
@@ -66,10 +66,13 @@ class Responses(NamedTuple):
         return tuple(x for x in self if x is not None)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """M, N and C."""
-        members, samples, classes = self.log_probs.shape
-        return members, samples, classes
+    def shape(self) -> tuple[int, ...]:
+        """As of `log_probs`."""
+        return tuple(self.log_probs.shape)
+
+    def flattened(self) -> Responses:
+        """Return predictions on all labels of all samples, (M, N Q, 2), of predictions on samples with Q labels."""
+        return Responses(self.log_probs.flatten(1, -2))
 
     def members(self) -> Iterator[Responses]:
         """Yield the predictions of each member separately, M = 1."""
@@ -89,10 +92,9 @@ class Joined:
     parts: tuple[StoredPredictions, ...]
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """M, N and C."""
-        _, samples, classes = self.parts[0].shape
-        return sum(part.shape[0] for part in self.parts), samples, classes
+    def shape(self) -> tuple[int, ...]:
+        """As of `StoredPredictions`."""
+        return sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:]
 
     def split(self, samples: int) -> Iterator[Responses]:
         """Yield the predictions in order, with at most so many samples at a time."""
@@ -118,8 +120,8 @@ class Scored:
     scores: Mapping[str, Tensor]
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """M, N and C."""
+    def shape(self) -> tuple[int, ...]:
+        """As of `StoredPredictions`."""
         return self.predictions.shape
 
     def split(self, samples: int) -> Iterator[Responses]:
@@ -156,8 +158,8 @@ def in_memory(predictions: StoredPredictions) -> Responses:
 
 def at_once(predictions: StoredPredictions) -> int:
     """Return the number of samples per chunk, so that memory does not depend on the number of members or classes."""
-    members, _, classes = predictions.shape
-    return max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // (members * classes)))
+    members, _, *classes = predictions.shape
+    return max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // math.prod((members, *classes))))
 
 
 class Opinions(NamedTuple):
@@ -170,6 +172,17 @@ class Opinions(NamedTuple):
 
     members: Tensor
     ensemble: Tensor
+
+    @property
+    def logits(self) -> Tensor:
+        """The ensemble's logits: its log-probabilities (B, C), or of Q labels (..., B, Q, 2) their log odds (B, Q)."""
+        ensemble = self.ensemble
+        return ensemble if ensemble.ndim == BINARY else ensemble[..., 1] - ensemble[..., 0]
+
+
+def of_samples(values: Tensor) -> Tensor:
+    """Return values (B,) of values (B,), or of the values (B, Q) of Q labels: their mean."""
+    return values if values.ndim == 1 else values.mean(-1)
 
 
 def opinions(logits: Tensor) -> Opinions:

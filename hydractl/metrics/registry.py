@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from hydractl.errors import UsageError
 from hydractl.messages import nearest
-from hydractl.metrics.classification import LABELLED, RETRIEVAL
+from hydractl.metrics.classification import LABELLED, MULTI_LABEL, RETRIEVAL
 from hydractl.metrics.diversity import DIVERSITY
 from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_ranking import RANKING
@@ -91,7 +91,7 @@ def by_name(*metrics: Metric) -> Mapping[str, Metric]:
     return MappingProxyType(table)
 
 
-METRICS = by_name(*LABELLED, *RETRIEVAL, *DIVERSITY, *RANKING, *_OTHERS)
+METRICS = by_name(*LABELLED, *MULTI_LABEL, *RETRIEVAL, *DIVERSITY, *RANKING, *_OTHERS)
 
 ALIASES: Mapping[str, str] = MappingProxyType({"acc": "accuracy", "ood": "auroc"})
 """Alternative names of metrics."""

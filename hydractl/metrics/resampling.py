@@ -97,11 +97,12 @@ class Resampling:
     resamples: int = 200
     seed: int = 0
 
-    def draws(self, *counts: int, name: str = "") -> Iterator[tuple[Tensor, ...]]:
+    def draws(self, *counts: int, name: str = "", labels: int = 1) -> Iterator[tuple[Tensor, ...]]:
         """Yield resamples in chunks: for each count n >= 1 indices (R, n), int64, drawn with replacement from 0..n-1.
 
         Sets are resampled independently, so that each keeps its count. Equal seeds, counts and names give equal indices;
         those of the first set are the same for every name, so that the ID set has the same resamples with each OOD set.
+        `labels` values of a sample make a chunk so much smaller, and change no index.
         """
         # torch's generator looks at 32 bits of a seed
         seeds = [
@@ -112,7 +113,7 @@ class Resampling:
             ),
         ]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        at_once = max(1, DRAWN_AT_ONCE // sum(counts))
+        at_once = max(1, DRAWN_AT_ONCE // (sum(counts) * labels))
         for first in range(0, self.resamples, at_once):
             rows = [
                 [torch.randint(n, (n,), generator=g) for n, g in zip(counts, generators, strict=True)]
@@ -121,7 +122,7 @@ class Resampling:
             yield tuple(torch.stack(set_indices) for set_indices in zip(*rows, strict=True))
 
     def values(
-        self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor], name: str = ""
+        self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor], name: str = "", labels: int = 1
     ) -> dict[str, MetricEstimate]:
         """Return the values of metrics, with intervals for those that have one.
 
@@ -129,14 +130,17 @@ class Resampling:
             metrics: Metrics to compute.
             sets: Arguments of the metrics, each (N,), by name; ID and OOD samples are separate sets.
             name: Name of the OOD set, which selects its resamples.
+            labels: How many values follow each other for each sample, Q; they are (N Q,) then, and drawn together.
         """
-        counts = [len(next(iter(samples.values()))) for samples in sets]
+        counts = [len(next(iter(samples.values()))) // labels for samples in sets]
+        within = torch.arange(labels)
         sample = {name: vector for samples in sets for name, vector in samples.items()}
         point_estimates = {m.name: float(m.of(sample)) for m in metrics}
         spread: dict[str, list[Tensor]] = {m.name: [] for m in metrics if m.interval and self.resamples}
         bins = {m.name: m.bins(sample[m.reads[0]]) for m in metrics if m.bins and m.name in spread}
         read = {name for m in metrics if m.interval for name in m.reads}
-        for indices in self.draws(*counts, name=name) if spread else ():
+        for sample_indices in self.draws(*counts, name=name, labels=labels) if spread else ():
+            indices = tuple((index.unsqueeze(-1) * labels + within).flatten(-2) for index in sample_indices)
             resample = {
                 name: samples[name].index_select(0, index.flatten()).view(index.shape)
                 for samples, index in zip(sets, indices, strict=True)

@@ -1,4 +1,4 @@
-"""Selective prediction: a threshold on an OOD score below which the error rate has a guaranteed bound.
+"""Selective prediction: a threshold on an OOD score below which the error rate has a guaranteed bound; and thresholds of labels.
 
 There are two guarantees. Both hold for any distribution and any number of samples, for inputs from the same distribution.
 
@@ -33,6 +33,7 @@ from torch import Tensor
 ROOTS = 6.0
 """The first threshold accepts about so many square roots of N: few enough to be among the surest, and enough that one unlucky
 answer does not end the sequence. Of 400 samples a third, of 10,000 a sixteenth."""
+HALF, FEWEST_POSITIVES = 0.5, 10
 ROUNDING = 1e-6
 """How far, relatively, a threshold stands below the score of a sample, if none lies between: two ways to compute it differ by
 less, so that whoever answers later accepts the same samples."""
@@ -124,6 +125,29 @@ def accepted_and_wrong(scores: Tensor, hits: Tensor, *, risk: float) -> Selectio
         last = float(ordered[-1])
         return _below(ordered, wrong, last + 2 * ROUNDING * max(1.0, abs(last)))
     return _below(ordered, wrong, float(ordered[int(spent.int().argmax())]))
+
+
+def label_thresholds(probabilities: Tensor, applies: Tensor) -> tuple[float, ...]:
+    """Return for each label the probability above which predicting it has the highest F1 on the samples, in (0, 1).
+
+    It is the middle of two probabilities, of equally good ones the nearest to 0.5; and 0.5 for a label that applies to fewer
+    than `FEWEST_POSITIVES` samples, on which F1 is mostly noise.
+
+    Args:
+        probabilities: Shape (N, Q).
+        applies: Whether a label applies, (N, Q), boolean or 0 and 1.
+    """
+    thresholds = []
+    for probs, relevant in zip(probabilities.double().unbind(1), applies.unbind(1), strict=True):
+        ordered, order = probs.sort(descending=True)
+        true_positives = relevant[order].cumsum(0)
+        below = torch.cat([ordered[1:], ordered.new_zeros(1)])
+        f1 = 2 * true_positives / (torch.arange(1, len(ordered) + 1) + true_positives[-1])
+        f1 = f1.where(ordered > below, -1)
+        middles = ((ordered + below) / 2)[f1 == f1.max()]
+        nearest = float(middles[(middles - HALF).abs().argmin()])
+        thresholds.append(nearest if true_positives[-1] >= FEWEST_POSITIVES else HALF)
+    return tuple(thresholds)
 
 
 def _ordered(scores: Tensor, hits: Tensor, **shares: float) -> tuple[Tensor, Tensor]:

@@ -36,8 +36,6 @@ DIGITS = 6
 STARTS = 17
 NUMBERS_AT_ONCE = 2**19  # in float64
 
-DIMS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class FittedTemperature:
@@ -95,8 +93,8 @@ class Scaled:
     temperature: float
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """M, N and C."""
+    def shape(self) -> tuple[int, ...]:
+        """As of `StoredPredictions`."""
         return self.predictions.shape
 
     def split(self, samples: int) -> Iterator[Responses]:
@@ -114,11 +112,11 @@ def scaled_nll(predictions: StoredPredictions | Tensor, labels: Tensor, temperat
     """Return the mean of -log mean_m softmax(z_m / T)[label] in nats, in float64.
 
     Args:
-        predictions: Finite natural logarithms, or logits, (M, N, C).
-        labels: Shape (N,), integer, in 0..C-1.
+        predictions: Finite natural logarithms, or logits, (M, N, C); of models that answer Q labels (M, N, Q, 2).
+        labels: Shape (N,), or (N, Q), integer, in 0..C-1.
         temperature: T > 0.
     """
-    members, count, _ = predictions.shape
+    members, count = predictions.shape[0], labels.numel()
     total = 0.0
     for part, part_labels in _parts(predictions, labels):
         logits = part.double() / temperature
@@ -149,23 +147,26 @@ def fit_temperature(
     logits.
 
     Args:
-        predictions: Finite natural logarithms, or logits, (M, N, C); read several times.
-        labels: Shape (N,), integer, in 0..C-1.
+        predictions: Finite natural logarithms, or logits, (M, N, C); of models that answer Q labels (M, N, Q, 2), each of
+            which is a sample; read several times.
+        labels: Shape (N,), or (N, Q), integer, in 0..C-1.
         stored: Temperature that the logits are already divided by.
         deviation: Standard deviation of the prior on ln T; infinite for no prior.
 
     Raises:
         ValueError: If a shape is wrong or empty, a value is not finite or a label is out of range.
     """
-    if len(predictions.shape) != DIMS or not math.prod(predictions.shape):
-        raise ValueError(f"predictions must have {DIMS} non-empty axes, got shape {tuple(predictions.shape)}")
-    check_labels(labels, samples=predictions.shape[1], classes=predictions.shape[2])
+    if len(predictions.shape) != labels.ndim + 2 or not math.prod(predictions.shape):
+        raise ValueError(
+            f"predictions must have {labels.ndim + 2} non-empty axes, got shape {tuple(predictions.shape)}"
+        )
+    check_labels(labels.flatten(), samples=math.prod(predictions.shape[1:-1]), classes=predictions.shape[-1])
     if not all(bool(part.isfinite().all()) for part, _ in _parts(predictions, labels)):
         raise ValueError("predictions must be finite")
 
     def cost(log_t: float) -> float:
         nll = scaled_nll(predictions, labels, math.exp(log_t))
-        return len(labels) * nll + ((log_t - center) / deviation) ** 2 / 2
+        return labels.numel() * nll + ((log_t - center) / deviation) ** 2 / 2
 
     low, high = math.log(LOWEST), math.log(HIGHEST)
     center = -math.log(stored)
@@ -190,14 +191,14 @@ def fit_temperature(
 
 
 def _parts(predictions: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield predictions and labels in chunks of samples."""
+    """Yield predictions (M, n, C) and labels (n,) in chunks of samples; each of the labels of a sample is one."""
     responses = Responses(predictions) if isinstance(predictions, Tensor) else predictions
     size = _samples(responses.shape)
     for part, part_labels in zip(responses.split(size), labels.split(size), strict=True):
-        yield part.log_probs, part_labels
+        yield part.flattened().log_probs, part_labels.flatten()
 
 
 def _samples(shape: Sequence[int]) -> int:
     """Return the number of samples of a chunk."""
-    members, _, classes = shape
-    return max(1, NUMBERS_AT_ONCE // (members * classes))
+    members, _, *classes = shape
+    return max(1, NUMBERS_AT_ONCE // math.prod((members, *classes)))

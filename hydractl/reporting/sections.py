@@ -62,7 +62,14 @@ class Section(NamedTuple):
 def sections(compared: Compared) -> Iterator[Section]:
     """Yield all numbers below their headings, those that more readers look for first; some headings may have nothing below."""
     report, scores = compared.reports[0], compared.reports[0].ood_scores
-    tested = _of(compared, None, MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, MetricNeeds.QUERIES)
+    tested = _of(
+        compared,
+        None,
+        MetricNeeds.TEMPERATURE,
+        MetricNeeds.LABELS,
+        MetricNeeds.LABEL_SETS,
+        MetricNeeds.QUERIES,
+    )
     yield Section(
         "calibration",
         "Accuracy and calibration",
@@ -189,7 +196,14 @@ def _diversity(compared: Compared) -> Iterator[ReportTable]:
 
 def _each_set(compared: Compared) -> Iterator[ReportTable]:
     """Yield for each metric its number on each set, and their mean (paper Table 24)."""
-    for q in _of(compared, None, MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, MetricNeeds.QUERIES):
+    for q in _of(
+        compared,
+        None,
+        MetricNeeds.TEMPERATURE,
+        MetricNeeds.LABELS,
+        MetricNeeds.LABEL_SETS,
+        MetricNeeds.QUERIES,
+    ):
         by_report = [{row.name: number_of(row, q) for row in report.rows} for report in compared.reports]
         yield ReportTable(
             title=f"{q.head} on each data set",

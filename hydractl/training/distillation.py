@@ -48,6 +48,7 @@ class DistillationLoss:
         student = outputs if self.by_member else outputs.unsqueeze(0)
         log_probs = (student.float() / self.temperature).log_softmax(-1)
         divergence = F.kl_div(log_probs, self.targets(inputs), reduction="none").sum(-1).mean(0)
+        divergence = divergence.view(len(losses), -1).mean(1)  # over the labels of a model for several
         return (1 - self.weight) * losses + self.weight * self.temperature**2 * divergence
 
     @torch.no_grad()

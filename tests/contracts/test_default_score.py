@@ -15,7 +15,7 @@ from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES
 from support.builders import base
 from support.stored_scores import COUNT, fitted
-from support.variants import PLAIN, VARIANTS
+from support.variants import OF_CLASSES, PLAIN
 
 KEEPS = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)))
 
@@ -41,7 +41,7 @@ def scores_of(hydra, sample):
 
 @torch.inference_mode()
 @pytest.mark.spread(alike=True)
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", OF_CLASSES, ids=str)
 def test_the_score_of_one_graph_is_that_of_predict(variant):
     """At another temperature than it was fitted at."""
     sample = base(variant)

@@ -12,7 +12,7 @@ from hydractl.families.zero_shot import Contrast, unit
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
 from support.builders import base
-from support.variants import PLAIN, VARIANTS, variant
+from support.variants import OF_CLASSES, PLAIN, variant
 
 HYDRAS = (
     "timm-vit-class-token", "timm-vit-distilled", "transformers-roberta-plain", "transformers-eurobert-late", "transformers-decoder-qwen3", "transformers-clip-plain",
@@ -50,7 +50,7 @@ def check(model, sample, *, members):
 
 
 @pytest.mark.spread(alike=True)
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", OF_CLASSES, ids=str)
 def test_features_and_classifier_give_the_logits(variant):
     sample = base(variant)
     check(settled(sample.model()), sample, members=1)

@@ -20,7 +20,7 @@ READS = {
     f"timm-vit-{name}": 1
     for name in (
         "class-token", "registers", "embedded-registers", "layer-scale", "swiglu", "pre-norm", "qk-norm", "no-qkv-bias",
-        "no-projection-bias", "mlp-norm", "no-position", "dynamic-size", "hybrid", "one-logit",
+        "no-projection-bias", "mlp-norm", "no-position", "dynamic-size", "hybrid", "one-logit", "multi-label",
     )
 } | {
     f"timm-eva-{name}": 1
@@ -60,8 +60,9 @@ def test_equals_the_library(variant, dtype, tolerance):
 
     found = sample.model(dtype)(inputs)
 
-    expected = over_classes(sample.library(dtype)(inputs))
-    assert found.shape == (3, sample.header.architecture.num_classes or 3)
+    multi_label = sample.header.architecture.is_multi_label
+    expected = over_classes(sample.library(dtype)(inputs), multi_label=multi_label)
+    assert found.shape == (3, sample.header.architecture.num_classes or 3, *[2] * multi_label)
     assert largest_difference(found, expected) <= tolerance
 
 

@@ -29,7 +29,10 @@ TEXTS = (
 )
 """Texts of all lengths: none, one word, words and letters that nothing knows, more than a model reads, a special token."""
 READ = [v for v in VARIANTS if v.family.startswith("transformers") and "vocab_size" in v.options]
-FIRST = [*{v.family: v for v in reversed(READ)}.values(), *(v for v in READ if v.name == "one-logit")]
+FIRST = [
+    *{v.family: v for v in reversed(READ)}.values(),
+    *(v for v in READ if v.name in {"one-logit", "multi-label"}),
+]
 
 
 @pytest.mark.spread(alike=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hydractl.data.datasets import Content
-from hydractl.data.labels import select_classes, training_labels
+from hydractl.data.labels import check_training_labels, select_classes
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
@@ -129,9 +129,9 @@ def test_two_classes_of_one_name_are_refused(tmp_path):
 
 def test_a_classifier_is_trained_on_two_classes_at_least(tmp_path):
     folder(tmp_path, ["cat", "dog"])
-    assert training_labels(open_data(str(tmp_path), content=Content.TEXTS), "--data") == (0, 1)
+    check_training_labels(open_data(str(tmp_path), content=Content.TEXTS), "--data")
     with pytest.raises(DataError, match="every label is `dog`, but training needs at least two classes"):
-        training_labels(open_data(f"{tmp_path}::classes=dog", content=Content.TEXTS), "--data")
+        check_training_labels(open_data(f"{tmp_path}::classes=dog", content=Content.TEXTS), "--data")
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
@@ -140,7 +140,7 @@ def test_a_table_that_withholds_every_label_trains_nothing(tmp_path, name):
     csv, rows = "text,label\na,-1\nb,-1\n", '{"text": "a", "label": -1}\n{"text": "b", "label": -1}\n'
     path.write_text(csv if name.endswith("csv") else rows)
     with pytest.raises(DataError, match="has no labels, but `--data` needs them"):
-        training_labels(open_data(str(path), content=Content.TEXTS), "--data")
+        check_training_labels(open_data(str(path), content=Content.TEXTS), "--data")
 
 
 @pytest.mark.parametrize("options", ["classes=a", "map=a:b", "classes-by=position"])

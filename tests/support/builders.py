@@ -13,7 +13,7 @@ import support.trunks  # noqa: F401 - registers architectures
 from hydractl.checkpoint import write_tensors
 from hydractl.families.dummy_inputs import probe_inputs
 from hydractl.families.load import check_tensors
-from hydractl.families.registry import FAMILIES, expected_specs
+from hydractl.families.registry import FAMILIES, expected_specs, with_problem_type
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def over_classes(logits: torch.Tensor) -> torch.Tensor:
-    """Return a library's logits as those of classes: a single one beside that of the class of which it is not the log odds."""
+def over_classes(logits: torch.Tensor, *, multi_label: bool = False) -> torch.Tensor:
+    """Return a library's logits as those of classes: one that is alone, or each label's, beside that of which it is the log odds."""
+    if multi_label:
+        return torch.stack([torch.zeros_like(logits), logits], -1)
     return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
 
 
@@ -135,7 +137,8 @@ def perturbed(state: Mapping[str, torch.Tensor], *, seed: int, scale: float = 1.
 def base(variant: Variant = PLAIN, *, seed: int = 0) -> Sample:
     """Return a base with perturbed weights; shared by tests, which must not change it."""
     family = FAMILIES[variant.family]
-    described = family.describe(variant.arch, variant.options)
+    options = {key: value for key, value in variant.options.items() if key != "problem_type"}
+    described = with_problem_type(family.describe(variant.arch, options), variant.options)
     header = Header(
         kind=Kind.BASE,
         architecture=described.architecture,

@@ -34,7 +34,9 @@ def save_tokenizer(folder: Path) -> None:
 def save_text_model(variant: Variant, folder: Path, **options: object) -> Sample:
     """Write a variant's base by the library's own means, and return it; `options` are of `save_pretrained`."""
     sample = base(variant)
-    sample.library().save_pretrained(folder, **options)
+    library = sample.library()
+    library.config.problem_type = sample.header.architecture.problem_type
+    library.save_pretrained(folder, **options)
     save_tokenizer(folder)
     return sample
 

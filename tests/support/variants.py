@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hydractl.families.model_folder import MULTI_LABEL
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,6 +36,7 @@ TINY: dict[str, object] = {
 TIMM_VIT: dict[str, tuple[str, dict[str, object]]] = {
     "class-token": ("vit_tiny_patch16_224", {}),
     "one-logit": ("vit_tiny_patch16_224", {"num_classes": 1}),
+    "multi-label": ("vit_tiny_patch16_224", {"problem_type": MULTI_LABEL}),
     "average-pool": ("vit_base_patch16_siglip_gap_224", {}),
     "average-pool-with-class-token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
     "pool-all-tokens": ("vit_tiny_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}),
@@ -109,6 +112,7 @@ TINY_TEXT: dict[str, object] = {
 BERT: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("bert", {}),
     "one-logit": ("bert", {"num_labels": 1}),
+    "multi-label": ("bert", {"problem_type": MULTI_LABEL}),
     "mean-pool": ("bert", {"pooling": "mean"}),
 }
 ROBERTA: dict[str, tuple[str, dict[str, object]]] = {
@@ -385,6 +389,8 @@ VARIANTS: tuple[Variant, ...] = (
     *_table("openclip-timm-custom-text", TINY_OPEN_CLIP, OPEN_CLIP_TIMM_CUSTOM),
 )
 PLAIN = VARIANTS[0]
+OF_CLASSES = [v for v in VARIANTS if v.name != "multi-label"]
+"""Those whose inputs have one class each, which scores of features compare."""
 
 
 def variant(name: str) -> Variant:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 OF_PAGES = ("classes", "examples", "costs")
+SHOWN = 20
+"""Number of thresholds of labels."""
 """The sections that only pages show; costs are in the first table."""
 
 
@@ -133,6 +135,12 @@ def render(document: Report, out: Console) -> None:
         line(out, remark)
     for row in document.rows if "threshold_for" in document.options else ():
         line(out, _threshold(row, document))
+    for row in document.rows if "label_thresholds" in document.options else ():
+        numbers = ", ".join(f"{threshold:.3g}" for threshold in row.label_thresholds[:SHOWN])
+        line(
+            out,
+            f"{row.name}: label thresholds {numbers}{', ...' if len(row.label_thresholds) > SHOWN else ''}",
+        )
     compared = Compared.of({"report": document})
     paired = {row.name for row in document.rows if row.difference is not None}
     differences = {name: numbers for name, numbers in compared.differences.items() if name in paired}
@@ -164,7 +172,7 @@ def _is_marked(row: Row) -> bool:
 def _headline(document: Report) -> tuple[list[Quantity], list[str]]:
     """Return the columns of the first table, OOD data being ranked by the first score, and what stands above them."""
     needs = (
-        MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, MetricNeeds.QUERIES, MetricNeeds.OOD, MetricNeeds.WEIGHTS, MetricNeeds.TIME,
+        MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, MetricNeeds.LABEL_SETS, MetricNeeds.QUERIES, MetricNeeds.OOD, MetricNeeds.WEIGHTS, MetricNeeds.TIME,
     )  # fmt: skip
     columns = [
         Quantity(name, "all" if need is MetricNeeds.OOD else None)

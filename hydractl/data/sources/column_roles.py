@@ -7,8 +7,10 @@ import math
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from PIL import Image
 from typing_extensions import override
@@ -21,6 +23,7 @@ from hydractl.data.sources.tables import Cell, DataTable, FileSpan, ImageFiles, 
 from hydractl.errors import DataError
 from hydractl.messages import did_you_mean, quoted
 from hydractl.progress import Progress
+from hydractl.strict_json import NotJSONError, parse
 
 IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
 TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "comment", "tweet", "body")
@@ -212,6 +215,7 @@ class LabelReader:
         self._withheld = 0
         self._codes = array("q")
         self._texts: dict[str, int] = {}
+        self._lists: list[tuple[int | str, ...]] = []
 
     def add(self, cells: Sequence[object]) -> None:
         """Read the labels of the next rows.
@@ -219,7 +223,11 @@ class LabelReader:
         Raises:
             DataError: As `read_labels`.
         """
-        begin = self._withheld + len(self._codes)
+        begin = self._withheld + len(self._codes) + len(self._lists)
+        lists = [_list_in(cell) for cell in cells]
+        if self._lists or any(cell is not None for cell in lists):
+            self._add_lists(lists, begin)
+            return
         values = [self._label(row, cell) for row, cell in enumerate(cells, begin)]
         if not self._codes and all(value == UNKNOWN for value in values):
             self._withheld += len(values)
@@ -240,6 +248,26 @@ class LabelReader:
             else _index(value, self._names, row, self.where)
             for row, value in enumerate(values, begin)
         )
+
+    def _add_lists(self, lists: Sequence[list[Any] | None], begin: int) -> None:
+        """Read the lists of labels of the next rows, of which all have one."""
+        single = begin - len(self._lists) and begin  # rows before had no lists
+        if single or None in lists:
+            row = begin if single else begin + lists.index(None)
+            raise DataError(
+                f"{self.where}: row {row} and others differ: labels are lists in all rows or in none",
+                hint="write a single label as a list of one, and none as `[]`",
+            )
+        top = math.inf if self._names is None else len(self._names) - 1
+        for row, cell in enumerate(lists, begin):
+            values = tuple(self._label(row, int(v) if isinstance(v, bool) else v) for v in cell or ())
+            wrong = (v for v in values if (v < 0 or v > top if isinstance(v, int) else top < math.inf))
+            if (value := next(wrong, None)) is not None:
+                raise DataError(
+                    f"{self.where}: row {row} has label {value}, which is no class number"
+                    + (f" in 0..{top}" if self._names is not None else "")
+                )
+            self._lists.append(values)
 
     def _label(self, row: int, cell: object) -> int | str:
         """Return a label as every form of table has it: a whole number however it is written, or a name without blanks around it."""
@@ -267,6 +295,8 @@ class LabelReader:
 
     def labels(self, progress: Progress) -> Labels:
         """Return what was read so far, as `read_labels` does."""
+        if self._lists:
+            return self._label_sets()
         if not self._codes:
             progress.warn(f"{self.where}: every label is {UNKNOWN}, so the items are unlabelled")
             return Labels()
@@ -277,6 +307,41 @@ class LabelReader:
         position = {self._texts[text]: index for index, text in enumerate(class_names)}
         return Labels(tuple(class_names), tuple(position[code] for code in self._codes), numbered)
 
+    def _label_sets(self) -> Labels:
+        """Return the labels of lists: of names or class numbers, or with a 0 or 1 for each class where all rows have as many."""
+        width = len(self._lists[0])
+        if self._names is None and width > 1 and all(_is_multi_hot(values, width) for values in self._lists):
+            if all({*values} == {0, 1} for values in self._lists) and width == 2:
+                raise DataError(
+                    f"{self.where}: every list is a 0 and a 1, which may be class numbers or which classes apply",
+                    hint="write the names of the classes instead",
+                )
+            hot = tuple(tuple(i for i, value in enumerate(values) if value) for values in self._lists)
+            return Labels(tuple(map(str, range(width))), numbered=True, label_sets=hot)
+        texts = {str(value) for values in self._lists for value in values}
+        if not texts:
+            raise DataError(f"{self.where}: every list of labels is empty")
+        numbered = self._names is None and are_numerals(texts)
+        class_names = self._names or sorted(texts, key=int if numbered else None)
+        position = {text: i for i, text in enumerate(class_names)} if self._names is None else None
+        sets = (
+            sorted({int(v) if position is None else position[str(v)] for v in values})
+            for values in self._lists
+        )
+        return Labels(tuple(class_names), numbered=numbered, label_sets=tuple(map(tuple, sets)))
+
+
+def _list_in(cell: object) -> list[Any] | None:
+    """Return a cell that is a list, which a .csv file has as JSON; None for others."""
+    if isinstance(cell, str) and cell.strip().startswith("[") and cell.strip().endswith("]"):
+        with suppress(NotJSONError):
+            cell = parse(cell)
+    return cell if isinstance(cell, list) else None
+
+
+def _is_multi_hot(values: Sequence[int | str], width: int) -> bool:
+    return len(values) == width and {*values} <= {0, 1}
+
 
 def read_labels(
     values: Sequence[object], *, names: Sequence[str] | None, where: str, progress: Progress
@@ -284,7 +349,8 @@ def read_labels(
     """Turn a column into class names and labels.
 
     Args:
-        values: One a row: strings, whole numbers from 0, or -1 in every row where labels are withheld.
+        values: One a row: strings, whole numbers from 0, or -1 in every row where labels are withheld; or lists of the former
+            two, of the items that may have several, or of 0 and 1 for each class.
         names: The class names if the table declares them; `values` are then indices into it.
         where: What messages call the table and column.
         progress: Hears that labels are withheld.

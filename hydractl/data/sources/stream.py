@@ -181,7 +181,11 @@ class StreamDigestBuilder:
             name=self.name,
             **labels._asdict(),
             sha256=fingerprint_of(
-                len(self), labels.class_names, labels.labels, item_digests, decoding=self.decoding
+                len(self),
+                labels.class_names,
+                labels.labels if labels.label_sets is None else labels.label_sets,
+                item_digests,
+                decoding=self.decoding,
             ),
             content=rows[:, : DIGEST.itemsize].copy().view(DIGEST).ravel(),
             marks=np.frombuffer(self.marks, DIGEST),
@@ -242,6 +246,7 @@ class Shuffled(Classed):
             name=digest.name,
             class_names=digest.class_names,
             labels=digest.labels,
+            label_sets=digest.label_sets,
             numbered=digest.numbered,
             columns=digest.columns,
             stream=stream,

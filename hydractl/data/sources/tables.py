@@ -122,6 +122,7 @@ class ArrowTable(DataTable):
         import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
 
         feature = self.rows(column).features[column]
+        feature = getattr(feature, "feature", feature)  # of a list of labels, that of one
         return feature.names if isinstance(feature, datasets.ClassLabel) else None
 
     @override

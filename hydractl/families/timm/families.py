@@ -64,7 +64,9 @@ def _family(row: models.TimmRow) -> Family:
         library = models.covered(row, architecture.name, {**architecture.config, **row.build_options})
         cut_heads(library, {models.TOWER: models.LAYOUT}, architecture, mask)
         fill(library, state)
-        return wrap(library, mask[models.TOWER].keep).eval()
+        model = wrap(library, mask[models.TOWER].keep).eval()
+        model.answer.multi_label = architecture.is_multi_label
+        return model
 
     return Family(
         name=row.name,

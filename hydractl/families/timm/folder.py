@@ -11,7 +11,14 @@ from typing import Any, cast
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described
 from hydractl.families.config_checks import check_values
-from hydractl.families.model_folder import COMMON_RULES, ModelFolder, Rule, class_names_of
+from hydractl.families.model_folder import (
+    COMMON_RULES,
+    PROBLEM_RULE,
+    ModelFolder,
+    Rule,
+    class_names_of,
+    problem_type_of,
+)
 from hydractl.families.timm import models
 from hydractl.manifest.header import Preprocess
 from hydractl.strict_json import compact
@@ -67,6 +74,7 @@ def write_config(described: Described) -> dict[str, Mapping[str, object]] | None
         "architecture": architecture.name,
         "num_classes": logits,
         **({"label_names": list(described.labels[-logits:])} if described.labels else {}),
+        **problem_type_of(architecture),
         **({"model_args": arguments} if arguments else {}),
         "pretrained_cfg": {
             "input_size": list(how.input_size),
@@ -104,7 +112,9 @@ def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any],
     if "labels" in config:  # the name of `label_names` in older files
         pretrained.setdefault("label_names", config["labels"])
     if flat:
-        pretrained = {k: v for k, v in pretrained.items() if k not in {"num_features", "labels"}}
+        pretrained = {
+            k: v for k, v in pretrained.items() if k not in {"num_features", "labels", "problem_type"}
+        }
     field_names = {field.name for field in dataclasses.fields(PretrainedCfg)}
     if unknown := sorted(pretrained.keys() - field_names):
         raise UnsupportedModelError(
@@ -238,6 +248,7 @@ def _offset_problem(folder: ModelFolder) -> str | None:
 
 RULES = (
     *COMMON_RULES,
+    PROBLEM_RULE,
     Rule(
         library="timm",
         name="`architecture`, `model_args`",

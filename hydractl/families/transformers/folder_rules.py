@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hydractl.errors import CheckpointError
 from hydractl.families.base import Described
-from hydractl.families.model_folder import COMMON_RULES, DEQUANTIZE, ModelFolder, Rule, answer_problem
+from hydractl.families.model_folder import COMMON_RULES, DEQUANTIZE, PROBLEM_RULE, ModelFolder, Rule
 from hydractl.manifest.header import Tokenization
 from hydractl.messages import quoted
 from hydractl.strict_json import compact, parse
@@ -206,13 +206,7 @@ RULES = (
             else None
         ),
     ),
-    Rule(
-        library="transformers",
-        name="`problem_type`",
-        effect="refused unless it is `single_label_classification`; `finetune` accepts the encoder",
-        problem=lambda folder: answer_problem(folder.config) if folder.classifies else None,
-        as_backbone=True,
-    ),
+    replace(PROBLEM_RULE, library="transformers"),
     Rule(
         library="transformers",
         name="`num_labels`, number of `id2label`",

@@ -22,7 +22,7 @@ from hydractl.families.base import (
     with_pooling,
 )
 from hydractl.families.config_checks import OptionsError, building, check_patches
-from hydractl.families.model_folder import ModelFolder, class_names_of, num_classes_of
+from hydractl.families.model_folder import ModelFolder, class_names_of, num_classes_of, problem_type_of
 from hydractl.families.transformers import hf_models
 from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.folder_rules import RULES, with_sentence_settings
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "transformers"
 CLASS_EMBEDDINGS = "class_embeddings"
+NOT_WRITTEN = {*hf_models.NOT_ARCHITECTURE, "num_labels"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +220,7 @@ def family_of_row(row: FamilyRow) -> Family:
         fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
         head_numbers = {tower: keep.keep for tower, keep in mask.items()}
         model = row.pooled(architecture.pooling).wrap(library, head_numbers).eval()
+        model.answer.multi_label = architecture.is_multi_label
         if state is not None and CLASS_EMBEDDINGS in state and isinstance(model.answer, Contrast):
             # never a parameter: classes are not trained
             model.answer.settle(state[CLASS_EMBEDDINGS].detach())
@@ -300,12 +302,9 @@ def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str
     config: dict[str, object] = {
         "architectures": [row.class_of(architecture.name)],
         "model_type": row.model_type(architecture.name),
-        **{
-            k: v
-            for k, v in architecture.config.items()
-            if k not in {*hf_models.NOT_ARCHITECTURE, "num_labels"}
-        },
+        **{key: setting for key, setting in architecture.config.items() if key not in NOT_WRITTEN},
         **({} if row.zero_shot else hf_models.labels_as_config(_logit_names(described))),
+        **problem_type_of(architecture),
     }
     images = {FILES[0]: write_image_processor(how)} if isinstance(how, Preprocess) else {}
     return {"config.json": config, **images}

@@ -20,11 +20,16 @@ LEAST = 4
 
 
 def check_halves(labels: Tensor) -> None:
-    """Refuse labels (N,) of too few samples to fit on each half.
+    """Refuse labels (N,) of too few samples to fit on each half, and labels (N, Q) of samples that may have several.
 
     Raises:
         DataError: If no class has `LEAST` samples.
     """
+    if labels.ndim > 1:
+        raise DataError(
+            f"`--ood-score {ENERGY_DENSITY}`: compares features of classes, but samples may have several labels",
+            hint="use an OOD score of logits, such as `--ood-score energy`",
+        )
     if not len(labels) or int(labels.bincount().max()) < LEAST:
         raise DataError(
             f"`{ENERGY_DENSITY}` is fitted on each half of the labelled data, but no class has {LEAST} samples",

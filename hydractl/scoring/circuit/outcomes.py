@@ -12,6 +12,9 @@ from hydractl.metrics.per_sample import at_labels, places
 from hydractl.scoring.circuit.objective import TERMS, Objective
 
 HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"
+PLAIN = 3
+"""Axes of logits if a sample has one label."""
+SMALLEST = 1e-15
 
 
 class Outcomes(NamedTuple):
@@ -73,6 +76,8 @@ def outcomes_of(
 ) -> dict[str, torch.Tensor]:
     """Return what an objective reads of logits (K, B, C) and labels (B,), each (K, B); without labels the OOD score only.
 
+    Of logits (K, B, Q, 2) each of the Q labels of a sample is one, (K, B Q); the OOD score is the mean over them.
+
     Probabilities are float64: a trained model's lie so close to 1 that float32 would tie them.
     """
     exact, names = logits.double(), outcomes_read(objective, labelled=labels is not None)
@@ -87,7 +92,7 @@ def outcomes_of(
         outcomes[SCORE] = _of_logits(ood_score, exact)
     if labels is not None and NLL in names:
         outcomes[NLL] = -at_labels(exact.log_softmax(dim=-1), labels)
-    return {name: outcomes[name] for name in names}
+    return {name: _of_samples(name, outcomes[name]) for name in names}
 
 
 def traits_of(
@@ -102,6 +107,8 @@ def traits_of(
     if CONFIDENCE in names or (SCORE in names and ood_score == MSP):
         top = exact.argmax(dim=-1, keepdim=True)
         traits = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, top))
+        if exact.ndim > PLAIN:
+            traits[SCORE] = traits[SCORE].sigmoid().mean(-1).logit(eps=SMALLEST)
     if SCORE in names and ood_score != MSP:
         traits[SCORE] = _of_logits(ood_score, exact)
     if labels is not None:
@@ -111,7 +118,14 @@ def traits_of(
             HITS: exact.gather(-1, label_index).squeeze(-1) - best_other,
             NLL: _odds(exact, label_index),
         }
-    return {name: traits[name].float() for name in names}
+    return {name: _of_samples(name, traits[name]).float() for name in names}
+
+
+def _of_samples(name: str, values: torch.Tensor) -> torch.Tensor:
+    """Return values (K, N) of values (K, B) or, of Q labels, (K, B, Q)."""
+    if values.ndim < PLAIN:
+        return values
+    return values.mean(-1) if name == SCORE else values.flatten(1)
 
 
 def guessed(traits: Outcomes, ood_score: str) -> Outcomes:

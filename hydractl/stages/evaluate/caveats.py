@@ -23,7 +23,7 @@ from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.selective_threshold import THRESHOLD, sources_of_stored
+from hydractl.stages.evaluate.selective_threshold import LABEL_THRESHOLDS, THRESHOLD, sources_of_stored
 from hydractl.stages.shared.fit_ood_scores import overlap_of_val
 from hydractl.stages.shared.open_inputs import overlap
 
@@ -35,6 +35,7 @@ FLATTERED = {
     TEMPERATURE: "calibration errors will be too low",
     FIT: "OOD metrics of feature-based scores will be too good",
     THRESHOLD: "its error rate will be too low",
+    LABEL_THRESHOLDS: "F1 will be too high",
     VAL: "OOD scores are selected or standardized on the test data",
 }
 """Effect on the metrics if the test data are also the data of an option."""

@@ -21,10 +21,10 @@ from hydractl.metrics.registry import METRICS, choose_metrics, needing
 from hydractl.output.paths import PREDICTIONS, REPORT, WEIGHTS, output
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
+from hydractl.stages.evaluate import fail_if as threshold
 from hydractl.stages.evaluate.analyses.settings import ANALYSING, NOTHING_ANALYSED, Analysing
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
 from hydractl.stages.evaluate.baselines.registry import BASELINES
-from hydractl.stages.evaluate.fail_if import CHANCE, DELTA, GUARANTEE, OPTION, PANEL, THRESHOLD_FOR, Condition
 from hydractl.stages.evaluate.refs import (
     OOD_STREAMS,
     ROWS,
@@ -152,23 +152,24 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     bootstrap: int = setting(
         200, "Resamples for 95 % intervals; 0 for none.", low=0, metavar="N", panel=MEASURED
     )
-    fail_if: tuple[Condition, ...] = setting(
+    fail_if: tuple[threshold.Condition, ...] = setting(
         (),
         "Exit with 5 if the condition holds for MODEL, for example `acc<95%` or `auroc[near]<0.9`.",
-        parse=Condition.parse,
+        parse=threshold.Condition.parse,
         repeated=True,
         metavar="COND",
     )
-    threshold_for: float | None = by_default(None, THRESHOLD_FOR)
-    guarantee: Guarantee | None = by_default(None, GUARANTEE)
-    delta: float | None = by_default(None, CHANCE)
+    threshold_for: float | None = by_default(None, threshold.THRESHOLD_FOR)
+    guarantee: Guarantee | None = by_default(None, threshold.GUARANTEE)
+    delta: float | None = by_default(None, threshold.CHANCE)
+    label_thresholds: bool = flag(threshold.LABEL_THRESHOLDS)
     store: Path | None = setting(
         None,
-        "Write a copy of MODEL with its threshold, `--temperature` and fitted OOD scores, which `predict` applies.",
+        "Write a copy of MODEL with its thresholds, `--temperature` and fitted OOD scores, which `predict` applies.",
         parse=output,
         check_path=WEIGHTS,
         metavar="PATH",
-        panel=PANEL,
+        panel=threshold.PANEL,
         shows_default=False,
         role=Role.OUTPUT,
     )
@@ -257,10 +258,11 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             condition.check_measured(self.chosen, self.scopes, scores, under=under)
 
     def _check_threshold(self) -> None:
-        if self.store and self.threshold_for is self.temperature is self.fit is None:
+        fits = (self.threshold_for, self.temperature, self.fit, self.label_thresholds or None)
+        if self.store and {*fits} == {None}:
             raise UsageError(
                 "`--store`: the command fits nothing to store",
-                hint=f"add `{OPTION} 'risk<=0.01'`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
+                hint=f"add `{threshold.OPTION} 'risk<=0.01'`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
             )
 
     def _check_scores(self) -> None:
@@ -323,7 +325,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     @property
     def chance(self) -> float | None:
         """Probability that the guarantee does not hold; None if it holds on average or there is no threshold."""
-        return (self.delta or DELTA) if self.threshold_for and self.has_confidence else None
+        return (self.delta or threshold.DELTA) if self.threshold_for and self.has_confidence else None
 
     @property
     def rows(self) -> tuple[NamedModels, ...]:

@@ -9,13 +9,12 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, BatchShare
 from hydractl.data.datasets import LABELS_HINT, Classed, Items
 from hydractl.data.encode import Reading, check_skips, open_items, open_readable, open_stream
-from hydractl.data.labels import are_numerals, first_names, required_labels
+from hydractl.data.labels import are_numerals, check_labels, first_names, model_labels, required_labels
 from hydractl.data.matching import match_classes, nameless
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.column_roles import LabelReader
@@ -48,7 +47,7 @@ class DataSummary(NamedTuple):
     """What is known of the data once all of them were read.
 
     Attributes:
-        labels: Of the ID set, (N,), the models' classes.
+        labels: Of the ID set, (N,), the models' classes; (N, Q) of models that answer Q labels.
         fingerprints: Of every set, those with labels besides the ID set's under the names of their options.
         caveats: What is to be known of them before numbers on them are believed, in a line each.
     """
@@ -275,6 +274,7 @@ class ClassAlignment:
         stored = next((m.header.labels for m in models if m.header.labels), ())
         self._names = classes.names if classes else stored
         self._count = len(self._names) if classes else models[0].header.num_classes
+        self._architecture = models[0].header.architecture
         self._by_text = classes is not None
         self._progress = progress
         self._classes: tuple[int, ...] | None = None
@@ -301,14 +301,14 @@ class ClassAlignment:
         return {option: self._aligned(option, items) for option, items in labelled.items()}
 
     def labels(self, tested: Classed) -> Tensor:
-        """Return the labels (N,) of the ID set, the models' classes.
+        """Return the labels of the ID set, the models' classes, as `model_labels` has them.
 
         Raises:
             DataError: If it has none, or they do not fit the models.
         """
-        labels = required_labels(tested, "--data", hint=UNLABELLED)
+        self._check(tested, "--data", hint=UNLABELLED)
         classes = self._match_tested(tested)
-        return torch.tensor([classes[label] for label in labels])
+        return model_labels(tested, classes, "--data", architecture=self._architecture)
 
     def check(self, reader: LabelReader) -> None:
         """Refuse what has come of the labels of a stream, if nothing that follows can mend it.
@@ -331,7 +331,7 @@ class ClassAlignment:
         """Return for each class of the ID set the models', which is settled once."""
         if self._classes is None:
             if not isinstance(tested, ItemStream):
-                required_labels(tested, "--data", hint=UNLABELLED)
+                self._check(tested, "--data", hint=UNLABELLED)
             self._classes = self._matched(tested, by_text=self._by_text)
             self._class_by_name = dict(zip(tested.class_names, self._classes, strict=True))
         return self._classes
@@ -359,10 +359,11 @@ class ClassAlignment:
         is_option = option in _WITHOUT_LABELS
         needs = f"--{option}" if is_option else option
         called = f"{needs} {items.name}" if is_option else option  # what a row is made with is named by it
-        labels = required_labels(items, needs, hint=_WITHOUT_LABELS.get(option, LABELS_HINT))
+        self._check(items, needs, hint=_WITHOUT_LABELS.get(option, LABELS_HINT))
         strange = [name for name in items.class_names if name not in self._class_by_name]
         if not strange:
-            return torch.tensor([self._class_by_name[items.class_names[label]] for label in labels])
+            classes = tuple(self._class_by_name[name] for name in items.class_names)
+            return model_labels(items, classes, needs, architecture=self._architecture)
         if not (self._names or items.by_position or self._are_places(strange)):
             raise DataError(
                 f"`{called}`: its class `{strange[0]}` is not in `--data`, and the model has no class names to map it to",
@@ -373,7 +374,10 @@ class ClassAlignment:
             classes = self._matched(items, by_text=self._by_text or nameless(self._names))
         except DataError as error:
             raise DataError(f"`{called}`: {error.message}", hint=error.hint) from error
-        return torch.tensor([classes[label] for label in labels])
+        return model_labels(items, classes, needs, architecture=self._architecture)
+
+    def _check(self, items: Classed, option: str, *, hint: str) -> None:
+        check_labels(items, option, multi_label=self._architecture.is_multi_label, hint=hint)
 
     def _are_places(self, names: Sequence[str]) -> bool:
         """Return whether names are the numbers of the models' classes."""

@@ -62,6 +62,10 @@ THRESHOLD_FOR = Setting(
     metavar="'risk<=R'",
     panel=PANEL,
 )
+LABEL_THRESHOLDS = Setting(
+    "Choose for each label the probability above which it is predicted, by F1 on held-out `--data`; for models with several labels.",
+    panel=PANEL,
+)
 GUARANTEE = Setting(
     f"What R bounds: errors among accepted inputs, with probability 1 - D; or inputs that are accepted and wrong, among all inputs, on "
     f"average (default: {Guarantee.ERRORS_AMONG_ACCEPTED}).",

@@ -18,7 +18,15 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.by_class import by_class
-from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means, measure, measure_order
+from hydractl.metrics.compute import (
+    RowNumbers,
+    ShiftNumbers,
+    answered,
+    means,
+    measure,
+    measure_labels,
+    measure_order,
+)
 from hydractl.metrics.curves import curves_of
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
@@ -39,7 +47,7 @@ from hydractl.stages.evaluate.measure_ood import (
     with_ood_scores,
 )
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.evaluate.selective_threshold import threshold_of
+from hydractl.stages.evaluate.selective_threshold import label_thresholds_of, threshold_of
 from hydractl.stages.shared.predictions import (
     Keeping,
     NamedPredictor,
@@ -130,11 +138,12 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     loaded, files, derived = derive(named, _load(run, models), models, data, run.progress)
     scored_models = with_ood_scores(loaded, files, data, config, run.keeping.team, run.progress)
     scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files), models)
-    shift = _measure_corrupted(run, _row_models(loaded.models, loaded, files), scaling)
+    row_models = _row_models(loaded.models, loaded, files)
+    shift = _measure_corrupted(run, row_models, scaling, _label_thresholds(models))
     analyses = run.analyst.of(named, loaded, models, predictions, scaling)
     if not run.leads:
         return
-    numbers = replace(_numbers(run, predictions), shift=shift)
+    numbers = replace(_numbers(run, predictions, _label_thresholds(models)), shift=shift)
     sizes = count_sizes(loaded, config.chosen, models, score_sizes(scored_models))
     values = scaling.values(_temperatures(models)) | sizes
     row = _row(run, named.name, models, predictions, numbers).model_copy(
@@ -219,13 +228,14 @@ def _scaling(run: Evaluation, name: str, row: Sequence[NamedPredictor], stored: 
 
 
 def _measure_corrupted(
-    run: Evaluation, row: Sequence[NamedPredictor], scaling: Scaling
+    run: Evaluation, row: Sequence[NamedPredictor], scaling: Scaling, label_thresholds: Sequence[float]
 ) -> ShiftNumbers | None:
     """Return what a row's numbers on labelled data become under each corruption; None without one, or in processes that do not lead.
 
     Memory holds the predictions under one corruption, and of each metric a number a resample.
     """
     cells: dict[tuple[str, str], dict[str, MetricEstimate]] = {}
+    metrics = needing(run.config.chosen, MetricNeeds.LABELS, MetricNeeds.LABEL_SETS)
     for corruption in run.corruptions:
         clean = run.data.prepared(ID_NAME)
         corrupted = with_corruption(clean.dataset, corruption)
@@ -233,37 +243,42 @@ def _measure_corrupted(
         predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
         if predictions is None:
             continue
-        cells[corruption.name, str(corruption.severity)] = measure(
-            scaling(predictions),
-            run.data.summary.labels,
-            {},
-            metrics=needing(run.config.chosen, MetricNeeds.LABELS),
-            scores=(),
-            resampling=run.resampling,
-        ).id_set
+        predictions, labels = scaling(predictions), run.data.summary.labels
+        cells[corruption.name, str(corruption.severity)] = {
+            **measure(predictions, labels, {}, metrics=metrics, scores=(), resampling=run.resampling).id_set,
+            **measure_labels(
+                predictions, labels, label_thresholds, metrics=metrics, resampling=run.resampling
+            ),
+        }
     return ShiftNumbers(cells=cells) if cells else None
 
 
-def _numbers(run: Evaluation, predictions: Mapping[str, StoredPredictions]) -> RowNumbers:
-    config = run.config
+def _label_thresholds(models: Sequence[OpenModel]) -> tuple[float, ...]:
+    """Return the thresholds of labels that all models of a row store; none if they differ."""
+    first, *others = {model.header.label_thresholds for model in models}
+    return () if others else first
+
+
+def _numbers(
+    run: Evaluation, predictions: Mapping[str, StoredPredictions], label_thresholds: Sequence[float]
+) -> RowNumbers:
+    config, tested, labels = run.config, predictions[ID_NAME], run.data.summary.labels
     numbers = measure(
-        predictions[ID_NAME],
-        run.data.summary.labels,
+        tested,
+        labels,
         {d.name: predictions[d.name] for d in config.ood},
         metrics=config.chosen,
         scores=config.scores,
         resampling=run.resampling,
     )
-    order: Mapping[str, MetricEstimate] = {}
+    id_set = numbers.id_set | measure_labels(
+        tested, labels, label_thresholds, metrics=config.chosen, resampling=run.resampling
+    )
     if run.data.queries is not None:
-        order = measure_order(
-            predictions[ID_NAME],
-            run.data.summary.labels,
-            run.data.queries,
-            metrics=config.chosen,
-            resampling=run.resampling,
+        id_set |= measure_order(
+            tested, labels, run.data.queries, metrics=config.chosen, resampling=run.resampling
         )
-    return replace(numbers, groups=config.groups, id_set={**numbers.id_set, **order})
+    return replace(numbers, groups=config.groups, id_set=id_set)
 
 
 def _row(
@@ -277,6 +292,8 @@ def _row(
     config = run.config
     by_score, best = best_on_validation(config, predictions)
     ood, temperatures = numbers.ood, _temperatures(models)
+    labels = run.data.summary.labels
+    by_label = label_thresholds_of(config, predictions[ID_NAME], labels)
     return Row(
         name=name,
         models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
@@ -284,7 +301,14 @@ def _row(
         members=predictions[ID_NAME].shape[0],
         values=numbers.values,
         ood=ood,
-        threshold=threshold_of(config, run.threshold_score, predictions[ID_NAME], run.data.summary.labels),
+        threshold=threshold_of(
+            config,
+            run.threshold_score,
+            predictions[ID_NAME],
+            labels,
+            by_label or _label_thresholds(models),
+        ),
+        label_thresholds=by_label,
         means=means(ood, config.groups),
         mean_intervals=numbers.mean_intervals,
         ood_val=by_score,
@@ -317,7 +341,10 @@ def _with_curves(
     config = run.config
     ood = {data.name: predictions[data.name] for data in config.ood}
     curves = curves_of(predictions[ID_NAME], answers, ood, config.scores[0])
-    classes = by_class(answers["predicted"], run.data.summary.labels, run.data.class_names, like=like)
+    labels = run.data.summary.labels
+    classes = (
+        by_class(answers["predicted"], labels, run.data.class_names, like=like) if labels.ndim == 1 else None
+    )
     origins = tuple(
         Origin(name=model.as_input().name, masks=model.header.masks, made_by=model.header.made_by)
         for model in models

@@ -56,7 +56,7 @@ def queries_of(
     """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit.
 
     Raises:
-        UsageError: If there are none, but a metric was chosen that needs them.
+        UsageError: If there are none, but a metric was chosen that needs them, or one of several labels that no model answers.
     """
     rerank = all(model.header.architecture.config.get("num_labels") == 1 for model in models)
     queries = tested.queries() if rerank and isinstance(tested, TextSet) else None
@@ -64,6 +64,12 @@ def queries_of(
         *(config.chosen if config.metrics else ()),
         *(condition.metric for condition in config.fail_if),
     ]
+    multi_label = all(model.header.architecture.is_multi_label for model in models)
+    if not multi_label and (metrics := needing(explicit, MetricNeeds.LABEL_SETS)):
+        raise UsageError(
+            f"`{metrics[0]}` cannot be measured: it needs models that may answer several labels",
+            hint="for models with one label use accuracy",
+        )
     if queries is None and (metrics := needing(explicit, MetricNeeds.QUERIES)):
         raise UsageError(
             f"`{metrics[0]}` cannot be measured: it needs rerankers, which have a single logit, and pairs of texts "
@@ -87,6 +93,12 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
     for model in models[1:]:
         if (other_model := content_of(model.header.preprocess)) != content:
             raise InputError(f"{model.reference}: reads {other_model}, {first.reference} reads {content}")
+    for model in models[1:]:
+        if model.header.architecture.problem_type != first.header.architecture.problem_type:
+            raise InputError(
+                f"an input has one of several classes in one of {first.reference} and {model.reference}, and may have several "
+                "in the other; all models in a table must have the same kind of labels"
+            )
     compared = [m for m in models if not (config.naming.names and m.header.prompting)]
     named = next((m for m in compared if m.header.labels), first)
     for model in compared:
@@ -100,6 +112,32 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
             raise InputError(
                 f"{model.reference}: its class labels or their order differ from those of {named.reference}"
             )
+
+
+def check_multi_label(config: EvalConfig, first: OpenModel) -> None:
+    """Refuse what is defined for models with one label an input, if the models may answer several, and the other way round.
+
+    Raises:
+        UsageError: Naming the option.
+    """
+    if not first.header.architecture.is_multi_label:
+        if config.label_thresholds:
+            raise UsageError(
+                f"`--label-thresholds`: {first.reference} answers one label, the most probable one",
+                hint="leave it out; for a threshold of the OOD score add `--threshold-for 'risk<=0.05'`",
+            )
+        return
+    options = {
+        "--fit": config.fit is not None or bool(config.fitted),
+        "--keep-examples": config.keep_examples > 0,
+        "--analyse": bool(config.analysing.analyse),
+        "--compare KIND:MODEL": any(any(row.rivals) for row in config.rows),
+    }
+    if option := next((option for option, is_given in options.items() if is_given), None):
+        raise UsageError(
+            f"`{option}`: needs models with one label an input, but {first.reference} may answer several",
+            hint="leave it out",
+        )
 
 
 def check_photographs(corruptions: Iterable[Corruption], how: Reading) -> None:

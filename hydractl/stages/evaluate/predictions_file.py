@@ -31,7 +31,7 @@ def write_predictions(
     Args:
         file: Where to.
         predictions: Of each row on each data set, float32, scaled by the row's temperature if it has one. The ID set is `id`.
-        labels: Of each labelled data set, the model's classes (N,), int64.
+        labels: Of each labelled data set, the model's classes (N,), int64; (N, Q) of models that answer Q labels.
         with_logits: Whether `logsumexp` is written, from which logits follow.
     """
     sets = {
@@ -47,7 +47,7 @@ def write_predictions(
     for name, responses in sets.items():
         specs[f"{LOG_PROBS}/{name}"] = TensorSpec("F32", responses.shape)
         if with_logits:
-            specs[f"{LOGSUMEXP}/{name}"] = TensorSpec("F32", responses.shape[:2])
+            specs[f"{LOGSUMEXP}/{name}"] = TensorSpec("F32", responses.shape[:-1])
 
     def chunks(name: str) -> Chunks:
         kind, _, of = name.partition("/")

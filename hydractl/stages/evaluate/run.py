@@ -31,7 +31,13 @@ from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_s
 from hydractl.stages.evaluate.fail_if import risk_text
 from hydractl.stages.evaluate.measure_ood import check_fitted_scores, with_default_score
 from hydractl.stages.evaluate.measure_row import Evaluation, RowCollector, measure_rows
-from hydractl.stages.evaluate.open_models import check_alike, check_outputs, check_photographs, open_rows
+from hydractl.stages.evaluate.open_models import (
+    check_alike,
+    check_multi_label,
+    check_outputs,
+    check_photographs,
+    open_rows,
+)
 from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.selective_threshold import ModelCopy, check_stores
@@ -77,9 +83,11 @@ def _prepare(
     if team.leads:
         check_outputs(config, opened, lock)
     check_alike(config, opened)
+    check_multi_label(config, opened[0][0])
     check_rows(config, opened)
     is_default, config = config.ood_score is None, with_default_score(config, opened)
-    if config.scores == (MSP,) and is_default and config.ood:
+    is_fittable = not opened[0][0].header.architecture.is_multi_label
+    if config.scores == (MSP,) and is_default and config.ood and is_fittable:
         progress.step(f"the only OOD score is `{MSP}`; `--fit TRAIN --val VAL` adds `{ENERGY_DENSITY}`")
     check_fitted_scores(config, opened)
     check_training_told(config, opened)
@@ -140,8 +148,8 @@ def _paths(config: EvalConfig) -> tuple[Path, ...]:
 def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
     config, summary = run.config, run.data.summary
     libraries = {model.family.library for models in run.opened for model in models}
-    # those of queries are measured only where rows have them
-    measured = {*config.chosen} - {*needing(config.chosen, MetricNeeds.QUERIES)}
+    # those of queries and of label sets are measured only where rows have them
+    measured = {*config.chosen} - {*needing(config.chosen, MetricNeeds.QUERIES, MetricNeeds.LABEL_SETS)}
     measured |= {name for row in table.rows for name in row.values}
     caveats = [*of_temperatures(config, run.opened), *summary.caveats, *table.caveats]
     return Report(
@@ -179,6 +187,7 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
         "max_length": config.max_length,
         "seed": config.seed,
         "threshold_for": risk_text(config.threshold_for),
+        "label_thresholds": config.label_thresholds or None,
         "guarantee": None if config.has_confidence else config.promised.value,
         "delta": config.chance,
         "temperature": config.given_temperature,

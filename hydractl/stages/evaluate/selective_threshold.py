@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,7 +13,7 @@ from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
-from hydractl.fusion.predictions import Predictions
+from hydractl.fusion.predictions import LabelPredictions, predictions_of
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import FittedScores, Header, InputFile, Threshold
 from hydractl.manifest.report import Row
@@ -21,7 +21,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
-from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted
+from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
 from hydractl.metrics.temperature import rounded
 from hydractl.output.atomic_write import Sink
 from hydractl.progress import Progress
@@ -33,28 +33,45 @@ from hydractl.tensor_spec import spec_of, tensor_bytes
 
 FUSE = "fuse"
 """Command that copies what the members store."""
-THRESHOLD = "threshold"
+THRESHOLD, LABEL_THRESHOLDS = "threshold", "choice of label thresholds"
+
+
+def label_thresholds_of(
+    config: EvalConfig, predictions: StoredPredictions, labels: Tensor
+) -> tuple[float, ...]:
+    """Return the thresholds of a row on the probabilities of labels; none if none are asked for."""
+    if not config.label_thresholds:
+        return ()
+    parts = (LabelPredictions.of(part, ()) for part in predictions.split(at_once(predictions)))
+    return label_thresholds(torch.cat([part.probabilities for part in parts]), labels)
 
 
 def threshold_of(
-    config: EvalConfig, score: str, predictions: StoredPredictions, labels: Tensor
+    config: EvalConfig,
+    score: str,
+    predictions: StoredPredictions,
+    labels: Tensor,
+    by_label: Sequence[float] = (),
 ) -> Threshold | None:
-    """Return the threshold of a row on an OOD score, without a bound if none keeps the risk; None if none is asked for."""
+    """Return the threshold of a row on an OOD score, without a bound if none keeps the risk; None if none is asked for.
+
+    An input that may have several labels is answered wrongly if one of them is; `by_label` are the thresholds of these.
+    """
     if config.threshold_for is None:
         return None
     names = tuple(map(str, range(predictions.shape[2])))
     feature_scores = predictions.scores if isinstance(predictions, Scored) else {}
-    classes = torch.empty(len(labels), dtype=torch.int64)
+    classes = torch.empty(labels.shape, dtype=torch.int64)
     scores = feature_scores[score] if score in feature_scores else torch.empty(len(labels))
     begin = 0
     for part in predictions.split(at_once(predictions)):
-        answers = Predictions.of(part, names)  # as `predict` does
+        answers = predictions_of(part, names, label_thresholds=by_label)  # as `predict` does
         end = begin + len(answers)
         classes[begin:end] = answers.classes
         if score not in feature_scores:
             scores[begin:end] = answers.scores[score]
         begin = end
-    hits, risk, delta = classes == labels, config.threshold_for, config.chance
+    hits, risk, delta = (classes == labels).view(len(labels), -1).all(1), config.threshold_for, config.chance
     selected = (
         accepted_and_wrong(scores, hits, risk=risk)
         if delta is None
@@ -126,6 +143,14 @@ class ModelCopy:
                 progress.warn(
                     f"{opened.reference}: its threshold is not kept: {why}; find one with `{OPTION}`"
                 )
+        if header.label_thresholds and not config.label_thresholds:
+            if update["temperature"] == header.temperature:
+                update["label_thresholds"] = header.label_thresholds
+            else:
+                progress.warn(
+                    f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
+                    "choose others with `--label-thresholds`"
+                )
         if scores is not None:
             fitted = FittedScores(
                 scores=tuple(scores.fitted), data=data[FIT], temperature=scores.temperature, version=VERSION
@@ -147,12 +172,13 @@ class ModelCopy:
 
 
 def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
-    """Yield the digests of data that `eval --store` found on what a model stores, each after `TEMPERATURE` or `THRESHOLD`.
+    """Yield the digests of data that `eval --store` found on what a model stores, each after the name of it.
 
     Temperatures come on top of one another, a threshold in place of another, and other weights drop both; but `fuse` keeps a
     temperature that all members store.
     """
-    steps, threshold = [header.made_by], header.threshold is not None and header.threshold.below is not None
+    steps, by_label = [header.made_by], bool(header.label_thresholds)
+    threshold = header.threshold is not None and header.threshold.below is not None
     while steps:
         step = steps.pop()
         if step is None or step.command not in {EvalConfig.COMMAND, FUSE}:
@@ -165,6 +191,9 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
         if threshold and "threshold_for" in step.options:
             threshold = False
             yield from ((THRESHOLD, sha256) for sha256 in data[:1])
+        if by_label and "label_thresholds" in step.options:
+            by_label = False
+            yield from ((LABEL_THRESHOLDS, sha256) for sha256 in data[:1])
         if header.temperature != 1:
             fitted = step.options.get("fitted")
             fitting = bool(fitted) + (isinstance(fitted, list | tuple) and ENERGY_DENSITY in fitted)
@@ -200,6 +229,7 @@ def _header_changes(
         options={
             "temperature": config.given_temperature,
             "threshold_for": risk_text(config.threshold_for),
+            "label_thresholds": config.label_thresholds or None,
             "guarantee": None if config.has_confidence else config.promised.value,
             "delta": config.chance,
             "ood_score": None if row.threshold is None else row.threshold.score,
@@ -213,4 +243,10 @@ def _header_changes(
         results={"temperature": temperature}
         | ({} if row.threshold is None else {"coverage": row.threshold.coverage}),
     )
-    return {"base": opened.base, "temperature": temperature, "threshold": row.threshold, "made_by": step}
+    return {
+        "base": opened.base,
+        "temperature": temperature,
+        "threshold": row.threshold,
+        "label_thresholds": row.label_thresholds,
+        "made_by": step,
+    }

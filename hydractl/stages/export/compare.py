@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.compute import means, measure
+from hydractl.metrics.compute import means, measure, measure_labels
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import Responses
 from hydractl.metrics.registry import METRICS, choose_metrics
@@ -196,7 +196,7 @@ def measured(
         responses_by_row: What each row says of each set.
         options: Of the export.
     """
-    chosen = choose_metrics(None, ood=OOD in trial.sets, latency=False)
+    chosen, resampling = choose_metrics(None, ood=OOD in trial.sets, latency=False), Resampling(resamples=0)
     rows = []
     for name, responses in responses_by_row.items():
         foreign = {OOD: responses[OOD]} if OOD in responses else {}
@@ -206,14 +206,21 @@ def measured(
             foreign,
             metrics=chosen,
             scores=(MSP,),
-            resampling=Resampling(resamples=0, seed=0),
+            resampling=resampling,
+        )
+        by_label = measure_labels(
+            responses[ID_NAME],
+            trial.labels,
+            opened.header.label_thresholds,
+            metrics=chosen,
+            resampling=resampling,
         )
         rows.append(
             Row(
                 name=name,
                 models=(Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),),
                 members=len(responses[ID_NAME].log_probs),
-                values=numbers.values,
+                values=replace(numbers, id_set=numbers.id_set | by_label).values,
                 ood=numbers.ood,
                 means=means(numbers.ood, {"far": (OOD,), "all": (OOD,)} if foreign else {}),
             )

@@ -13,7 +13,7 @@ from torch import nn
 from hydractl.families.tower import Model
 from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.metrics.ood_scores import entropy, mutual_information
-from hydractl.metrics.per_sample import opinions
+from hydractl.metrics.per_sample import of_samples, opinions
 from hydractl.model_inputs import PIXELS
 
 IMAGES = "images"
@@ -38,7 +38,7 @@ class ExportModule(nn.Module):
         self.eval()
 
     def forward(self, inputs: dict[str, torch.Tensor], exact: bool = False) -> dict[str, torch.Tensor]:
-        """Return what `OUTPUTS` names: (B, C), (B, C), (M, B, C), (B,), (B,) and (B,).
+        """Return what `OUTPUTS` names: (B, C), (B, C), (M, B, C), (B,), (B,) and (B,); of Q labels (B, Q), (B, Q) and (M, B, Q, 2).
 
         `logits` are what the model itself answers with, entropy and mutual information are in nats, and the OOD score is the model's
         default; `exact` in float64, as `predict`.
@@ -47,14 +47,18 @@ class ExportModule(nn.Module):
             inputs = {PIXELS: self.pixels(inputs[IMAGES])}
         model_inputs = inputs[PIXELS] if inputs.keys() == {PIXELS} else inputs
         member_logits, ood_score = self.with_score(model_inputs, exact=exact)
-        log_probs, mean = opinions(member_logits)
-        logits = member_logits[0] if isinstance(self.model, Model) else mean
+        member_opinions = opinions(member_logits)
+        log_probs, mean = member_opinions
+        several = self.model.answer.multi_label
+        logits = member_opinions.logits
+        if isinstance(self.model, Model):
+            logits = member_logits[0, ..., 1] if several else member_logits[0]
         outputs_in_order = (
-            mean.exp(),
+            mean.exp()[..., 1] if several else mean.exp(),
             logits,
             member_logits,
-            entropy(log_probs),
-            mutual_information(log_probs),
+            of_samples(entropy(log_probs)),
+            of_samples(mutual_information(log_probs)),
             ood_score,
         )
         return dict(zip(OUTPUTS, outputs_in_order, strict=True))

@@ -11,6 +11,7 @@ import torch
 
 from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.load import OpenModel
+from hydractl.families.model_folder import problem_type_of
 from hydractl.fusion.build import load_any
 from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.fusion.prompts import with_class_names
@@ -19,6 +20,7 @@ from hydractl.manifest.header import Header, Preprocess, Threshold, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.ood_scores import means_the_same
+from hydractl.metrics.selective import HALF
 from hydractl.model_inputs import PIXELS
 from hydractl.output.atomic_write import publish_together
 from hydractl.output.locks import OutputLock
@@ -352,10 +354,22 @@ def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
         "kind": header.kind.value,
         "ood_score": source.module.with_score.score,
         "threshold": None if threshold is None else threshold.model_dump(mode="json"),
+        **_of_labels(header),
         "members": len(header.masks),
         "made_by": step.model_dump(mode="json"),
     }
     return {f"hydractl.{name}": json.dumps(value, sort_keys=True) for name, value in fields.items()}
+
+
+def _of_labels(header: Header) -> dict[str, object]:
+    """Return what a model says of itself whose inputs may have several labels."""
+    if not header.architecture.is_multi_label:
+        return {}
+    return {
+        "labels": header.class_names,
+        "label_thresholds": header.label_thresholds or (HALF,) * header.num_classes,
+        **problem_type_of(header.architecture),
+    }
 
 
 def _options(config: ExportConfig) -> dict[str, OptionValue]:

@@ -32,6 +32,7 @@ def script(config: ExportConfig, header: Header, threshold: Threshold | None) ->
     return template.render(
         how=how,
         labelled=bool(header.labels),
+        multi_label=header.architecture.is_multi_label,
         name=config.out.name,
         onnx=config.form == ONNX,
         pixels=config.with_preprocess,

@@ -11,6 +11,7 @@ from hydractl.errors import DataError, UsageError
 from hydractl.families.base import DEFAULT_POOLING, place_of
 from hydractl.families.classifier import CLASSES, asked_number, with_classifier
 from hydractl.families.load import OpenModel
+from hydractl.families.model_folder import MULTI_LABEL
 from hydractl.fusion.build import member_headers
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Fate, Tokenization
@@ -34,12 +35,15 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
     before, pooling = opened.header.architecture, _pooling(config, opened, progress)
     reads_as_asked = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
     if config.keep_head:
-        _check_kept(config, opened, reads_as_asked=reads_as_asked)
+        _check_kept(config, opened, items, reads_as_asked=reads_as_asked)
         _check_fits(config, opened, items)
         return opened
-    number = _number(config, opened, items)
+    number, multi_label = _number(config, opened, items), items.label_sets is not None
     fits = (
-        reads_as_asked and number == before.num_classes and names_agree(items, opened.header.labels, number)
+        reads_as_asked
+        and number == before.num_classes
+        and multi_label == before.is_multi_label
+        and names_agree(items, opened.header.labels, number)
     )
     draws_anew = config.head_seed is not None and (config.reset_head or opened.is_random)
     if config.recipe.trains_own_parts and (config.reset_head or not fits) and _shares_head(opened):
@@ -62,13 +66,20 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
             hint="add `head` to `--train`",
         )
     if not (fits and opened.is_random):
-        progress.step(_classifier_text(opened, number, items.class_names, fits=fits))
+        progress.step(_classifier_text(opened, number, items, fits=fits))
     labels = opened.header.labels if fits else new_names(items.class_names, number)
+    architecture = before.model_copy(update={"problem_type": MULTI_LABEL if multi_label else None})
+    opened = replace(opened, header=opened.header.model_copy(update={"architecture": architecture}))
     return _with_classifiers(opened, config, number=number, labels=labels, pooling=pooling)
 
 
 def _with_classifiers(
-    opened: OpenModel, config: FinetuneConfig, *, number: int, labels: tuple[str, ...], pooling: str
+    opened: OpenModel,
+    config: FinetuneConfig,
+    *,
+    number: int,
+    labels: tuple[str, ...],
+    pooling: str,
 ) -> OpenModel:
     """Return a model with a new classifier; members of a hydra that have one each get one each, of seeds one after another."""
     plan = opened.header.plan
@@ -129,8 +140,14 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> s
     return header.architecture.pooling or DEFAULT_POOLING
 
 
-def _check_kept(config: FinetuneConfig, opened: OpenModel, *, reads_as_asked: bool) -> None:
-    """Refuse to keep a classifier that is not there, or is not the one that was asked for."""
+def _check_kept(config: FinetuneConfig, opened: OpenModel, items: Classed, *, reads_as_asked: bool) -> None:
+    """Refuse to keep a classifier that is not there, or is not the one that was asked for or the data need."""
+    if opened.header.architecture.is_multi_label != (items.label_sets is not None):
+        wants, has = ("several labels", "one") if items.label_sets else ("one label", "several")
+        raise UsageError(
+            f"`--keep-head`: `--data {items.name}` has {wants} for an item, but {config.model} answers {has}",
+            hint="leave `--keep-head` out for a new classifier",
+        )
     number, requested = opened.header.architecture.num_classes, config.num_classes
     if opened.lacks:
         raise UsageError(f"`--keep-head`: {config.model} {opened.lacks}", hint="leave `--keep-head` out")
@@ -193,9 +210,10 @@ def _number(config: FinetuneConfig, opened: OpenModel, items: Classed) -> int:
     return option_number or model_number or stored_number or data_number
 
 
-def _classifier_text(opened: OpenModel, number: int, names: tuple[str, ...], *, fits: bool) -> str:
+def _classifier_text(opened: OpenModel, number: int, items: Classed, *, fits: bool) -> str:
     """Say what classifier is made, and why."""
-    new = f"A new classifier for {_classes(number, names)}"
+    several = "" if items.label_sets is None else ", of which an input may have several"
+    new = f"A new classifier for {_classes(number, items.class_names)}{several}"
     if opened.lacks:
         return f"{new}; {opened.reference}: {opened.lacks}"
     had = opened.header.architecture.num_classes

@@ -139,7 +139,7 @@ def _step_seconds(run: TrainingRun) -> tuple[float, float]:
 def _validation_seconds(work: TrainingPlan, run: TrainingRun, batches: Iterable[Batch[Inputs]]) -> float:
     """Return the seconds of one validation. Data that fit in memory are decoded once."""
     run.model.eval()
-    engine, labels, times = run.engine, torch.tensor(work.val.labels), 1.0
+    engine, labels, times = run.engine, work.val.labels, 1.0
     if not isinstance(batches, list):  # features cost next to nothing
         limit_bytes = CACHE_BYTES if isinstance(batches, tuple) else 0
         batches, times = _sample_batches(work, work.val.items, engine, limit_bytes=limit_bytes)

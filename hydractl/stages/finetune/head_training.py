@@ -18,7 +18,7 @@ from hydractl.data.encode import encoded
 from hydractl.data.sources.stream import Shuffled
 from hydractl.families.base import Family
 from hydractl.families.dummy_inputs import blank_inputs
-from hydractl.families.tower import Towers, class_logits
+from hydractl.families.tower import Towers
 from hydractl.fusion.features import give_head_inputs, heads_of
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs, inputs_like
@@ -148,7 +148,8 @@ def on_features(subject: TrainableModel) -> TrainableModel:
             if by_member and module.training
             else features.unbind(1)
         )
-        logits = torch.stack([_classified(*pair) for pair in zip(heads, member_features, strict=False)])
+        outputs = torch.stack([_classified(*pair) for pair in zip(heads, member_features, strict=False)])
+        logits = _towers_of(module).answer.class_logits(outputs)
         return module.answer(logits) if isinstance(module, Together) else logits.squeeze(0)
 
     vars(module)["forward"] = forward  # names of parameters stay, as in `step_modes`
@@ -156,13 +157,13 @@ def on_features(subject: TrainableModel) -> TrainableModel:
 
 
 def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
-    """Return the mean of the logits (B, C) that a member's classifiers compute from features (B, F)."""
+    """Return the mean of the outputs (B, F) that a member's classifiers compute from features (B, F)."""
     parts = features.chunk(len(heads), -1)
     logits = [
         head(part if isinstance(head, nn.Linear) else part.unsqueeze(1))
         for head, part in zip(heads, parts, strict=True)
     ]
-    return class_logits(logits[0] if len(logits) == 1 else torch.stack(logits).mean(0))
+    return logits[0] if len(logits) == 1 else torch.stack(logits).mean(0)
 
 
 def head_macs(work: TrainingPlan, features: KeptFeatures, samples: int) -> int:

@@ -66,8 +66,7 @@ def _feed(work: TrainingPlan, features: KeptFeatures | None) -> ItemFeed:
     config, recipe = work.config, work.config.recipe
     seed = config.seed if config.order_seed is None else config.order_seed
     if features is not None:
-        labels = torch.tensor(work.train.labels)
-        return ItemFeed(source=features, labels=labels, batch_size=recipe.batch_size, seed=seed)
+        return ItemFeed(source=features, labels=work.train.labels, batch_size=recipe.batch_size, seed=seed)
     feed = ItemFeed.open(
         work.train.items,
         work.train.labels,
@@ -112,7 +111,7 @@ def val_batches(work: TrainingPlan, features: KeptFeatures | None) -> Iterable[B
 
 def validate(work: TrainingPlan, engine: Engine, model: nn.Module) -> Metrics | None:
     """Return a model's metrics on the validation data."""
-    return classifier_metrics(engine, val_batches(work, None), torch.tensor(work.val.labels))(model)
+    return classifier_metrics(engine, val_batches(work, None), work.val.labels)(model)
 
 
 def _job(
@@ -140,7 +139,7 @@ def _job(
             by_member=has_member_feed,
             several=config.models > 1,
         ),
-        evaluate=classifier_metrics(engine, batches, torch.tensor(work.val.labels)),
+        evaluate=classifier_metrics(engine, batches, work.val.labels),
         probe=blank_inputs(work.header.preprocess, 1, device="cpu")
         if features is None
         else features.train[:1],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from torch import Tensor
+
 from hydractl.data.datasets import Items
 from hydractl.data.encode import (
     Reading,
@@ -16,7 +18,7 @@ from hydractl.data.encode import (
     open_stream,
     shortened,
 )
-from hydractl.data.labels import first_names, required_labels, training_labels
+from hydractl.data.labels import check_labels, check_training_labels, first_names, model_labels
 from hydractl.data.matching import filled_names, match_classes
 from hydractl.data.names import folded
 from hydractl.data.sources.stream import Shuffled
@@ -55,10 +57,10 @@ _TAKEN_BY_NONE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledItems(Generic[T]):
-    """A data set whose labels are the model's."""
+    """A data set whose labels are the model's: (N,), or (N, Q) of Q labels, as `model_labels` has them."""
 
     items: T
-    labels: tuple[int, ...]
+    labels: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened, progress)
     items = _opened(config, opened, progress)
-    training_labels(items, "--data")
+    check_training_labels(items, "--data")
     how = limited(opened.header.preprocess, config.max_length, model=config.model)
     if config.max_length is None:
         how = shortened(how, config.recipe.max_length)
@@ -131,6 +133,11 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     adapter = adapter_of(config.trains_by, len(opened.header.masks))
     if adapter is not None:
         adapter.check(config.model, opened.header)
+        if header.architecture.is_multi_label:
+            raise UsageError(
+                f"`--method {config.method}`: trains models that answer one label, but `--data {items.name}` has lists of labels",
+                hint="leave `--method` out",
+            )
     names = _trainable(config, opened, adapter)
     _check_layers(config, header, opened.family, progress)
     training, header = _training(items, header, progress)
@@ -153,7 +160,9 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
             "which weakens the effect of the labels"
         )
     warn_temperature(opened, progress)
-    mixing = Mixing.of(config.recipe, how, classes=header.architecture.num_classes)
+    mixing = Mixing.of(
+        config.recipe, how, classes=2 if header.architecture.is_multi_label else header.num_classes
+    )
     steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
     progress.step(
         f"Training {opened.name} on {len(training.items)} {training.items.content} for {counted(steps, 'step')}, "
@@ -321,11 +330,11 @@ def _training(
     items: Items | Shuffled, header: Header, progress: Progress
 ) -> tuple[LabelledItems[Items | Shuffled], Header]:
     """Return the training data, and the header with their names for classes that have none."""
-    data_labels, number = required_labels(items, "--data"), header.num_classes
+    number = header.num_classes
     table = match_classes(items, header.labels, num_classes=number, called="`--data`", progress=progress)
     labels = filled_names(header.labels, items.class_names, table, number)
     training: LabelledItems[Items | Shuffled] = LabelledItems(
-        items=items, labels=tuple(table[label] for label in data_labels)
+        items=items, labels=model_labels(items, table, "--data", architecture=header.architecture)
     )
     return training, header.model_copy(update={"labels": labels})
 
@@ -334,7 +343,7 @@ def _validation(
     items: Items, trained: Items | Shuffled, header: Header, progress: Progress
 ) -> LabelledItems[Items]:
     """Return the validation data; a class that the training data do not have is never taken for one that they have."""
-    data_labels = required_labels(items, "--val")
+    check_labels(items, "--val", multi_label=header.architecture.is_multi_label)
     known_names = {folded(name) for name in (*trained.class_names, *header.labels)}
     strange = [name for name in items.class_names if folded(name) not in known_names]
     try:
@@ -353,7 +362,9 @@ def _validation(
             f"`--val {items.name}`: has classes that `--data {trained.name}` does not have: {first_names(strange)}",
             hint="use the same names, or select the classes of `--data` with `::classes=`",
         ) from error
-    return LabelledItems(items=items, labels=tuple(table[label] for label in data_labels))
+    return LabelledItems(
+        items=items, labels=model_labels(items, table, "--val", architecture=header.architecture)
+    )
 
 
 def _data_inputs(

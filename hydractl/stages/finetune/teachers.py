@@ -109,6 +109,11 @@ def _check_classes(teacher: OpenModel, student: Header) -> None:
             f"{where}: has {counted(theirs, 'class', 'classes')}, but the student has {ours}",
             hint="use a teacher that was trained on the same classes",
         )
+    if student.architecture.problem_type != teacher.header.architecture.problem_type:
+        raise CheckpointError(
+            f"{where}: an input has one of its classes, but several in the student, or the other way round",
+            hint="use a teacher that was trained on such labels",
+        )
     labels = (student.labels, teacher.header.labels)
     if all(labels) and labels[0] != labels[1]:
         place = next(i for i, (a, b) in enumerate(zip(*labels, strict=True)) if a != b)

@@ -16,7 +16,6 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.base import Family
-from hydractl.families.tower import class_logits
 from hydractl.fusion.build import copies_of, members_from_state
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
@@ -61,7 +60,7 @@ class Together(nn.Module):
         """
         if self.by_member and self.training:
             outputs = self.hydra.tower().forward_member_inputs(self.hydra.adapted(inputs))
-            return class_logits(outputs.unflatten(0, (self.hydra.members, -1)))
+            return self.hydra.answer.class_logits(outputs.unflatten(0, (self.hydra.members, -1)))
         logits = (
             self._side_by_side(inputs) if self.training and self.slots else self.hydra.member_logits(inputs)
         )

@@ -199,14 +199,17 @@ class MergeEvaluator:
         return rounded(scaling.temperature or 1.0)
 
     def quality(self, log_probs_by_set: LogProbs, name: str) -> tuple[Quality, Tensor]:
-        """Return how good the ensemble of those who said it is on `--data`, and which classes (N,) it predicts."""
+        """Return how good the ensemble of those who said it is on `--data`, and which classes (N,) it predicts.
+
+        Each of Q labels of a sample counts as one, and so there are N Q.
+        """
         ref = self.measuring.data
         if ref is None:
             raise ValueError("no data set is given to measure on")
         temperature = self.temperature(log_probs_by_set, name)
-        member_log_probs = scale_log_probs(log_probs_by_set[ref], temperature).double()
+        member_log_probs = scale_log_probs(log_probs_by_set[ref], temperature).double().flatten(1, -2)
         log_probs = ensemble_log_probs(member_log_probs)
-        per_sample = answers(log_probs.exp(), self.sets[ref].labels, log_probs=log_probs)
+        per_sample = answers(log_probs.exp(), self.sets[ref].labels.flatten(), log_probs=log_probs)
         quality = Quality(
             accuracy=float(per_sample["hits"].double().mean()),
             nll=float(per_sample["nll"].mean()),

@@ -11,7 +11,7 @@ from pathlib import Path
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import check_threshold, default_score
-from hydractl.fusion.predictions import Bound, Predictions
+from hydractl.fusion.predictions import Bound, predictions_of
 from hydractl.manifest.header import Header, Threshold, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
@@ -110,7 +110,10 @@ class RowFormatter:
     def lines(self, source: Source, answered: Answered) -> list[Line]:
         """Return the lines of consecutive items of a source."""
         bound = None if self.below is None else Bound(self.score, self.below)
-        predictions = Predictions.of(answered.responses, self.names, bound)
+        header = self.opened.header
+        predictions = predictions_of(
+            answered.responses, self.names, bound, label_thresholds=header.label_thresholds
+        )
         lines = lines_of(
             predictions, self.names, top_k=self.config.top_k, score=self.score, decides=self.decides
         )
@@ -131,6 +134,7 @@ class RowFormatter:
             members=len(self.opened.header.masks),
             decides=self.decides,
             skips=self.config.skip_bad,
+            multi_label=self.opened.header.architecture.is_multi_label,
         )
 
     def options(self) -> dict[str, object]:
@@ -156,6 +160,11 @@ def _input_name(source: str | None, key: str | int) -> Line:
 
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
     """Refuse a score of features that was never fitted, or twice."""
+    if is_fitted(score) and header.architecture.is_multi_label:
+        raise UsageError(
+            f"`--ood-score {score}`: compares features of classes, but inputs of {name} may have several labels",
+            hint="use an OOD score of logits, such as `--ood-score energy`",
+        )
     is_stored = score in (header.fitted.scores if header.fitted else ())
     if not is_fitted(score) and config.fit is not None:
         raise UsageError(

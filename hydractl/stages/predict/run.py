@@ -31,7 +31,7 @@ from hydractl.stages.predict.journal import PredictJournal, open_journal
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import Answered, BatchPredictor, window
-from hydractl.stages.predict.writers import ACCEPTED, ERROR, WRITERS, JSONLines, Line
+from hydractl.stages.predict.writers import ACCEPTED, ERROR, LABELS, WRITERS, JSONLines, Line
 from hydractl.stages.shared.open_inputs import open_reader, warn
 from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
@@ -53,7 +53,7 @@ class PredictReport:
     Attributes:
         path: Output file; `-` is standard output.
         inputs: Number of inputs.
-        labels: Number of predictions of each class.
+        labels: Number of predictions of each class, of which an input may have several.
         bad: Number of unreadable images.
         accepted: Number of inputs that the threshold accepts, if there is one.
         reason: Why there is no threshold, and how to get one; None if there is one, or `--threshold none`.
@@ -79,12 +79,17 @@ class _Counts:
     """What lines say in all."""
 
     labels: Counter[str] = field(default_factory=Counter)
+    inputs: int = 0
     bad: int = 0
     accepted: int | None = None
 
     def add(self, lines: Sequence[Line]) -> None:
-        self.labels.update(line["label"] for line in lines if ERROR not in line)
-        self.bad += sum(ERROR in line for line in lines)
+        answered = [line for line in lines if ERROR not in line]
+        self.labels.update(
+            label for line in answered for label in ([line["label"]] if "label" in line else line[LABELS])
+        )
+        self.inputs += len(lines)
+        self.bad += len(lines) - len(answered)
         decisions = [line[ACCEPTED] for line in lines if line.get(ACCEPTED) is not None]
         if decisions:
             self.accepted = (self.accepted or 0) + sum(decisions)
@@ -165,7 +170,7 @@ class _Run:
             deque(blocks, maxlen=0)
         return PredictReport(
             path=config.out,
-            inputs=self.counts.labels.total() + self.counts.bad,
+            inputs=self.counts.inputs,
             labels=dict(sorted(self.counts.labels.items())),
             bad=self.counts.bad,
             accepted=self.counts.accepted,

@@ -17,16 +17,21 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from hydractl.fusion.predictions import Predictions
+from hydractl.fusion.predictions import LabelPredictions, Predictions, Uncertainties
 from hydractl.output.atomic_write import Sink
 from hydractl.strict_json import NOT_UTF8
 
 Line = dict[str, Any]
-PATH, ROW, DATA, ACCEPTED, ERROR = "path", "row", "data", "accepted", "error"
+PATH, ROW, DATA, LABELS, ACCEPTED, ERROR = "path", "row", "data", "labels", "accepted", "error"
 
 
 def lines_of(
-    predictions: Predictions, names: Sequence[str], *, top_k: int, score: str, decides: bool
+    predictions: Predictions | LabelPredictions,
+    names: Sequence[str],
+    *,
+    top_k: int,
+    score: str,
+    decides: bool,
 ) -> Iterator[Line]:
     """Yield what is told of each sample, without what it is called.
 
@@ -37,27 +42,73 @@ def lines_of(
         score: The OOD score that is told.
         decides: Whether they say if it is accepted, null where no threshold is known.
     """
+    uncertainties = _uncertainties(predictions, score, decides=decides)
+    if isinstance(predictions, LabelPredictions):
+        yield from _label_lines(predictions, names, uncertainties, top_k=top_k)
+        return
     likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True)
     probabilities, classes = (x[:, :top_k] for x in likeliest)
     samples = zip(
         _numbers(probabilities),
         classes.tolist(),
         predictions.votes.T.tolist(),
-        *map(_numbers, (predictions.entropy, predictions.mutual_information, predictions.scores[score])),
-        [None] * len(predictions) if predictions.accepted is None else predictions.accepted.tolist(),
+        uncertainties,
         strict=True,
     )
-    for probability, top, votes, entropy, information, ood_score, accepted in samples:
+    for probability, top, votes, (uncertainty, ood) in samples:
         yield {
             "label": names[top[0]],
             "probability": probability[0],
             "top": [{"label": names[c], "probability": p} for c, p in zip(top, probability, strict=True)],
-            "entropy": entropy,
-            "mutual_information": information,
+            **uncertainty,
             "votes": [names[c] for c in votes],
-            "ood_score": ood_score,
-            **({ACCEPTED: accepted} if decides else {}),
+            **ood,
         }
+
+
+def _label_lines(
+    predictions: LabelPredictions,
+    names: Sequence[str],
+    uncertainties: Iterator[tuple[Line, Line]],
+    *,
+    top_k: int,
+) -> Iterator[Line]:
+    """Yield what is told of each sample that may have several labels; arguments as of `lines_of`."""
+    likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
+    samples = zip(
+        predictions.labels,
+        likeliest.tolist(),
+        *(
+            _numbers(x.gather(1, likeliest))
+            for x in (predictions.probabilities, predictions.label_information)
+        ),
+        predictions.votes.transpose(0, 1).tolist(),
+        uncertainties,
+        strict=True,
+    )
+    for labels, top, probability, information, votes, (uncertainty, ood) in samples:
+        yield {
+            LABELS: [*labels],
+            "top": [
+                {"label": names[label], "probability": p, "label_information": mi}
+                for label, p, mi in zip(top, probability, information, strict=True)
+            ],
+            **uncertainty,
+            "votes": [[name for name, vote in zip(names, member, strict=True) if vote] for member in votes],
+            **ood,
+        }
+
+
+def _uncertainties(predictions: Uncertainties, score: str, *, decides: bool) -> Iterator[tuple[Line, Line]]:
+    """Yield what is told of the uncertainty of each sample before and behind votes."""
+    ood_scores = _numbers(predictions.scores[score])
+    accepted = [None] * len(ood_scores) if predictions.accepted is None else predictions.accepted.tolist()
+    numbers = map(_numbers, (predictions.entropy, predictions.mutual_information))
+    for entropy, information, ood_score, is_accepted in zip(*numbers, ood_scores, accepted, strict=True):
+        yield (
+            {"entropy": entropy, "mutual_information": information},
+            {"ood_score": ood_score, **({ACCEPTED: is_accepted} if decides else {})},
+        )
 
 
 def _numbers(x: Tensor) -> Any:  # noqa: ANN401 - lists of lists
@@ -140,7 +191,9 @@ class Parquet(Writer):
 WRITERS: Mapping[str, type[Writer]] = {".jsonl": JSONLines, ".csv": CSV, ".parquet": Parquet}
 
 
-def columns(keys: Sequence[str], *, top_k: int, members: int, decides: bool, skips: bool) -> dict[str, type]:
+def columns(
+    keys: Sequence[str], *, top_k: int, members: int, decides: bool, skips: bool, multi_label: bool = False
+) -> dict[str, type]:
     """Return the columns of a table of lines, in order, with their types.
 
     Args:
@@ -149,15 +202,16 @@ def columns(keys: Sequence[str], *, top_k: int, members: int, decides: bool, ski
         members: How many vote.
         decides: As in `lines_of`.
         skips: Whether an image may be unreadable.
+        multi_label: Whether an input may have several labels; a cell that holds some is a list in JSON.
     """
     kinds: dict[str, type] = {PATH: str, ROW: int, DATA: str}
-    likeliest = {
-        f"{name}{_nth(k)}": kind
-        for k in range(top_k)
-        for name, kind in (("label", str), ("probability", float))
-    }
+    cells: dict[str, type] = {"label": str, "probability": float}
+    if multi_label:
+        cells["label_information"] = float
+    likeliest = {f"{name}{_nth(k)}": kind for k in range(top_k) for name, kind in cells.items()}
     return (
         {key: kinds[key] for key in keys}
+        | ({LABELS: str} if multi_label else {})
         | likeliest
         | {"entropy": float, "mutual_information": float}
         | {f"vote_{m + 1}": str for m in range(members)}
@@ -171,8 +225,10 @@ def flattened(line: Line) -> Line:
     """Return a line as a table has it: a column for each of the likeliest classes and for each vote."""
     top, votes = line.get("top", ()), line.get("votes", ())
     flat = {name: cell for name, cell in line.items() if name not in {"top", "votes"}}
-    flat |= {f"{name}{_nth(k)}": cell for k, likely in enumerate(top) for name, cell in likely.items()}
-    return flat | {f"vote_{m + 1}": vote for m, vote in enumerate(votes)}
+    for k, likely in enumerate(top):
+        flat |= {f"{name}{_nth(k)}": cell for name, cell in likely.items()}
+    flat |= {f"vote_{m + 1}": vote for m, vote in enumerate(votes)}
+    return {name: text(cell) if isinstance(cell, list) else cell for name, cell in flat.items()}
 
 
 def _nth(k: int) -> str:
@@ -195,7 +251,7 @@ def path_text(path: str) -> str:
     return os.fsencode(path).decode(errors="surrogateescape")
 
 
-def text(line: Line) -> str:
-    r"""Return a line as JSON; lone surrogates are written as `\udcff`, which Python opens a file by."""
+def text(line: Line | list[str]) -> str:
+    r"""Return a line, or names, as JSON; lone surrogates are written as `\udcff`, which Python opens a file by."""
     written = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
     return NOT_UTF8.sub(lambda half: f"\\u{ord(half[0]):04x}", written)

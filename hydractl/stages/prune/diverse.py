@@ -155,10 +155,10 @@ def _cut(mask: Mask) -> Callable[[str, int, Attention], Attention]:
 def _run_one(
     model: Model, data: Validation, yardstick: Yardstick, fixed_outputs: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, float]:
-    """Return one candidate's probabilities (S, C) and its objective."""
+    """Return one candidate's probabilities (S, C), or (S Q, 2) of Q labels, and its objective."""
     probs, inside, outside = [], [], []
     for answers, labels in data.team.iterate(_answers(model, data.labelled, yardstick, fixed_outputs)):
-        probs.append(yardstick.logits(answers).double().softmax(-1))
+        probs.append(yardstick.logits(answers).double().softmax(-1).flatten(0, -2))
         inside.append(yardstick.outcomes(answers.unsqueeze(0), labels))
     if yardstick.objective.needs_ood:
         outside = [
@@ -307,7 +307,7 @@ def choose(
     sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress, workers=config.num_workers)
     classes = config.naming.classes(opened, data=sets["id"].class_names)
     labels, count = labels_of(opened, sets["id"], classes, progress)
-    check_memory(len(draws), len(labels), count)
+    check_memory(len(draws), labels.numel(), 2 if labels.ndim > 1 else count)
     model = load_model(opened).to(answering_device(config.device))
     ask(model, opened, classes)
     if yardstick.needs_features:

@@ -121,6 +121,11 @@ def open_base(config: ScoreConfig) -> OpenModel:
             f"{config.model}: is a {opened.header.kind}, but `score` needs a base",
             hint="score its base",
         )
+    if config.method == "cahp" and opened.header.architecture.is_multi_label:
+        raise UsageError(
+            f"`--method {config.method}`: compares classes with each other, but inputs of {config.model} may have several labels",
+            hint="use another method, such as `--method taylor`",
+        )
     return opened
 
 

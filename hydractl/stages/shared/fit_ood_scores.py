@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from hydractl.data.encode import Reading
+from hydractl.errors import DataError
 from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, options_of
@@ -65,6 +66,11 @@ def fitted_beside(
     Raises:
         DataError: If a score cannot be fitted on such data.
     """
+    if on.labels.ndim > 1:
+        raise DataError(
+            f"{name}: feature-based OOD scores compare classes, but its inputs may have several labels",
+            hint="use OOD scores of logits, such as energy",
+        )
     with_scores = WithOodScores.fit(
         extractor,
         scores,

@@ -12,7 +12,7 @@ import torch
 from hydractl.data.batches import Batch
 from hydractl.data.datasets import Items
 from hydractl.data.encode import check_reads, limited, open_items
-from hydractl.data.labels import required_labels
+from hydractl.data.labels import check_labels, model_labels
 from hydractl.data.matching import match_classes
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.stream import DIGEST
@@ -95,7 +95,7 @@ def warn(opened: OpenModel, progress: Progress) -> None:
 def labels_of(
     opened: OpenModel, items: Items, classes: Classes | None, progress: Progress, *, option: str = "--data"
 ) -> tuple[torch.Tensor, int]:
-    """Return the labels (S,) of what an option names as the model counts classes, and how many classes that are.
+    """Return the labels (S,), or (S, Q) of Q labels, of what an option names as the model counts classes, and how many classes that are.
 
     Args:
         opened: The model.
@@ -107,12 +107,13 @@ def labels_of(
     Raises:
         DataError: If there are none, or they do not fit the model.
     """
-    data_labels = required_labels(items, option)
+    architecture = opened.header.architecture
+    check_labels(items, option, multi_label=architecture.is_multi_label)
     names = classes.names if classes else opened.header.labels
     count = len(names) if classes else opened.header.num_classes
     by_text = opened.header.prompting is not None
     table = match_classes(items, names, num_classes=count, by_text=by_text, progress=progress)
-    return torch.tensor([table[label] for label in data_labels]), count
+    return model_labels(items, table, option, architecture=architecture), count
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, OutputExists
 from hydractl.manifest.document import Document, OptionValue
 from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
-from hydractl.manifest.header import InputFile, Sidecar, Step
+from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.report import DOCUMENTS, Report
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.sidecar import Sidecar
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import WEIGHTS
 from hydractl.output.atomic_write import Digested, Sink, is_stream

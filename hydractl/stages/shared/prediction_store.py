@@ -6,6 +6,7 @@ the process ends.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -74,7 +75,8 @@ class PredictionStore:
         self._file: BufferedRandom | None = None
         self._held = Filled(count)
         self._logsumexp = Filled(count)
-        self._members = self._samples = self._classes = self._done = 0
+        self._members = self._samples = self._done = 0
+        self._answer: tuple[int, ...] = ()  # axes of what is said of a sample: C, or Q and 2 of Q labels
 
     def store(self, indices: Tensor, responses: Responses) -> None:
         """Keep what is said of the samples at some places.
@@ -85,11 +87,12 @@ class PredictionStore:
         if responses.logsumexp is None:
             raise ValueError("logits are stored too")
         before = self._samples
-        self._members, _, self._classes = responses.shape
+        self._members, _, *answer = responses.shape
+        self._answer = tuple(answer)
         self._samples = max(before, int(indices.max()) + 1) if self._count is None else self._count
         self._done += len(indices)
         self._logsumexp.store(indices, responses.logsumexp)
-        size = ITEM_BYTES * self._members * self._samples * self._classes
+        size = ITEM_BYTES * self._members * self._samples * math.prod(self._answer)
         if self._file is None and size > HELD_BYTES:
             self._file = self._open_file(size)
             if before:
@@ -114,14 +117,14 @@ class PredictionStore:
         return Joined(tuple(StoredMember(self, m) for m in range(self._members)))
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """M, N and C."""
-        return self._members, self._samples, self._classes
+    def shape(self) -> tuple[int, ...]:
+        """As of `StoredPredictions`."""
+        return self._members, self._samples, *self._answer
 
     def read(self, member: int, begin: int, samples: int) -> Responses:
         """Return what a member says of so many samples, or those that are left, from one on; it lies in a file."""
         logsumexp = self._logsumexp.all()[member : member + 1, begin : begin + samples]
-        part = torch.empty(*logsumexp.shape, self._classes)
+        part = torch.empty(*logsumexp.shape, self._answer[-1])
         if self._file is not None:
             for places in self._runs(torch.arange(begin, begin + logsumexp.shape[1])):
                 into = part[:, places.start : places.stop]
@@ -150,7 +153,7 @@ class PredictionStore:
 
     def _offset(self, member: int, sample: int) -> int:
         block, place = divmod(sample, self._block)
-        return ITEM_BYTES * self._classes * ((block * self._members + member) * self._block + place)
+        return ITEM_BYTES * math.prod(self._answer) * ((block * self._members + member) * self._block + place)
 
     def _open_file(self, size: int) -> BufferedRandom:
         with self._translated():
@@ -179,8 +182,8 @@ class StoredMember:
     member: int
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """M = 1, N and C."""
+    def shape(self) -> tuple[int, ...]:
+        """As of `StoredPredictions`, M = 1."""
         return 1, *self.spool.shape[1:]
 
     def members(self) -> Iterator[StoredPredictions]:

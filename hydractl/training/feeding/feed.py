@@ -70,7 +70,7 @@ class ItemFeed:
 
     Attributes:
         source: Makes inputs of items.
-        labels: Shape (N,), int64, the model's classes.
+        labels: Shape (N,), int64, the model's classes; or (N, Q), which of Q labels apply.
         batch_size: Samples in a batch, over all processes.
         seed: Of the order, and of mixing.
         mixing: How the samples of a batch are mixed, if they are; they then are images.
@@ -88,7 +88,7 @@ class ItemFeed:
     def open(
         cls,
         items: Items | Shuffled,
-        labels: Sequence[int],
+        labels: Sequence[int] | torch.Tensor,
         how: Reading,
         *,
         augment: tuple[str, ...],
@@ -106,7 +106,7 @@ class ItemFeed:
             source=StreamSource.open(items, how, augment=augment, seed=seed)
             if isinstance(items, Shuffled)
             else open_source(items, how, augment=augment, seed=seed),
-            labels=torch.tensor(labels),
+            labels=torch.as_tensor(labels),
             batch_size=batch_size,
             seed=seed,
             buffer=items.buffer if isinstance(items, Shuffled) else None,

@@ -50,7 +50,7 @@ class Mix:
         return mixed
 
     def targets(self, labels: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
-        """Return the share of each class (P, L), float32, of labels (P,); a row sums to 1."""
+        """Return the share of each class (P, L), float32, of labels (P,), or (P, Q, 2) of (P, Q); a row sums to 1."""
         first, second = (F.one_hot(labels, self.classes).float() for labels in (labels, partners))
         return first * self.weight + second * (1 - self.weight)
 

@@ -21,6 +21,7 @@ from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.families.model_folder import COMMON_RULES
 from hydractl.families.timm.folder import RULES
+from support.builders import over_classes
 
 ARCH = "vit_tiny_patch16_384"  # whose own images are of another size than timm's default
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -123,6 +124,11 @@ CASES = {
         (lambda c: configured(num_classes=1)(arguments(num_classes=1)(c)), r"`head.bias` has shape \(5,\)"),
         (lambda c: configured(num_classes=0)(arguments(num_classes=0)(c)), f"{BACKBONE}has no classifier"),
     ],
+    "`problem_type`": [
+        (configured(problem_type="multi_label_classification"), LIBRARY),
+        (configured(problem_type="single_label_classification"), LIBRARY),
+        (configured(problem_type="regression"), f"{BACKBONE}`regression`"),
+    ],
     "`label_names`": [
         (configured(label_names=[*CLASSES]), LIBRARY),
         (preprocessing(label_names=[*CLASSES]), LIBRARY),
@@ -203,6 +209,7 @@ def check_answers(folder):
         logits = library(expected).detach()
     inputs = torch.stack([eval_transform(how)(picture) for picture in PICTURES])
     assert largest_difference(inputs, expected) <= 1e-6
+    logits = over_classes(logits, multi_label=opened.header.architecture.is_multi_label)
     with torch.inference_mode():
         assert largest_difference(load_model(opened)(inputs), logits) <= 1e-5
     names = library.pretrained_cfg.get("label_names")

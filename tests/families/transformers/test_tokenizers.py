@@ -17,7 +17,7 @@ from hydractl.hub.layout import files_of
 from hydractl.manifest.header import Tokenization
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
-from support.builders import base
+from support.builders import base, over_classes
 from support.text_folders import WORDS, save_text_model, save_tokenizer
 from support.variants import VARIANTS, variant
 
@@ -122,6 +122,7 @@ def test_batches_are_answered_as_the_library_answers_one_text_at_a_time(tmp_path
                 for text in SENTENCES
             ]
         )
+        expected = over_classes(expected, multi_label=opened.header.architecture.is_multi_label)
         model, tokens = load_model(opened), tokenize(SENTENCES, how)
         for batch_size in (1, 4, 64):
             for batch in TokenBatches.of(tokens, None, indices=range(len(tokens)), batch_size=batch_size):

@@ -1,0 +1,146 @@
+"""Columns of lists of labels: names, class numbers, and a 0 or 1 for each class."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hydractl.data.datasets import Content
+from hydractl.data.labels import check_training_labels, model_labels, required_labels
+from hydractl.data.open_dataset import open_data
+from hydractl.data.sources.column_roles import LabelReader
+from hydractl.errors import DataError
+from hydractl.manifest.head_mask import TowerHeads
+from hydractl.manifest.header import Architecture
+from hydractl.progress import SILENT
+
+NAMES, SETS = ("broken", "late"), ((0,), (), (0, 1))
+
+
+def read(*parts, names=None):
+    reader = LabelReader(names, where="t: column `labels`")
+    for part in parts:
+        reader.add(part)
+    return reader.labels(SILENT)
+
+
+def write(path, cells):
+    texts = [f"text {i}" for i in range(len(cells))]
+    if path.suffix == ".csv":
+        rows = (
+            f'{text},"{json.dumps(cell).replace(chr(34), 2 * chr(34))}"'
+            for text, cell in zip(texts, cells, strict=True)
+        )
+        path.write_text("\n".join(["text,labels", *rows]))
+    elif path.suffix == ".jsonl":
+        rows = ({"text": text, "labels": cell} for text, cell in zip(texts, cells, strict=True))
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"text": texts, "labels": cells}), path)
+    return open_data(str(path), content=Content.TEXTS)
+
+
+def architecture(number, *, multi_label=True):
+    return Architecture(
+        library="l",
+        name="n",
+        family="f",
+        config={},
+        towers={"text": TowerHeads(layers=1, num_heads=1, head_dim=1)},
+        num_classes=number,
+        problem_type="multi_label_classification" if multi_label else None,
+    )
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("cells", "names", "sets"),
+    [
+        ([["broken"], [], ["late", "broken"]], NAMES, SETS),
+        ([["broken", "broken"], [], [" late", "broken"]], NAMES, SETS),
+        ([[10], [], [2, 10]], ("2", "10"), ((1,), (), (0, 1))),
+        ([[1, 0, 0], [0, 0, 0], [1, 0, 1]], ("0", "1", "2"), ((0,), (), (0, 2))),
+        ([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], ("0", "1"), SETS),
+        ([[0, 1], [0], [1]], ("0", "1"), ((0, 1), (0,), (1,))),  # of several lengths: class numbers
+    ],
+)
+def test_lists_are_label_sets(tmp_path, suffix, cells, names, sets):
+    items = write(tmp_path / f"t{suffix}", cells)
+    assert (items.class_names, items.labels, items.label_sets) == (names, None, sets)
+    assert items.numbered == names[0].isdigit()
+
+
+def test_rows_may_come_in_parts_and_with_declared_names():
+    cells = [["late"], [], ["broken", "late"], ["late"]]
+    assert read(cells[:1], cells[1:]) == read(cells)
+    declared = read([[2], [0, 1], []], names=("a", "b", "c"))
+    assert (declared.class_names, declared.label_sets) == (("a", "b", "c"), ((2,), (0, 1), ()))
+    assert read([[True, False], [True, True]]).label_sets == ((0,), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("parts", "names", "message"),
+    [
+        (([["a"], "b"],), None, "row 1 and others differ"),
+        (([["a"], None],), None, "row 1 and others differ"),
+        ((["a"], [["b"]]), None, "row 1 and others differ"),
+        (([["a"]], ["b"]), None, "row 1 and others differ"),
+        (([[0.5, 1]],), None, "row 0 has an invalid label: 0.5"),
+        (([["a"], [None]],), None, "row 1 has an invalid label: None"),
+        (([[-1]],), None, "row 0 has label -1"),
+        (([[3]],), ("a", "b"), r"row 0 has label 3, which is no class number in 0..1"),
+        (([["a"]],), ("a", "b"), "row 0 has label a, which is no class number"),
+        (([[], []],), None, "every list of labels is empty"),
+        (([[0, 1], [1, 0]],), None, "every list is a 0 and a 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(parts, names, message):
+    with pytest.raises(DataError, match=message):
+        read(*parts, names=names)
+
+
+def test_labels_are_chosen_and_every_item_stays(tmp_path):
+    write(tmp_path / "t.jsonl", [["late"], ["broken"], [], ["late", "broken", "lost"]])
+    chosen = open_data(f"{tmp_path}/t.jsonl::classes=late+lost,map=late:delayed", content=Content.TEXTS)
+    assert (chosen.class_names, chosen.label_sets) == (("delayed", "lost"), ((0,), (), (), (0, 1)))
+    assert chosen.subset([3, 0]).label_sets == ((0, 1), (0,))
+
+
+def test_the_fingerprint_is_of_the_labels_too(tmp_path):
+    cells = [["late"], ["broken"]]
+    found = {
+        write(tmp_path / f"{i}.jsonl", c).fingerprint() for i, c in enumerate((cells, cells[::-1], [*"ab"]))
+    }
+    assert len(found) == 3
+
+
+def test_labels_are_a_number_for_each_of_the_models(tmp_path):
+    items = write(tmp_path / "t.jsonl", [["broken"], [], ["late", "broken"]])
+    labels = model_labels(items, (2, 0), "--data", architecture=architecture(3))
+    assert labels.tolist() == [[0, 0, 1], [0, 0, 0], [1, 0, 1]]
+
+
+def test_one_kind_of_labels_is_never_taken_for_the_other(tmp_path):
+    several = write(tmp_path / "s.jsonl", [["broken"], ["late"]])
+    one = write(tmp_path / "o.jsonl", ["broken", "late"])
+    with pytest.raises(
+        DataError, match="has a list of labels for each item, but `--data` needs one label each"
+    ):
+        required_labels(several, "--data")
+    with pytest.raises(DataError, match="`--data` needs a list of labels for each item"):
+        model_labels(one, (0, 1), "--data", architecture=architecture(2))
+    assert model_labels(one, (1, 0), "--data", architecture=architecture(2, multi_label=False)).tolist() == [
+        1,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("cells", [[["a"], ["a"]], [["a", "b"], ["b", "a"]], [["a"], []]])
+def test_training_needs_two_labels_that_differ(tmp_path, cells):
+    with pytest.raises(DataError, match="all have the same labels, but training needs at least two classes"):
+        check_training_labels(write(tmp_path / "t.jsonl", cells), "--data")
+    check_training_labels(write(tmp_path / "u.jsonl", [["a"], ["b"]]), "--data")

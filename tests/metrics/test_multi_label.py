@@ -1,0 +1,222 @@
+"""Numbers of models that may answer several labels, against scikit-learn's and torch's own."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torchmetrics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+
+from hydractl.metrics.compute import measure, measure_labels, scored
+from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.per_sample import Responses, question_losses
+from hydractl.metrics.registry import METRICS
+from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.selective import FEWEST_POSITIVES, label_thresholds
+from hydractl.metrics.temperature import fit_temperature, scaled_nll
+from hydractl.training.distillation import DistillationLoss
+
+CHOSEN = (
+    "accuracy",
+    "brier",
+    "nll",
+    "ece",
+    "adaptive_ece",
+    "f1_micro",
+    "f1_macro",
+    "average_precision",
+    "label_auroc",
+    "disagreement",
+)
+
+
+def told(members=3, samples=200, labels=5, *, seed=0, steps=None):
+    """Members' log odds (M, N, Q), with ties if there are `steps`, and which labels apply (N, Q)."""
+    random = torch.Generator().manual_seed(seed)
+    odds = 2 * torch.randn(members, samples, labels, generator=random, dtype=torch.float64)
+    odds = odds if steps is None else (odds * steps).round() / steps
+    applies = (torch.rand(samples, labels, generator=random) < (odds.mean(0) - 0.5).sigmoid()).long()
+    return odds, applies
+
+
+def responses(odds):
+    logits = F.pad(odds.unsqueeze(-1), (1, 0))
+    return Responses(logits.log_softmax(-1), logits.logsumexp(-1))
+
+
+def measured(odds, applies, *, resamples=0, metrics=CHOSEN, thresholds=()):
+    options = {"metrics": metrics, "resampling": Resampling(resamples=resamples)}
+    numbers = measure(responses(odds), applies, {}, scores=(), **options).id_set
+    return numbers | measure_labels(responses(odds), applies, thresholds, **options)
+
+
+@pytest.mark.parametrize(
+    ("members", "steps"), [(1, None), (1, 2), (3, None)]
+)  # ties of means are those of rounding
+def test_numbers_are_those_of_other_libraries(members, steps):
+    odds, applies = told(members, steps=steps)
+    values = {name: estimate.value for name, estimate in measured(odds, applies).items()}
+    probs = odds.sigmoid().mean(0)
+    decided, truth = (probs > 0.5).long(), applies.numpy()
+    ece = torchmetrics.classification.BinaryCalibrationError(n_bins=15)
+    hits = decided == applies
+    confidence = torch.maximum(probs, 1 - probs)
+
+    assert values["nll"] == pytest.approx(F.binary_cross_entropy(probs, applies.double()).item())
+    assert values["brier"] == pytest.approx(2 * (probs - applies).square().mean().item())
+    assert values["accuracy"] == pytest.approx(1 - sk.hamming_loss(truth, decided))
+    assert values["f1_micro"] == pytest.approx(sk.f1_score(truth, decided, average="micro"))
+    assert values["f1_macro"] == pytest.approx(sk.f1_score(truth, decided, average="macro"))
+    assert values["average_precision"] == pytest.approx(
+        sk.average_precision_score(truth, probs, average="macro")
+    )
+    assert values["label_auroc"] == pytest.approx(sk.roc_auc_score(truth, probs, average="macro"))
+    # of decisions: how often the answer for a label, yes or no, is right
+    assert values["ece"] == pytest.approx(
+        ece(confidence.flatten().float(), hits.flatten().long()).item(), abs=1e-6
+    )
+
+
+def test_a_label_that_is_in_all_samples_or_in_none_does_not_count_where_it_has_no_order():
+    odds, applies = told(labels=4)
+    applies[:, 0], applies[:, 1] = 0, 1
+    values = {name: estimate.value for name, estimate in measured(odds, applies).items()}
+    probs, truth = odds.sigmoid().mean(0), applies.numpy()
+    assert values["label_auroc"] == pytest.approx(
+        sk.roc_auc_score(truth[:, 2:], probs[:, 2:], average="macro")
+    )
+    assert values["average_precision"] == pytest.approx(
+        sk.average_precision_score(truth[:, 1:], probs[:, 1:], average="macro")
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert values["f1_macro"] == pytest.approx(
+            sk.f1_score(truth, probs > 0.5, average="macro", zero_division=0)
+        )
+
+
+def test_resamples_draw_samples_and_never_labels():
+    """All labels of a sample are alike: drawn together they vary as much as a single label; drawn apart, far less."""
+    random = torch.Generator().manual_seed(3)
+    odds = torch.randn(1, 400, 1, generator=random, dtype=torch.float64)
+    applies = (torch.rand(400, 1, generator=random) < odds[0].sigmoid()).long()
+    options = {
+        "resamples": 200,
+        "metrics": ("accuracy", "nll", "ece", "f1_micro", "f1_macro", "average_precision", "label_auroc"),
+    }
+    one = measured(odds, applies, **options)
+    many = measured(odds.repeat(1, 1, 16), applies.repeat(1, 16), **options)
+    for name, estimate in one.items():
+        torch.testing.assert_close(many[name].value, estimate.value)
+        torch.testing.assert_close(many[name].low, estimate.low)
+        assert many[name].count == 400
+
+
+def test_the_bootstrap_is_that_of_the_metric_on_drawn_samples():
+    odds, applies = told(samples=60)
+    resampling = Resampling(resamples=5)
+    values = measured(odds, applies, resamples=5)
+    (drawn,) = next(resampling.draws(60))
+    for i, rows in enumerate(drawn):
+        for name in ("nll", "f1_micro", "f1_macro", "average_precision", "label_auroc"):
+            expected = measured(odds[:, rows], applies[rows])[name].value
+            assert float(values[name].low[i]) == pytest.approx(expected), name
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_an_ood_score_is_the_mean_over_labels(name):
+    odds, _ = told(members=2, samples=7)
+    said = responses(odds)
+    logits = F.pad(odds.unsqueeze(-1), (1, 0))
+    expected = torch.stack([SCORES[name].of(logits[:, :, q]) for q in range(5)]).mean(0)
+    torch.testing.assert_close(scored(said, name), expected)
+
+
+def test_the_temperature_is_that_of_all_labels_as_samples():
+    odds, applies = told(samples=50)
+    flat = F.pad(odds.unsqueeze(-1), (1, 0)).flatten(1, 2)
+    assert scaled_nll(responses(odds), applies, 1.7) == pytest.approx(
+        scaled_nll(flat, applies.flatten(), 1.7)
+    )
+    found, expected = fit_temperature(responses(odds), applies), fit_temperature(flat, applies.flatten())
+    assert found.temperature == pytest.approx(expected.temperature)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_is_the_binary_cross_entropy(smoothing):
+    odds, applies = told(members=2, samples=6)
+    logits = F.pad(odds.unsqueeze(-1), (1, 0))
+    smooth = applies.double() * (1 - smoothing) + smoothing / 2
+    expected = F.binary_cross_entropy_with_logits(odds, smooth.expand(odds.shape), reduction="none").mean(-1)
+    torch.testing.assert_close(question_losses(logits, applies, label_smoothing=smoothing), expected)
+    shares = F.one_hot(applies, 2).double()
+    torch.testing.assert_close(question_losses(logits, shares, label_smoothing=smoothing), expected)
+
+
+def test_models_with_one_label_have_none_of_these():
+    odds = torch.randn(1, 20, 2, dtype=torch.float64)
+    said = Responses(odds.log_softmax(-1))
+    options = {"metrics": tuple(METRICS), "resampling": Resampling(resamples=0)}
+    assert measure_labels(said, torch.arange(20) % 2, (), **options) == {}
+    assert set(CHOSEN[5:9]).isdisjoint(measure(said, torch.arange(20) % 2, {}, scores=(), **options).id_set)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(30, 60), st.sampled_from([None, 1, 2]))
+def test_a_threshold_of_a_label_has_the_highest_f1(seed, samples, steps):
+    odds, applies = told(1, samples, 3, seed=seed, steps=steps)
+    probs = odds[0].sigmoid().float()
+    found = label_thresholds(probs, applies)
+    for q, threshold in enumerate(found):
+        truth = applies[:, q].numpy()
+        of = lambda bound, q=q, truth=truth: sk.f1_score(truth, probs[:, q].double() > bound, zero_division=0)
+        if truth.sum() < FEWEST_POSITIVES:
+            assert threshold == 0.5
+            continue
+        others = probs[:, q].double().unique()
+        assert of(threshold) == pytest.approx(max(of(bound) for bound in (0, *(others - 1e-9).tolist())))
+        assert 0 < threshold < 1
+        assert (
+            probs[:, q].double() - threshold
+        ).abs().min() > 0  # rounding moves no sample to the other side
+
+
+def test_f1_is_of_the_thresholds_and_other_numbers_are_not():
+    odds, applies = told()
+    thresholds = (0.1, 0.3, 0.5, 0.7, 0.9)
+    values = {name: each.value for name, each in measured(odds, applies, thresholds=thresholds).items()}
+    decided = odds.sigmoid().mean(0) > torch.tensor(thresholds)
+    assert values["f1_macro"] == pytest.approx(sk.f1_score(applies.numpy(), decided, average="macro"))
+    assert values["f1_micro"] == pytest.approx(sk.f1_score(applies.numpy(), decided, average="micro"))
+    plain = {name: each.value for name, each in measured(odds, applies).items()}
+    assert {name for name in plain if plain[name] != values[name]} == {"f1_micro", "f1_macro"}
+
+
+@pytest.mark.parametrize("by_member", [False, True])
+def test_a_teacher_is_learnt_label_by_label(by_member):
+    odds, applies = told(members=2, samples=6)
+    theirs, _ = told(members=2, samples=6, seed=9)
+    as_logits = lambda z: F.pad(z.unsqueeze(-1), (1, 0))
+    lesson = DistillationLoss(
+        teachers=(lambda _: as_logits(theirs),),
+        temperature=2.0,
+        weight=0.3,
+        by_member=by_member,
+        split=by_member,
+    )
+    student = odds if by_member else odds[:1]
+    losses = question_losses(as_logits(student), applies).mean(0)
+    targets = (theirs / 2).sigmoid() if by_member else (theirs / 2).sigmoid().mean(0, keepdim=True)
+    taught, learnt = (
+        torch.distributions.Bernoulli(p) for p in (targets.float(), (student / 2).sigmoid().float())
+    )
+    divergence = torch.distributions.kl_divergence(taught, learnt).mean(-1).mean(0)
+    found = lesson(losses, as_logits(student if by_member else student[0]), torch.empty(0))
+    torch.testing.assert_close(
+        found, 0.7 * losses + 0.3 * 4 * divergence, check_dtype=False, atol=1e-6, rtol=0
+    )

@@ -1,0 +1,543 @@
+"""Models that may answer several labels, through every stage: texts of BERT, and images of timm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import transformers
+from PIL import Image
+from sklearn import metrics as sk
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import hydractl
+import hydractl.auto.register
+from hydractl.cli.app import main
+from hydractl.data.reference import DataRef
+from hydractl.errors import CheckpointError, HydraError, UsageError
+from hydractl.families.load import open_model
+from hydractl.hub.layout import is_stock
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import NamedData, NamedModels
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.export.config import ExportConfig
+from hydractl.stages.export.run import run_export
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from hydractl.stages.predict.config import PredictConfig
+from hydractl.stages.predict.run import run_predict
+from hydractl.training.recipes.recipe import Recipe
+from support.heard import Heard
+from support.text_folders import save_text_model
+from support.variants import variant
+
+NAMES = ("cat", "mat", "sat")
+"""A text has the label of each of these words that is in it."""
+BERT, VIT = "transformers-bert-multi-label", "timm-vit-multi-label"
+
+
+def rows(count, *, seed):
+    random = np.random.default_rng(seed)
+    for _ in range(count):
+        words = [name for name in NAMES if random.random() < 0.5] + ["the", "a"]
+        yield words, [name for name in NAMES if name in words]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Texts and images with their labels, a base of texts that was trained on them, and a hydra of two of its members."""
+    place = tmp_path_factory.mktemp("labels")
+    save_text_model(variant("transformers-bert-plain"), place / "encoder")
+    for i, (name, count) in enumerate({"train": 96, "val": 48, "test": 40}.items()):
+        lines = [{"text": " ".join(words), "labels": labels} for words, labels in rows(count, seed=i)]
+        (place / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    train(place, str(place / "encoder"), "base.st", epochs=8)
+    for m, keep in enumerate((2, 3)):
+        run(
+            "prune",
+            place / "base.st",
+            "--strategy",
+            "random",
+            "--seed",
+            m,
+            "--keep",
+            keep,
+            "-o",
+            place / f"{m}.st",
+        )
+    run_fuse(FuseConfig(models=(str(place / "0.st"), str(place / "1.st")), out=place / "hydra.st"))
+    return place
+
+
+def run(*argv):
+    assert main([*map(str, argv), "--force", "-q"]) == 0
+
+
+def train(place, model, out, *, data="train.jsonl", progress=None, epochs=1, teacher=(), **options):
+    recipe = Recipe(epochs=epochs, lr=(3e-3,), batch_size=16, **options)
+    config = FinetuneConfig(
+        model=model,
+        data=DataRef.parse(str(place / data)),
+        val=DataRef.parse(str(place / data.replace("train", "val"))),
+        out=place / out,
+        recipe=recipe,
+        teacher=teacher,
+        device="cpu",
+        force=True,
+    )
+    return run_finetune(config, progress or Heard())
+
+
+def evaluate(place, model, **options):
+    config = EvalConfig(
+        model=str(place / model),
+        data=DataRef.parse(str(place / "test.jsonl")),
+        latency=False,
+        device="cpu",
+        bootstrap=0,
+        **options,
+    )
+    return run_eval(config, Heard()).document
+
+
+def labels_of(place):
+    lines = [json.loads(line) for line in (place / "test.jsonl").read_text().splitlines()]
+    return [line["text"] for line in lines], torch.tensor(
+        [[n in line["labels"] for n in NAMES] for line in lines]
+    )
+
+
+def test_an_encoder_learns_labels_which_its_folder_says_as_transformers_does(place):
+    header = open_model(str(place / "base.st")).header
+    assert header.labels == NAMES
+    assert header.architecture.problem_type == "multi_label_classification"
+
+    hydractl.load(place / "base.st").save_pretrained(place / "folder", force=True)
+    texts, applies = labels_of(place)
+    library = AutoModelForSequenceClassification.from_pretrained(place / "folder").eval()
+    tokenizer = AutoTokenizer.from_pretrained(place / "folder")
+    with torch.inference_mode():
+        out = library(**tokenizer(texts, return_tensors="pt", padding=True), labels=applies.float())
+    values = evaluate(place, "folder").rows[0].values
+    assert is_stock(header)
+    assert library.config.problem_type == "multi_label_classification"
+    assert values["nll"].value == pytest.approx(out.loss.item(), abs=1e-6)
+    assert values["accuracy"].value == pytest.approx(((out.logits > 0) == applies).double().mean().item())
+    assert values["accuracy"].value > 0.9
+
+
+def test_training_says_the_loss_and_accuracy_of_labels(place):
+    report = train(place, str(place / "base.st"), "again.st")
+    document = evaluate(place, "again.st", temperature=None)
+    assert 0.9 < report.accuracy <= 1
+    assert 0 < report.nll < 1
+    assert document.definitions["f1_micro"]
+
+
+@pytest.mark.parametrize("model", ["base.st", "hydra.st"])
+def test_a_frozen_encoder_trains_its_classifier_as_with_features_computed_anew(place, model):
+    """Features are stored of an encoder that is frozen; of one whose last norm trains at no rate they are not."""
+    heard = Heard()
+    report = train(place, str(place / model), "head.st", train=("head",), reset_head=True, progress=heard)
+    assert any("frozen encoder" in step for step in heard.steps)
+    assert open_model(str(place / "head.st")).header.architecture.is_multi_label
+    assert report.nll == pytest.approx(evaluate(place, "head.st").rows[0].values["nll"].value, abs=0.3)
+
+
+def test_a_hydra_learns_from_teachers_label_by_label(place):
+    student = str(place / "hydra.st")
+    before = hydractl.load(student).predict(["the cat"]).probabilities
+    train(place, student, "taught.st", teacher=(str(place / "base.st"),) * 2)
+    assert not torch.equal(hydractl.load(place / "taught.st").predict(["the cat"]).probabilities, before)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("taylor", ()),
+        ("michel", ()),
+        ("gnorm", ()),
+        ("hies", ()),
+        ("headmap", ()),
+        ("l0", ()),
+        ("dsp", ()),
+        ("circuit", ("--objective", "avg", "--ood", "letters::limit=20")),
+        ("circuit", ("--objective", "acc-ece", "--max-memory", "1MB")),
+    ],
+    ids=str,
+)
+def test_heads_are_scored_on_labels(place, method, options):
+    out = place / "scores.json"
+    run("score", place / "base.st", "--method", method, "--data", place / "val.jsonl", *options, "-o", out)
+    scores = json.loads(out.read_text())["towers"]["text"]["scores"]
+    assert np.isfinite(scores).all()
+    assert len(np.unique(scores)) > 1
+
+
+@pytest.mark.parametrize(
+    ("objective", "metric", "sign"), [("nll", "nll", -1), ("acc", "accuracy", 1), ("ece", "ece", -1)]
+)
+def test_a_circuit_is_valued_as_eval_values_the_member(place, objective, metric, sign):
+    data, scores = place / "test.jsonl", place / "scores.json"
+    run("score", place / "base.st", "--objective", objective, "--data", data, "--remove", 1, "-o", scores)
+    run("prune", place / "base.st", "--scores", scores, "--remove", 1, "-o", place / "less.st")
+    removal = json.loads(scores.read_text())["removals"][0]
+    expected = sign * evaluate(place, "less.st").rows[0].values[metric].value
+    assert removal["objective"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_diverse_members_differ_in_labels(place):
+    run("score", place / "base.st", "--method", "magnitude", "-o", place / "magnitude.json")
+    run(
+        *(
+            "prune",
+            place / "base.st",
+            "--strategy",
+            "diverse",
+            "--scores",
+            place / "magnitude.json",
+            "--keep",
+            2,
+        ),
+        *(
+            "--members",
+            2,
+            "--pool",
+            8,
+            "--candidates",
+            6,
+            "--data",
+            place / "val.jsonl",
+            "-o",
+            place / "d{i}.st",
+        ),
+    )
+    report = evaluate(place, "d0.st", compare=(NamedModels.parse(f"both={place}/d0.st,{place}/d1.st"),))
+    assert report.rows[1].values["mutual_information"].value > 0
+
+
+def test_methods_that_compare_classes_are_refused(place, capsys):
+    argv = [
+        "score",
+        place / "base.st",
+        "--method",
+        "cahp",
+        "--data",
+        place / "val.jsonl",
+        "-o",
+        place / "x.json",
+    ]
+    assert main([*map(str, argv)]) == UsageError.exit_code
+    assert "compares classes with each other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+@pytest.mark.parametrize("model", ["base.st", "0.st", "hydra.st"])
+def test_predict_says_what_the_pipeline_says_one_text_at_a_time(place, model, suffix):
+    hydractl.load(place / model).save_pretrained(place / "folder", force=True)
+    ask = transformers.pipeline("text-classification", model=str(place / "folder"), top_k=None)
+    out = place / f"p{suffix}"
+    run_predict(
+        PredictConfig(
+            model=str(place / model), data=(str(place / "test.jsonl"),), out=out, device="cpu", force=True
+        )
+    )
+    lines = read(out)
+    assert ask.model.config.problem_type == "multi_label_classification"
+    assert len(lines) == 40
+    for text, line in zip(labels_of(place)[0][:8], lines, strict=False):
+        (answer,) = ask([text])
+        expected = {each["label"]: each["score"] for each in answer}
+        assert likely(line) == pytest.approx(expected, abs=1e-6)
+        assert [*likely(line)] == sorted(expected, key=lambda name: -expected[name])
+        labels = line["labels"] if isinstance(line["labels"], list) else json.loads(line["labels"])
+        assert labels == [name for name in NAMES if expected[name] > 0.5]
+
+
+def read(path):
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    import pandas as pd
+
+    return (pd.read_csv if path.suffix == ".csv" else pd.read_parquet)(path).to_dict("records")
+
+
+def likely(line):
+    """What a line says of each label, the likeliest first, whether of JSON or of a table."""
+    if "top" in line:
+        return {each["label"]: each["probability"] for each in line["top"]}
+    ends = ("", "_2", "_3")
+    return {line[f"label{end}"]: line[f"probability{end}"] for end in ends}
+
+
+def test_the_disagreement_is_that_of_each_label(place):
+    predictions = hydractl.load(place / "hydra.st").predict(["the cat", "a mat sat"])
+    members = predictions.member_probabilities.double()
+    entropy = lambda p: torch.distributions.Bernoulli(p).entropy()
+    expected = entropy(members.mean(0)) - entropy(members).mean(0)
+    torch.testing.assert_close(predictions.label_information.double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(predictions.mutual_information.double(), expected.mean(1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(predictions.votes, members > 0.5)
+
+
+@pytest.mark.parametrize("model", ["base.st", "hydra.st"])
+def test_exported_it_says_the_same(place, model):
+    run_export(ExportConfig(model=str(place / model), out=place / "m.onnx", force=True))
+    session = onnxruntime.InferenceSession(place / "m.onnx")
+    loaded = hydractl.load(place / model)
+    texts = ["the cat", "a mat sat"]
+    inputs = {name: x.numpy() for name, x in loaded.encode(texts).items()}
+    names = [output.name for output in session.get_outputs()]
+    answers = dict(
+        zip(names, session.run(None, {i.name: inputs[i.name] for i in session.get_inputs()}), strict=True)
+    )
+    expected = loaded.predict(texts)
+    np.testing.assert_allclose(answers["probabilities"], expected.probabilities, atol=1e-6)
+    np.testing.assert_allclose(1 / (1 + np.exp(-answers["logits"])), expected.probabilities, atol=1e-6)
+    np.testing.assert_allclose(answers["ood_score"], expected.scores["msp"], atol=1e-6)
+    np.testing.assert_allclose(answers["mutual_information"], expected.mutual_information, atol=1e-6)
+    assert (
+        json.loads(session.get_modelmeta().custom_metadata_map["hydractl.problem_type"])
+        == "multi_label_classification"
+    )
+
+
+def test_the_auto_class_has_the_loss_of_the_library(place):
+    hydractl.load(place / "hydra.st").save_pretrained(place / "folder", force=True)
+    model = AutoModelForSequenceClassification.from_pretrained(place / "folder")
+    texts, applies = labels_of(place)
+    out = model(**model.loaded.encode(texts), labels=applies.float())
+    members = F.binary_cross_entropy_with_logits(
+        out.member_logits[..., 1], applies.expand(2, -1, -1).to(out.member_logits.dtype)
+    )
+    torch.testing.assert_close(out.loss, members)
+    torch.testing.assert_close(out.logits.sigmoid(), out.member_logits[..., 1].sigmoid().mean(0))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Images whose upper and left half are bright or not, and a model of timm that has learnt to tell."""
+    place = tmp_path_factory.mktemp("images")
+    random = np.random.default_rng(0)
+    for name, count in {"train": 64, "val": 32, "test": 32}.items():
+        lines = []
+        for i in range(count):
+            upper, left = random.random(2) < 0.5
+            pixels = random.integers(0, 60, (8, 8))
+            pixels[:4] += 90 * upper
+            pixels[:, :4] += 90 * left
+            Image.fromarray(pixels.astype(np.uint8)).save(place / f"{name}{i}.png")
+            lines.append(
+                {"image": f"{name}{i}.png", "label": [*["upper"] * int(upper), *["left"] * int(left)]}
+            )
+        (place / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = "img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4"
+    train(place, f"arch:vit_tiny_patch16_224::{options}", "base.st", epochs=20, mixup=0.1)
+    return place
+
+
+def test_images_are_tagged_and_the_folder_keeps_the_problem(images):
+    values = evaluate(images, "base.st").rows[0].values
+    assert values["accuracy"].value > 0.9
+    hydractl.load(images / "base.st").save_pretrained(images / "folder", force=True)
+    config = json.loads((images / "folder" / "config.json").read_text())
+    assert (config["num_classes"], config["problem_type"]) == (2, "multi_label_classification")
+    (images / "folder" / "model.safetensors").rename(images / "weights.safetensors")
+    from safetensors.torch import load_file, save_file
+
+    (images / "plain").mkdir()
+    save_file(load_file(images / "weights.safetensors"), images / "plain" / "model.safetensors")
+    (images / "plain" / "config.json").write_text(json.dumps(config))
+    again = evaluate(images, "plain").rows[0].values
+    assert {name: again[name].value for name in ("nll", "label_auroc")} == {
+        name: values[name].value for name in ("nll", "label_auroc")
+    }
+
+
+def test_images_of_a_hydra_answer_as_their_timm_and_transformers_classes(images):
+    import timm
+
+    for m in range(2):
+        run(
+            "prune",
+            images / "base.st",
+            "--strategy",
+            "random",
+            "--seed",
+            m,
+            "--keep",
+            2,
+            "-o",
+            images / f"{m}.st",
+        )
+    run_fuse(
+        FuseConfig(models=(str(images / "0.st"), str(images / "1.st")), out=images / "hydra.st", force=True)
+    )
+    loaded = hydractl.load(images / "hydra.st")
+    loaded.save_pretrained(images / "hydra", force=True)
+    picture = Image.open(images / "test0.png")
+    expected = loaded.predict([picture]).probabilities[0]
+    ask = transformers.pipeline("image-classification", model=str(images / "hydra"), top_k=None)
+    said = {each["label"]: each["score"] for each in ask(picture)}
+    assert said == pytest.approx(dict(zip(loaded.labels, expected.tolist(), strict=True)), abs=1e-6)
+    model = timm.create_model(f"local-dir:{images / 'hydra'}", pretrained=True)
+    torch.testing.assert_close(model(loaded.encode([picture]))[0].sigmoid(), expected)
+
+
+def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys):
+    run(
+        *(
+            "eval",
+            place / "base.st",
+            "--data",
+            place / "val.jsonl",
+            "--label-thresholds",
+            "--temperature",
+            place / "train.jsonl",
+        ),
+        *("--no-latency", "--store", place / "stored.st", "-o", place / "v.json"),
+    )
+    thresholds = open_model(str(place / "stored.st")).header.label_thresholds
+    assert list(thresholds) == json.loads((place / "v.json").read_text())["rows"][0]["label_thresholds"]
+    assert {*thresholds} != {0.5}
+    texts, applies = labels_of(place)
+    loaded = hydractl.load(place / "stored.st")
+    predictions = loaded.predict(texts)
+    decided = predictions.probabilities.double() > torch.tensor(thresholds, dtype=torch.float64)
+    assert predictions.labels == tuple(
+        tuple(n for n, is_in in zip(NAMES, row, strict=True) if is_in) for row in decided.tolist()
+    )
+    values = evaluate(place, "stored.st").rows[0].values
+    assert values["f1_macro"].value == pytest.approx(sk.f1_score(applies, decided, average="macro"))
+
+    run("export", place / "stored.st", "-o", place / "stored.onnx")
+    metadata = onnxruntime.InferenceSession(place / "stored.onnx").get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["hydractl.label_thresholds"]) == list(thresholds)
+    said = subprocess.run(
+        [sys.executable, place / "stored.onnx.py", *texts[:6]], capture_output=True, text=True, check=True
+    ).stdout
+    assert [tuple(json.loads(line)["labels"]) for line in said.splitlines()] == [*predictions.labels[:6]]
+
+    heard = Heard()
+    again = EvalConfig(
+        model=str(place / "stored.st"), data=DataRef.parse(str(place / "val.jsonl")), latency=False, device="cpu", bootstrap=0
+    )  # fmt: skip
+    run_eval(again, heard)
+    assert any(
+        "choice of label thresholds was fitted on `--data`: F1 will be too high" in w for w in heard.warnings
+    )
+    run(
+        "finetune",
+        place / "stored.st",
+        "--data",
+        place / "train.jsonl",
+        "--val",
+        place / "val.jsonl",
+        "--steps",
+        1,
+        "-o",
+        place / "on.st",
+    )
+    assert open_model(str(place / "on.st")).header.label_thresholds == ()
+
+
+def test_an_answer_is_wrong_if_one_label_is(place):
+    run(
+        *(
+            "eval",
+            place / "base.st",
+            "--data",
+            place / "test.jsonl",
+            "--threshold-for",
+            "risk<=0.5",
+            "--no-latency",
+        ),
+        *("--guarantee", "accepted-and-wrong", "--store", place / "selective.st"),
+    )
+    stored = open_model(str(place / "selective.st")).header.threshold
+    texts, applies = labels_of(place)
+    predictions = hydractl.load(place / "selective.st").predict(texts)
+    wrong = (predictions.classes != applies).any(1)
+    assert int(predictions.accepted.sum()) == stored.accepted
+    assert int(wrong[predictions.accepted].sum()) == stored.errors
+
+
+def test_models_with_one_label_have_no_thresholds_of_labels(tmp_path):
+    save_text_model(variant("transformers-bert-plain"), tmp_path / "one")
+    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"text": "a cat", "label": i}) for i in range(7)))
+    config = EvalConfig(
+        model=str(tmp_path / "one"), data=DataRef.parse(str(tmp_path / "t.jsonl")), latency=False, device="cpu", label_thresholds=True
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"`--label-thresholds`: .* answers one label"):
+        run_eval(config, Heard())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"fit": "train.jsonl", "ood_score": ("relative-mahalanobis",)},
+            "`--fit`: needs models with one label",
+        ),
+        ({"keep_examples": 3}, "`--keep-examples`: needs models with one label"),
+        (
+            {"compare": (NamedModels.parse("mc:base.st"),)},
+            "`--compare KIND:MODEL`: needs models with one label",
+        ),
+        ({"metrics": ("mrr",)}, "`mrr` cannot be measured"),
+    ],
+    ids=str,
+)
+def test_what_is_defined_for_one_label_is_refused(place, monkeypatch, options, message):
+    monkeypatch.chdir(place)
+    if "fit" in options:
+        options = options | {"fit": DataRef.parse("train.jsonl"), "near": NamedData.parse_all("n=letters")}
+    with pytest.raises(UsageError, match=message):
+        evaluate(place, "base.st", **options)
+
+
+def test_models_of_both_kinds_are_never_mixed(place):
+    one = place / "one.jsonl"
+    one.write_text("\n".join(json.dumps({"text": f"the {n}", "label": n}) for n in NAMES * 4))
+    heard = Heard()
+    config = FinetuneConfig(
+        model=str(place / "base.st"), data=DataRef.parse(str(one)), val=DataRef.parse(str(one)), out=place / "one.st",
+        recipe=Recipe(epochs=1), device="cpu",
+    )  # fmt: skip
+    run_finetune(config, heard)
+    assert any(
+        "A new classifier for 3 classes (cat, mat, sat), the model's has other" in step
+        for step in heard.steps
+    )
+    assert not open_model(str(place / "one.st")).header.architecture.is_multi_label
+    with pytest.raises(CheckpointError, match=r"is a bert with problem_type="):
+        run_fuse(FuseConfig(models=(str(place / "base.st"), str(place / "one.st")), out=place / "mixed.st"))
+    with pytest.raises(HydraError, match="an input has one of its classes, but several in the student"):
+        train(place, str(place / "base.st"), "t.st", teacher=(str(place / "one.st"),))
+    with pytest.raises(HydraError, match="must have the same kind of labels"):
+        evaluate(place, "base.st", compare=(NamedModels.parse(str(place / "one.st")),))
+    with pytest.raises(HydraError, match="`--data` needs a list of labels for each item"):
+        run_eval(
+            EvalConfig(
+                model=str(place / "base.st"), data=DataRef.parse(str(one)), latency=False, device="cpu"
+            )
+        )
+    with pytest.raises(HydraError, match=r"`--keep-head`: `--data one\.jsonl` has one label for an item"):
+        run_finetune(
+            FinetuneConfig(
+                model=str(place / "base.st"),
+                data=DataRef.parse(str(one)),
+                val=DataRef.parse(str(one)),
+                out=place / "k.st",
+                recipe=Recipe(epochs=1, reset_head=False),
+                device="cpu",
+            )
+        )
