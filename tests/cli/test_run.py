@@ -340,6 +340,8 @@ def test_every_example_is_understood(work, call, name):
 SMALL = {
     "bert": "together=1 apart=1 train=reviews::split=train,limit=128 val=reviews::split=val,limit=64 test=reviews::split=test,limit=32 "
     "near=reviews::domain=hotels,limit=16 far=letters::limit=16",
+    "decoder": "epochs=1 tuning=1 train=reviews::split=train,limit=128 val=reviews::split=val,limit=64 "
+    "test=reviews::split=test,limit=32 near=reviews::domain=hotels,limit=16 far=letters::limit=16",
     "clip": "model=tiny sample=24 keep=2 train=shapes::split=train,limit=48 test=shapes::split=test,limit=48 "
     "near=shapes::classes=6-11,domain=novel,limit=24 far=noise::limit=24,size=24",
 }  # fmt: skip

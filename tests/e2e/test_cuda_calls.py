@@ -70,14 +70,14 @@ def run(cuda, *arguments, **settings):
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("kind", MOST)
-@pytest.mark.parametrize("family", ["vit", "bert", "clip"])
+@pytest.mark.parametrize("family", ["vit", "bert", "decoder", "clip"])
 def test_a_hydra_launches_little_more_than_one_model(counted, family, kind, batch):
     rows = counted[family]
     ratio = rows[f"{kind}, {batch}"]["launches"] / rows[f"single, {batch}"]["launches"]
     assert ratio <= MOST[kind], ratio
 
 
-@pytest.mark.parametrize("family", ["vit", "bert", "clip"])
+@pytest.mark.parametrize("family", ["vit", "bert", "decoder", "clip"])
 def test_a_steady_pass_leaves_the_processor_out(counted, family):
     """So that kernels wait for nothing, and a graph of them can be made."""
     for kind in MOST:

@@ -33,6 +33,7 @@ LAYERS = 12
 DEEP = {
     "vit": ("timm-vit", "class-token", {"depth": LAYERS}),
     "bert": ("transformers-bert", "plain", {"num_hidden_layers": LAYERS}),
+    "decoder": ("transformers-decoder", "qwen3", {"num_hidden_layers": LAYERS}),
     "clip": (
         "transformers-clip",
         "plain",

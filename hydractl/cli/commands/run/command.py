@@ -34,6 +34,7 @@ class Example(StrEnum):
     vit = "vit"
     bert = "bert"
     clip = "clip"
+    decoder = "decoder"
 
 
 def run(

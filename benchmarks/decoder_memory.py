@@ -1,0 +1,78 @@
+"""How much memory `prune` and `fuse` take of a decoder of 2 GB in bf16, in shards of 500 MB: peak over `import timm`.
+
+The model is a Llama with random weights, 32 heads that share 8 heads of keys. Both commands copy tensor by tensor, and verify by
+filling each block from the files while it runs, so neither holds a model.
+
+    python benchmarks/decoder_memory.py [--layers 14] [--members 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from fuse_cost import MEGABYTE, watched
+
+
+def main() -> int:
+    """Make the folder, measure, and return 1 if a command takes half as much as the model."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=14)
+    parser.add_argument("--members", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        size = make_folder(folder / "model", options.layers)
+        members = [str(folder / f"m{i}.st") for i in range(options.members)]
+        chosen = ["--strategy", "random", "--keep-fraction", "0.75", "--whole-groups"]
+        prune = ["prune", str(folder / "model"), *chosen, "--members", str(options.members)]
+        commands = {
+            "prune": [*prune, "-o", str(folder / "m{i}.st")],
+            "fuse": ["fuse", *members, "-o", str(folder / "h.st")],
+        }
+        _, idle = watched([], folder)
+        print(f"a folder of {size / MEGABYTE:.0f} MB; `import timm` {idle / MEGABYTE:.0f} MB; beyond it:")
+        failed = 0
+        for said, command in commands.items():
+            seconds, peak = watched(command, folder)
+            failed += peak - idle >= size / 2
+            print(f"{said:6} {(peak - idle) / MEGABYTE:5.0f} MB in {seconds:.0f} s")
+        kept = sum(Path(path).stat().st_size for path in members) / len(members)
+        print(
+            f"members of {kept / MEGABYTE:.0f} MB, hydra {(folder / 'h.st').stat().st_size / MEGABYTE:.0f} MB"
+        )
+    print("claimed less than half a model:", "FAILS" if failed else "holds")
+    return 1 if failed else 0
+
+
+def make_folder(folder: Path, layers: int) -> int:
+    """Write a random classifier as transformers does, with a tokenizer, and return the bytes of its weights."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    from support.text_folders import save_tokenizer
+
+    config = LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        num_labels=2,
+        pad_token_id=0,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    library: Any = LlamaForSequenceClassification  # transformers is untyped
+    library(config).save_pretrained(folder, max_shard_size="500MB")
+    save_tokenizer(folder)
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    sys.exit(main())
