@@ -57,7 +57,8 @@ def make_folder(folder: Path, layers: int) -> int:
 
     from support.text_folders import save_tokenizer
 
-    config = LlamaConfig(
+    make_config: Any = LlamaConfig
+    config = make_config(
         hidden_size=2048,
         intermediate_size=8192,
         num_hidden_layers=layers,

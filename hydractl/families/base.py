@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.manifest.head_mask import shared_keys
+from hydractl.heads.key_heads import shared_keys
 
 if TYPE_CHECKING:
     import torch

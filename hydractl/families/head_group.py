@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.families.attention_bias import NOTHING, AttentionExtras, HeadBias
 from hydractl.families.batched_members import only_rows, shallow_copy
 from hydractl.families.stream import Product, applied, product
-from hydractl.manifest.head_mask import shared_keys
+from hydractl.heads.key_heads import shared_keys
 from hydractl.runtime import on_device
 
 Rotation = Literal["half", "pairs"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -73,11 +73,6 @@ class TowerHeads(StrictModel):
     def sharing(self) -> int:
         """How many query heads share each key head."""
         return self.num_heads // (self.key_heads or self.num_heads)
-
-
-def shared_keys(heads: Iterable[int], sharing: int) -> list[int]:
-    """Return the numbers of the key heads of query heads, increasing, where `sharing` query heads share each."""
-    return sorted({head // sharing for head in heads})
 
 
 class TowerKeep(StrictModel):
