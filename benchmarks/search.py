@@ -105,11 +105,11 @@ SETTINGS: tuple[dict[str, float], ...] = (
 TASKS = {"digits": 25, "text": 3}
 """How many epochs each base is trained for."""
 CHOICES: dict[str, tuple[str, ...]] = {
-    EXACT_CHOICE: ("--objective", "avg"),
+    EXACT_CHOICE: ("--objective", "avg", "--search", "exact"),
     LAZY_CHOICE: ("--objective", "avg", "--search", "lazy"),
     TAYLOR: ("--method", "taylor", "--limit", "256"),
-    OOD_MSP: ("--objective", "ood"),
-    OOD_DENSITY: ("--objective", "ood", "--ood-score", "energy+density"),
+    OOD_MSP: ("--objective", "ood", "--search", "exact"),
+    OOD_DENSITY: ("--objective", "ood", "--ood-score", "energy+density", "--search", "exact"),
     RANDOM: ("--method", "random"),
 }
 """Options of `score`."""

@@ -76,8 +76,8 @@ ChoiceNumbers: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, dict[str, flo
 """By task, seed and choice the columns."""
 CHOICES_INTRODUCTION = (
     "Made by `benchmarks/search.py --choices`; claims are in `search_results.py`. Members keep half of the heads and are not "
-    "fine-tuned; accuracy and AUROC in percent. Seconds of a processor are of `score` and `prune`. The claims are of seeds 200 to "
-    "209; of these the ones below have run so far, in an order that was set by time alone."
+    "fine-tuned; accuracy and AUROC in percent. Seconds of a processor are of `score` and `prune`. The claims were written down "
+    "before seeds 200 to 209 ran."
 )
 DEFAULT, EXACT = "default", "`--search exact`"
 

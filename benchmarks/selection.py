@@ -74,7 +74,15 @@ class Choice:
 def circuit(name: str, objective: str, *more: str) -> Choice:
     """Return a greedy search."""
     needs = () if objective in {"acc", "nll", "ece"} else OOD
-    options = ("--method", "circuit", "--objective", objective, *VALIDATION, *needs, *more)
+    options = (
+        "--method",
+        "circuit",
+        "--objective",
+        objective,
+        *VALIDATION,
+        *needs,
+        *(more or ("--search", "exact")),
+    )
     return Choice(name=name, options=options, once=True)
 
 

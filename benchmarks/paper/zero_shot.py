@@ -61,7 +61,7 @@ def begun(folder: Path, seed: int) -> Plan:
     clip = str((folder / CLIP).resolve())
     task = Task(
         model=clip, tuning=("--template", TEMPLATE), lr=0.0, epochs=EPOCHS, blocks=LAYERS, heads=HEADS, start=(), start_cost=0.0,
-        scored=("--data", data.val, "--ood", data.near_val),
+        scored=("--data", data.val, "--ood", data.near_val, "--search", "exact"),
     )  # fmt: skip
     return Plan(folder=folder, data=data, task=task, seed=seed)
 

@@ -88,7 +88,7 @@ def score(
         max_length: Truncate texts to N tokens (default: the model's maximum).
         objective: Objective to maximise: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `acc-0.1*nll`.
         ood_score: OOD score of the objective: msp, entropy, energy, max-logit, gen, or energy+density, fitted on `--data` (default: msp).
-        search: Evaluate every head at each removal (exact, default) or only promising ones (lazy: 2 to 4 times faster; no difference was found on held-out data).
+        search: Evaluate only promising heads at each removal (lazy, default: 2 to 4 times faster; no difference was found on held-out data), or every head (exact: Algorithm 1).
         recheck: lazy: evaluate every head at each N-th removal (default: 24).
         max_memory: Memory for activations, for example 2GiB or 512MB (default: as the device allows); results change by rounding only.
         doubt: lazy: skip heads with an expected gain below X times the initial spread (default: 0.5; 0 skips none).

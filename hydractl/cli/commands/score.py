@@ -27,7 +27,7 @@ def score(config: ScoreConfig, terminal: Terminal) -> None:
 
     Examples:
       hydractl score base.st --data val/ --ood birds/ -o scores.json
-      hydractl score base.st --data val/ --ood birds/ --search lazy \
+      hydractl score base.st --data val/ --ood birds/ --search exact \
         --estimate -o scores.json
       hydractl score base.st --method taylor --data train/ -o scores.json
       hydractl score base.st --method random -o - | \

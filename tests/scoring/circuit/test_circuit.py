@@ -25,7 +25,7 @@ FEW = ("acc-0.1*nll", "avg/entropy", "fpr95/max-logit")
 def settings(objective, **changes):
     """Return settings for an objective, which may be followed by `/` and an OOD score."""
     name, _, score = objective.partition("/")
-    return CircuitSettings(objective=name, ood_score=score or "msp", **changes)
+    return CircuitSettings(objective=name, ood_score=score or "msp", search="exact", **changes)
 
 
 @pytest.mark.parametrize(("name", "objective"), [
