@@ -63,6 +63,7 @@ class Classed:
         columns: Those of the table that the items were read from; empty where there was none.
         by_position: Whether a user insists that the classes are a model's in order, whatever their names.
         label_sets: In place of `labels`, for each item that may have several: increasing indices into `class_names`.
+        is_selection: Whether items may have other labels too, which `classes=` left out of `label_sets`.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Classed:
     columns: tuple[str, ...] = ()
     by_position: bool = False
     label_sets: tuple[tuple[int, ...], ...] | None = None
+    is_selection: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,7 +147,12 @@ class Items(Classed, ABC):
         class_names = tuple(self.class_names[label] for label in classes)
         if self.label_sets is not None:
             chosen = (sorted(position[i] for i in labels if i in position) for labels in self.label_sets)
-            return replace(self, class_names=class_names, label_sets=tuple(map(tuple, chosen)))
+            return replace(
+                self,
+                class_names=class_names,
+                label_sets=tuple(map(tuple, chosen)),
+                is_selection=len(classes) < len(self.class_names),
+            )
         if self.labels is None:
             raise DataError(
                 f"{self.name}: has no labels, so `classes=` has nothing to select{columns_there(self.columns)}",

@@ -132,13 +132,19 @@ def model_labels(
         Shape (N,), int64; of a model for several labels (N, Q), 1 where a label applies and 0 where it does not.
 
     Raises:
-        DataError: As `check_labels`.
+        DataError: As `check_labels`, and if some of the model's labels are left out of the data.
     """
     import torch  # noqa: PLC0415 - readers of labels do without it
 
     check_labels(items, option, multi_label=architecture.is_multi_label, hint=hint)
     if items.label_sets is None:
         return torch.tensor([table[label] for label in items.labels or ()])
+    if items.is_selection and len(table) < architecture.num_classes:
+        raise DataError(
+            f"{items.name}: `classes=` selects {len(table)} of the {architecture.num_classes} labels of the model, and nothing "
+            "says whether the others apply",
+            hint="leave `classes=` out",
+        )
     labels = torch.zeros(len(items.label_sets), architecture.num_classes, dtype=torch.int64)
     for row, label_set in zip(labels, items.label_sets, strict=True):
         row[[table[label] for label in label_set]] = 1

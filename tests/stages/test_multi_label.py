@@ -170,7 +170,7 @@ def test_a_hydra_learns_from_teachers_label_by_label(place):
         ("l0", ()),
         ("dsp", ()),
         ("circuit", ("--objective", "avg", "--ood", "letters::limit=20")),
-        ("circuit", ("--objective", "acc-ece", "--max-memory", "1MB")),
+        ("circuit", ("--objective", "acc-ece", "--max-memory", "1MB", "--search", "exact")),
     ],
     ids=str,
 )
@@ -447,6 +447,20 @@ def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys)
         place / "on.st",
     )
     assert open_model(str(place / "on.st")).header.label_thresholds == ()
+
+
+def test_the_example_pipeline_runs_on_such_data(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--example", "multi-label"]) == 0
+    (tmp_path / "x.toml").write_text(capsys.readouterr().out)
+    params = {name: place / f"{name}.jsonl" for name in ("train", "val", "test")}
+    params |= {"model": place / "encoder", "members": 2, "together": 30, "lr": 3e-3}
+    pairs = [word for name, value in params.items() for word in ("--set", f"{name}={value}")]
+    assert main(["run", "x.toml", *pairs]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["name"] for row in report["rows"]] == ["hydra", "Single", "Members apart"]
+    assert all(row["values"]["f1_macro"]["value"] > 0.8 for row in report["rows"])
+    assert len(open_model("hydra.st").header.label_thresholds) == len(NAMES)
 
 
 def test_an_answer_is_wrong_if_one_label_is(place):

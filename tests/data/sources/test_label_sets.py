@@ -108,6 +108,11 @@ def test_labels_are_chosen_and_every_item_stays(tmp_path):
     chosen = open_data(f"{tmp_path}/t.jsonl::classes=late+lost,map=late:delayed", content=Content.TEXTS)
     assert (chosen.class_names, chosen.label_sets) == (("delayed", "lost"), ((0,), (), (), (0, 1)))
     assert chosen.subset([3, 0]).label_sets == ((0, 1), (0,))
+    assert model_labels(chosen, (1, 0), "--data", architecture=architecture(2)).tolist()[3] == [1, 1]
+    with pytest.raises(DataError, match="selects 2 of the 3 labels of the model"):
+        model_labels(chosen, (1, 0), "--data", architecture=architecture(3))
+    reordered = open_data(f"{tmp_path}/t.jsonl::classes-by=alphabet", content=Content.TEXTS)
+    assert len(model_labels(reordered, (0, 1, 2), "--data", architecture=architecture(4))) == 4
 
 
 def test_the_fingerprint_is_of_the_labels_too(tmp_path):

@@ -121,7 +121,8 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
     if model.architecture:
         rows += _architecture_facts(model.architecture)
     if model.num_classes is not None:
-        rows.append(("classes", _labelled(model.num_classes, model.labels)))
+        several = model.architecture is not None and model.architecture.is_multi_label
+        rows.append(("labels" if several else "classes", _labelled(model.num_classes, model.labels)))
     if model.preprocess:
         rows.append(("preprocessing", _preprocess(model.preprocess, model.tokenizer_size)))
     if model.prompting:

@@ -35,6 +35,7 @@ class Example(StrEnum):
     bert = "bert"
     clip = "clip"
     decoder = "decoder"
+    multi_label = "multi-label"
 
 
 def run(
