@@ -442,6 +442,11 @@ def evaluate(
     guarantee: Literal["errors-among-accepted", "accepted-and-wrong"] | None = ...,
     delta: float | None = ...,
     label_thresholds: bool | None = ...,
+    sets: float | None = ...,
+    set_method: Literal["lac", "aps", "raps"] | None = ...,
+    sets_by_class: bool | None = ...,
+    raps_penalty: float | None = ...,
+    raps_rank: int | None = ...,
     store: str | Path | None = ...,
     out: str | Path | None = ...,
     curves: bool | None = ...,
@@ -487,7 +492,12 @@ def evaluate(
         guarantee: What R bounds: errors among accepted inputs, with probability 1 - D; or inputs that are accepted and wrong, among all inputs, on average (default: errors-among-accepted).
         delta: Probability that the threshold breaks the guarantee (default: 0.05).
         label_thresholds: Choose for each label the probability above which it is predicted, by F1 on held-out `--data`; for models with several labels.
-        store: Write a copy of MODEL with its thresholds, `--temperature` and fitted OOD scores, which `predict` applies.
+        sets: Fit prediction sets on held-out `--data`: the set of an input contains its class with this probability.
+        set_method: How sets rank classes (default: lac, which gives the smallest sets).
+        sets_by_class: Let the probability hold for each class.
+        raps_penalty: What `raps` adds for each class beyond `--raps-rank` (default: 0.01).
+        raps_rank: Classes up to this rank have no penalty (default: 5).
+        store: Write a copy of MODEL with its thresholds, sets, `--temperature` and fitted OOD scores, which `predict` applies.
         out: Report in JSON, or `-` for standard output.
         curves: Keep curves, accuracy by class, head maps and lineage in the report, which the page of `hydractl report` shows.
         keep_examples: Keep the N inputs with most disagreement and the N most confident mistakes in the report; `push` omits them.

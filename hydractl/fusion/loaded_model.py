@@ -93,7 +93,14 @@ class Loaded(Towers):
             responses = self._respond(tracked, count)
         stored = self.header.threshold
         bound = Bound(stored.score, stored.below) if stored and stored.below is not None else None
-        return predictions_of(responses, self.labels, bound, label_thresholds=self.header.label_thresholds)
+        header = self.header
+        return predictions_of(
+            responses,
+            self.labels,
+            bound,
+            header.prediction_sets,
+            label_thresholds=header.label_thresholds,
+        )
 
     def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses | Scored:
         """Return the predictions of the members, and the feature-based scores of the checkpoint."""

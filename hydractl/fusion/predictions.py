@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.metrics.compute import scored
+from hydractl.metrics.conformal import class_sets
 from hydractl.metrics.ood_scores import SCORES, mutual_information
 from hydractl.metrics.per_sample import SAMPLES_AT_ONCE, Responses, Scored, ensemble_log_probs, in_memory
 from hydractl.metrics.selective import HALF
@@ -64,6 +66,7 @@ class Predictions(Uncertainties):
         probabilities: Mean of the members' probabilities, (N, C), float32.
         member_probabilities: Probabilities of each member, (M, N, C), float32.
         votes: Most probable class of each member, (M, N), int64.
+        sets: Whether each class is in the stored prediction set of each sample, (N, C), boolean. None without stored sets.
     """
 
     labels: tuple[str, ...]
@@ -71,10 +74,15 @@ class Predictions(Uncertainties):
     probabilities: Tensor
     member_probabilities: Tensor
     votes: Tensor
+    sets: Tensor | None = None
 
     @classmethod
     def of(
-        cls, member_answers: Responses | Scored, names: Sequence[str], bound: Bound | None = None
+        cls,
+        member_answers: Responses | Scored,
+        names: Sequence[str],
+        bound: Bound | None = None,
+        rule: PredictionSets | None = None,
     ) -> Predictions:
         """Return the predictions from the outputs of members.
 
@@ -82,6 +90,7 @@ class Predictions(Uncertainties):
             member_answers: Outputs with the logsumexp of logits, and optionally feature-based scores.
             names: Names of the C classes.
             bound: Threshold that accepts samples.
+            rule: Which prediction sets samples have.
         """
         responses = in_memory(member_answers)
         mean, members = _probabilities(responses)
@@ -92,6 +101,7 @@ class Predictions(Uncertainties):
             probabilities=mean,
             member_probabilities=members,
             votes=members.argmax(2),
+            sets=None if rule is None else class_sets(mean, rule),
             **_uncertainties(member_answers, responses, bound),
         )
 
@@ -162,12 +172,13 @@ def predictions_of(
     member_answers: Responses | Scored,
     names: Sequence[str],
     bound: Bound | None = None,
+    rule: PredictionSets | None = None,
     *,
     label_thresholds: Sequence[float] = (),
 ) -> Predictions | LabelPredictions:
     """Return the predictions from the outputs of members, of models for one label or for several; see there."""
     if len(member_answers.shape) == DIMS:
-        return Predictions.of(member_answers, names, bound)
+        return Predictions.of(member_answers, names, bound, rule)
     return LabelPredictions.of(member_answers, names, bound, thresholds=label_thresholds)
 
 

@@ -71,14 +71,13 @@ def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
 
 
 def with_class_names(header: Header, classes: Classes | None) -> Header:
-    """Return the header of a zero-shot model with the given classes; thresholds and OOD scores remain only for the stored classes."""
+    """Return the header of a zero-shot model with the given classes; what was found for the stored classes is dropped with them."""
     stored = header.prompting and (header.labels, header.prompting.templates)
     if classes is None or stored == (classes.names, classes.templates):
         return header
     prompting = header.prompting and header.prompting.model_copy(update={"templates": classes.templates})
-    return header.model_copy(
-        update={"labels": classes.names, "prompting": prompting, "threshold": None, "fitted": None}
-    )
+    dropped = dict.fromkeys(("threshold", "prediction_sets", "fitted"))
+    return header.model_copy(update={"labels": classes.names, "prompting": prompting, **dropped})
 
 
 def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:

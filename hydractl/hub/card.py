@@ -191,8 +191,8 @@ def _description(facts: Facts) -> str:
         rows["tensors"] = ", ".join(f"{fates.count(fate)} {fate.value}" for fate in sorted(set(fates)))
     if header.temperature != 1:
         rows["temperature"] = f"{header.temperature:g} (divides all logits)"
-    if header.threshold is not None:
-        rows["threshold"] = code(header.threshold.summary)
+    guarantees = {"threshold": header.threshold, "prediction sets": header.prediction_sets}
+    rows |= {name: code(guarantee.summary) for name, guarantee in guarantees.items() if guarantee is not None}
     if facts.base_model is not None:
         rows["base model"] = f"[{facts.base_model}](https://huggingface.co/{facts.base_model})"
     if header.base is not None:

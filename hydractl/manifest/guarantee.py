@@ -1,4 +1,4 @@
-"""What a threshold promises about accepted inputs. Importing this module loads no pydantic."""
+"""What a threshold promises about accepted inputs, and which prediction sets there are. Importing this module loads no pydantic."""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ class Guarantee(StrEnum):
         if delta is None:
             return f"on average over draws of the held-out samples, {share} of all inputs are accepted and answered wrongly"
         return f"with {100 * (1 - delta):g} % confidence, {share} of the accepted inputs are answered wrongly"
+
+
+class SetMethod(StrEnum):
+    """How prediction sets rank classes: see `metrics.conformal`."""
+
+    LAC = "lac"
+    APS = "aps"
+    RAPS = "raps"

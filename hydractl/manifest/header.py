@@ -21,6 +21,7 @@ from hydractl.manifest.document import (
 )
 from hydractl.manifest.guarantee import Guarantee
 from hydractl.manifest.head_mask import WIDEST, Mask, TowerHeads, TowerKeep
+from hydractl.manifest.prediction_sets import OpenShare, PredictionSets
 from hydractl.messages import counted
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.strict_json import compact
@@ -241,10 +242,6 @@ class FusePlan(StrictModel):
     own_from: int | None = Field(default=None, ge=0, exclude_if=lambda value: value is None)
 
 
-OpenShare = Annotated[float, Field(gt=0, lt=1)]
-"""A fraction strictly between 0 and 1."""
-
-
 class Threshold(StrictModel):
     """Inputs are accepted whose OOD score is below a bound, and what that promises of inputs drawn as its samples were.
 
@@ -327,8 +324,8 @@ class Header(Document):
     """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`.
 
     Every member's logits are divided by `temperature` before they become probabilities; `threshold` says which inputs the model
-    answers, so scaled; `label_thresholds` the probability above which each of several labels is predicted, 0.5 if empty; `fitted` that OOD
-    scores of features lie beside the weights. Whatever changes weights drops all four. `assumed`
+    answers, so scaled, and `prediction_sets` sets of classes; `label_thresholds` the probability above which each of several labels is
+    predicted, 0.5 if empty; `fitted` that OOD scores of features lie beside the weights. Whatever changes weights drops all five. `assumed`
     says that nothing told how images are read, and `preprocess` is what is usual for such models.
     """
 
@@ -347,12 +344,14 @@ class Header(Document):
     temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
     label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
+    prediction_sets: PredictionSets | None = Field(default=None, exclude_if=lambda value: value is None)
     fitted: FittedScores | None = Field(default=None, exclude_if=lambda value: value is None)
     made_by: Step | None = None
 
     def of_other_weights(self, update: Mapping[str, object]) -> Self:
         """Return the header of a model with other weights, and with `update`: what was found for these is dropped."""
-        defaults = {"temperature": 1.0, "threshold": None, "label_thresholds": (), "fitted": None}
+        defaults = {"temperature": 1.0, "label_thresholds": ()}
+        defaults |= dict.fromkeys(("threshold", "prediction_sets", "fitted"))
         return self.model_copy(update=defaults | {**update})
 
     @property
@@ -381,6 +380,8 @@ class Header(Document):
             raise ValueError(f"labels: {len(self.labels)} names for {self.architecture.num_classes} classes")
         if len(self.label_thresholds) not in {0, self.num_classes * self.architecture.is_multi_label}:
             raise ValueError("label_thresholds: must be one for each label of a model for several")
+        if self.prediction_sets and len(self.prediction_sets.thresholds) not in {1, self.num_classes}:
+            raise ValueError("prediction_sets.thresholds: must be one, or one for each class")
         return self
 
     def to_metadata(self) -> str:

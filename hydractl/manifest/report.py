@@ -21,7 +21,8 @@ from hydractl.manifest.document import (
     Version,
 )
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
-from hydractl.manifest.header import OpenShare, Step, Threshold
+from hydractl.manifest.header import Step, Threshold
+from hydractl.manifest.prediction_sets import OpenShare, SetNumbers
 from hydractl.manifest.shift_groups import ID_NAME, scopes
 
 USUAL = "msp"
@@ -183,6 +184,7 @@ class Row(StrictModel):
         stored_scores: What each model's OOD scores of features were fitted on, where they are those that it holds.
         threshold: Which inputs it answers, where that was asked for.
         label_thresholds: Of each of several labels, chosen on the ID set by `--label-thresholds`.
+        sets: Size and coverage of its prediction sets, where it stores them or they were asked for.
         members: M of all models together.
         values: Metrics of the ID set, and costs.
         ood: Metrics of each OOD set.
@@ -206,6 +208,7 @@ class Row(StrictModel):
     stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
     label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
+    sets: SetNumbers | None = Field(default=None, exclude_if=lambda value: value is None)
     members: int = Field(ge=1)
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})

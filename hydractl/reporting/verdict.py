@@ -170,12 +170,13 @@ def _at_cost(compared: Compared, row: str) -> str:
 
 
 def remarks(compared: Compared) -> Iterator[str]:
-    """Yield remarks on the verdict and the numbers: thresholds, comparisons that were left out, caveats."""
+    """Yield remarks on the verdict and the numbers: thresholds, prediction sets, comparisons that were left out, caveats."""
     yield from (
-        f"{row.name}: {row.threshold.summary}."
+        f"{row.name}: {guarantee.summary}."
         for report in compared.reports
         for row in report.rows
-        if row.threshold is not None
+        for guarantee in (row.threshold, row.sets)
+        if guarantee is not None
     )
     if withheld := [row for row, words in judgements(compared).items() if WITHHELD in words.values()]:
         yield (

@@ -162,6 +162,8 @@ COMPANIONS = {
         "val": (*KNN, "msp,mi", "--ood-val", "bees=noise"),
         "ood_val": (*KNN, "msp,mi", "--val", "digits"),
         **dict.fromkeys(("guarantee", "delta", "store"), ("--threshold-for", "risk<=0.5")),
+        **dict.fromkeys(("set_method", "sets_by_class"), ("--sets", "0.9")),
+        **dict.fromkeys(("raps_penalty", "raps_rank"), ("--sets", "0.9", "--set-method", "raps")),
     },
     "bench": {**TRAINING, **dict.fromkeys(("start_epochs", "start_lr"), ("--start", "b.st"))},
     "finetune": {

@@ -26,6 +26,7 @@ from hydractl.hub.layout import is_stock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.set_options import SetOptions
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -502,6 +503,7 @@ def test_models_with_one_label_have_no_thresholds_of_labels(tmp_path):
             "`--fit`: needs models with one label",
         ),
         ({"keep_examples": 3}, "`--keep-examples`: needs models with one label"),
+        ({"set_options": SetOptions(sets=0.5)}, "`--sets`: needs models with one label"),
         (
             {"compare": (NamedModels.parse("mc:base.st"),)},
             "`--compare KIND:MODEL`: needs models with one label",

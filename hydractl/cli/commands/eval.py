@@ -68,6 +68,7 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
       hydractl eval hydra.st --data test/ --keep-examples 10 -o report.json
       hydractl eval hydra.st --data val/ --threshold-for 'risk<=0.1' \
         --store selective.st
+      hydractl eval hydra.st --data val/ --sets 0.9 --store sets.st
     """
     from hydractl.stages.evaluate.run import run_eval
 
@@ -141,6 +142,9 @@ def render(document: Report, out: Console) -> None:
             out,
             f"{row.name}: label thresholds {numbers}{', ...' if len(row.label_thresholds) > SHOWN else ''}",
         )
+    for row in document.rows:
+        if row.sets is not None:
+            line(out, f"{row.name}: {row.sets.summary}")
     compared = Compared.of({"report": document})
     paired = {row.name for row in document.rows if row.difference is not None}
     differences = {name: numbers for name, numbers in compared.differences.items() if name in paired}

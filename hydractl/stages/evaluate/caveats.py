@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
@@ -16,6 +17,7 @@ from hydractl.manifest.report import Row, scaled_alike
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted, listed
 from hydractl.metrics.classification import CALIBRATED
+from hydractl.metrics.conformal import fewest_samples
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_ranking import TPR
 from hydractl.metrics.ood_scores import MSP, SCORES
@@ -23,7 +25,13 @@ from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.selective_threshold import LABEL_THRESHOLDS, THRESHOLD, sources_of_stored
+from hydractl.stages.evaluate.selective_threshold import (
+    LABEL_THRESHOLDS,
+    QUANTILE,
+    THRESHOLD,
+    sources_of_stored,
+)
+from hydractl.stages.evaluate.set_options import OPTION as SETS
 from hydractl.stages.shared.fit_ood_scores import overlap_of_val
 from hydractl.stages.shared.open_inputs import overlap
 
@@ -36,6 +44,7 @@ FLATTERED = {
     FIT: "OOD metrics of feature-based scores will be too good",
     THRESHOLD: "its error rate will be too low",
     LABEL_THRESHOLDS: "F1 will be too high",
+    QUANTILE: "the coverage of prediction sets will be too good",
     VAL: "OOD scores are selected or standardized on the test data",
 }
 """Effect on the metrics if the test data are also the data of an option."""
@@ -90,6 +99,34 @@ def check_apart(config: EvalConfig, fingerprints: Mapping[str, Fingerprint]) -> 
             )
 
 
+def check_enough(config: EvalConfig, labels: Sequence[int], names: Sequence[str]) -> None:
+    """Refuse an ID set with too few samples for the coverage of prediction sets.
+
+    Args:
+        config: What is measured.
+        labels: Of the ID set, the models' classes.
+        names: Of these.
+
+    Raises:
+        DataError: With the number of samples that is needed.
+    """
+    coverage, by_class = config.set_options.sets, config.set_options.sets_by_class
+    if coverage is None:
+        return
+    fewest, counts = fewest_samples(coverage), Counter(labels)
+    requirement = f"`{SETS} {coverage:g}` needs at least {counted(fewest, 'sample')}"
+    if not by_class and len(labels) < fewest:
+        raise DataError(
+            f"{requirement}, but `--data` has {len(labels)}", hint="use more samples, or a lower coverage"
+        )
+    few = [f"{name} ({counts[i]})" for i, name in enumerate(names) if counts[i] < fewest]
+    if by_class and few:
+        raise DataError(
+            f"{requirement} of each class with `--sets-by-class`, but `--data` has fewer: {_first(few)}",
+            hint="use more samples or a lower coverage, or leave out `--sets-by-class`",
+        )
+
+
 def of_training(config: EvalConfig, tested: np.ndarray, fitted_on: Mapping[str, np.ndarray]) -> Iterator[str]:
     """Yield what rows are made with that they are tested on, or that their priors are chosen on, in a line each.
 
@@ -123,7 +160,7 @@ def of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -
 
 
 def _first(rows: Sequence[str]) -> str:
-    """Return the names of the first rows in a list, and how many others there are."""
+    """Return the first texts in a list, and how many others there are."""
     few = 3
     return listed(rows if len(rows) <= few else [*rows[:few], counted(len(rows) - few, "other")])
 

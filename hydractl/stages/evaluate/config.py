@@ -18,7 +18,7 @@ from hydractl.manifest.shift_groups import scopes
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, choose_metrics, needing
-from hydractl.output.paths import PREDICTIONS, REPORT, WEIGHTS, output
+from hydractl.output.paths import PREDICTIONS, REPORT
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate import fail_if as threshold
@@ -36,6 +36,7 @@ from hydractl.stages.evaluate.refs import (
     check_whole,
     model_name,
 )
+from hydractl.stages.evaluate.set_options import NO_SETS, SET_OPTIONS, SetOptions
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig, InputRef
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
@@ -163,16 +164,8 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     guarantee: Guarantee | None = by_default(None, threshold.GUARANTEE)
     delta: float | None = by_default(None, threshold.CHANCE)
     label_thresholds: bool = flag(threshold.LABEL_THRESHOLDS)
-    store: Path | None = setting(
-        None,
-        "Write a copy of MODEL with its thresholds, `--temperature` and fitted OOD scores, which `predict` applies.",
-        parse=output,
-        check_path=WEIGHTS,
-        metavar="PATH",
-        panel=threshold.PANEL,
-        shows_default=False,
-        role=Role.OUTPUT,
-    )
+    set_options: SetOptions = by_default(NO_SETS, SET_OPTIONS)
+    store: Path | None = by_default(None, threshold.STORE)
     out: Path | None = by_default(
         None, replace(shared.OUT, check_path=REPORT, help="Report in JSON, or `-` for standard output.")
     )
@@ -258,11 +251,11 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             condition.check_measured(self.chosen, self.scopes, scores, under=under)
 
     def _check_threshold(self) -> None:
-        fits = (self.threshold_for, self.temperature, self.fit, self.label_thresholds or None)
-        if self.store and {*fits} == {None}:
+        fits = (self.threshold_for, self.set_options.sets, self.temperature, self.fit)
+        if self.store and not self.label_thresholds and {*fits} == {None}:
             raise UsageError(
                 "`--store`: the command fits nothing to store",
-                hint=f"add `{threshold.OPTION} 'risk<=0.01'`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
+                hint=f"add `{threshold.OPTION} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
             )
 
     def _check_scores(self) -> None:

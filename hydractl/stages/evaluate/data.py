@@ -26,7 +26,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.stages.evaluate.caveats import check_apart, of_data, of_training
+from hydractl.stages.evaluate.caveats import check_apart, check_enough, of_data, of_training
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.open_models import queries_of
 from hydractl.stages.evaluate.streamed import Identity, StreamedData
@@ -178,6 +178,7 @@ class EvalData:
         for caveat in caveats:
             self.progress.warn(caveat)
         check_apart(config, fingerprints)
+        check_enough(config, labels.tolist(), self.class_names)
         return DataSummary(labels, fingerprints, caveats)
 
     @property

@@ -17,8 +17,9 @@ from hydractl.messages import did_you_mean
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.ood_scores import EVERY, MSP, kind_of, number_name
 from hydractl.metrics.registry import METRICS, metric_named
+from hydractl.output.paths import WEIGHTS, output
 from hydractl.parsing import number
-from hydractl.settings import Constraint, Setting
+from hydractl.settings import Constraint, Role, Setting
 
 if TYPE_CHECKING:
     from hydractl.manifest.report import Check, Row
@@ -85,6 +86,15 @@ CHANCE = Setting(
         "threshold_for",
         Constraint("has_confidence", option="guarantee", why="that guarantee holds on average"),
     ),
+)
+STORE = Setting(
+    "Write a copy of MODEL with its thresholds, sets, `--temperature` and fitted OOD scores, which `predict` applies.",
+    parse=output,
+    check_path=WEIGHTS,
+    metavar="PATH",
+    panel=PANEL,
+    shows_default=False,
+    role=Role.OUTPUT,
 )
 
 

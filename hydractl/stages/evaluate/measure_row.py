@@ -15,6 +15,7 @@ from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Scores, WithOodScores
 from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.prediction_sets import SetNumbers
 from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.by_class import by_class
@@ -40,6 +41,7 @@ from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latenc
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst
 from hydractl.stages.evaluate.extras.examples import examples_of
+from hydractl.stages.evaluate.extras.prediction_sets import fit_sets, measure_sets
 from hydractl.stages.evaluate.measure_ood import (
     best_on_validation,
     score_sizes,
@@ -47,7 +49,7 @@ from hydractl.stages.evaluate.measure_ood import (
     with_ood_scores,
 )
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.evaluate.selective_threshold import label_thresholds_of, threshold_of
+from hydractl.stages.evaluate.selective_threshold import label_thresholds_of, threshold_of, why_lapses
 from hydractl.stages.shared.predictions import (
     Keeping,
     NamedPredictor,
@@ -152,6 +154,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
             "difference": None if table.first_numbers is None else table.first_numbers.difference(numbers),
             "derived": derived,
             "stored_scores": stored_scores(config, models, scored_models),
+            "sets": _sets(run, named.name, () if any(derived) else models, predictions[ID_NAME], scaling),
             "analyses": analyses,
         }
     )
@@ -316,6 +319,26 @@ def _row(
         shift=None if numbers.shift is None else numbers.shift.to_shift(),
         tuned_on_ood=tuned_on_ood(models),
     )
+
+
+def _sets(
+    run: Evaluation,
+    name: str,
+    models: Sequence[OpenModel],
+    predictions: StoredPredictions,
+    scaling: Scaling,
+) -> SetNumbers | None:
+    """Return what the prediction sets of a row are like: those that are fitted, else those that the only one of its models stores."""
+    config, data = run.config, run.data
+    labels, tested = data.summary.labels, data.summary.fingerprints[ID_NAME]
+    rule = fit_sets(config.set_options, predictions, labels, tested)
+    if rule is None and len(models) == 1:
+        rule, temperature = models[0].header.prediction_sets, models[0].header.temperature
+        why = why_lapses(config, models[0], temperature * (scaling.temperature or 1), data.classes)
+        if rule and why:
+            run.progress.warn(f"{name}: its prediction sets are not measured: they are not valid for {why}")
+            return None
+    return None if rule is None else measure_sets(rule, predictions, labels, data.class_names, tested)
 
 
 def _temperatures(models: Sequence[OpenModel]) -> tuple[float, ...]:

@@ -131,6 +131,7 @@ def check_multi_label(config: EvalConfig, first: OpenModel) -> None:
         "--fit": config.fit is not None or bool(config.fitted),
         "--keep-examples": config.keep_examples > 0,
         "--analyse": bool(config.analysing.analyse),
+        "--sets": config.set_options.sets is not None,
         "--compare KIND:MODEL": any(any(row.rivals) for row in config.rows),
     }
     if option := next((option for option, is_given in options.items() if is_given), None):

@@ -190,6 +190,7 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
         "label_thresholds": config.label_thresholds or None,
         "guarantee": None if config.has_confidence else config.promised.value,
         "delta": config.chance,
+        **config.set_options.recorded,
         "temperature": config.given_temperature,
         "corrupt": tuple(map(str, config.corrupt)) or None,
         "frost": next((c.photographs.sha256 for c in config.corrupt if c.photographs), None),

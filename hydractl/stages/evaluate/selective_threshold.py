@@ -1,4 +1,4 @@
-"""Thresholds: which inputs each row answers so that few enough answers are wrong, and a copy of the model that stores its own."""
+"""Thresholds: which inputs each row answers so that few enough answers are wrong, and a copy of the model that stores its own fits."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from hydractl.output.atomic_write import Sink
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
+from hydractl.stages.evaluate.set_options import OPTION as SETS
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.zero_shot_classes import Classes
 from hydractl.tensor_spec import spec_of, tensor_bytes
 
 FUSE = "fuse"
 """Command that copies what the members store."""
-THRESHOLD, LABEL_THRESHOLDS = "threshold", "choice of label thresholds"
+THRESHOLD, LABEL_THRESHOLDS, QUANTILE = "threshold", "choice of label thresholds", "conformal quantile"
 
 
 def label_thresholds_of(
@@ -111,7 +112,7 @@ def stores_other_classes(opened: OpenModel, classes: Classes | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCopy:
-    """A copy of a model that stores its temperature, its threshold and its OOD scores of features.
+    """A copy of a model that stores its temperature, its threshold, its prediction sets and its OOD scores of features.
 
     Attributes:
         checkpoint: The model.
@@ -135,14 +136,15 @@ class ModelCopy:
     ) -> Self:
         """Return the copy; arguments as of the run, whose first row this is."""
         header, update = opened.header, _header_changes(config, opened, row, data)
+        why = why_lapses(config, opened, update["temperature"])
         if config.threshold_for is None and header.threshold is not None:
-            why = _why_threshold_lapses(config, header, update["temperature"], scores)
-            if why is None:
-                update["threshold"] = header.threshold
-            else:
+            refitted = scores is not None and is_fitted(header.threshold.score)
+            if reason := why or ("newly fitted scores" if refitted else None):
                 progress.warn(
-                    f"{opened.reference}: its threshold is not kept: {why}; find one with `{OPTION}`"
+                    f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{OPTION}`"
                 )
+            else:
+                update["threshold"] = header.threshold
         if header.label_thresholds and not config.label_thresholds:
             if update["temperature"] == header.temperature:
                 update["label_thresholds"] = header.label_thresholds
@@ -151,6 +153,13 @@ class ModelCopy:
                     f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
                     "choose others with `--label-thresholds`"
                 )
+        if config.set_options.sets is None and header.prediction_sets is not None:
+            if why:
+                progress.warn(
+                    f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `{SETS}`"
+                )
+            else:
+                update["prediction_sets"] = header.prediction_sets
         if scores is not None:
             fitted = FittedScores(
                 scores=tuple(scores.fitted), data=data[FIT], temperature=scores.temperature, version=VERSION
@@ -177,6 +186,8 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
     Temperatures come on top of one another, a threshold in place of another, and other weights drop both; but `fuse` keeps a
     temperature that all members store.
     """
+    if header.prediction_sets is not None:
+        yield QUANTILE, header.prediction_sets.data.sha256
     steps, by_label = [header.made_by], bool(header.label_thresholds)
     threshold = header.threshold is not None and header.threshold.below is not None
     while steps:
@@ -200,15 +211,15 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
             yield from ((TEMPERATURE, sha256) for sha256 in data[1 : len(data) - fitting])
 
 
-def _why_threshold_lapses(
-    config: EvalConfig, header: Header, temperature: float, scores: Scores | None
+def why_lapses(
+    config: EvalConfig, opened: OpenModel, temperature: float, classes: Classes | None = None
 ) -> str | None:
-    """Return what of that which a model's threshold was found with is another in the copy, None if nothing is."""
-    if temperature != header.temperature:
-        return "it is not valid for another temperature"
-    if scores is not None and header.threshold is not None and is_fitted(header.threshold.score):
-        return "it is not valid for newly fitted scores"
-    return None if config.max_length is None else "it is not valid for another `--max-length`"
+    """Return what of that which a model's threshold and prediction sets were found with is another now, None if nothing is."""
+    if stores_other_classes(opened, classes):
+        return "other classes"
+    if temperature != opened.header.temperature:
+        return "another temperature"
+    return None if config.max_length is None else "another `--max-length`"
 
 
 def _header_changes(
@@ -232,6 +243,7 @@ def _header_changes(
             "label_thresholds": config.label_thresholds or None,
             "guarantee": None if config.has_confidence else config.promised.value,
             "delta": config.chance,
+            **config.set_options.recorded,
             "ood_score": None if row.threshold is None else row.threshold.score,
             "fitted": config.fitted if config.fit is not None else None,
             "max_length": config.max_length,
@@ -243,10 +255,12 @@ def _header_changes(
         results={"temperature": temperature}
         | ({} if row.threshold is None else {"coverage": row.threshold.coverage}),
     )
+    fitted = row.sets.rule if row.sets is not None and config.set_options.sets is not None else None
     return {
         "base": opened.base,
         "temperature": temperature,
         "threshold": row.threshold,
         "label_thresholds": row.label_thresholds,
+        "prediction_sets": fitted,
         "made_by": step,
     }

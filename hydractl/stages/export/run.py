@@ -210,6 +210,11 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None, prog
     if threshold is not None and (reason := _unfit(config, threshold, module.with_score.score)):
         progress.warn(f"{opened.reference}: its threshold is not exported: {reason}")
         threshold = None
+    if config.quantize is not None and header.prediction_sets is not None:
+        progress.warn(
+            f"{opened.reference}: its prediction sets are not exported: they do not hold for the quantized model"
+        )
+        header = header.model_copy(update={"prediction_sets": None})
     return Source(opened, module, axes, example, header, threshold)
 
 
@@ -355,6 +360,7 @@ def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
         "ood_score": source.module.with_score.score,
         "threshold": None if threshold is None else threshold.model_dump(mode="json"),
         **_of_labels(header),
+        "prediction_sets": header.prediction_sets and header.prediction_sets.model_dump(mode="json"),
         "members": len(header.masks),
         "made_by": step.model_dump(mode="json"),
     }

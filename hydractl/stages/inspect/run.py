@@ -17,6 +17,7 @@ from hydractl.families.registry import FAMILIES
 from hydractl.manifest.document import Document
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Fate, FittedScores, Header, Step, Threshold
+from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.model_source import Located
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.lineage import member_names
@@ -106,6 +107,7 @@ class CheckpointReport:
         model: Identity of the model.
         temperature: Temperature of the model.
         threshold: Stored threshold, if any.
+        prediction_sets: Stored prediction sets, if any.
         fitted: Stored feature-based OOD scores, if any.
         beside_bytes: Size of these in bytes.
         beside_macs: Their multiply-accumulates for one sample.
@@ -125,6 +127,7 @@ class CheckpointReport:
     model: ModelIdentity
     temperature: float
     threshold: Threshold | None
+    prediction_sets: PredictionSets | None
     fitted: FittedScores | None
     beside_bytes: int
     beside_macs: int
@@ -242,6 +245,7 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
         else ModelIdentity(),
         temperature=header.temperature if header else 1.0,
         threshold=header.threshold if header else None,
+        prediction_sets=header.prediction_sets if header else None,
         fitted=header.fitted if header else None,
         beside_bytes=sum(spec.size_bytes for spec in checkpoint.beside.values()),
         beside_macs=sum(prod(spec.shape) for spec in checkpoint.beside.values() if len(spec.shape) > 1),

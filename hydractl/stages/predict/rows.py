@@ -12,7 +12,9 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import check_threshold, default_score
 from hydractl.fusion.predictions import Bound, predictions_of
+from hydractl.fusion.prompts import with_class_names
 from hydractl.manifest.header import Header, Threshold, Tokenization
+from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.manifest.report import Report
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.metrics.registry import TEMPERATURE
@@ -26,6 +28,7 @@ from hydractl.stages.predict.writers import (
     ERROR,
     PATH,
     ROW,
+    SET,
     Line,
     columns,
     lines_of,
@@ -46,6 +49,7 @@ class RowFormatter:
         classes: What a zero-shot model is asked about.
         score: The OOD score that is told.
         below: The threshold on it, where there is one.
+        sets: Which prediction sets lines have, where the model stores them.
         report: What the threshold is from, if it is a report's.
         reason: Why no input is accepted or refused; None where there is a threshold, or `--threshold none` wants none.
         decides: Whether lines say if inputs are accepted: null where a threshold was looked for, and none keeps its risk.
@@ -58,6 +62,7 @@ class RowFormatter:
     score: str
     below: float | None
     decides: bool
+    sets: PredictionSets | None = None
     report: Report | None = None
     reason: str | None = None
 
@@ -79,12 +84,17 @@ class RowFormatter:
             )
         stored = header.prompting and classes and (header.labels, header.prompting.templates)
         others_asked = stored and stored != (classes and (classes.names, classes.templates))
-        if others_asked and (header.threshold or header.fitted):
-            lapsed = "threshold is" if header.threshold else "feature-based OOD scores are"
+        found_for_classes = {
+            "threshold is": header.threshold,
+            "prediction sets are": header.prediction_sets,
+            "feature-based OOD scores are": header.fitted,
+        }
+        lapsed = next((subject for subject, fit in found_for_classes.items() if fit is not None), None)
+        if others_asked and lapsed:
             progress.warn(
                 f"{opened.reference}: its {lapsed} valid only for the classes that it stores, and not applied"
             )
-            header = header.model_copy(update={"threshold": None, "fitted": None})
+            header = with_class_names(header, classes)
         report = None
         if isinstance(config.threshold, Path):
             report = Report.from_json(read_text(config.threshold), where=str(config.threshold))
@@ -103,6 +113,7 @@ class RowFormatter:
             score=score,
             below=below,
             decides=below is not None or bool(threshold and reason),
+            sets=header.prediction_sets,
             report=report,
             reason=reason,
         )
@@ -112,7 +123,7 @@ class RowFormatter:
         bound = None if self.below is None else Bound(self.score, self.below)
         header = self.opened.header
         predictions = predictions_of(
-            answered.responses, self.names, bound, label_thresholds=header.label_thresholds
+            answered.responses, self.names, bound, self.sets, label_thresholds=header.label_thresholds
         )
         lines = lines_of(
             predictions, self.names, top_k=self.config.top_k, score=self.score, decides=self.decides
@@ -128,12 +139,12 @@ class RowFormatter:
         texts = isinstance(self.opened.header.preprocess, Tokenization)
         kinds = {type(s.items.key(0)) for s in sources} or {int if texts else str}
         keys = {DATA: any(s.name is not None for s in sources), PATH: str in kinds, ROW: int in kinds}
+        optional = {ACCEPTED: self.decides, SET: self.sets is not None, ERROR: self.config.skip_bad}
         return columns(
             [key for key, is_used in keys.items() if is_used],
             top_k=min(self.config.top_k, len(self.names)),
             members=len(self.opened.header.masks),
-            decides=self.decides,
-            skips=self.config.skip_bad,
+            optional=[name for name, may_be in optional.items() if may_be],
             multi_label=self.opened.header.architecture.is_multi_label,
         )
 

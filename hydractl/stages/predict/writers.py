@@ -10,7 +10,8 @@ import io
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from hydractl.output.atomic_write import Sink
 from hydractl.strict_json import NOT_UTF8
 
 Line = dict[str, Any]
-PATH, ROW, DATA, LABELS, ACCEPTED, ERROR = "path", "row", "data", "labels", "accepted", "error"
+PATH, ROW, DATA, LABELS, ACCEPTED, SET, ERROR = "path", "row", "data", "labels", "accepted", "set", "error"
+OPTIONAL: dict[str, type] = {ACCEPTED: bool, SET: str, ERROR: str}
+"""Columns that a table may have, with their types; a cell that holds several names is a list in JSON."""
 
 
 def lines_of(
@@ -53,9 +56,10 @@ def lines_of(
         classes.tolist(),
         predictions.votes.T.tolist(),
         uncertainties,
+        [None] * len(predictions) if predictions.sets is None else predictions.sets.tolist(),
         strict=True,
     )
-    for probability, top, votes, (uncertainty, ood) in samples:
+    for probability, top, votes, (uncertainty, ood), in_set in samples:
         yield {
             "label": names[top[0]],
             "probability": probability[0],
@@ -63,6 +67,7 @@ def lines_of(
             **uncertainty,
             "votes": [names[c] for c in votes],
             **ood,
+            **({} if in_set is None else {SET: [*compress(names, in_set)]}),
         }
 
 
@@ -192,7 +197,7 @@ WRITERS: Mapping[str, type[Writer]] = {".jsonl": JSONLines, ".csv": CSV, ".parqu
 
 
 def columns(
-    keys: Sequence[str], *, top_k: int, members: int, decides: bool, skips: bool, multi_label: bool = False
+    keys: Sequence[str], *, top_k: int, members: int, optional: Collection[str], multi_label: bool = False
 ) -> dict[str, type]:
     """Return the columns of a table of lines, in order, with their types.
 
@@ -200,9 +205,8 @@ def columns(
         keys: What an input is called by.
         top_k: How many classes are told.
         members: How many vote.
-        decides: As in `lines_of`.
-        skips: Whether an image may be unreadable.
-        multi_label: Whether an input may have several labels; a cell that holds some is a list in JSON.
+        optional: Which of `OPTIONAL` lines may have.
+        multi_label: Whether an input may have several labels.
     """
     kinds: dict[str, type] = {PATH: str, ROW: int, DATA: str}
     cells: dict[str, type] = {"label": str, "probability": float}
@@ -216,8 +220,7 @@ def columns(
         | {"entropy": float, "mutual_information": float}
         | {f"vote_{m + 1}": str for m in range(members)}
         | {"ood_score": float}
-        | ({ACCEPTED: bool} if decides else {})
-        | ({ERROR: str} if skips else {})
+        | {name: kind for name, kind in OPTIONAL.items() if name in optional}
     )
 
 

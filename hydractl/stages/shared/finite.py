@@ -117,15 +117,17 @@ def warn_temperature(opened: OpenModel, progress: Progress) -> None:
 
 
 def warn_refusing(models: Iterable[OpenModel], progress: Progress) -> None:
-    """Say that thresholds, or OOD scores of features, are left behind with the weights that they were found for."""
+    """Say that thresholds, prediction sets or OOD scores of features are left behind with the weights that they were found for."""
     every = list(models)
     bounded = dict.fromkeys(
         m.reference for m in every if m.header.threshold and m.header.threshold.below is not None
     )
+    sets = dict.fromkeys(m.reference for m in every if m.header.prediction_sets)
     fitted = {m.reference: m.header.fitted.scores for m in every if m.header.fitted is not None}
     scores = ", ".join(dict.fromkeys(name for names in fitted.values() for name in names))
     for named, singular, plural in (
         ([*bounded], "its threshold is", "their thresholds are"),
+        ([*sets], "its prediction sets are", "their prediction sets are"),
         ([*fitted], f"its OOD scores ({scores}) are", f"their OOD scores ({scores}) are"),
     ):
         if named:

@@ -12,12 +12,22 @@ import pytest
 import torch
 
 from hydractl.fusion.predictions import Bound, Predictions
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.guarantee import SetMethod
+from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.metrics.per_sample import Responses
-from hydractl.stages.predict.writers import WRITERS, columns, lines_of
+from hydractl.stages.predict.writers import OPTIONAL, WRITERS, columns, lines_of
 
 NAMES = ("=1+1", 'a,"b"', "two\nlines", "zwölf")
 PATHS = ("a,b.png", "@x\r\n.png", '"q".png', " .png", "")
 MEMBERS, TOLD = 3, 2
+RULE = PredictionSets(
+    method=SetMethod.LAC,
+    coverage=0.5,
+    thresholds=(0.7,),
+    count=9,
+    data=Fingerprint(reference="held-out", sha256=f"sha256:{'0' * 64}"),
+)
 
 
 def in_single(value):
@@ -30,7 +40,7 @@ def said():
     logits = torch.randn(MEMBERS, len(PATHS), len(NAMES), generator=torch.Generator().manual_seed(4)) * 2
     responses = Responses(logits.log_softmax(-1), logits.logsumexp(-1))
     strangest = Predictions.of(responses, NAMES, None).scores["entropy"].sort().values[2]
-    return Predictions.of(responses, NAMES, Bound("entropy", float(strangest)))
+    return Predictions.of(responses, NAMES, Bound("entropy", float(strangest)), RULE)
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +61,17 @@ def test_a_line_is_of_its_input(said, lines):
         said.scores["entropy"] < said.scores["entropy"].sort().values[2]
     ).tolist()
     assert sum(line["accepted"] for line in whole) == 2
+    assert len({len(line["set"]) for line in whole}) > 1
     assert len({tuple(line["votes"]) for line in whole if len({*line["votes"]}) > 1}) > 1
     for i, line in enumerate(whole):
         best = said.probabilities[i].argsort(descending=True)
         assert [one["label"] for one in line["top"]] == [NAMES[c] for c in best[:TOLD]]
+        assert line["set"] == [name for name, p in zip(NAMES, said.probabilities[i], strict=True) if p >= 0.3]
         assert line["votes"] == [NAMES[c] for c in said.member_probabilities[:, i].argmax(-1)]
 
 
 def test_every_form_holds_the_same(lines):
-    kinds = columns(["path"], top_k=TOLD, members=MEMBERS, decides=True, skips=True)
+    kinds = columns(["path"], top_k=TOLD, members=MEMBERS, optional=OPTIONAL)
     files = {}
     for form, writer in WRITERS.items():
         files[form] = io.BytesIO()
@@ -74,12 +86,13 @@ def test_every_form_holds_the_same(lines):
             **{f"probability{end}": line["top"][k]["probability"] for k, end in enumerate(("", "_2")) if "top" in line},
             **{f"vote_{m + 1}": vote for m, vote in enumerate(line.get("votes", ()))},
             **{name: line[name] for name in ("entropy", "mutual_information", "ood_score", "accepted", "error") if name in line},
+            **({"set": json.dumps(line["set"], ensure_ascii=False, separators=(",", ":"))} if "set" in line else {}),
         }
         for line in lines
     ]  # fmt: skip
     order = [
         "path", "label", "probability", "label_2", "probability_2", "entropy", "mutual_information", "vote_1", "vote_2",
-        "vote_3", "ood_score", "accepted", "error",
+        "vote_3", "ood_score", "accepted", "set", "error",
     ]  # fmt: skip
 
     assert [json.loads(line) for line in files[".jsonl"].getvalue().splitlines()] == lines

@@ -130,8 +130,8 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
         rows += [("template", template) for template in model.prompting.templates]
     if report.temperature != 1:
         rows.append(("temperature", f"{report.temperature:g} (divides all logits)"))
-    if report.threshold is not None:
-        rows.append(("threshold", report.threshold.summary))
+    guarantees = {"threshold": report.threshold, "prediction sets": report.prediction_sets}
+    rows += [(name, guarantee.summary) for name, guarantee in guarantees.items() if guarantee is not None]
     if report.fitted is not None:
         scores, data = ", ".join(report.fitted.scores), report.fitted.data.reference
         cost = (

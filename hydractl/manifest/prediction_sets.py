@@ -1,0 +1,99 @@
+"""Sets of classes with a guarantee: what a checkpoint stores of them, and what a report says of their size and coverage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from hydractl.manifest.answers import ClassHits, Count
+from hydractl.manifest.document import Fingerprint, StrictModel
+from hydractl.manifest.guarantee import SetMethod
+from hydractl.manifest.limits import MOST_CLASSES
+from hydractl.messages import counted
+
+OpenShare = Annotated[float, Field(gt=0, lt=1)]
+"""A fraction strictly between 0 and 1."""
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class PredictionSets(StrictModel):
+    """Which classes are in the set of an input: those whose nonconformity does not exceed a threshold.
+
+    Attributes:
+        method: The nonconformity, a function of the members' mean probabilities after temperature scaling.
+        coverage: The set contains the class of an input with at least this probability.
+        thresholds: A common one, or one for each class, for which the coverage then holds.
+        penalty: Of RAPS: added for each rank above `rank`.
+        rank: Of RAPS: classes up to this rank have no penalty.
+        count: How many samples they were fitted on.
+        data: What these are.
+    """
+
+    method: SetMethod = Field(strict=False)
+    coverage: OpenShare
+    thresholds: tuple[float, ...] = Field(min_length=1)
+    penalty: float | None = Field(default=None, ge=0, exclude_if=lambda value: value is None)
+    rank: int | None = Field(default=None, ge=1, exclude_if=lambda value: value is None)
+    count: int = Field(ge=1)
+    data: Fingerprint
+
+    @property
+    def summary(self) -> str:
+        """Which sets they are, and what they promise."""
+        inputs = "inputs of each class" if len(self.thresholds) > 1 else "inputs"
+        return (
+            f"sets by {self.method.upper()}, fitted on {counted(self.count, 'sample')}: on average over draws of these, at least "
+            f"{100 * self.coverage:g} % of {inputs} have their class in the set"
+        )
+
+    @model_validator(mode="after")
+    def _check_penalty(self) -> Self:
+        if (self.penalty is None, self.rank is None) != (self.method is not SetMethod.RAPS,) * 2:
+            raise ValueError(f"penalty, rank: required by `{SetMethod.RAPS}`, else excluded")
+        return self
+
+
+class SetNumbers(StrictModel):
+    """What sets are like on the ID set.
+
+    Attributes:
+        rule: Which sets.
+        is_fitted_here: Whether they were fitted on these samples, so that their coverage holds by construction.
+        count: How many samples there are.
+        covered: How many of these have their class in the set.
+        empty: How many sets have no class.
+        single: How many have one.
+        mean_size: Mean number of classes in a set.
+        interval: 95 % interval of the coverage (Clopper and Pearson).
+        classes: Samples with their class in the set by class, in the order of the model; of many classes those with the lowest coverage.
+    """
+
+    rule: PredictionSets
+    is_fitted_here: bool
+    count: int = Field(ge=1)
+    covered: Count
+    empty: Count
+    single: Count
+    mean_size: float = Field(ge=0)
+    interval: tuple[Share, Share]
+    classes: tuple[ClassHits, ...] = Field(min_length=1, max_length=MOST_CLASSES)
+
+    @property
+    def summary(self) -> str:
+        """What they are like, in a sentence."""
+        worst = min(self.classes, key=lambda hits: hits.hits / hits.count)
+        low, high = (100 * bound for bound in self.interval)
+        samples = counted(self.count, "sample")
+        return (
+            f"sets of {self.mean_size:.2f} classes on average contain the class of {100 * self.covered / self.count:.1f} % of {samples} "
+            f"({'on which they were fitted' if self.is_fitted_here else f'95 % interval {low:.1f} to {high:.1f}'}), of class {worst.name} "
+            f"the fewest, {worst.hits} of {worst.count}; {100 * self.empty / self.count:.1f} % are empty, "
+            f"{100 * self.single / self.count:.1f} % have one class"
+        )
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> Self:
+        if max(self.covered, self.empty + self.single) > self.count:
+            raise ValueError("covered, empty + single: must not exceed count")
+        return self

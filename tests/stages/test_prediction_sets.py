@@ -1,0 +1,359 @@
+"""Prediction sets: fitted and measured by `eval`, kept in copies of models, written by `predict`, dropped with what they were fitted for."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pydantic import ValidationError
+
+import hydractl
+from hydractl.checkpoint import Checkpoint
+from hydractl.cli.app import main
+from hydractl.data.encode import open_items
+from hydractl.data.reference import DataRef
+from hydractl.families.load import open_model
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.guarantee import SetMethod
+from hydractl.manifest.prediction_sets import PredictionSets, SetNumbers
+from hydractl.manifest.report import Report
+from hydractl.metrics.conformal import fewest_samples, nonconformity, quantile
+from hydractl.metrics.per_sample import Responses
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.extras.prediction_sets import measure_sets
+from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.selective_threshold import why_lapses
+from hydractl.stages.evaluate.set_options import NO_SETS, SetOptions
+from hydractl.stages.export.config import ExportConfig
+from hydractl.stages.export.run import run_export
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from hydractl.stages.predict.config import PredictConfig
+from hydractl.stages.predict.run import run_predict
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.run import run_prune
+from hydractl.stages.shared.command_config import config_digest
+from hydractl.stages.shared.zero_shot_classes import Naming
+from support.builders import base, mask_file
+from support.heard import Heard
+from support.pairs import pair
+
+HELD = "digits::split=val,classes=0-6"
+TEST = "digits::split=test,classes=0-6"
+QUICK = {"latency": False, "bootstrap": 0, "device": "cpu", "metrics": ("accuracy",)}
+LEVEL = 0.8
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    made = tmp_path_factory.mktemp("models")
+    base().save(made / "base.st")
+    for i in range(2):
+        base().pruned((0, 1), (2,), (0, 3)).tuned(i).save(made / f"m{i}.st")
+    members = (str(made / "m0.st"), str(made / "m1.st"))
+    run_fuse(FuseConfig(models=members, out=made / "hydra.st", verify=False))
+    return made
+
+
+def evaluated(models, model, heard=None, *, data=HELD, sets=LEVEL, method=None, by_class=False, **given):
+    options = SetOptions(sets=sets, set_method=method, sets_by_class=by_class)
+    settings = {
+        **QUICK,
+        "model": str(models / model),
+        "data": DataRef.parse(data),
+        "set_options": options,
+    }
+    return run_eval(EvalConfig(**(settings | given)), heard or Heard()).document
+
+
+@pytest.fixture(scope="module")
+def stored(models):
+    """A report, and a copy of the hydra with a temperature and prediction sets."""
+    return (
+        evaluated(models, "hydra.st", temperature=0.5, store=models / "copy.st", out=models / "report.json")
+        .rows[0]
+        .sets
+    )
+
+
+def lines(models, model, data=TEST, out="out.jsonl", **settings):
+    path = models / out
+    path.unlink(missing_ok=True)
+    run_predict(PredictConfig(model=str(models / model), data=(data,), out=path, device="cpu", **settings))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_they_are_fitted_on_mean_probabilities_after_temperature_scaling(models, stored):
+    header = Checkpoint.open(models / "copy.st").header
+    rule = header.prediction_sets
+    assert rule == stored.rule
+    assert (rule.method, rule.coverage, rule.count, header.temperature) == ("lac", LEVEL, 252, 0.5)
+    assert header.made_by.inputs[1].sha256 == rule.data.sha256
+    assert (header.made_by.options["sets"], header.made_by.options["set_method"]) == (LEVEL, "lac")
+    held = lines(models, "copy.st", HELD, top_k=7)
+    report = Report.read(models / "report.json")
+    assert report.rows[0].sets == stored
+    assert report.options["sets"] == LEVEL
+    labels = [int(name) for name in labels_of(HELD)]
+    by_name = [{one["label"]: one["probability"] for one in line["top"]} for line in held]
+    scores = torch.tensor([1 - p[str(y)] for p, y in zip(by_name, labels, strict=True)], dtype=torch.float64)
+    assert rule.thresholds[0] == pytest.approx(quantile(scores, LEVEL), abs=1.1e-6)
+    assert stored.covered == sum(str(y) in line["set"] for line, y in zip(held, labels, strict=True))
+    assert stored.covered >= 0.8 * 252
+    assert stored.is_fitted_here
+
+
+def labels_of(ref):
+    items = open_items(DataRef.parse(ref), base().header.preprocess)
+    return [items.class_names[label] for label in items.labels]
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+@pytest.mark.parametrize("method", SetMethod)
+def test_eval_measures_what_predict_writes(models, method, by_class):
+    """On other data than it fits them on, in every form of a table and in Python."""
+    copy = models / f"{method}-{by_class}.st"
+    evaluated(models, "hydra.st", method=method, by_class=by_class, store=copy)
+    numbers = evaluated(models, copy.name, data=TEST, sets=None).rows[0].sets
+    told, labels = lines(models, copy.name), labels_of(TEST)
+    sets = [line["set"] for line in told]
+    header = open_model(str(copy)).header
+    assert numbers.rule == header.prediction_sets
+    assert len(numbers.rule.thresholds) == (7 if by_class else 1)
+    assert numbers.count == len(sets) == len(labels)
+    assert numbers.covered == sum(label in names for label, names in zip(labels, sets, strict=True))
+    assert (numbers.empty, numbers.single) == tuple(sum(len(s) == n for s in sets) for n in (0, 1))
+    assert numbers.mean_size == pytest.approx(sum(map(len, sets)) / len(sets))
+    assert numbers.interval[0] < numbers.covered / numbers.count < numbers.interval[1]
+    assert not numbers.is_fitted_here
+    for one in numbers.classes:
+        of_class = [s for s, label in zip(sets, labels, strict=True) if label == one.name]
+        assert (one.count, one.hits) == (len(of_class), sum(one.name in s for s in of_class))
+    out = models / "sets.csv"
+    out.unlink(missing_ok=True)
+    run_predict(PredictConfig(model=str(copy), data=(TEST,), out=out, device="cpu"))
+    with out.open(newline="") as file:
+        assert [json.loads(row["set"]) for row in csv.DictReader(file)] == sets
+    (models / "sets.parquet").unlink(missing_ok=True)
+    run_predict(PredictConfig(model=str(copy), data=(TEST,), out=models / "sets.parquet", device="cpu"))
+    assert [json.loads(cell) for cell in pq.read_table(models / "sets.parquet")["set"].to_pylist()] == sets
+
+    model, inputs = hydractl.load(copy), base().inputs(batch=5)
+    predictions = model.predict(inputs)
+    scores = nonconformity(
+        predictions.probabilities, method, penalty=numbers.rule.penalty, rank=numbers.rule.rank
+    )
+    assert torch.equal(predictions.sets, scores <= torch.tensor(numbers.rule.thresholds).double())
+    assert hydractl.load(models / "hydra.st").predict(inputs).sets is None
+    assert "set" not in lines(models, "hydra.st")[0]
+
+
+def test_empty_sets_and_sets_of_one_class_are_counted_apart():
+    """By the mean of two members, of which neither has these sets."""
+    probs = torch.tensor([
+        [[0.9, 0.1, 0.0], [0.6, 0.3, 0.1], [0.0, 0.1, 0.9], [0.5, 0.5, 0.0]],
+        [[0.9, 0.0, 0.1], [0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.5, 0.5, 0.0]],
+    ])  # fmt: skip
+    data = Fingerprint(reference="held-out", sha256=f"sha256:{'0' * 64}")
+    other = data.model_copy(update={"sha256": f"sha256:{'1' * 64}"})
+    rule = PredictionSets(method=SetMethod.LAC, coverage=0.5, thresholds=(0.55,), count=9, data=other)
+    labels = torch.tensor([0, 0, 1, 2])
+    numbers = measure_sets(rule, Responses(probs.log()), labels, ("a", "b", "c"), data)
+    assert (numbers.empty, numbers.single, numbers.covered, numbers.mean_size) == (1, 1, 2, 5 / 4)
+    assert [(one.name, one.hits, one.count) for one in numbers.classes] == [
+        ("a", 1, 2),
+        ("b", 1, 1),
+        ("c", 0, 1),
+    ]
+    assert "of class c the fewest, 0 of 1; 25.0 % are empty, 25.0 % have one class" in numbers.summary
+
+
+def test_every_row_has_its_own_or_those_that_its_model_stores(models, stored):
+    compare = (
+        NamedModels(name="copy", models=(str(models / "copy.st"),)),
+        NamedModels(name="both", models=(str(models / "copy.st"), str(models / "m0.st"))),
+    )
+    evaluated(models, "base.st", store=models / "one.st")
+    derived = NamedModels.parse(f"laplace=laplace:{models / 'one.st'}::data=digits::split=train,classes=0-6")
+    fitted, copy, both, laplace = evaluated(models, "hydra.st", compare=(*compare, derived)).rows
+    assert len({row.sets.rule.thresholds for row in (fitted, copy, both)}) == 3
+    assert laplace.sets.is_fitted_here
+    again = copy.sets.rule  # fitted anew, on the same data with the same temperature
+    assert again.thresholds == pytest.approx(stored.rule.thresholds, abs=1e-6)
+    assert (again.data, again.count) == (stored.rule.data, 252)
+    compare = (*compare, derived)
+    plain, copy, both, laplace = evaluated(models, "hydra.st", data=TEST, sets=None, compare=compare).rows
+    assert (plain.sets, copy.sets.rule, both.sets, laplace.sets) == (None, stored.rule, None, None)
+
+
+def test_what_changes_the_model_drops_them(models, stored):
+    member = hydractl.load(models / "base.st")
+    member.header = member.header.model_copy(update={"prediction_sets": stored.rule})
+    member.save(models / "set.st")
+    assert Checkpoint.open(models / "set.st").header.prediction_sets == stored.rule
+    heard = Heard()
+    mask = mask_file(models / "mask.json", base().header, (0, 1), (2,), (0, 3))
+    prune = PruneConfig(model=str(models / "set.st"), masks=(mask,), out=models / "pruned.st", verify=False)
+    run_prune(prune, heard)
+    run_fuse(FuseConfig(models=(str(models / "set.st"),), out=models / "fused.st", verify=False), heard)
+    for name in ("pruned.st", "fused.st"):
+        assert open_model(str(models / name)).header.prediction_sets is None
+    assert sum("its prediction sets are not kept" in warning for warning in heard.warnings) == 2
+
+
+def test_another_temperature_or_length_drops_them(models, stored):
+    def copied(name, **given):
+        (models / name).unlink(missing_ok=True)
+        document = evaluated(models, "copy.st", heard := Heard(), sets=None, store=models / name, **given)
+        dropped = [w for w in heard.warnings if "its prediction sets are not" in w]
+        return Checkpoint.open(models / name).header.prediction_sets, document.rows[0].sets, dropped
+
+    kept, measured, dropped = copied("same.st", temperature=1.0)
+    assert (kept, measured.rule, dropped) == (stored.rule, stored.rule, [])
+    kept, measured, dropped = copied("warm.st", temperature=2.0)
+    assert (kept, measured) == (None, None)
+    assert "its prediction sets are not measured: they are not valid for another temperature" in dropped[0]
+    assert "its prediction sets are not kept: they are not valid for another temperature" in dropped[1]
+    (models / "risky.st").unlink(missing_ok=True)
+    evaluated(models, "copy.st", sets=None, threshold_for=0.95, delta=0.2, store=models / "risky.st")
+    both = Checkpoint.open(models / "risky.st").header
+    assert both.prediction_sets == stored.rule
+    assert both.threshold is not None
+
+
+def test_sets_of_other_classes_are_not_applied(tmp_path):
+    """Of a zero-shot model, which may be asked about others than those that it stores."""
+    digits = "digits::classes=0-4,limit=80"
+    names = ("0", "1", "2", "3", "4")
+    members = (str(pair("clip", tmp_path).save(tmp_path / "base.st")),)
+    named = Naming(names=names, templates=("a photo of a {label} .",))
+    run_fuse(FuseConfig(models=members, out=tmp_path / "hydra.st", naming=named, verify=False))
+    copy = tmp_path / "copy.st"
+    document = evaluated(tmp_path, "hydra.st", data=digits, store=copy)
+    assert open_model(str(copy)).header.prediction_sets == document.rows[0].sets.rule
+    assert set(lines(tmp_path, "copy.st", digits)[0]["set"]) <= {*names}
+
+    others = Naming(names=names, templates=("the big {label}",))
+    heard = Heard()
+    assert evaluated(tmp_path, "copy.st", heard, data=digits, sets=None, naming=others).rows[0].sets is None
+    assert any("they are not valid for other classes" in warning for warning in heard.warnings)
+    run_predict(
+        PredictConfig(model=str(copy), data=(digits,), out=tmp_path / "o.jsonl", device="cpu", naming=others),
+        heard,
+    )
+    assert "set" not in json.loads((tmp_path / "o.jsonl").read_text().splitlines()[0])
+    assert (
+        f"{copy}: its prediction sets are valid only for the classes that it stores, and not applied"
+        in heard.warnings
+    )
+    assert hydractl.load(copy, templates=["the big {label}"]).header.prediction_sets is None
+
+
+def test_another_length_of_texts_drops_them(models):
+    config = EvalConfig(model=str(models / "hydra.st"), data=DataRef.parse(HELD))
+    opened = open_model(str(models / "hydra.st"))
+    assert why_lapses(config, opened, 1.0) is None
+    assert why_lapses(replace(config, max_length=8), opened, 1.0) == "another `--max-length`"
+
+
+def test_a_report_with_sets_is_another_report(models):
+    options = (NO_SETS, SetOptions(sets=0.9), SetOptions(sets=0.8), SetOptions(sets=0.9, set_method="aps"))
+    base_config = EvalConfig(model=str(models / "hydra.st"), data=DataRef.parse(HELD))
+    assert len({config_digest(replace(base_config, set_options=one)) for one in options}) == 4
+    assert config_digest(base_config) == config_digest(replace(base_config, set_options=NO_SETS))
+
+
+def test_measured_on_the_data_of_the_fit_they_are_said_to_be(models, stored):
+    heard = Heard()
+    document = evaluated(models, "copy.st", heard, sets=None)
+    caveat = "copy: its conformal quantile was fitted on `--data`: the coverage of prediction sets will be too good"
+    assert caveat in document.warnings
+    assert document.rows[0].sets == stored
+    assert caveat not in evaluated(models, "copy.st", data=TEST, sets=None).warnings
+
+
+def test_too_few_samples_are_refused_with_the_number_that_is_needed(models, capsys):
+    few = "digits::split=val,classes=0-6,limit=40"
+    options = ["--no-latency", "--bootstrap", "0", "--device", "cpu", "--store", str(models / "few.st")]
+    model = str(models / "base.st")
+    assert main(["eval", model, "--data", few, "--sets", "0.98", *options]) == 3
+    assert "`--sets 0.98` needs at least 49 samples, but `--data` has 40" in capsys.readouterr().err
+    assert main(["eval", model, "--data", few, "--sets", "0.9", "--sets-by-class", *options]) == 3
+    seen = capsys.readouterr().err
+    assert "`--sets 0.9` needs at least 9 samples of each class with `--sets-by-class`, but" in seen
+    assert not (models / "few.st").exists()
+    counts = evaluated(models, "base.st", data=few, sets=0.97).rows[0].sets
+    assert counts.count == 40 >= fewest_samples(0.97)
+
+
+def test_an_exported_model_says_what_its_sets_are(models, stored):
+    onnx = pytest.importorskip("onnxruntime")
+    out = models / "copy.onnx"
+    run_export(ExportConfig(model=str(models / "copy.st"), out=out), Heard())
+    said = onnx.InferenceSession(out).get_modelmeta().custom_metadata_map["hydractl.prediction_sets"]
+    assert PredictionSets.model_validate_json(said) == stored.rule
+    heard, small = Heard(), models / "small.onnx"
+    run_export(
+        ExportConfig(
+            model=str(models / "copy.st"), out=small, quantize="int8", data="digits::classes=0-6,limit=9"
+        ),
+        heard,
+    )
+    said = onnx.InferenceSession(small).get_modelmeta().custom_metadata_map["hydractl.prediction_sets"]
+    assert said == "null"
+    assert any("its prediction sets are not exported" in warning for warning in heard.warnings)
+
+
+def test_all_that_tells_a_model_tells_its_sets(models, stored, capsys):
+    assert main(["inspect", str(models / "copy.st")]) == 0
+    promise = "at least 80 % of inputs have their class in the set"
+    assert promise in " ".join(capsys.readouterr().out.split())
+    assert main(["report", str(models / "report.json"), "-o", str(models / "page.md"), "--force"]) == 0
+    assert f"hydra: {stored.summary}." in (models / "page.md").read_text()
+    shown = ["--no-latency", "--bootstrap", "0", "--metrics", "accuracy", "--device", "cpu"]
+    assert main(["eval", str(models / "copy.st"), "--data", TEST, *shown]) == 0
+    assert "copy: sets of" in (seen := " ".join(capsys.readouterr().out.split()))
+    assert "95 % interval" in seen
+
+
+def test_documents_are_checked(stored):
+    written = stored.model_dump(mode="json")
+    assert SetNumbers.model_validate_json(json.dumps(written)) == stored
+    assert "penalty" not in written["rule"]
+    for change, message in (
+        ({"method": "raps"}, "penalty, rank: required by `raps`"),
+        ({"rank": 3}, "penalty, rank: required by `raps`, else excluded"),
+        ({"coverage": 1.0}, "less than 1"),
+        ({"thresholds": []}, "at least 1"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            PredictionSets.model_validate_json(json.dumps(written["rule"] | change))
+    with pytest.raises(ValidationError, match="must not exceed count"):
+        SetNumbers.model_validate_json(json.dumps(written | {"covered": stored.count + 1}))
+    header = base().header.model_dump(mode="json", by_alias=True)
+    header["prediction_sets"] = written["rule"] | {"thresholds": [0.1, 0.2]}
+    with pytest.raises(ValidationError, match="must be one, or one for each class"):
+        type(base().header).model_validate_json(json.dumps(header))
+
+
+REFUSED = {
+    "a percentage": (["--sets", "90"], "write 90 % as 0.9"),
+    "no level": (["--set-method", "aps"], "`--set-method` has no effect without `--sets"),
+    "classes alone": (["--sets-by-class"], "`--sets-by-class` has no effect without `--sets"),
+    "another method": (["--sets", "0.9", "--set-method", "asp"], "did you mean `aps`?"),
+    "a penalty of another": (
+        ["--sets", "0.9", "--set-method", "aps", "--raps-penalty", "1"],
+        "`--raps-penalty` has no effect without `--set-method raps`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(models, capsys, options, message):
+    assert main(["eval", str(models / "base.st"), "--data", HELD, *options]) == 2
+    assert message in capsys.readouterr().err
