@@ -42,6 +42,8 @@ from hydractl.stages.shared.zero_shot_classes import Naming
 from support.builders import base, mask_file
 from support.heard import Heard
 from support.pairs import pair
+from support.text_folders import save_text_model
+from support.variants import variant
 
 HELD = "digits::split=val,classes=0-6"
 TEST = "digits::split=test,classes=0-6"
@@ -357,3 +359,27 @@ REFUSED = {
 def test_what_is_refused(models, capsys, options, message):
     assert main(["eval", str(models / "base.st"), "--data", HELD, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_at_another_length_of_texts_they_are_not_applied(tmp_path):
+    """As in `eval`: neither sets nor threshold are valid for texts that are cut elsewhere."""
+    save_text_model(variant("transformers-bert-plain"), tmp_path / "bert")
+    rows = [{"text": " ".join(["cat"] * (1 + i % 9)), "label": i % 7} for i in range(60)]
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluated(tmp_path, "bert", data=str(data), threshold_for=0.99, delta=0.5, store=tmp_path / "copy.st")
+    whole = lines(tmp_path, "copy.st", str(data))[0]
+    assert {"set", "accepted"} <= {*whole}
+    run_predict(
+        PredictConfig(
+            model=str(tmp_path / "copy.st"),
+            data=(str(data),),
+            out=tmp_path / "short.jsonl",
+            device="cpu",
+            max_length=4,
+        ),
+        heard := Heard(),
+    )
+    short = json.loads((tmp_path / "short.jsonl").read_text().splitlines()[0])
+    assert {*whole} - {*short} == {"set", "accepted"}
+    assert any("valid only for the length of texts that it stores" in w for w in heard.warnings)

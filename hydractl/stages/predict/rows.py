@@ -84,17 +84,20 @@ class RowFormatter:
             )
         stored = header.prompting and classes and (header.labels, header.prompting.templates)
         others_asked = stored and stored != (classes and (classes.names, classes.templates))
-        found_for_classes = {
+        stored_fits = {
             "threshold is": header.threshold,
             "prediction sets are": header.prediction_sets,
-            "feature-based OOD scores are": header.fitted,
+            "feature-based OOD scores are": header.fitted if others_asked else None,
         }
-        lapsed = next((subject for subject, fit in found_for_classes.items() if fit is not None), None)
-        if others_asked and lapsed:
+        lapsed = next((subject for subject, fit in stored_fits.items() if fit is not None), None)
+        if lapsed and (others_asked or config.max_length is not None):
             progress.warn(
-                f"{opened.reference}: its {lapsed} valid only for the classes that it stores, and not applied"
+                f"{opened.reference}: its {lapsed} valid only for the {'classes' if others_asked else 'length of texts'} "
+                "that it stores, and not applied"
             )
-            header = with_class_names(header, classes)
+            header = with_class_names(header, classes).model_copy(
+                update=dict.fromkeys(("threshold", "prediction_sets"))
+            )
         report = None
         if isinstance(config.threshold, Path):
             report = Report.from_json(read_text(config.threshold), where=str(config.threshold))
