@@ -133,8 +133,6 @@ class HeadGroup(nn.Module):
 
     def of_each(self, x: torch.Tensor) -> torch.Tensor:
         """Return keys or values (B, G, T, K) of the heads that share them, (B, H, T, K)."""
-        if self.sharing == 1:
-            return x
         shares = Counter(head // self.sharing for head in self.head_numbers)
         parts = zip(x.split(1, dim=1), shares.values(), strict=True)
         return torch.cat([key.expand(-1, count, -1, -1) for key, count in parts], dim=1)
@@ -161,7 +159,9 @@ class HeadGroup(nn.Module):
             q, k, v = self._project_in(x, queries)
             bias = self.scores_bias(q, k, queries, side)
             q, k = self.positioned(q, k, queries, side)
-            z = self._attention(q, self.of_each(k), self.of_each(v), bias).transpose(1, 2)
+            if self.sharing > 1:  # each call takes time
+                k, v = self.of_each(k), self.of_each(v)
+            z = self._attention(q, k, v, bias).transpose(1, 2)
         if self.gate is not None:
             z = z * self.gate(query_tokens).sigmoid().unflatten(-1, (self.heads, self.head_dim))
         return z
@@ -180,7 +180,7 @@ class HeadGroup(nn.Module):
         q, k = self.positioned(q, k, None, side)
         return F.scaled_dot_product_attention(
             q,
-            self.of_each(k),
+            k if self.sharing == 1 else self.of_each(k),
             torch.eye(tokens, dtype=q.dtype, device=x.device).expand(batch, self.heads, -1, -1),
             attn_mask=bias,
             scale=self.scale,

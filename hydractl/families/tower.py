@@ -89,7 +89,7 @@ class Block(nn.Module):
         if not self.adds or any(isinstance(norm, MemberParallel) and not norm.folded for norm in norms):
             return None
         attention = self.attn.on_one_stream()
-        return None if attention is None else self.with_parts({"attn": attention})
+        return self.with_parts({"attn": attention}) if attention is not None and self.tokenwise else None
 
     def with_parts(self, parts: Mapping[str, nn.Module]) -> Block:
         """Return a copy of this block that has `parts` in place of its own children and shares all others."""
