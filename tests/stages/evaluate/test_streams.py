@@ -28,6 +28,7 @@ from hydractl.stages.evaluate.analyses.settings import Analysing
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.set_options import SetOptions
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from hydractl.stages.shared import prediction_store
@@ -147,6 +148,7 @@ def test_all_numbers_are_those_of_the_same_rows_in_a_file(served, request, made,
     lake, other = made(count), made(21, first=100 if made is not of_names else 40)
     served(lake, other)
     given = {"curves": True, "ood_score": ("energy", "msp"), "threshold_for": 0.99} | settings
+    given["set_options"] = SetOptions(sets=0.9, set_method="aps")
     given["compare"] = tuple(map(NamedModels.parse, given.get("compare", ())))
     files = stored(lake, "id.parquet"), stored(other, "other.parquet")
     of_files = measured(*files, **given)
