@@ -249,7 +249,7 @@ def test_where_no_threshold_is_stored_one_sentence_says_how_to_get_one(models):
     reason, heard = hears("hydra.st")
     path = models / "hydra.st"
     assert reason == (
-        f"{path}: stores no threshold, so predictions have no `accept`; `hydractl eval {path} --data "
+        f"{path}: stores no threshold, so predictions have no column `accepted`; `hydractl eval {path} --data "
         "HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
     )
     assert heard.steps.count(reason) == 1

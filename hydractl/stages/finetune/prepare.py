@@ -165,7 +165,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     )
     steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
     progress.step(
-        f"Training {opened.name} on {len(training.items)} {training.items.content} for {counted(steps, 'step')}, "
+        f"Training `{opened.name}` on {len(training.items)} {training.items.content} for {counted(steps, 'step')}, "
         f"validating on {len(validation.items)}"
         + (f", taught by {', '.join(t.name for t in teachers)}" if teachers else "")
     )

@@ -227,7 +227,7 @@ def _why_undecided(opened: OpenModel, threshold: Threshold | None) -> str:
     if threshold is not None:
         return f"{opened.reference}: `{ACCEPTED}` is null: {threshold.summary}"
     return (
-        f"{opened.reference}: stores no threshold, so predictions have no `accept`; `hydractl eval "
+        f"{opened.reference}: stores no threshold, so predictions have no column `accepted`; `hydractl eval "
         f"{shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
     )
 
