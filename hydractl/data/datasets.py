@@ -144,12 +144,11 @@ class Items(Classed, ABC):
             DataError: If the set has no labels.
         """
         position = {label: place for place, label in enumerate(classes)}
-        class_names = tuple(self.class_names[label] for label in classes)
         if self.label_sets is not None:
             chosen = (sorted(position[i] for i in labels if i in position) for labels in self.label_sets)
             return replace(
                 self,
-                class_names=class_names,
+                class_names=tuple(self.class_names[label] for label in classes),
                 label_sets=tuple(map(tuple, chosen)),
                 is_selection=len(classes) < len(self.class_names),
             )
@@ -161,7 +160,7 @@ class Items(Classed, ABC):
         indices = [i for i, label in enumerate(self.labels) if label in position]
         return replace(
             self.at(indices),
-            class_names=class_names,
+            class_names=tuple(self.class_names[label] for label in classes),
             labels=tuple(position[self.labels[i]] for i in indices),
         )
 

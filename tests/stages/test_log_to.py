@@ -229,7 +229,7 @@ def scoring(model, out, **changes):
         "budget": HeadBudget(remove=4),
         "device": "cpu",
         "log_to": ("wandb",),
-        "given": {"objective": "acc"},
+        "given": {"objective": "acc", "search": "exact"},
     }
     return ScoreConfig(model=model, out=out, **(given | changes))
 

@@ -341,6 +341,7 @@ def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(
             naming=NAMED,
             towers=towers,
             max_memory=max_memory,
+            given={"search": "exact"},
             force=True,
         )
 
