@@ -9,7 +9,7 @@ temperature. Without `--all`, eight rows are made, of texts six.
     python benchmarks/promise.py digits --work promise/ --seeds 44 45 46 47 48 49 50 51 52 53 54 55
     python benchmarks/promise.py fashion --idx fashion-mnist/ --work promise/ --seeds 51 52 53 54 55
     python benchmarks/promise.py clinc150 --file CLINC150.jsonl --backbone MINILM/ --work promise/ --seeds 41 42 43 44 45
-    python benchmarks/promise.py shapes --work promise/ [--all]
+    python benchmarks/promise.py shapes --work promise/ --seeds 51 52 53 54 55 [--all]
 
 The claims (`claims`) were written down before their seeds were run: those on texts, chosen on seeds 11 to 15, before 41 to 45; the one
 on images, chosen with `teaching.py` on other seeds but the same test images, before 51 and above. Of the digits, seeds 44 to 50 are read
