@@ -135,8 +135,8 @@ def products_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         products = torch.bmm(rows, weight) + bias  # a compiler fuses this addition with the next operation
     elif one_by_one(rows, weight, bias):
         products = rows.new_empty(*rows.shape[:-1], weight.shape[-1])
-        for operands in zip(bias.squeeze(1), rows, weight, products, strict=True):
-            torch.addmm(*operands[:3], out=operands[3])
+        for own_bias, own_rows, own_weight, out in zip(bias.squeeze(1), rows, weight, products, strict=True):
+            torch.addmm(own_bias, own_rows, own_weight, out=out)
     else:
         products = torch.baddbmm(bias, rows, weight)
     return products.view(*x.shape[:-1], weight.shape[-1])

@@ -16,7 +16,7 @@ from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.metrics.compute import scored
 from hydractl.metrics.conformal import class_sets
 from hydractl.metrics.ood_scores import SCORES, mutual_information
-from hydractl.metrics.per_sample import SAMPLES_AT_ONCE, Responses, Scored, ensemble_log_probs, in_memory
+from hydractl.metrics.per_sample import SAMPLES_AT_ONCE, Responses, Scored, in_memory, mean_probabilities
 from hydractl.metrics.selective import HALF
 
 
@@ -184,8 +184,7 @@ def predictions_of(
 
 def _probabilities(responses: Responses) -> tuple[Tensor, Tensor]:
     """Return the mean of members' probabilities (N, ...), and each member's (M, N, ...)."""
-    parts = responses.split(SAMPLES_AT_ONCE)
-    mean = torch.cat([ensemble_log_probs(p.log_probs.double()).exp().float() for p in parts])
+    mean = torch.cat([mean_probabilities(part) for part in responses.split(SAMPLES_AT_ONCE)])
     return mean, responses.log_probs.exp()
 
 

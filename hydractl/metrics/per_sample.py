@@ -202,6 +202,11 @@ def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:
     return total - math.log(len(member_log_probs))
 
 
+def mean_probabilities(predictions: Responses) -> Tensor:
+    """Return the mean of the members' probabilities (B, ...), computed in float64 and rounded to float32, as `predict` has them."""
+    return ensemble_log_probs(predictions.log_probs.double()).exp().float()
+
+
 def at_labels(values: Tensor, labels: Tensor) -> Tensor:
     """Return the entries (..., N) of values (..., N, C) that belong to labels (N,), int64."""
     return values.gather(-1, labels.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)

@@ -42,6 +42,7 @@ from hydractl.stages.shared.zero_shot_classes import Naming
 from support.builders import base, mask_file
 from support.heard import Heard
 from support.pairs import pair
+from support.predictions import predicted_lines
 from support.text_folders import save_text_model
 from support.variants import variant
 
@@ -83,11 +84,8 @@ def stored(models):
     )
 
 
-def lines(models, model, data=TEST, out="out.jsonl", **settings):
-    path = models / out
-    path.unlink(missing_ok=True)
-    run_predict(PredictConfig(model=str(models / model), data=(data,), out=path, device="cpu", **settings))
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def lines(models, model, data=TEST, **settings):
+    return predicted_lines(models, model, data, **settings)
 
 
 def test_they_are_fitted_on_mean_probabilities_after_temperature_scaling(models, stored):

@@ -31,6 +31,7 @@ from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from support.builders import base, mask_file
 from support.heard import Heard
+from support.predictions import predicted_lines
 
 HELD = "digits::split=val,classes=0-6"
 QUICK = {"latency": False, "bootstrap": 0, "device": "cpu", "metrics": ("accuracy",)}
@@ -61,11 +62,8 @@ def stored(models):
     return report.document.rows[0].threshold
 
 
-def lines(models, model, data=HELD, out="out.jsonl", **settings):
-    path = models / out
-    path.unlink(missing_ok=True)
-    run_predict(PredictConfig(model=str(models / model), data=(data,), out=path, device="cpu", **settings))
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def lines(models, model, data=HELD, **settings):
+    return predicted_lines(models, model, data, **settings)
 
 
 def test_a_report_says_what_is_accepted_and_what_that_promises(models, stored):

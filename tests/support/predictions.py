@@ -1,5 +1,6 @@
 """What `eval --save-predictions` wrote, read back."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from torch import Tensor
 from hydractl.checkpoint import Checkpoint
 from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, in_memory
 from hydractl.stages.evaluate.predictions_file import LABELS, LOG_PROBS, LOGSUMEXP, SCORES
+from hydractl.stages.predict.config import PredictConfig
+from hydractl.stages.predict.run import run_predict
 
 
 @dataclass(kw_only=True)
@@ -47,3 +50,11 @@ class SavedPredictions:
                 known = sets[data] if isinstance(sets[data], Scored) else Scored(sets[data], {})
                 sets[data] = Scored(known.predictions, {**known.scores, scores[0]: tensor})
         return saved
+
+
+def predicted_lines(folder, model, data, out="out.jsonl", **settings):
+    """Return what `predict` writes of data with a model of a folder, a line a sample."""
+    path = folder / out
+    path.unlink(missing_ok=True)
+    run_predict(PredictConfig(model=str(folder / model), data=(data,), out=path, device="cpu", **settings))
+    return [json.loads(line) for line in path.read_text().splitlines()]

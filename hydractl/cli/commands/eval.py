@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 OF_PAGES = ("classes", "examples", "costs")
+"""The sections that only pages show; costs are in the first table."""
 SHOWN = 20
 """Number of thresholds of labels."""
-"""The sections that only pages show; costs are in the first table."""
 
 
 def show_stored(config: EvalConfig, terminal: Terminal) -> None:

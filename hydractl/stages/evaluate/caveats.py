@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
+from torch import Tensor
 
 from hydractl.errors import DataError, UsageError
 from hydractl.families.load import OpenModel
@@ -99,12 +100,12 @@ def check_apart(config: EvalConfig, fingerprints: Mapping[str, Fingerprint]) -> 
             )
 
 
-def check_enough(config: EvalConfig, labels: Sequence[int], names: Sequence[str]) -> None:
+def check_enough(config: EvalConfig, labels: Tensor, names: Sequence[str]) -> None:
     """Refuse an ID set with too few samples for the coverage of prediction sets.
 
     Args:
         config: What is measured.
-        labels: Of the ID set, the models' classes.
+        labels: Of the ID set, (N,), the models' classes.
         names: Of these.
 
     Raises:
@@ -113,7 +114,7 @@ def check_enough(config: EvalConfig, labels: Sequence[int], names: Sequence[str]
     coverage, by_class = config.set_options.sets, config.set_options.sets_by_class
     if coverage is None:
         return
-    fewest, counts = fewest_samples(coverage), Counter(labels)
+    fewest, counts = fewest_samples(coverage), Counter(labels.tolist())
     requirement = f"`{SETS} {coverage:g}` needs at least {counted(fewest, 'sample')}"
     if not by_class and len(labels) < fewest:
         raise DataError(

@@ -178,7 +178,7 @@ class EvalData:
         for caveat in caveats:
             self.progress.warn(caveat)
         check_apart(config, fingerprints)
-        check_enough(config, labels.tolist(), self.class_names)
+        check_enough(config, labels, self.class_names)
         return DataSummary(labels, fingerprints, caveats)
 
     @property

@@ -13,13 +13,13 @@ from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
-from hydractl.fusion.predictions import LabelPredictions, predictions_of
+from hydractl.fusion.predictions import predictions_of
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import FittedScores, Header, InputFile, Threshold
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
-from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once
+from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once, mean_probabilities
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
 from hydractl.metrics.temperature import rounded
@@ -43,8 +43,8 @@ def label_thresholds_of(
     """Return the thresholds of a row on the probabilities of labels; none if none are asked for."""
     if not config.label_thresholds:
         return ()
-    parts = (LabelPredictions.of(part, ()) for part in predictions.split(at_once(predictions)))
-    return label_thresholds(torch.cat([part.probabilities for part in parts]), labels)
+    parts = [mean_probabilities(part)[..., 1] for part in predictions.split(at_once(predictions))]
+    return label_thresholds(torch.cat(parts), labels)
 
 
 def threshold_of(

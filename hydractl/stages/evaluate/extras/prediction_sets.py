@@ -15,7 +15,7 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.limits import MOST_CLASSES
 from hydractl.manifest.prediction_sets import PredictionSets, SetNumbers
 from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
-from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, ensemble_log_probs
+from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, mean_probabilities
 from hydractl.stages.evaluate.set_options import SetOptions
 
 
@@ -86,4 +86,4 @@ def _parts(predictions: StoredPredictions, labels: Tensor) -> Iterator[tuple[Ten
     """Yield mean probabilities, rounded as `predict` has them, and labels in chunks of samples."""
     size = at_once(predictions)
     for part, part_labels in zip(predictions.split(size), labels.split(size), strict=True):
-        yield ensemble_log_probs(part.log_probs.double()).exp().float(), part_labels
+        yield mean_probabilities(part), part_labels
