@@ -47,6 +47,7 @@ from pydantic import BaseModel
 import hydractl
 from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
+from hydractl.data.labels import required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError
 from hydractl.manifest.report import Row
@@ -184,7 +185,11 @@ def write_images(folder: Path, split: str, digits: Iterable[str], count: int, se
     """Write so many images of each digit, a folder a digit; fewer are the first of more."""
     images = of_kind(open_data(f"digits::split={split}"), ImageSet)
     for digit in digits:
-        indices = (i for i, label in enumerate(images.labels or ()) if images.class_names[label] == digit)
+        indices = (
+            i
+            for i, label in enumerate(required_labels(images, "digits"))
+            if images.class_names[label] == digit
+        )
         places = {str(images.places[i]): i for i in indices}
         (folder / digit).mkdir(parents=True, exist_ok=True)
         for place in ordered(places, f"{seed}/{split}")[:count]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -11,10 +12,12 @@ if TYPE_CHECKING:
     import torch
 
 Inputs: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor]"
-"""Images (B, C, height, width), or named tensors (B, ...): `input_ids`, `attention_mask`, `token_type_ids`."""
+"""Images (B, C, height, width), or named tensors (B, ...): `input_ids`, `attention_mask`, `token_type_ids`, `word_starts`."""
 
 
-TEXTS = ("input_ids", "attention_mask", "token_type_ids")
+WORDS = "word_starts"
+"""For a classifier of tokens: the first token of each word, (B, Q), int64, -1 for none. Without it, every token is answered."""
+TEXTS = ("input_ids", "attention_mask", "token_type_ids", WORDS)
 PIXELS = "pixel_values"
 IMAGE_AXES = 4
 LARGEST_SIDE = 4096
@@ -69,6 +72,20 @@ def _expected(towers: Collection[str]) -> str:
         return f"the model reads texts and expects {texts}"
     beside = f", or `{PIXELS}` with {texts}" if "text" in towers else ""
     return f"the model reads images and expects {images}{beside}"
+
+
+def words_asked(inputs: Inputs) -> torch.Tensor | None:
+    """Return which words each text has, (B, Q), boolean; None for inputs without words."""
+    return inputs[WORDS] >= 0 if isinstance(inputs, Mapping) and WORDS in inputs else None
+
+
+def without_absent(outputs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """Return outputs (k, B, Q, ...) with not-a-number for the words that a text has not; of other inputs as they are."""
+    has_word = words_asked(inputs)
+    if has_word is None:
+        return outputs
+    absent = on_device(~has_word, outputs.device)
+    return outputs.masked_fill(absent[(..., *(None,) * (outputs.ndim - 1 - absent.ndim))], math.nan)
 
 
 def map_inputs(change: Callable[[torch.Tensor], torch.Tensor], inputs: Inputs) -> Inputs:

@@ -23,6 +23,7 @@ from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
 from hydractl.cli.commands.demo.inputs import CAPTIONS
 from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
+from hydractl.data.labels import required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.manifest.report import Row as Measured
 from hydractl.training.clip_pretraining import PairConfig
@@ -167,7 +168,7 @@ def _train(folder: Path, seed: int) -> None:
     if not (pairs / f"{PAIRS}.jsonl").exists():
         pairs.mkdir(exist_ok=True)
         images = of_kind(open_data(TRAIN), ImageSet)
-        lines, labels = [], images.labels or ()
+        lines, labels = [], required_labels(images, TRAIN)
         for i in range(0, len(images), len(images) // CAPTIONED):
             images.image(i).save(pairs / f"{i}.png")
             caption = TEMPLATE.format(label=images.class_names[labels[i]])

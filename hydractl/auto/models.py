@@ -1,6 +1,6 @@
 """Members and hydras as models of transformers, for `from_pretrained`, pipelines and trainers.
 
-Axes: M members, B batch, C classes.
+Axes: M members, B batch, T tokens, C classes. What is (B,) or (B, C) is (B, T) or (B, T, C) of a classifier of tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import files_of, labels_of
 from hydractl.metrics.ood_scores import entropy, mutual_information
-from hydractl.metrics.per_sample import of_samples, opinions, question_losses
+from hydractl.metrics.per_sample import of_inputs, opinions, question_losses
 from hydractl.model_inputs import Inputs
 from hydractl.model_source import download
 from hydractl.strict_json import parse
@@ -238,17 +238,17 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
 
     def _answer(self, inputs: Inputs, labels: torch.Tensor | None, return_dict: bool | None) -> Any:  # noqa: ANN401 - an output or a tuple
         logits, ood_score = self.with_score(inputs)
-        member_opinions = opinions(logits)
+        member_opinions, several = opinions(logits), self.loaded.header.architecture.is_multi_label
         loss = None
         if labels is not None:
             # the library's labels of several are floating-point
             loss = question_losses(logits.to(member_opinions.members.dtype), labels.long()).mean()
         model_output = HydraClassifierOutput(
             loss=loss,
-            logits=member_opinions.logits,
+            logits=member_opinions.logits(multi_label=several),
             member_logits=logits,
-            entropy=of_samples(entropy(member_opinions.members)),
-            mutual_information=of_samples(mutual_information(member_opinions.members)),
+            entropy=of_inputs(entropy(member_opinions.members), multi_label=several),
+            mutual_information=of_inputs(mutual_information(member_opinions.members), multi_label=several),
             ood_score=ood_score,
         )
         named = self.config.return_dict if return_dict is None else return_dict
@@ -288,6 +288,10 @@ class HydraForSequenceClassification(HydraModel):  # type: ignore[no-untyped-cal
         return self._answer(
             {name: value for name, value in by_name.items() if value is not None}, labels, return_dict
         )
+
+
+class HydraForTokenClassification(HydraForSequenceClassification):  # type: ignore[no-untyped-call]  # as above
+    """A classifier of tokens."""
 
 
 def _places(model: HydraModel) -> dict[str, tuple[int, str]]:

@@ -36,3 +36,6 @@ def after(name: str) -> None:
         modeling_auto.AutoModelForSequenceClassification.register(
             HydraConfig, models.HydraForSequenceClassification, exist_ok=True
         )
+        modeling_auto.AutoModelForTokenClassification.register(
+            HydraConfig, models.HydraForTokenClassification, exist_ok=True
+        )

@@ -28,7 +28,8 @@ class TimmHydra(nn.Module):
 
         Of a model for Q labels, the log odds of the mean of the members' sigmoids (B, Q).
         """
-        return opinions(self.loaded.member_logits(x)).logits
+        several = self.loaded.header.architecture.is_multi_label
+        return opinions(self.loaded.member_logits(x)).logits(multi_label=several)
 
 
 def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: ANN401 - as timm calls it

@@ -42,13 +42,11 @@ class Batch(NamedTuple, Generic[T_co]):
 
     Attributes:
         inputs: Images (B, C, H, W), float32, or what a text model takes by name, each (B, T), int64.
-        labels: Shape (B,), int64, in the data set's own classes; None if it has no labels.
         indices: Shape (B,), int64, positions in the data set.
         bad: Of a lenient set, why images cannot be read, by their positions; their inputs are black.
     """
 
     inputs: T_co
-    labels: Tensor | None
     indices: Tensor
     bad: Mapping[int, str] = MappingProxyType({})
 
@@ -147,7 +145,7 @@ class _Batches:
     ahead: bool = True
 
     def __iter__(self) -> Iterator[Batch[Tensor]]:
-        labels, crew = self.dataset.labels, self.dataset.crew
+        crew = self.dataset.crew
         workers = crew.workers if crew else cores()
         size = min(_PART, max(1, self.batch_size // (2 * workers)))
         cut = (part for batch in _cut(self.order, self.batch_size) for part in _cut(batch, size))
@@ -159,7 +157,6 @@ class _Batches:
             batch_parts = list(islice(parts, -(-len(chosen) // size)))
             yield Batch(
                 inputs=_joined(batch_parts, len(chosen), finish),
-                labels=None if labels is None else torch.tensor([labels[i] for i in chosen]),
                 indices=torch.tensor(chosen),
                 bad={index: why for part in batch_parts for index, why in part.bad.items()},
             )

@@ -7,8 +7,8 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import ClassVar, NamedTuple, Self, TypeAlias
+from enum import Enum, StrEnum
+from typing import ClassVar, NamedTuple, Self, TypeAlias, cast
 
 from PIL import Image
 from typing_extensions import override
@@ -41,13 +41,28 @@ class Content(StrEnum):
         return self.value.removesuffix("s")
 
 
+UNASKED = -100
+"""Label of a word that nothing is asked about, as in losses of PyTorch."""
+
+
+class LabelKind(Enum):
+    """What the labels of an item are; the value is how messages call them."""
+
+    SINGLE = "one label for each item"
+    SEVERAL = "a list of labels for each item"
+    BY_WORD = "a label for each word"
+
+
+ItemLabels: TypeAlias = "tuple[int, ...] | tuple[tuple[int, ...], ...]"
+
+
 class Labels(NamedTuple):
     """What is said of the classes of items; as in `Items`."""
 
     class_names: tuple[str, ...] = ()
-    labels: tuple[int, ...] | None = None
+    labels: ItemLabels | None = None
     numbered: bool = False
-    label_sets: tuple[tuple[int, ...], ...] | None = None
+    kind: LabelKind = LabelKind.SINGLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,22 +72,23 @@ class Classed:
     Attributes:
         name: What reports call the set; holds no absolute path.
         class_names: One name a class, in the order that labels count; empty without labels.
-        labels: For each item an index into `class_names`, or None.
+        labels: For each item an index into `class_names`; of items that may have several, increasing ones; or one for each word.
+            None without labels.
         numbered: Whether classes have no names: a table's labels are whole numbers, which are a model's class indices. A
             folder's sub-folder `7` has a name, and so has a class that a data set calls so.
         columns: Those of the table that the items were read from; empty where there was none.
         by_position: Whether a user insists that the classes are a model's in order, whatever their names.
-        label_sets: In place of `labels`, for each item that may have several: increasing indices into `class_names`.
-        is_selection: Whether items may have other labels too, which `classes=` left out of `label_sets`.
+        kind: What the labels of an item are.
+        is_selection: Whether items that may have several labels may have others too, which `classes=` left out.
     """
 
     name: str
     class_names: tuple[str, ...] = ()
-    labels: tuple[int, ...] | None = None
+    labels: ItemLabels | None = None
     numbered: bool = False
     columns: tuple[str, ...] = ()
     by_position: bool = False
-    label_sets: tuple[tuple[int, ...], ...] | None = None
+    kind: LabelKind = LabelKind.SINGLE
     is_selection: bool = False
 
 
@@ -91,6 +107,11 @@ class Items(Classed, ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Return how many items there are."""
+
+    @property
+    def total(self) -> int:
+        """How many items there are for a user, to whom the windows of a long text are one."""
+        return len(self)
 
     @abstractmethod
     def key(self, index: int) -> str | int:
@@ -122,8 +143,7 @@ class Items(Classed, ABC):
             digests: `item_digest` of every item, in order; None reads them all.
         """
         item_digests = map(self.item_digest, range(len(self))) if digests is None else digests
-        labels = self.labels if self.label_sets is None else self.label_sets
-        return fingerprint_of(len(self), self.class_names, labels, item_digests, decoding=self.decoding)
+        return fingerprint_of(len(self), self.class_names, self.labels, item_digests, decoding=self.decoding)
 
     def subset(self, indices: Sequence[int], *, name: str | None = None) -> Self:
         """Return the items at `indices`, all classes kept, under another name if one is given.
@@ -133,35 +153,44 @@ class Items(Classed, ABC):
         """
         if any(not 0 <= index < len(self) for index in indices):
             raise ValueError(f"an index is outside 0..{len(self) - 1}")
-        labels = None if self.labels is None else tuple(self.labels[index] for index in indices)
-        sets = None if self.label_sets is None else tuple(self.label_sets[index] for index in indices)
-        return replace(self.at(indices), labels=labels, label_sets=sets, name=name or self.name)
+        return replace(self.at(indices), labels=self.labels_at(indices), name=name or self.name)
+
+    def labels_at(self, indices: Sequence[int]) -> ItemLabels | None:
+        """Return the labels of the items at `indices`."""
+        return None if self.labels is None else cast("ItemLabels", tuple(self.labels[i] for i in indices))
 
     def of_classes(self, classes: Sequence[int]) -> Self:
         """Return the items of some classes, labels counted from 0 in the order of `classes`; all of those that may have several.
 
         Raises:
-            DataError: If the set has no labels.
+            DataError: If the set has no labels, or a word would be left without one.
         """
-        position = {label: place for place, label in enumerate(classes)}
-        if self.label_sets is not None:
-            chosen = (sorted(position[i] for i in labels if i in position) for labels in self.label_sets)
-            return replace(
-                self,
-                class_names=tuple(self.class_names[label] for label in classes),
-                label_sets=tuple(map(tuple, chosen)),
-                is_selection=len(classes) < len(self.class_names),
-            )
         if self.labels is None:
             raise DataError(
                 f"{self.name}: has no labels, so `classes=` has nothing to select{columns_there(self.columns)}",
                 hint=LABELS_HINT,
             )
-        indices = [i for i, label in enumerate(self.labels) if label in position]
+        position = {label: place for place, label in enumerate(classes)}
+        class_names = tuple(self.class_names[label] for label in classes)
+        if self.kind is LabelKind.SINGLE:
+            one_each = cast("tuple[int, ...]", self.labels)
+            indices = [i for i, label in enumerate(one_each) if label in position]
+            labels = tuple(position[one_each[i]] for i in indices)
+            return replace(self.at(indices), class_names=class_names, labels=labels)
+        lists, is_selection = (
+            cast("tuple[tuple[int, ...], ...]", self.labels),
+            len(classes) < len(self.class_names),
+        )
+        if self.kind is LabelKind.SEVERAL:
+            chosen = tuple(tuple(sorted(position[i] for i in row if i in position)) for row in lists)
+            return replace(self, class_names=class_names, labels=chosen, is_selection=is_selection)
+        if is_selection:
+            raise DataError(
+                f"{self.name}: has a label for each word, so `classes=` cannot leave any out",
+                hint="leave it out",
+            )
         return replace(
-            self.at(indices),
-            class_names=tuple(self.class_names[label] for label in classes),
-            labels=tuple(position[self.labels[i]] for i in indices),
+            self, class_names=class_names, labels=tuple(tuple(position[i] for i in row) for row in lists)
         )
 
 
@@ -329,7 +358,6 @@ class ImageSet(Items):
             crew=None,
             class_names=(),
             labels=None,
-            label_sets=None,
         )
 
 
@@ -341,7 +369,7 @@ def columns_there(columns: Sequence[str]) -> str:
 def fingerprint_of(
     count: int,
     class_names: Sequence[str],
-    labels: Sequence[int] | Sequence[Sequence[int]] | None,
+    labels: ItemLabels | None,
     digests: Iterable[bytes],
     *,
     decoding: str,

@@ -25,7 +25,8 @@ from hydractl.data.open_dataset import open_data, stream_data
 from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.data.sources.stream import ItemStream
-from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
+from hydractl.data.tokenize import TokenBatches, require_tokenizer
+from hydractl.data.words import WordSet, by_word, tokens_of
 from hydractl.data.worker_pool import MANY, WorkerPool
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess, Tokenization
@@ -81,13 +82,24 @@ def open_items(
         if left_out:
             progress.warn(left_out)
         return items
-    return crewed(open_data(ref, content=content_of(how), labelled=labelled, progress=progress), workers)
+    items = crewed(open_data(ref, content=content_of(how), labelled=labelled, progress=progress), workers)
+    if not (isinstance(how, Tokenization) and how.by_word):
+        return items
+    rows = by_word(items, how, progress)
+    if () in rows.words:
+        key = rows.key(rows.words.index(()))
+        raise DataError(f"{rows.name}: text {key} has no word to answer", hint="leave it out")
+    return rows
 
 
 def open_stream(
     ref: DataRef, how: Reading, *, workers: int | None = 0, progress: Progress = SILENT
 ) -> ItemStream:
     """Return the stream that a reference selects, as the model reads it; as `stream_data`, and `workers` as in `open_items`."""
+    if isinstance(how, Tokenization) and how.by_word:
+        raise UsageError(
+            f"`{ref}`: a stream cannot be read by a model that answers each word", hint=ENDLESS_HINT
+        )
     stream = stream_data(ref, content=content_of(how), progress=progress)
     if stream.content is Content.TEXTS:
         return stream
@@ -241,11 +253,10 @@ def encoded(
     if isinstance(how, Tokenization):
         texts = of_kind(items, TextSet)
         order = checked_order(len(texts), batch_size, indices)
-        tokens = tokenize(texts.texts, how, where=texts.name)
+        tokens = tokens_of(texts, how)
         among = None if deal.among is None else deal.among * batch_size
         token_batches = TokenBatches.of(
             tokens,
-            texts.labels,
             indices=order,
             batch_size=batch_size,
             among=1 if deal.as_given else among,
@@ -278,6 +289,10 @@ def with_corruption(items: Items, corruption: Corruption) -> Items:
     if isinstance(items, ImageSet):
         return replace(items, corruption=corruption)
     texts = of_kind(items, TextSet)
+    if isinstance(texts, WordSet):
+        raise UsageError(
+            "`--corrupt`: a corrupted text no longer has the words that are answered", hint="leave it out"
+        )
     return replace(texts, texts=tuple(_corrupted(text, corruption, i) for i, text in enumerate(texts.texts)))
 
 

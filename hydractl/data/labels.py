@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from hydractl.data.datasets import LABELS_HINT, Classed, Items, columns_there
+from hydractl.data.datasets import LABELS_HINT, UNASKED, Classed, Items, LabelKind, columns_there
 from hydractl.data.names import (
     ALPHABET,
     LEAST,
@@ -87,32 +89,42 @@ def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> 
     Raises:
         DataError: If there are none, or items may have several.
     """
-    if items.label_sets is not None:
-        raise DataError(
-            f"{items.name}: has a list of labels for each item, but `{option}` needs one label each",
-            hint=f"a model for several labels: `hydractl finetune MODEL --data {items.name}`",
-        )
-    if items.labels is None:
-        raise DataError(
-            f"{items.name}: has no labels, but `{option}` needs them{columns_there(items.columns)}", hint=hint
-        )
-    return items.labels
+    check_labels(items, option, kind=LabelKind.SINGLE, hint=hint)
+    return cast("tuple[int, ...]", items.labels)
 
 
-def check_labels(items: Classed, option: str, *, multi_label: bool, hint: str = LABELS_HINT) -> None:
-    """Refuse data without labels, or with lists of labels where a model answers one and the other way round.
+def kind_of(architecture: Architecture) -> LabelKind:
+    """Return what the labels are that a model answers."""
+    if architecture.is_token_classifier:
+        return LabelKind.BY_WORD
+    return LabelKind.SEVERAL if architecture.is_multi_label else LabelKind.SINGLE
+
+
+_OTHER_KIND: Mapping[LabelKind, str] = MappingProxyType(
+    {
+        LabelKind.SINGLE: "a model for such labels: `hydractl finetune MODEL --data {name}`",
+        LabelKind.SEVERAL: 'write lists, of a single label too: `{{"text": "a late reply", "label": ["delay"]}}`',
+        LabelKind.BY_WORD: 'write words and their labels: `{{"tokens": ["in", "Rome"], "tags": ["O", "B-place"]}}`',
+    }
+)
+
+
+def check_labels(items: Classed, option: str, *, kind: LabelKind, hint: str = LABELS_HINT) -> None:
+    """Refuse data without labels, or with others than a model answers.
 
     Raises:
         DataError: If they have none of the kind.
     """
-    if not multi_label:
-        required_labels(items, option, hint=hint)
-    elif items.label_sets is None:
+    if items.labels is None:
+        needs = "them" if kind is LabelKind.SINGLE else kind.value
         raise DataError(
-            f"{items.name}: the model may answer several labels, so `{option}` needs a list of labels for each item",
-            hint=hint
-            if items.labels is None
-            else 'write lists, of a single label too: `{"text": "a late reply", "label": ["delay"]}`',
+            f"{items.name}: has no labels, but `{option}` needs {needs}{columns_there(items.columns)}",
+            hint=hint,
+        )
+    if items.kind is not kind:
+        raise DataError(
+            f"{items.name}: has {items.kind.value}, but `{option}` needs {kind.value}",
+            hint=_OTHER_KIND[kind].format(name=items.name),
         )
 
 
@@ -129,24 +141,32 @@ def model_labels(
         hint: What to do without.
 
     Returns:
-        Shape (N,), int64; of a model for several labels (N, Q), 1 where a label applies and 0 where it does not.
+        Shape (N,), int64; of a model for several labels (N, Q), 1 where a label applies and 0 where it does not; of a classifier
+        of tokens (N, Q), the class of each word, -100 where a text has no more.
 
     Raises:
         DataError: As `check_labels`, and if some of the model's labels are left out of the data.
     """
     import torch  # noqa: PLC0415 - readers of labels do without it
 
-    check_labels(items, option, multi_label=architecture.is_multi_label, hint=hint)
-    if items.label_sets is None:
-        return torch.tensor([table[label] for label in items.labels or ()])
+    kind = kind_of(architecture)
+    if kind is LabelKind.SINGLE:
+        return torch.tensor([table[label] for label in required_labels(items, option, hint=hint)])
+    check_labels(items, option, kind=kind, hint=hint)
+    lists = cast("tuple[tuple[int, ...], ...]", items.labels)
+    if kind is LabelKind.BY_WORD:
+        by_word = torch.full((len(lists), max(map(len, lists))), UNASKED)
+        for row, word_labels in zip(by_word, lists, strict=True):
+            row[: len(word_labels)] = torch.tensor([table[label] for label in word_labels])
+        return by_word
     if items.is_selection and len(table) < architecture.num_classes:
         raise DataError(
             f"{items.name}: `classes=` selects {len(table)} of the {architecture.num_classes} labels of the model, and nothing "
             "says whether the others apply",
             hint="leave `classes=` out",
         )
-    labels = torch.zeros(len(items.label_sets), architecture.num_classes, dtype=torch.int64)
-    for row, label_set in zip(labels, items.label_sets, strict=True):
+    labels = torch.zeros(len(lists), architecture.num_classes, dtype=torch.int64)
+    for row, label_set in zip(labels, lists, strict=True):
         row[[table[label] for label in label_set]] = 1
     return labels
 
@@ -157,7 +177,10 @@ def check_training_labels(items: Classed, option: str) -> None:
     Raises:
         DataError: If there are none, or all are the same.
     """
-    labels = items.label_sets or required_labels(items, option)
+    check_labels(items, option, kind=items.kind)
+    labels = items.labels or ()
+    if items.kind is LabelKind.BY_WORD:
+        labels = tuple(chain.from_iterable(cast("tuple[tuple[int, ...], ...]", labels)))
     if len({*labels}) >= LEAST and len(items.class_names) >= LEAST:
         return
     first = labels[0]
@@ -194,7 +217,7 @@ def apply_class_options(items: T, ref: DataRef, progress: Progress) -> T:
         UsageError: If a range of classes runs backwards.
         DataError: If there are no labels, or no such classes, or two would have one name, or a name has no number to order by.
     """
-    if items.labels is None and items.label_sets is None:
+    if items.labels is None:
         if ref.classes is None and ref.reads_classes:
             required_labels(items, f"::{MAP}=" if ref.map else "::classes-by=")
         return items if ref.classes is None else items.of_classes(())  # which are refused

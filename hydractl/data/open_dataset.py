@@ -9,10 +9,11 @@ from types import MappingProxyType
 from hydractl.data.batches import epoch_order
 from hydractl.data.datasets import Content, ImageSet, Items
 from hydractl.data.labels import apply_class_options, normal_names
-from hydractl.data.reference import BUILT_IN_TEXTS, OF_IMAGES, SHARD_SUFFIX, DataRef, SourceKind
-from hydractl.data.sources import column_roles, files, folder, saved, tables, webdataset
+from hydractl.data.reference import BUILT_IN_TEXTS, ENDLESS_HINT, OF_IMAGES, SHARD_SUFFIX, DataRef, SourceKind
+from hydractl.data.sources import column_roles, files, folder, saved, tables, tagged, webdataset
 from hydractl.data.sources.stream import ItemStream
 from hydractl.data.toys import builtin, intents, prose, shapes
+from hydractl.data.words import WordSet
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
 
@@ -106,14 +107,16 @@ def stream_data(ref: DataRef, *, content: Content, progress: Progress = SILENT) 
         return _named(ref, _items_of(table, ref, content, progress, labelled=False))
 
     first = rows.first_rows(1)
-    decoding = make_items(first).decoding
+    first_items = make_items(first)
+    if isinstance(first_items, WordSet):
+        raise UsageError(f"`{ref}`: lists of words cannot be read as a stream", hint=ENDLESS_HINT)
     column = column_roles.label_column(first, ref)
     declared = None if column is None else first.classes(column)  # others are known at the end of the stream
     return ItemStream(
         content=content,
         name=ref.name,
         most=ref.limit,
-        decoding=decoding,
+        decoding=first_items.decoding,
         rows=rows,
         make_items=make_items,
         column=column,
@@ -197,5 +200,9 @@ def _items_of(
 ) -> Items:
     if len(table) == 0:
         raise DataError(f"{table.where}: has no rows")
-    read_column = column_roles.texts_of if content is Content.TEXTS else column_roles.images_of
-    return read_column(table, ref, progress, labelled=labelled)
+    if content is Content.IMAGES:
+        return column_roles.images_of(table, ref, progress, labelled=labelled)
+    words = tagged.word_column(table, ref, has_texts=column_roles.has_texts(table))
+    if words is not None:
+        return tagged.words_of(table, words, ref, progress, labelled=labelled)
+    return column_roles.texts_of(table, ref, progress, labelled=labelled)

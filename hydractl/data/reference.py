@@ -18,7 +18,9 @@ from hydractl.data.presets.registry import OPENOOD, PREFIX, find
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import did_you_mean, did_you_mean_path, quoted
 
-FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+COLUMN_SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
+"""Files with a word a line and its label behind it, as of the CoNLL tasks."""
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *COLUMN_SUFFIXES)
 LIST_SUFFIX = ".txt"
 SHARD_SUFFIX = ".tar"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif", ".avif")
@@ -28,7 +30,7 @@ ENDLESS_HINT = "add `limit=N`: the first N rows are read once and kept; or leave
 """What to do where a stream that does not say how long it is will not do."""
 SOURCES_HINT = (
     "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
-    "a .jsonl, .json, .csv, .tsv or .parquet file, a .txt list of images, .tar shards, `hf:org/name`, or `preset:NAME` of `hydractl data list`"
+    "a .jsonl, .json, .csv, .tsv, .parquet or .conll file, a .txt list of images, .tar shards, `hf:org/name`, or `preset:NAME` of `hydractl data list`"
 )
 
 _HUB = re.compile(r"hf:(?P<repo>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@(?P<revision>[^@\s]+))?")

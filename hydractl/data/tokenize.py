@@ -203,6 +203,22 @@ def require_tokenizer(how: Tokenization, *, model: str) -> None:
         _tokenizer(how.tokenizer, how.max_length, how.truncation_side)
 
 
+def open_whole(how: Tokenization) -> Tokenizer:
+    """Return a model's tokenizer, which leaves texts as long as they are and tells where its tokens stand in them.
+
+    Raises:
+        CheckpointError: If the model has none, or one that cannot be read.
+        UnsupportedModelError: If it tells no places.
+    """
+    require_tokenizer(how, model="the model")
+    if is_python_tokenizer(how.tokenizer or ""):
+        raise UnsupportedModelError(
+            "the model's tokenizer is in Python only and does not tell where in a text its tokens stand, so words cannot be told",
+            hint="save a fast tokenizer (`tokenizer.json`) into the model's folder",
+        )
+    return _whole_tokenizer(how.tokenizer or "")
+
+
 def _opened(how: Tokenization) -> Tokenizer | PythonTokenizer:
     require_tokenizer(how, model="the model")
     return _tokenizer(how.tokenizer or "", how.max_length, how.truncation_side)
@@ -224,13 +240,25 @@ def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer | PythonToken
     if is_python_tokenizer(text):
         with _translated("cannot be read"):
             return _python_tokenizer(text, max_length=max_length, truncation_side=side)
+    tokenizer = _read(text)
+    tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
+    return tokenizer
+
+
+@lru_cache(maxsize=4)
+def _whole_tokenizer(text: str) -> Tokenizer:
+    tokenizer = _read(text)
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _read(text: str) -> Tokenizer:
     from tokenizers import Tokenizer  # noqa: PLC0415 - what reads no text need not load it
 
     with _translated("cannot be read"):
         check_document(parse(text), "the model")
         tokenizer = Tokenizer.from_str(text)
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
     return tokenizer
 
 
@@ -304,13 +332,11 @@ class TokenBatches:
 
     Attributes:
         tokens: The whole data set's.
-        labels: Shape (N,), int64, in the data set's own classes, or None.
         order: Positions in the order of the batches.
         batch_size: At least 1.
     """
 
     tokens: Tokens
-    labels: Tensor | None
     order: Tensor
     batch_size: int
 
@@ -318,7 +344,6 @@ class TokenBatches:
     def of(
         cls,
         tokens: Tokens,
-        labels: Sequence[int] | None,
         *,
         indices: Sequence[int],
         batch_size: int,
@@ -333,10 +358,8 @@ class TokenBatches:
         order = torch.cat(
             [part[tokens.lengths[part].argsort(descending=True, stable=True)] for part in parts]
         )
-        label_tensor = None if labels is None else torch.tensor(labels)
-        return cls(tokens=tokens, labels=label_tensor, order=order, batch_size=batch_size)
+        return cls(tokens=tokens, order=order, batch_size=batch_size)
 
     def __iter__(self) -> Iterator[Batch[Mapping[str, Tensor]]]:
         for chosen in self.order.split(self.batch_size) if len(self.order) else ():
-            labels = None if self.labels is None else self.labels[chosen]
-            yield Batch(inputs=self.tokens.batch(chosen), labels=labels, indices=chosen)
+            yield Batch(inputs=self.tokens.batch(chosen), indices=chosen)

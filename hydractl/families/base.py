@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from hydractl.errors import UnsupportedModelError
+from hydractl.families.model_folder import logits_of
 from hydractl.heads.key_heads import shared_keys
 
 if TYPE_CHECKING:
@@ -225,6 +227,26 @@ class Place:
 def with_pooling(architecture: Architecture, pooling: str) -> Architecture:
     """Return an architecture whose classifier reads what one of `POOLINGS` says."""
     return architecture.model_copy(update={"pooling": None if pooling == DEFAULT_POOLING else pooling})
+
+
+def answering_words(described: Described) -> Described:
+    """Return a model of texts that gives each word one of its classes, in place of each text.
+
+    Raises:
+        UnsupportedModelError: If it reads no texts, or has a single class.
+    """
+    architecture, how = described.architecture, described.preprocess
+    if getattr(how, "by_word", None) is None or logits_of(architecture) == 1:
+        raise UnsupportedModelError(
+            f"{architecture.name}: only models of texts with several classes answer each word"
+        )
+    return replace(
+        described,
+        architecture=architecture.model_copy(
+            update={"problem_type": "token_classification", "pooling": None}
+        ),
+        preprocess=how.model_copy(update={"by_word": True}),
+    )
 
 
 def is_replaceable(family: Family, name: str) -> bool:

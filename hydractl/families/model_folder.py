@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hydractl.manifest.header import Architecture
 
 SINGLE_LABEL, MULTI_LABEL = "single_label_classification", "multi_label_classification"
+BY_WORD = "token_classification"
+"""`problem_type` of our own: transformers has a class of models for it."""
 QUANTIZED = frozenset(
     {
         "SCB", "absmax", "bias_scale", "g_idx", "input_scale", "nested_absmax", "quant_map", "qweight", "qzeros", "scales",

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hydractl.errors import EDITED, UnsupportedModelError, UsageError
-from hydractl.families.base import Described, Family, is_replaceable, name_in_memory
+from hydractl.families.base import Described, Family, answering_words, is_replaceable, name_in_memory
 from hydractl.families.config_checks import OptionsError
 from hydractl.families.model_folder import (
+    BY_WORD,
     MULTI_LABEL,
     SINGLE_LABEL,
     ModelFolder,
@@ -132,7 +133,7 @@ def described_as(name: str, options: Mapping[str, object]) -> Described:
         UsageError: If it has no such option, or its library cannot build it with these.
         UnsupportedModelError: If heads cannot be cut in it.
     """
-    if problem := answer_problem(options, (SINGLE_LABEL, MULTI_LABEL)):
+    if problem := answer_problem(options, (SINGLE_LABEL, MULTI_LABEL, BY_WORD)):
         raise UsageError(f"{name}: {problem}")
     others = {key: value for key, value in options.items() if key != "problem_type"}
     with as_typed(options):
@@ -265,9 +266,15 @@ def _holds_classifier(family: Family, described: Described, specs: Mapping[str, 
 
 
 def with_problem_type(described: Described, config: Mapping[str, object]) -> Described:
-    """Return a model of which a configuration says whether an input may have several labels; a single logit tells two classes apart."""
-    architecture = described.architecture
-    if config.get("problem_type") != MULTI_LABEL or not logits_of(architecture) > 1:
+    """Return a model of which a configuration says whether an input may have several labels; a single logit tells two classes apart.
+
+    Raises:
+        UnsupportedModelError: As `answering_words`.
+    """
+    architecture, kind = described.architecture, config.get("problem_type")
+    if kind == BY_WORD:
+        return answering_words(described)
+    if kind != MULTI_LABEL or architecture.is_token_classifier or not logits_of(architecture) > 1:
         return described
     return replace(described, architecture=architecture.model_copy(update={"problem_type": MULTI_LABEL}))
 

@@ -263,7 +263,7 @@ class OutputHead(nn.Module):
         """Make room on the meta device for what is stored of `labels` named classes."""
 
     def forward(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return logits (k, B, C), or (k, B, Q, 2), of towers' outputs (k or 1, N, F), for k variants of one of the towers."""
+        """Return logits (k, B, C), or (k, B, Q, C), of towers' outputs (k or 1, N, F), for k variants of one of the towers."""
         (logits,) = outputs.values()
         return self.class_logits(logits[..., : -self.features] if self.features else logits)
 
@@ -323,11 +323,11 @@ class Towers(nn.Module):
         return self.encoder(items)
 
     def run_tower(self, name: str, inputs: Inputs) -> torch.Tensor:
-        """Return the members' outputs (G, B, F) of a tower for inputs (B, ...); G is 1 where they are the same."""
+        """Return the members' outputs (G, B, F) of a tower for inputs (B, ...), or (G, B, Q, F); G is 1 where they are the same."""
         tower = self.tower(name)
         outputs: torch.Tensor = tower(inputs)
         members = 1 if tower.fork is None else tower.members
-        return outputs.view(members, batch_of(inputs), outputs.shape[-1])
+        return outputs.view(members, batch_of(inputs), *outputs.shape[1:])
 
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return each member's logits (M, B, C) for inputs (B, ...), which are cast to the dtype of the weights."""

@@ -21,7 +21,7 @@ from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.prompts import Classes, with_class_names
 from hydractl.metrics.feature_scores import FittedScore
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, msp
-from hydractl.metrics.per_sample import of_samples
+from hydractl.metrics.per_sample import of_inputs
 from hydractl.model_inputs import Inputs
 
 
@@ -131,10 +131,14 @@ class WithDefaultScore(nn.Module):
         return self._models[0]
 
     def forward(self, inputs: Inputs, *, exact: bool = False) -> tuple[Tensor, Tensor]:
-        """Return each member's logits (M, B, C) or (M, B, Q, 2) and the score (B,) of inputs (B, ...); `exact` uses float64, as `predict`."""
+        """Return each member's logits and the score of inputs (B, ...); `exact` uses float64, as `predict`.
+
+        They are (M, B, C) and (B,), of Q labels (M, B, Q, 2) and (B,), of tokens (M, B, T, C) and (B, T).
+        """
         if self.score == MSP:
             logits = self.model.member_logits(inputs)
-            return logits, of_samples(msp(logits.float().log_softmax(-1)))
+            score = msp(logits.float().log_softmax(-1))
+            return logits, of_inputs(score, multi_label=self.model.answer.multi_label)
         logits, features = self.with_scores.extractor.logits_and_features(inputs)
         if exact:
             return logits, self.with_scores.score(ENERGY_DENSITY, logits, features)

@@ -12,7 +12,7 @@ import torch
 
 from hydractl.errors import InputError
 from hydractl.metrics.per_sample import Responses
-from hydractl.model_inputs import Inputs, batch_of, inputs_like
+from hydractl.model_inputs import Inputs, batch_of, inputs_like, without_absent
 from hydractl.runtime import on_cpu
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def respond(
 
     Returns:
         On the CPU: log-softmax of the logits (M, B, C) and their logsumexp (M, B), computed in float32, and `extra_outputs`.
+        Where each word is answered, (M, B, Q, C) and (M, B, Q), not-a-number for the words that a text has not.
 
     Raises:
         InputError: If a logit is not finite, or the device has too little memory.
@@ -79,7 +80,8 @@ def respond(
             f"{name}: has logits that are not finite on `{data}`",
             hint=NOT_FINITE,
         )
-    return tuple(answers)
+    log_probs, logsumexp, *extra = answers
+    return without_absent(log_probs, inputs), without_absent(logsumexp, inputs), *extra
 
 
 def responses(

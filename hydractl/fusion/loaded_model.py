@@ -11,8 +11,10 @@ import torch
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
 from hydractl.data.batches import Batch
+from hydractl.data.datasets import TextSet
 from hydractl.data.encode import encoded
 from hydractl.data.in_memory import Item, given_items, listed
+from hydractl.data.words import by_word, whole_words
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, load_model, open_model
 from hydractl.families.registry import family_of
@@ -23,14 +25,14 @@ from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.inference import collected, respond_to_all
 from hydractl.fusion.plan import join_members
-from hydractl.fusion.predictions import Bound, LabelPredictions, Predictions, predictions_of
+from hydractl.fusion.predictions import Bound, LabelPredictions, Predictions, WordPredictions, predictions_of
 from hydractl.fusion.preprocess import Encoder
 from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle, with_class_names
 from hydractl.hub.model_outputs import check_replaces, publish_models
 from hydractl.hub.repository import Pushed, Target, push, require_token
 from hydractl.hub.upload import Publication, usual_message
-from hydractl.manifest.header import Header, Kind
-from hydractl.metrics.per_sample import Responses, Scored
+from hydractl.manifest.header import Header, Kind, Tokenization
+from hydractl.metrics.per_sample import Responses, Scored, in_memory
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.output.atomic_write import publish
 from hydractl.output.locks import claimed
@@ -61,7 +63,7 @@ class Loaded(Towers):
 
     def predict(
         self, items: Iterable[Item] | Inputs, *, batch_size: int = 64, progress: Progress = SILENT
-    ) -> Predictions | LabelPredictions:
+    ) -> Predictions | LabelPredictions | WordPredictions:
         """Predict items in evaluation mode and without gradients, with the same preprocessing as `eval`.
 
         Args:
@@ -79,13 +81,18 @@ class Loaded(Towers):
             ValueError: If `batch_size` is less than 1.
         """
         batches: Iterable[Batch[Inputs]]
+        texts, rows = None, None
         if isinstance(items, torch.Tensor | Mapping):
+            if self.header.architecture.is_token_classifier:
+                raise TypeError("the model answers the words of texts: give texts, not tensors from `encode`")
             inputs = checked_inputs(items, {}, self.towers.keys())
             count, batches = batch_of(inputs), _cut(inputs, batch_size)
         else:
-            item_set = given_items(listed(items), self.header.preprocess)
+            item_set, how = given_items(listed(items), self.header.preprocess), self.header.preprocess
+            if isinstance(item_set, TextSet) and isinstance(how, Tokenization) and how.by_word:
+                texts, item_set = item_set, (rows := by_word(item_set, how))
             count = len(item_set)
-            batches = encoded(item_set, self.header.preprocess, batch_size=batch_size, limit_bytes=0)
+            batches = encoded(item_set, how, batch_size=batch_size, limit_bytes=0)
         if not count:
             raise TypeError("the model takes a batch of items, found nothing")
         tracked = progress.track(batches, label=self.reference, total=-(-count // batch_size))
@@ -94,6 +101,10 @@ class Loaded(Towers):
         stored = self.header.threshold
         bound = Bound(stored.score, stored.below) if stored and stored.below is not None else None
         header = self.header
+        if texts is not None and rows is not None:
+            tensors = in_memory(responses).tensors()
+            by_text = Responses(*map(rows.by_document, tensors))
+            return WordPredictions.of(by_text, self.labels, whole_words(texts, rows), bound)
         return predictions_of(
             responses,
             self.labels,
@@ -287,7 +298,7 @@ def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:
     if size < 1:
         raise ValueError(f"batch_size is {size}, must be at least 1")
     places = torch.arange(batch_of(inputs)).split(size)
-    return (Batch(part, None, indices) for part, indices in zip(cut_batch(inputs, size), places, strict=True))
+    return (Batch(part, indices) for part, indices in zip(cut_batch(inputs, size), places, strict=True))
 
 
 def _classes_asked_for(

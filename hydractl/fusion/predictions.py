@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from hydractl.metrics.conformal import class_sets
 from hydractl.metrics.ood_scores import SCORES, mutual_information
 from hydractl.metrics.per_sample import SAMPLES_AT_ONCE, Responses, Scored, in_memory, mean_probabilities
 from hydractl.metrics.selective import HALF
+from hydractl.metrics.spans import lowest, span_labels, spans_of
 
 
 class Bound(NamedTuple):
@@ -166,6 +168,125 @@ class LabelPredictions(Uncertainties):
     def __len__(self) -> int:
         """Return N."""
         return len(self.labels)
+
+
+class Entity(NamedTuple):
+    """A span of words with one label; see `metrics.spans`.
+
+    Attributes:
+        label: Its label, without the prefix of tags.
+        text: What stands there.
+        start: Its first character in the text.
+        end: The character behind its last.
+        probability: The lowest probability of the predicted tags among its words.
+        mutual_information: The highest mutual information among its words, in nats.
+    """
+
+    label: str
+    text: str
+    start: int
+    end: int
+    probability: float
+    mutual_information: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WordPredictions(Uncertainties):
+    """Predictions of a model that gives each word a class, on N texts of at most Q words; as `Predictions`.
+
+    Scores are means over the words of a text, and not-a-number for a text without words.
+
+    Attributes:
+        words: Each text's words.
+        labels: Name of the most probable class of each of them.
+        entities: Spans of words that these labels make, in order.
+        classes: Index of the class of each word, (N, Q), int64; -1 where a text has no more.
+        probabilities: Mean of the members' probabilities, (N, Q, C), float32; not-a-number where a text has no more, as below.
+        member_probabilities: Those of each member, (M, N, Q, C), float32.
+        word_information: Mutual information of each word, in nats, (N, Q), float32.
+    """
+
+    words: tuple[tuple[str, ...], ...]
+    labels: tuple[tuple[str, ...], ...]
+    entities: tuple[tuple[Entity, ...], ...]
+    classes: Tensor
+    probabilities: Tensor
+    member_probabilities: Tensor
+    word_information: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        responses: Responses,
+        names: Sequence[str],
+        texts: Sequence[tuple[str, Sequence[tuple[int, int]]]],
+        bound: Bound | None = None,
+    ) -> WordPredictions:
+        """Return the predictions from the outputs of members on the words of texts.
+
+        Args:
+            responses: Outputs with the logsumexp of logits.
+            names: Names of the C classes.
+            texts: Each text, and the characters of its words.
+            bound: Threshold that accepts texts.
+        """
+        mean, members = _probabilities(responses)
+        classes = mean.nan_to_num(nan=-1.0).argmax(-1).masked_fill(mean[..., 0].isnan(), -1)
+        information = mutual_information(responses.log_probs.double()).float()
+        return cls(
+            words=tuple(tuple(text[begin:end] for begin, end in spans) for text, spans in texts),
+            labels=tuple(tuple(names[c] for c in row if c >= 0) for row in classes.tolist()),
+            entities=_entities(classes, names, mean.amax(-1), information, texts),
+            classes=classes,
+            probabilities=mean,
+            member_probabilities=members,
+            word_information=information,
+            **_uncertainties(responses, responses, bound),
+        )
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.labels)
+
+
+def _entities(
+    classes: Tensor,
+    names: Sequence[str],
+    confidence: Tensor,
+    information: Tensor,
+    texts: Sequence[tuple[str, Sequence[tuple[int, int]]]],
+) -> tuple[tuple[Entity, ...], ...]:
+    spans, labels = spans_of(classes, names), span_labels(names)
+    numbers = spans.word_numbers(*classes.shape)
+    probability = lowest(confidence.flatten(), numbers, len(spans.rows))
+    disputed = -lowest(-information.flatten(), numbers, len(spans.rows))
+    entities: list[list[Entity]] = [[] for _ in texts]
+    for row, first, last, label, p, mi in zip(
+        *(x.tolist() for x in spans), shortest(probability), shortest(disputed), strict=True
+    ):
+        text, words = texts[row]
+        start, end = words[first][0], words[last][1]
+        entities[row].append(Entity(labels[label], text[start:end], start, end, p, mi))
+    return tuple(map(tuple, entities))
+
+
+def shortest(x: Tensor) -> Any:  # noqa: ANN401 - lists of lists
+    """Return float32 numbers as those of the fewest digits that are they."""
+    return x.numpy().astype(np.str_).astype(np.float64).tolist()
+
+
+def answered_classes(responses: Responses, label_thresholds: Sequence[float] | None = None) -> Tensor:
+    """Return the most probable class of each sample (N,) or word (N, Q), int64; or which of Q labels are above their thresholds.
+
+    Args:
+        responses: Outputs of members.
+        label_thresholds: Of models for several labels, those of the labels, one half if empty; None of others.
+    """
+    mean = mean_probabilities(responses)
+    if label_thresholds is None:
+        return mean.argmax(-1)
+    above = torch.tensor(label_thresholds or [HALF], dtype=torch.float64)
+    return (mean[..., 1] > above).long()
 
 
 def predictions_of(

@@ -32,6 +32,12 @@ PICTURE, REPORT = "heads.png", "report.json"
 SHOWN_LABELS = 20
 _LIBRARIES = {"timm": "timm", "transformers": "transformers", "openclip": "open_clip"}
 _IMAGES, _TEXTS, _ZERO_SHOT = "image-classification", "text-classification", "zero-shot-image-classification"
+_WORDS = "token-classification"
+_AUTO_CLASSES = {
+    _IMAGES: "ImageClassification",
+    _TEXTS: "SequenceClassification",
+    _WORDS: "TokenClassification",
+}
 _KIND_DESCRIPTIONS = {
     Kind.BASE: "A classifier that `hydractl` has prepared for pruning of attention heads.",
     Kind.MEMBER: "A classifier with some attention heads removed.",
@@ -80,7 +86,7 @@ class Facts:
     def task(self) -> str:
         """What the Hub calls what it does."""
         if not isinstance(self.header.preprocess, Preprocess):
-            return _TEXTS
+            return _WORDS if self.header.architecture.is_token_classifier else _TEXTS
         return _IMAGES if self.header.num_classes else _ZERO_SHOT
 
 
@@ -281,8 +287,8 @@ def _formatted(value: Value | None) -> str:
 
 
 def _loading(facts: Facts) -> str:
-    texts = facts.task == _TEXTS
-    items = '["a text", "another one"]' if texts else '["photo.jpg"]'
+    items = '["a text", "another one"]' if facts.task in {_TEXTS, _WORDS} else '["photo.jpg"]'
+    field = "entities" if facts.task == _WORDS else "labels"
     lines = [
         "## Usage",
         "",
@@ -295,20 +301,22 @@ def _loading(facts: Facts) -> str:
         "",
         f'model = hydractl.load("{facts.reference}")',
         f"answer = model.predict({items})",
-        "answer.labels, answer.probabilities, answer.mutual_information",
+        f"answer.{field}, answer.probabilities, answer.mutual_information",
         "```",
     ]
     if facts.task == _ZERO_SHOT:
         return "\n".join(lines).replace(
             f'"{facts.reference}")', f'"{facts.reference}", classes=["cat", "dog"])'
         )
-    auto = "SequenceClassification" if texts else "ImageClassification"
+    auto = _AUTO_CLASSES[facts.task]
     revision = "" if facts.revision == MAIN else f', revision="{facts.revision}"'
     if is_stock(facts.header) and facts.header.architecture.library == "openclip":
         return "\n".join(lines)
     every = (
         ", top_k=None" if facts.header.architecture.is_multi_label else ""
     )  # the probability of each label
+    if facts.task == _WORDS:
+        every = ', aggregation_strategy="first"'
     lines += [
         "",
         "```python",
@@ -338,7 +346,8 @@ def _limits(facts: Facts) -> str:
         "- The quality of probabilities is known only for data like those of the evaluation"
         + ("." if facts.row else ", and this card reports no evaluation."),
         (
-            f"- It has {counted(len(labels_of(header)), 'class', 'classes')} and predicts one of them for every input."
+            f"- It has {counted(len(labels_of(header)), 'class', 'classes')} and predicts one of them for every "
+            f"{'word' if header.architecture.is_token_classifier else 'input'}."
             if not header.architecture.is_multi_label
             else f"- It has {counted(len(labels_of(header)), 'label')}, of which an input may have several or none."
         )

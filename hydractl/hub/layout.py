@@ -32,7 +32,11 @@ CONFIG, IMAGES, TOKENIZER, TOKENIZER_CONFIG = (
     "tokenizer_config.json",
 )
 SHARD = "model-{i:05d}-of-{n:05d}.safetensors"
-IMAGE_MODEL, TEXT_MODEL = "HydraForImageClassification", "HydraForSequenceClassification"
+IMAGE_MODEL, TEXT_MODEL, TOKEN_MODEL = (
+    "HydraForImageClassification",
+    "HydraForSequenceClassification",
+    "HydraForTokenClassification",
+)
 IMAGE_PROCESSOR = "HydraImageProcessor"
 _MASKS = "head-mask*.json"
 OURS = (
@@ -113,11 +117,16 @@ def labels_of(header: Header) -> tuple[str, ...]:
     return named(header.labels, header.num_classes)
 
 
+def _auto_class(header: Header) -> str:
+    if isinstance(header.preprocess, Preprocess):
+        return IMAGE_MODEL
+    return TOKEN_MODEL if header.architecture.is_token_classifier else TEXT_MODEL
+
+
 def _config(header: Header) -> dict[str, object]:
-    images = isinstance(header.preprocess, Preprocess)
     names = labels_of(header)
     config: dict[str, object] = {
-        "architectures": [IMAGE_MODEL if images else TEXT_MODEL],
+        "architectures": [_auto_class(header)],
         "model_type": TYPE,
         **labels_as_config(names),
         **problem_type_of(header.architecture),
@@ -157,7 +166,7 @@ def _tokenizer(how: Tokenization | None) -> Iterator[tuple[str, bytes]]:
         settings = parse(files.pop(TOKENIZER_CONFIG, b"{}")) | {"tokenizer_class": name}
     else:
         files = {TOKENIZER: how.tokenizer.encode()}
-        settings = _settings(how.tokenizer, how.pad_id)
+        settings = _settings(how)
     settings |= {
         "model_max_length": how.max_length,
         "model_input_names": ["input_ids", *how.names],
@@ -168,13 +177,19 @@ def _tokenizer(how: Tokenization | None) -> Iterator[tuple[str, bytes]]:
     yield TOKENIZER_CONFIG, canonical(settings).encode()
 
 
-def _settings(tokenizer: str, pad_id: int) -> dict[str, object]:
+def _settings(how: Tokenization) -> dict[str, object]:
     """Return how transformers reads a `tokenizer.json`."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - models of images need none
 
-    pad = Tokenizer.from_str(tokenizer).id_to_token(pad_id)
+    tokenizer = Tokenizer.from_str(how.tokenizer or "")
+    pad, unknown = tokenizer.id_to_token(how.pad_id), getattr(tokenizer.model, "unk_token", None)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    return settings | ({} if pad is None else {"pad_token": pad})
+    return (
+        settings
+        | ({} if pad is None else {"pad_token": pad})
+        # by which the pipeline tells words
+        | ({"unk_token": unknown} if how.by_word and unknown else {})
+    )
 
 
 def _masks(header: Header) -> Iterator[tuple[str, bytes]]:

@@ -52,8 +52,8 @@ class Architecture(StrictModel):
         num_classes: 0 where classes are not part of the model but named by texts (zero-shot).
         pooling: `mean` where a classifier of texts reads the mean over the tokens that are no padding, through dropout and its
             linear layer, in place of what its family reads.
-        problem_type: As in transformers; None where an input has one of the classes. Otherwise each of the `num_classes` labels
-            is a question of its own, answered by the sigmoid of its logit.
+        problem_type: None where an input has one of the classes. Of `multi_label_classification` each of the `num_classes` labels
+            is a question of its own, answered by the sigmoid of its logit; of `token_classification` each word has a class.
     """
 
     library: Key
@@ -63,14 +63,19 @@ class Architecture(StrictModel):
     towers: dict[str, TowerHeads]
     num_classes: int = Field(ge=0, le=WIDEST)
     pooling: Literal["mean"] | None = Field(default=None, exclude_if=lambda value: value is None)
-    problem_type: Literal["multi_label_classification"] | None = Field(
+    problem_type: Literal["multi_label_classification", "token_classification"] | None = Field(
         default=None, exclude_if=lambda value: value is None
     )
 
     @property
     def is_multi_label(self) -> bool:
         """Whether an input may have several labels."""
-        return self.problem_type is not None
+        return self.problem_type == "multi_label_classification"
+
+    @property
+    def is_token_classifier(self) -> bool:
+        """Whether each word of a text has one of the classes."""
+        return self.problem_type == "token_classification"
 
 
 def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> None:
@@ -145,6 +150,7 @@ class Tokenization(StrictModel):
         padding_side: The side of the padding tokens. `left` is possible only with `max_length`: where the length depends on the
             batch, padding on the left would move the positions of a text's tokens.
         truncation_side: Where longer texts are cut.
+        by_word: Whether the model answers each word of a text: longer texts are then read in several windows.
     """
 
     tokenizer: str | None = None
@@ -157,6 +163,7 @@ class Tokenization(StrictModel):
     truncation_side: Literal["right", "left"] = Field(
         default="right", exclude_if=lambda value: value == "right"
     )
+    by_word: bool = Field(default=False, exclude_if=lambda value: not value)
 
     @field_validator("padding_side")
     @classmethod

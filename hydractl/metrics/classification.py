@@ -19,8 +19,9 @@ CUTOFF = 10
 
 
 def mean(per_sample: Tensor) -> Tensor:
-    """Return the mean (...) over samples, in float64, of (..., N)."""
-    return per_sample.double().mean(-1)
+    """Return the mean (...) over samples, in float64, of (..., N); not-a-numbers do not count."""
+    values = per_sample.double()
+    return values.nanmean(-1) if values.isnan().any() else values.mean(-1)
 
 
 def ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hydractl.manifest.report import ALL_SEVERITIES, Difference, Shift, Value
 from hydractl.manifest.shift_groups import SHIFT, scopes
-from hydractl.metrics.classification import by_query
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.ood_scores import MSP, SCORES, Score, number_name
 from hydractl.metrics.per_sample import (
@@ -30,7 +29,6 @@ from hydractl.metrics.per_sample import (
 )
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling, mean_of
-from hydractl.metrics.selective import HALF
 
 Estimates = Mapping[str, MetricEstimate]
 """Values by metric name."""
@@ -209,60 +207,6 @@ def measure(
     return RowNumbers(id_set=values | id_set.diversity, ood_sets=ood_sets)
 
 
-def measure_order(
-    tested: StoredPredictions,
-    labels: Tensor,
-    queries: Tensor,
-    *,
-    metrics: Sequence[str],
-    resampling: Resampling,
-) -> dict[str, MetricEstimate]:
-    """Return the selected metrics of the order that a reranker gives passages; none if no passage is relevant.
-
-    Args:
-        tested: Predictions on pairs of a query and a passage, of two classes.
-        labels: Shape (N,), int64: 1 for a relevant passage.
-        queries: Shape (N,), int64: the query of each pair, from 0.
-        metrics: Names from `registry.METRICS`; others than those of queries are skipped.
-        resampling: Bootstrap settings, of queries.
-    """
-    chosen = [METRICS[name] for name in needing(metrics, MetricNeeds.QUERIES)]
-    if not chosen or not bool((labels == 1).any()):
-        return {}
-    return resampling.values(chosen, by_query(answered(tested, labels)["log_odds"], labels == 1, queries))
-
-
-def measure_labels(
-    tested: StoredPredictions,
-    labels: Tensor,
-    thresholds: Sequence[float],
-    *,
-    metrics: Sequence[str],
-    resampling: Resampling,
-) -> dict[str, MetricEstimate]:
-    """Return the selected metrics of which labels are found; none of models that answer one.
-
-    Args:
-        tested: Predictions.
-        labels: Shape (N, Q), int64: which labels apply.
-        thresholds: Probabilities above which each of the Q labels is predicted; 0.5 if empty.
-        metrics: Names from `registry.METRICS`; others than those of label sets are skipped.
-        resampling: Bootstrap settings, of samples.
-    """
-    chosen = [METRICS[name] for name in needing(metrics, MetricNeeds.LABEL_SETS)]
-    if not chosen or labels.ndim == 1:
-        return {}
-    log_odds, (samples, number) = answered(tested, labels)["log_odds"], labels.shape
-    bounds = torch.tensor(thresholds or [HALF], dtype=torch.float64).logit()
-    sample = {
-        "decided": (log_odds.view(labels.shape) > bounds).flatten(),
-        "applies": labels.flatten().bool(),
-        "log_odds": log_odds,
-        "label_number": torch.arange(number).repeat(samples),
-    }
-    return resampling.values(chosen, sample, labels=number)
-
-
 def means(
     ood: Mapping[str, Mapping[str, Value]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
@@ -277,7 +221,10 @@ def means(
 
 
 def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor]:
-    """Return `per_sample.answers` of the ensemble's predictions and labels (N,); of all labels of all samples, (N, Q)."""
+    """Return `per_sample.answers` of the ensemble's predictions and labels (N,); of all labels or words of all samples, (N, Q).
+
+    Of words that a text has not, they are not-a-number, and the class -1.
+    """
     return _summary(predictions, (), (), labels).answers
 
 
@@ -291,6 +238,15 @@ def scored(predictions: StoredPredictions, name: str) -> Tensor:
 def _score(part: Responses, score: Score) -> Tensor:
     """Return a score of each sample, (N,): of Q labels the mean of theirs."""
     return of_samples(score.compute(part.logits() if score.raw else part.log_probs.double()))
+
+
+def _unfilled(like: Tensor, count: int, *, filled: bool) -> Tensor:
+    """Return a vector for so many values; where not all will come, it is of not-a-numbers, or of classes -1."""
+    if filled:
+        return like.new_empty(count)
+    if like.dtype == torch.int64:
+        return like.new_full((count,), -1)
+    return torch.full((count,), math.nan, dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,29 +276,37 @@ def _summary(
     by_score: dict[str, Tensor] = dict(predictions.scores) if isinstance(predictions, Scored) else {}
     confidence = -by_score[MSP] if MSP in by_score else None
     scores = [score for score in scores if score.name not in by_score]
-    diversity = dict.fromkeys((m.name for m in diverse), 0.0)
+    diversity: dict[str, list[float]] = {m.name: [] for m in diverse}
+    sizes = []
+    filled = labels is None or labels.ndim == 1 or bool((labels >= 0).all())
     begin = 0
     for part in predictions.split(at_once(predictions)):
         end = begin + part.shape[1]
         log_probs = part.flattened().log_probs.double()
         if labels is not None:
             ensemble = ensemble_log_probs(log_probs)
-            size = len(ensemble) // (end - begin)  # labels of a sample
-            part_labels = labels[begin:end].flatten()
-            for name, vector in answers(ensemble.exp(), part_labels, log_probs=ensemble).items():
-                every = by_answer.setdefault(name, vector.new_empty(count * size))
-                every[begin * size : end * size] = vector
+            size, part_labels = labels[0].numel(), labels[begin:end].flatten()
+            chosen = slice(None) if filled else part_labels >= 0
+            for name, vector in answers(ensemble.exp(), part_labels[chosen], log_probs=ensemble).items():
+                every = by_answer.setdefault(name, _unfilled(vector, count * size, filled=filled))
+                every[begin * size : end * size][chosen] = vector.to(every.dtype)
         for score in scores:
             vector = _score(part, score)
             by_score.setdefault(score.name, vector.new_empty(count))[begin:end] = vector
         sample = {"member_probs": log_probs.exp()} if diverse else {}
         for metric in diverse:
-            diversity[metric.name] += float(metric.of(sample)) * (end - begin) / count
+            diversity[metric.name].append(float(metric.of(sample)))
+        sizes.append(log_probs.shape[1])
         begin = end
     if by_answer and confidence is not None:
         by_answer["confidence"] = confidence
     return _Summary(
         answers=by_answer,
         scores=by_score,
-        diversity={name: MetricEstimate(value=value, count=count) for name, value in diversity.items()},
+        diversity={
+            name: MetricEstimate(
+                value=sum(v * size / sum(sizes) for v, size in zip(values, sizes, strict=True)), count=count
+            )
+            for name, values in diversity.items()
+        },
     )

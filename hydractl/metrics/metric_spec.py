@@ -22,6 +22,7 @@ class MetricNeeds(Enum):
     LABELS = auto()
     QUERIES = auto()
     LABEL_SETS = auto()
+    SPANS = auto()
     MEMBERS = auto()
     OOD = auto()
     TEMPERATURE = auto()

@@ -44,7 +44,8 @@ class Responses(NamedTuple):
     """Predictions of members on samples, in memory.
 
     Attributes:
-        log_probs: Natural logarithms of probabilities, (M, N, C); of models that answer Q labels (M, N, Q, 2).
+        log_probs: Natural logarithms of probabilities, (M, N, C); of models that answer Q labels (M, N, Q, 2), or Q words
+            (M, N, Q, C), with not-a-number for words that a text has not.
         logsumexp: Logsumexp of the logits, (M, N) or (M, N, Q), so that logits are `log_probs` plus it; None if not stored.
     """
 
@@ -71,8 +72,10 @@ class Responses(NamedTuple):
         return tuple(self.log_probs.shape)
 
     def flattened(self) -> Responses:
-        """Return predictions on all labels of all samples, (M, N Q, 2), of predictions on samples with Q labels."""
-        return Responses(self.log_probs.flatten(1, -2))
+        """Return predictions on all labels of all samples, (M, N Q, 2), of predictions on samples with Q labels; on all words there are."""
+        log_probs = self.log_probs.flatten(1, -2)
+        absent = log_probs[0, :, 0].isnan() if log_probs.ndim < self.log_probs.ndim else None
+        return Responses(log_probs if absent is None or not absent.any() else log_probs[:, ~absent])
 
     def members(self) -> Iterator[Responses]:
         """Yield the predictions of each member separately, M = 1."""
@@ -173,16 +176,19 @@ class Opinions(NamedTuple):
     members: Tensor
     ensemble: Tensor
 
-    @property
-    def logits(self) -> Tensor:
-        """The ensemble's logits: its log-probabilities (B, C), or of Q labels (..., B, Q, 2) their log odds (B, Q)."""
-        ensemble = self.ensemble
-        return ensemble if ensemble.ndim == BINARY else ensemble[..., 1] - ensemble[..., 0]
+    def logits(self, *, multi_label: bool) -> Tensor:
+        """Return the ensemble's logits: its log-probabilities (..., C), or of Q labels (..., Q, 2) their log odds (..., Q)."""
+        return self.ensemble[..., 1] - self.ensemble[..., 0] if multi_label else self.ensemble
 
 
 def of_samples(values: Tensor) -> Tensor:
-    """Return values (B,) of values (B,), or of the values (B, Q) of Q labels: their mean."""
-    return values if values.ndim == 1 else values.mean(-1)
+    """Return values (B,) of values (B,), or of the values (B, Q) of Q labels or words: the mean of those that are there."""
+    return values if values.ndim == 1 else values.nanmean(-1)
+
+
+def of_inputs(values: Tensor, *, multi_label: bool) -> Tensor:
+    """Return values of inputs (B,), of Q labels (B, Q) their mean; of tokens (B, T) they stay as they are."""
+    return values.mean(-1) if multi_label else values
 
 
 def opinions(logits: Tensor) -> Opinions:
@@ -213,11 +219,11 @@ def at_labels(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def question_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return the cross-entropy of each item in nats: the mean over the questions that it answers.
+    """Return the cross-entropy of each item in nats: the mean over the questions that it answers, see `mean_over_questions`.
 
     Args:
         logits: Shape (..., N, C), or (..., N, Q, C) for items with Q questions; dots are optional axes of members or candidates.
-        labels: Shape (N,), or (N, Q), int64, in 0..C-1; or probabilities, with C on a further axis.
+        labels: Shape (N,), or (N, Q), int64, in 0..C-1, or -100 for what is not asked; or probabilities, with C on a further axis.
         label_smoothing: As in PyTorch, in [0, 1].
 
     Returns:
@@ -231,7 +237,20 @@ def question_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 
         reduction="none",
         label_smoothing=label_smoothing,
     ).view(logits.shape[:-1])
-    return losses if labels.ndim - soft == 1 else losses.mean(-1)
+    return losses if labels.ndim - soft == 1 else mean_over_questions(losses, None if soft else labels >= 0)
+
+
+def mean_over_questions(values: Tensor, counted: Tensor | None) -> Tensor:
+    """Return values (..., N) of the values (..., N, Q) of items' questions, so that their mean is that over all questions asked.
+
+    Args:
+        values: Of all questions.
+        counted: Which of them are asked, (N, Q); None for all.
+    """
+    if counted is None:
+        return values.mean(-1)
+    questions = counted.sum().clamp(min=1).to(values.dtype) / len(counted)  # of an item on average
+    return (values * counted).sum(-1) / questions
 
 
 def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -> dict[str, Tensor]:

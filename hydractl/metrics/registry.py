@@ -11,6 +11,7 @@ from hydractl.metrics.classification import LABELLED, MULTI_LABEL, RETRIEVAL
 from hydractl.metrics.diversity import DIVERSITY
 from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_ranking import RANKING
+from hydractl.metrics.spans import SPANS
 
 FIT, VAL = "fit", "val"
 """Names in reports of the data that scores are fitted on and of held-out ID data."""
@@ -91,7 +92,7 @@ def by_name(*metrics: Metric) -> Mapping[str, Metric]:
     return MappingProxyType(table)
 
 
-METRICS = by_name(*LABELLED, *MULTI_LABEL, *RETRIEVAL, *DIVERSITY, *RANKING, *_OTHERS)
+METRICS = by_name(*LABELLED, *MULTI_LABEL, *SPANS, *RETRIEVAL, *DIVERSITY, *RANKING, *_OTHERS)
 
 ALIASES: Mapping[str, str] = MappingProxyType({"acc": "accuracy", "ood": "auroc"})
 """Alternative names of metrics."""

@@ -130,14 +130,16 @@ class Resampling:
             metrics: Metrics to compute.
             sets: Arguments of the metrics, each (N,), by name; ID and OOD samples are separate sets.
             name: Name of the OOD set, which selects its resamples.
-            labels: How many values follow each other for each sample, Q; they are (N Q,) then, and drawn together.
+            labels: How many values follow each other for each sample, Q; they are (N Q,) then, and drawn together. Of words
+                that a text has not they are not-a-number, and do not count.
         """
         counts = [len(next(iter(samples.values()))) // labels for samples in sets]
         within = torch.arange(labels)
         sample = {name: vector for samples in sets for name, vector in samples.items()}
-        point_estimates = {m.name: float(m.of(sample)) for m in metrics}
+        counted = present(sample)
+        point_estimates = {m.name: float(m.of(counted)) for m in metrics}
         spread: dict[str, list[Tensor]] = {m.name: [] for m in metrics if m.interval and self.resamples}
-        bins = {m.name: m.bins(sample[m.reads[0]]) for m in metrics if m.bins and m.name in spread}
+        bins = {m.name: _bins(m, sample[m.reads[0]]) for m in metrics if m.bins and m.name in spread}
         read = {name for m in metrics if m.interval for name in m.reads}
         for sample_indices in self.draws(*counts, name=name, labels=labels) if spread else ():
             indices = tuple((index.unsqueeze(-1) * labels + within).flatten(-2) for index in sample_indices)
@@ -211,4 +213,24 @@ def _gaps(metric: Metric, sample: Mapping[str, Tensor], bins: Tensor, count: int
     """Return the gaps (..., B) of a calibration error for samples (..., N) and their bins."""
     confidence, hits = (sample[name] for name in metric.reads)
     gaps = confidence.double().new_zeros(*bins.shape[:-1], count)
-    return gaps.scatter_add_(-1, bins, hits.double() - confidence.double()) / bins.shape[-1]
+    differences = hits.double() - confidence.double()
+    values = (~differences.isnan()).sum(-1, keepdim=True)
+    return gaps.scatter_add_(-1, bins, differences.nan_to_num()) / values
+
+
+def present(sample: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the values (K,) that are there of vectors (N,), of which the same ones are not-a-number."""
+    absent = [vector.isnan() for vector in sample.values() if vector.is_floating_point()][:1]
+    if not absent or not absent[0].any():
+        return sample
+    return {name: vector[~absent[0]] for name, vector in sample.items()}
+
+
+def _bins(metric: Metric, confidence: Tensor) -> Tensor:
+    """Return the bin of each confidence (N,); those that are not-a-number are in the first."""
+    if metric.bins is None:
+        raise ValueError(f"`{metric.name}` has no bins")
+    counted = ~confidence.isnan()
+    bins = confidence.new_zeros(len(confidence), dtype=torch.int64)
+    bins[counted] = metric.bins(confidence[counted])
+    return bins

@@ -112,11 +112,11 @@ def scaled_nll(predictions: StoredPredictions | Tensor, labels: Tensor, temperat
     """Return the mean of -log mean_m softmax(z_m / T)[label] in nats, in float64.
 
     Args:
-        predictions: Finite natural logarithms, or logits, (M, N, C); of models that answer Q labels (M, N, Q, 2).
-        labels: Shape (N,), or (N, Q), integer, in 0..C-1.
+        predictions: Finite natural logarithms, or logits, (M, N, C); of models that answer Q labels or words (M, N, Q, C).
+        labels: Shape (N,), or (N, Q), integer, in 0..C-1; below 0 for words that a text has not.
         temperature: T > 0.
     """
-    members, count = predictions.shape[0], labels.numel()
+    members, count = predictions.shape[0], int((labels >= 0).sum())
     total = 0.0
     for part, part_labels in _parts(predictions, labels):
         logits = part.double() / temperature
@@ -147,9 +147,9 @@ def fit_temperature(
     logits.
 
     Args:
-        predictions: Finite natural logarithms, or logits, (M, N, C); of models that answer Q labels (M, N, Q, 2), each of
-            which is a sample; read several times.
-        labels: Shape (N,), or (N, Q), integer, in 0..C-1.
+        predictions: Finite natural logarithms, or logits, (M, N, C); of models that answer Q labels or words (M, N, Q, C), each
+            of which is a sample; read several times.
+        labels: Shape (N,), or (N, Q), integer, in 0..C-1; below 0 for words that a text has not.
         stored: Temperature that the logits are already divided by.
         deviation: Standard deviation of the prior on ln T; infinite for no prior.
 
@@ -160,13 +160,17 @@ def fit_temperature(
         raise ValueError(
             f"predictions must have {labels.ndim + 2} non-empty axes, got shape {tuple(predictions.shape)}"
         )
-    check_labels(labels.flatten(), samples=math.prod(predictions.shape[1:-1]), classes=predictions.shape[-1])
+    label_list = (
+        labels if labels.shape != predictions.shape[1:-1] or labels.ndim == 1 else labels[labels >= 0]
+    )
+    samples = len(label_list) if labels.ndim > 1 else predictions.shape[1]
+    check_labels(label_list, samples=samples, classes=predictions.shape[-1])
     if not all(bool(part.isfinite().all()) for part, _ in _parts(predictions, labels)):
         raise ValueError("predictions must be finite")
 
     def cost(log_t: float) -> float:
         nll = scaled_nll(predictions, labels, math.exp(log_t))
-        return labels.numel() * nll + ((log_t - center) / deviation) ** 2 / 2
+        return len(label_list) * nll + ((log_t - center) / deviation) ** 2 / 2
 
     low, high = math.log(LOWEST), math.log(HIGHEST)
     center = -math.log(stored)
@@ -191,11 +195,11 @@ def fit_temperature(
 
 
 def _parts(predictions: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield predictions (M, n, C) and labels (n,) in chunks of samples; each of the labels of a sample is one."""
+    """Yield predictions (M, n, C) and labels (n,) in chunks of samples; each of the labels or words of a sample is one."""
     responses = Responses(predictions) if isinstance(predictions, Tensor) else predictions
     size = _samples(responses.shape)
     for part, part_labels in zip(responses.split(size), labels.split(size), strict=True):
-        yield part.flattened().log_probs, part_labels.flatten()
+        yield part.flattened().log_probs, part_labels[part_labels >= 0] if labels.ndim > 1 else part_labels
 
 
 def _samples(shape: Sequence[int]) -> int:

@@ -68,6 +68,7 @@ def sections(compared: Compared) -> Iterator[Section]:
         MetricNeeds.TEMPERATURE,
         MetricNeeds.LABELS,
         MetricNeeds.LABEL_SETS,
+        MetricNeeds.SPANS,
         MetricNeeds.QUERIES,
     )
     yield Section(
@@ -202,6 +203,7 @@ def _each_set(compared: Compared) -> Iterator[ReportTable]:
         MetricNeeds.TEMPERATURE,
         MetricNeeds.LABELS,
         MetricNeeds.LABEL_SETS,
+        MetricNeeds.SPANS,
         MetricNeeds.QUERIES,
     ):
         by_report = [{row.name: number_of(row, q) for row in report.rows} for report in compared.reports]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.model_inputs import Inputs
+from hydractl.metrics.per_sample import mean_over_questions
+from hydractl.model_inputs import Inputs, words_asked
 
 Teacher = Callable[[Inputs], torch.Tensor]
 """Function from inputs to logits (M, B, C) of M members; M = 1 for a base or a member."""
@@ -48,7 +49,8 @@ class DistillationLoss:
         student = outputs if self.by_member else outputs.unsqueeze(0)
         log_probs = (student.float() / self.temperature).log_softmax(-1)
         divergence = F.kl_div(log_probs, self.targets(inputs), reduction="none").sum(-1).mean(0)
-        divergence = divergence.view(len(losses), -1).mean(1)  # over the labels of a model for several
+        if divergence.ndim > losses.ndim:
+            divergence = mean_over_questions(divergence, words_asked(inputs))
         return (1 - self.weight) * losses + self.weight * self.temperature**2 * divergence
 
     @torch.no_grad()

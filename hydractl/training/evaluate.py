@@ -25,7 +25,8 @@ def classifier_metrics(
     Args:
         engine: Who computes; each process takes every world-th batch.
         batches: The validation data, in the same order each time they are gone over.
-        labels: Shape (N,), int64, the model's class of each item of the data set; or (N, Q), which of its Q labels apply.
+        labels: Shape (N,), int64, the model's class of each item of the data set; or (N, Q), which of its Q labels apply, or the
+            class of each word, below 0 for none.
     """
 
     def measure(model: nn.Module) -> Metrics | None:
@@ -51,14 +52,17 @@ def tally(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, ...]:
     """Return what a batch adds to `metrics_of`: right answers, nats, samples or their labels, and whether it has none that count.
 
     Args:
-        logits: Shape (B, C), or (B, Q, 2).
-        labels: Shape (B,), or (B, Q), int64, on the CPU.
+        logits: Shape (B, C), or (B, Q, C).
+        labels: Shape (B,), or (B, Q), int64, on the CPU; those below 0 do not count.
     """
-    log_probs, size = logits.float().log_softmax(-1).cpu(), labels.numel()
+    log_probs, counted = logits.float().log_softmax(-1).cpu(), labels >= 0
     if not log_probs.isfinite().all():
         return 0.0, 0.0, 0.0, 1.0
-    log_probs = log_probs.view(size, -1)
-    per_sample = answers(log_probs.exp(), labels.flatten(), log_probs=log_probs)
+    log_probs, labels = log_probs[counted], labels[counted]
+    size = len(labels)
+    if not size:
+        return 0.0, 0.0, 0.0, 0.0
+    per_sample = answers(log_probs.exp(), labels, log_probs=log_probs)
     return float(mean(per_sample["hits"])) * size, float(mean(per_sample["nll"])) * size, float(size), 0.0
 
 

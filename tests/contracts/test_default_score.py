@@ -53,7 +53,7 @@ def test_the_score_of_one_graph_is_that_of_predict(variant):
     logits, found = WithDefaultScore(hydra, scores, family, name="m")(asked)
 
     beside = scores.of(FeatureExtractor.of(hydra, family, name="m"), name="m")
-    ((*_, expected),) = beside.responses([Batch(asked, None, torch.arange(5))], name="m", data="d")
+    ((*_, expected),) = beside.responses([Batch(asked, torch.arange(5))], name="m", data="d")
     assert largest_difference(found, expected[0, :, 0]) < 1e-4
     assert found.unique().numel() == 5
     torch.testing.assert_close(logits, hydra.member_logits(asked))

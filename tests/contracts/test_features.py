@@ -33,7 +33,7 @@ def seen(model, sample):
     inputs = sample.inputs(batch=3)
     inputs = inputs["pixel_values"] if len(model.towers) > 1 else inputs
     extractor = FeatureExtractor.of(model, FAMILIES[sample.header.architecture.family], name="model")
-    batches = [Batch(inputs, None, torch.arange(3))] * 2
+    batches = [Batch(inputs, torch.arange(3))] * 2
     *_, (indices, said, features) = extractor.responses(batches, name="model", data="data")
     assert indices.tolist() == [0, 1, 2]
     return extractor, said, features

@@ -12,6 +12,7 @@ from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.header import Tokenization
+from hydractl.model_inputs import WORDS
 from support.builders import base
 from support.variants import VARIANTS
 
@@ -55,12 +56,15 @@ def texts_of(variant):
         "attention_mask": kept.long(),
     }
     segments = {"token_type_ids": (kept & (torch.arange(length) > 2)).long()}
+    if how.by_word:
+        texts[WORDS] = torch.arange(length).expand(kept.shape).masked_fill(~kept, -1)
     return texts | {name: segments[name] for name in how.names if name in segments}
 
 
 def padded(texts: Mapping[str, torch.Tensor], tokens: int, how: Tokenization) -> dict[str, torch.Tensor]:
     fill = {"input_ids": how.pad_id, "attention_mask": 0, "token_type_ids": 0}
-    return {name: torch.nn.functional.pad(x, (0, tokens), value=fill[name]) for name, x in texts.items()}
+    filled = {n: torch.nn.functional.pad(texts[n], (0, tokens), value=fill[n]) for n in fill if n in texts}
+    return texts | filled  # the words stay as they are
 
 
 def test_there_are_texts_of_several_lengths():
@@ -88,8 +92,9 @@ def test_a_text_alone_is_a_text_in_a_batch(variant, kind):
     model, texts = model_of(variant, kind), texts_of(variant)
     expected = model(texts)
     for i, length in enumerate(texts["attention_mask"].sum(1).tolist()):
-        alone = model({name: x[i : i + 1, :length] for name, x in texts.items()})
-        assert largest_difference(alone[:, 0], expected[:, i]) <= 1e-6
+        alone = model({name: x[i : i + 1, :length] for name, x in texts.items()})[:, 0]
+        of_text = expected[:, i, :length] if WORDS in texts else expected[:, i]
+        assert largest_difference(alone, of_text) <= 1e-6
 
 
 @pytest.mark.spread

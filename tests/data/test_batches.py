@@ -33,16 +33,8 @@ def test_batches_hold_every_index_once_in_order(batch_size, indices):
     if found:
         assert torch.equal(torch.cat([batch.indices for batch in found]), order)
         assert torch.equal(torch.cat([batch.inputs for batch in found]), WHOLE[order])
-        assert torch.equal(torch.cat([batch.labels for batch in found]), torch.tensor(DIGITS.labels)[order])
     else:
         assert len(order) == 0
-
-
-def test_unlabelled_batches():
-    batch = next(batches(open_data("noise"), EVAL, batch_size=4))
-
-    assert batch.labels is None
-    assert batch.inputs.shape == (4, 1, 8, 8)
 
 
 def test_augmented_batches_do_not_depend_on_their_size_or_company():

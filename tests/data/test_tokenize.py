@@ -89,12 +89,11 @@ def test_a_texts_tokens_hang_on_no_other_text(batch, draw):
 @given(items, st.integers(1, 9))
 def test_batches_hold_every_text_once_and_pad_no_more_than_they_must(batch, batch_size):
     tokens = tokenize(batch, tokenization())
-    batches = TokenBatches.of(tokens, range(len(batch)), indices=range(len(batch)), batch_size=batch_size)
+    batches = TokenBatches.of(tokens, indices=range(len(batch)), batch_size=batch_size)
     found = list(batches)
 
     assert sorted(torch.cat([b.indices for b in found]).tolist()) == list(range(len(batch)))
     for one, again in zip(found, batches, strict=True):
-        assert torch.equal(one.labels, one.indices)
         assert torch.equal(one.indices, again.indices)
         assert one.inputs["input_ids"].shape[1] == tokens.lengths[one.indices].max()
     lengths = torch.cat([tokens.lengths[b.indices] for b in found])
@@ -105,11 +104,11 @@ def test_batches_hold_every_text_once_and_pad_no_more_than_they_must(batch, batc
 @given(items, st.integers(1, 3), st.integers(1, 3))
 def test_batches_of_parts_are_those_of_all_that_are_sorted_among_as_many(batch, batch_size, among):
     tokens, size = tokenize(batch, tokenization()), batch_size * among
-    whole = TokenBatches.of(tokens, None, indices=range(len(batch)), batch_size=batch_size, among=size)
+    whole = TokenBatches.of(tokens, indices=range(len(batch)), batch_size=batch_size, among=size)
     parts = []
     for begin in range(0, len(batch), size):
         part = tokenize(batch[begin : begin + size], tokenization())
-        own = TokenBatches.of(part, None, indices=range(len(part)), batch_size=batch_size)
+        own = TokenBatches.of(part, indices=range(len(part)), batch_size=batch_size)
         parts += [one._replace(indices=one.indices + begin) for one in own]
 
     for one, other in zip(whole, parts, strict=True):
@@ -119,11 +118,10 @@ def test_batches_of_parts_are_those_of_all_that_are_sorted_among_as_many(batch, 
 
 def test_texts_of_one_length_keep_their_order():
     tokens = tokenize(["the film"] * 5, tokenization())
-    batches = TokenBatches.of(tokens, None, indices=(3, 1, 4), batch_size=2)
+    batches = TokenBatches.of(tokens, indices=(3, 1, 4), batch_size=2)
 
     assert [b.indices.tolist() for b in batches] == [[3, 1], [4]]
-    assert all(b.labels is None for b in batches)
-    assert list(TokenBatches.of(tokens, None, indices=(), batch_size=2)) == []
+    assert list(TokenBatches.of(tokens, indices=(), batch_size=2)) == []
 
 
 def test_more_texts_than_are_tokenised_at_once(monkeypatch):

@@ -178,7 +178,7 @@ def test_a_batch_is_answered_after_one_wait(features):
     with made_up():
         model = load("hydra.st").to("cuda")
         images = torch.rand(6, 1, 8, 8)
-        batches = [Batch(part, None, torch.arange(2)) for part in images.split(2)]
+        batches = [Batch(part, torch.arange(2)) for part in images.split(2)]
         if features:
             extractor = FeatureExtractor.of(model, family_of(model.header.architecture), name="hydra.st")
         with crossings() as found:

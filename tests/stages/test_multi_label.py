@@ -237,7 +237,7 @@ def test_methods_that_compare_classes_are_refused(place, capsys):
         place / "x.json",
     ]
     assert main([*map(str, argv)]) == UsageError.exit_code
-    assert "compares classes with each other" in capsys.readouterr().err
+    assert "compares classes of inputs, but" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
@@ -500,13 +500,13 @@ def test_models_with_one_label_have_no_thresholds_of_labels(tmp_path):
     [
         (
             {"fit": "train.jsonl", "ood_score": ("relative-mahalanobis",)},
-            "`--fit`: needs models with one label",
+            "`--fit`: needs models that answer one label",
         ),
-        ({"keep_examples": 3}, "`--keep-examples`: needs models with one label"),
-        ({"set_options": SetOptions(sets=0.5)}, "`--sets`: needs models with one label"),
+        ({"keep_examples": 3}, "`--keep-examples`: needs models that answer one label"),
+        ({"set_options": SetOptions(sets=0.5)}, "`--sets`: needs models that answer one label"),
         (
             {"compare": (NamedModels.parse("mc:base.st"),)},
-            "`--compare KIND:MODEL`: needs models with one label",
+            "`--compare KIND:MODEL`: needs models that answer one label",
         ),
         ({"metrics": ("mrr",)}, "`mrr` cannot be measured"),
     ],
@@ -536,9 +536,9 @@ def test_models_of_both_kinds_are_never_mixed(place):
     assert not open_model(str(place / "one.st")).header.architecture.is_multi_label
     with pytest.raises(CheckpointError, match=r"is a bert with problem_type="):
         run_fuse(FuseConfig(models=(str(place / "base.st"), str(place / "one.st")), out=place / "mixed.st"))
-    with pytest.raises(HydraError, match="an input has one of its classes, but several in the student"):
+    with pytest.raises(HydraError, match="answers one label for each item, but the student a list of labels"):
         train(place, str(place / "base.st"), "t.st", teacher=(str(place / "one.st"),))
-    with pytest.raises(HydraError, match="must have the same kind of labels"):
+    with pytest.raises(HydraError, match="must answer the same kind of labels"):
         evaluate(place, "base.st", compare=(NamedModels.parse(str(place / "one.st")),))
     with pytest.raises(HydraError, match="`--data` needs a list of labels for each item"):
         run_eval(
@@ -546,7 +546,7 @@ def test_models_of_both_kinds_are_never_mixed(place):
                 model=str(place / "base.st"), data=DataRef.parse(str(one)), latency=False, device="cpu"
             )
         )
-    with pytest.raises(HydraError, match=r"`--keep-head`: `--data one\.jsonl` has one label for an item"):
+    with pytest.raises(HydraError, match=r"`--keep-head`: `--data one\.jsonl` has one label for each item"):
         run_finetune(
             FinetuneConfig(
                 model=str(place / "base.st"),

@@ -18,7 +18,7 @@ from hydractl.fusion.slicing import prune_tensor, zero_dropped
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Header, Kind
-from hydractl.model_inputs import map_inputs
+from hydractl.model_inputs import WORDS, map_inputs
 from hydractl.tensor_spec import spec_of
 from support.variants import LIBRARY, PLAIN, Variant
 
@@ -70,13 +70,17 @@ class Sample:
     def library(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """Build the library's own model with the same tensors; for a base."""
         architecture = self.header.architecture
+        by_word = {"problem_type": architecture.problem_type} if architecture.is_token_classifier else {}
         pooling = {} if architecture.pooling is None else {"pooling": architecture.pooling}
-        model = LIBRARY[architecture.library](architecture.name, architecture.config | pooling)
+        said = pooling | by_word
+        model = LIBRARY[architecture.library](architecture.name, architecture.config | said)
         model.load_state_dict(self.state, strict=True)
         return model.to(dtype).eval()
 
     def inputs(self, *, batch: int = 2, seed: int = 0, dtype: torch.dtype = torch.float32) -> Inputs:
         inputs = probe_inputs(self.header, batch=batch, seed=seed)
+        if self.header.architecture.is_token_classifier:
+            inputs = {**inputs, WORDS: word_starts(inputs["attention_mask"])}
         return map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
 
     def pruned(self, *keep: Sequence[int]) -> Sample:
@@ -110,6 +114,12 @@ class Sample:
         with path.open("wb") as file:
             write_tensors(file, self.state, header=self.header)
         return path
+
+
+def word_starts(mask: torch.Tensor) -> torch.Tensor:
+    """Return every other token of each text from the first on, (B, Q), and -1 where it has ended."""
+    there = mask[:, ::2].bool()
+    return torch.arange(0, mask.shape[1], 2).expand(there.shape).masked_fill(~there, -1)
 
 
 @cache

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from hydractl.model_inputs import cut_batch, map_inputs
 from hydractl.scoring.job import Log, Samples, ScoreJob
-from support.jobs import CLASSES, DOUBLE, model_for
+from support.jobs import DOUBLE, labels_for, model_for
 
 
 def asked(sample, count, seed):
@@ -17,9 +15,10 @@ def asked(sample, count, seed):
 
 def data_for(sample, *, count=40, others=30):
     """Return images, labels and OOD images in float64."""
+    inputs = asked(sample, count, 1)
     return (
-        asked(sample, count, 1),
-        torch.randint(0, CLASSES, (count,), generator=torch.Generator().manual_seed(2)),
+        inputs,
+        labels_for(sample, inputs),
         map_inputs(lambda x: 2 * x if x.is_floating_point() else x, asked(sample, others, 3)),
     )
 

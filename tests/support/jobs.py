@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hydractl.model_inputs import cut_batch
+from hydractl.model_inputs import WORDS, batch_of, cut_batch
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.scoring.job import Samples, ScoreJob
 
@@ -50,8 +50,16 @@ def model_for(sample: Sample) -> Model:
 def labelled(sample: Sample, count: int) -> tuple[Inputs, torch.Tensor]:
     """Return inputs (without what names a zero-shot model's classes) and labels."""
     inputs = sample.inputs(batch=count, seed=1, dtype=DOUBLE)
-    labels = torch.randint(0, CLASSES, (count,), generator=torch.Generator().manual_seed(2))
-    return inputs["pixel_values"] if sample.header.prompting else inputs, labels
+    return inputs["pixel_values"] if sample.header.prompting else inputs, labels_for(sample, inputs)
+
+
+def labels_for(sample: Sample, inputs: Inputs) -> torch.Tensor:
+    """Return labels (B,), or for each word (B, Q), -100 where there is none."""
+    generator = torch.Generator().manual_seed(2)
+    if not sample.header.architecture.is_token_classifier:
+        return torch.randint(0, CLASSES, (batch_of(inputs),), generator=generator)
+    words = inputs[WORDS]
+    return torch.randint(0, CLASSES, words.shape, generator=generator).masked_fill(words < 0, -100)
 
 
 def job_for(

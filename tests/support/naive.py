@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from hydractl.families.registry import FAMILIES
 from hydractl.model_inputs import cut_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
@@ -73,15 +74,30 @@ def objective(library: nn.Module, name: str, data: Data, *, batch: int = 64) -> 
         )
     name, _, score = name.partition("/")
     score_of = OOD_SCORES[score or "msp"]
+    if inside.ndim > 2:  # each word is answered, and a text's score is the mean of its words'
+        score_of = partial(_mean_of_words, score_of)
+        inside, outside = (_blanked(z, part) for z, part in ((inside, images), (outside, others)))
+        words, labels = inside[labels >= 0], labels[labels >= 0]
+    else:
+        words = inside
     metrics = {
-        "acc": lambda: (inside.argmax(-1) == labels).double().mean().item(),
+        "acc": lambda: (words.argmax(-1) == labels).double().mean().item(),
         "ood": lambda: _ranking(score_of(inside), score_of(outside))[0],
         "fpr95": lambda: -_ranking(score_of(inside), score_of(outside))[1],
-        "nll": lambda: -F.cross_entropy(inside, labels).item(),
-        "ece": lambda: -_ece(inside.softmax(-1), labels),
+        "nll": lambda: -F.cross_entropy(words, labels).item(),
+        "ece": lambda: -_ece(words.softmax(-1), labels),
     }
     sums = {"avg": {"acc": 0.5, "ood": 0.5}, "acc-0.1*nll": {"acc": 1, "nll": 0.1}}
     return sum(weight * metrics[term]() for term, weight in sums.get(name, {name: 1}).items())
+
+
+def _blanked(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """Return logits (N, Q, C) with not-a-number for the words that texts have not."""
+    return logits.masked_fill((inputs["word_starts"] < 0).unsqueeze(-1), float("nan"))
+
+
+def _mean_of_words(score_of: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor) -> torch.Tensor:
+    return torch.stack([score_of(row[~row[:, 0].isnan()]).mean() for row in logits])
 
 
 OOD_SCORES = {

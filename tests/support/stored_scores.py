@@ -29,7 +29,7 @@ COUNT = 24
 
 def fitted(model: Towers, family: Family, fit: Inputs, val: Inputs) -> Scores:
     """Return `energy+density` of a model for inputs (COUNT, ...)."""
-    batches = [[Batch(inputs, None, torch.arange(COUNT))] for inputs in (fit, val)]
+    batches = [[Batch(inputs, torch.arange(COUNT))] for inputs in (fit, val)]
     with_scores = WithOodScores.fit(
         FeatureExtractor.of(model, family, name="model"), [ENERGY_DENSITY], (batches[0], torch.arange(COUNT) % 3), batches[1],
         name="model", team=ProcessGroup(),

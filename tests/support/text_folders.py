@@ -35,7 +35,8 @@ def save_text_model(variant: Variant, folder: Path, **options: object) -> Sample
     """Write a variant's base by the library's own means, and return it; `options` are of `save_pretrained`."""
     sample = base(variant)
     library = sample.library()
-    library.config.problem_type = sample.header.architecture.problem_type
+    if sample.header.architecture.is_multi_label:
+        library.config.problem_type = sample.header.architecture.problem_type
     library.save_pretrained(folder, **options)
     save_tokenizer(folder)
     return sample

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hydractl.families.model_folder import MULTI_LABEL
+from hydractl.families.model_folder import BY_WORD, MULTI_LABEL
+from hydractl.model_inputs import WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -343,7 +344,7 @@ def _without(tiny: dict[str, object], name: str) -> dict[str, object]:
     return {key: value for key, value in tiny.items() if key != name}
 
 
-VARIANTS: tuple[Variant, ...] = (
+_VARIANTS: tuple[Variant, ...] = (
     *_table("timm-vit", TINY, TIMM_VIT),
     *_table("timm-eva", TINY, TIMM_EVA),
     *_table("timm-beit", TINY, TIMM_BEIT),
@@ -388,8 +389,18 @@ VARIANTS: tuple[Variant, ...] = (
     *_table("openclip-timm", TINY_OPEN_CLIP, OPEN_CLIP_TIMM),
     *_table("openclip-timm-custom-text", TINY_OPEN_CLIP, OPEN_CLIP_TIMM_CUSTOM),
 )
+_OF_TEXTS = {
+    v.family: v for v in reversed(_VARIANTS) if "num_labels" in v.options and "vocab_size" in v.options
+}
+VARIANTS = (
+    *_VARIANTS,
+    *(
+        Variant(v.family, "tokens", v.arch, v.options | {"problem_type": BY_WORD})
+        for v in reversed(_OF_TEXTS.values())
+    ),
+)
 PLAIN = VARIANTS[0]
-OF_CLASSES = [v for v in VARIANTS if v.name != "multi-label"]
+OF_CLASSES = [v for v in VARIANTS if v.name not in {"multi-label", "tokens"}]
 """Those whose inputs have one class each, which scores of features compare."""
 
 
@@ -411,13 +422,17 @@ def _transformers(name: str, options: dict[str, object]) -> nn.Module:
 
     from hydractl.families.registry import family_for_name
 
-    kind = {
-        ("text",): transformers.AutoModelForSequenceClassification,
-        ("vision",): transformers.AutoModelForImageClassification,
-        ("text", "vision"): transformers.AutoModel,
-    }[tuple(family_for_name(name).towers)]
+    kind = (
+        transformers.AutoModelForTokenClassification
+        if options.get("problem_type") == BY_WORD
+        else {
+            ("text",): transformers.AutoModelForSequenceClassification,
+            ("vision",): transformers.AutoModelForImageClassification,
+            ("text", "vision"): transformers.AutoModel,
+        }[tuple(family_for_name(name).towers)]
+    )
     own = getattr(transformers, name, None)  # a class, where that is what the architecture is called
-    plain = {key: value for key, value in options.items() if key != "pooling"}
+    plain = {key: value for key, value in options.items() if key not in {"pooling", "problem_type"}}
     made: nn.Module = (
         kind.from_config(transformers.AutoConfig.for_model(name, architectures=[], **plain))
         if own is None
@@ -429,10 +444,11 @@ def _transformers(name: str, options: dict[str, object]) -> nn.Module:
 
     def logits(inputs: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
         texts: Mapping[str, torch.Tensor] = getattr(made, "texts", {})
-        named = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs, **texts}
+        named = dict(inputs) if isinstance(inputs, Mapping) else {"pixel_values": inputs, **texts}
+        words = named.pop(WORDS, None)
         answer = forward(**named)
         found: torch.Tensor = answer.logits if "logits" in answer else answer.logits_per_image
-        return found
+        return found if words is None else found.take_along_dim(words.clamp(min=0).unsqueeze(-1), 1)
 
     made.forward = logits  # type: ignore[method-assign]
     return made

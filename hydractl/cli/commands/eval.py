@@ -176,7 +176,7 @@ def _is_marked(row: Row) -> bool:
 def _headline(document: Report) -> tuple[list[Quantity], list[str]]:
     """Return the columns of the first table, OOD data being ranked by the first score, and what stands above them."""
     needs = (
-        MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, MetricNeeds.LABEL_SETS, MetricNeeds.QUERIES, MetricNeeds.OOD, MetricNeeds.WEIGHTS, MetricNeeds.TIME,
+        MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, MetricNeeds.LABEL_SETS, MetricNeeds.SPANS, MetricNeeds.QUERIES, MetricNeeds.OOD, MetricNeeds.WEIGHTS, MetricNeeds.TIME,
     )  # fmt: skip
     columns = [
         Quantity(name, "all" if need is MetricNeeds.OOD else None)

@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data.datasets import ImageSet, ImageStore, Labels, Text, TextSet
+from hydractl.data.datasets import ImageSet, ImageStore, LabelKind, Labels, Text, TextSet
 from hydractl.data.decoding import decode, read_bytes
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
@@ -100,7 +100,7 @@ def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: b
     Raises:
         DataError: If a column is missing or holds something else.
     """
-    image = _find_column(table, column=ref.image, usual=IMAGE_COLUMNS, role="image")
+    image = find_column(table, column=ref.image, usual=IMAGE_COLUMNS, role="image")
     if image is None:
         text = next((name for name in TEXT_COLUMNS if name in _columns(table)), None)
         raise DataError(
@@ -139,7 +139,7 @@ def texts_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bo
     return TextSet(texts=texts, keys=keys, name=table.name, columns=tuple(table.columns), **labels._asdict())
 
 
-def _find_column(table: DataTable, *, column: str | None, usual: Sequence[str], role: str) -> str | None:
+def find_column(table: DataTable, *, column: str | None, usual: Sequence[str], role: str) -> str | None:
     """Return the column named by the reference, else the first usual one that is there, else None."""
     columns = _columns(table)
     if column is None:
@@ -161,9 +161,8 @@ def _text_columns(table: DataTable, *, requested: tuple[str, ...]) -> tuple[str,
     """Return the column that holds the texts, or the two that hold pairs of them; pairs are looked for first."""
     columns = _columns(table)
     for name in requested:
-        _find_column(table, column=name, usual=(), role="text")
-    singles = ((name,) for name in TEXT_COLUMNS)
-    chosen = requested or next((names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*columns}), ())
+        find_column(table, column=name, usual=(), role="text")
+    chosen = requested or _usual_texts(table)
     if chosen:
         return tuple(columns[name] for name in chosen)
     image = next((name for name in IMAGE_COLUMNS if name in columns), None)
@@ -177,6 +176,17 @@ def _text_columns(table: DataTable, *, requested: tuple[str, ...]) -> tuple[str,
         if image
         else "select the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs",
     )
+
+
+def _usual_texts(table: DataTable) -> tuple[str, ...]:
+    """Return the names by which texts, or pairs of them, are found; none where there are none of them."""
+    columns, singles = _columns(table), ((name,) for name in TEXT_COLUMNS)
+    return next((names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*columns}), ())
+
+
+def has_texts(table: DataTable) -> bool:
+    """Return whether a column has the name of one with texts."""
+    return bool(_usual_texts(table))
 
 
 def _checked(cell: object, where: str) -> str:
@@ -194,7 +204,7 @@ def label_column(table: DataTable, ref: DataRef) -> str | None:
     Raises:
         DataError: If the reference names one that is missing.
     """
-    return _find_column(table, column=ref.label, usual=LABEL_COLUMNS, role="label")
+    return find_column(table, column=ref.label, usual=LABEL_COLUMNS, role="label")
 
 
 def _labels(table: DataTable, column: str | None, progress: Progress) -> Labels:
@@ -224,11 +234,11 @@ class LabelReader:
             DataError: As `read_labels`.
         """
         begin = self._withheld + len(self._codes) + len(self._lists)
-        lists = [_list_in(cell) for cell in cells]
+        lists = [list_in(cell) for cell in cells]
         if self._lists or any(cell is not None for cell in lists):
             self._add_lists(lists, begin)
             return
-        values = [self._label(row, cell) for row, cell in enumerate(cells, begin)]
+        values = [self.label(row, cell) for row, cell in enumerate(cells, begin)]
         if not self._codes and all(value == UNKNOWN for value in values):
             self._withheld += len(values)
             return
@@ -260,7 +270,7 @@ class LabelReader:
             )
         top = math.inf if self._names is None else len(self._names) - 1
         for row, cell in enumerate(lists, begin):
-            values = tuple(self._label(row, int(v) if isinstance(v, bool) else v) for v in cell or ())
+            values = tuple(self.label(row, int(v) if isinstance(v, bool) else v) for v in cell or ())
             wrong = (v for v in values if (v < 0 or v > top if isinstance(v, int) else top < math.inf))
             if (value := next(wrong, None)) is not None:
                 raise DataError(
@@ -269,7 +279,7 @@ class LabelReader:
                 )
             self._lists.append(values)
 
-    def _label(self, row: int, cell: object) -> int | str:
+    def label(self, row: int, cell: object) -> int | str:
         """Return a label as every form of table has it: a whole number however it is written, or a name without blanks around it."""
         value = str(cell) if isinstance(cell, bool) else cell.strip() if isinstance(cell, str) else cell
         if isinstance(value, str) and _NUMBER.fullmatch(value):
@@ -317,7 +327,7 @@ class LabelReader:
                     hint="write the names of the classes instead",
                 )
             hot = tuple(tuple(i for i, value in enumerate(values) if value) for values in self._lists)
-            return Labels(tuple(map(str, range(width))), numbered=True, label_sets=hot)
+            return Labels(tuple(map(str, range(width))), numbered=True, labels=hot, kind=LabelKind.SEVERAL)
         texts = {str(value) for values in self._lists for value in values}
         if not texts:
             raise DataError(f"{self.where}: every list of labels is empty")
@@ -328,10 +338,10 @@ class LabelReader:
             sorted({int(v) if position is None else position[str(v)] for v in values})
             for values in self._lists
         )
-        return Labels(tuple(class_names), numbered=numbered, label_sets=tuple(map(tuple, sets)))
+        return Labels(tuple(class_names), tuple(map(tuple, sets)), numbered, LabelKind.SEVERAL)
 
 
-def _list_in(cell: object) -> list[Any] | None:
+def list_in(cell: object) -> list[Any] | None:
     """Return a cell that is a list, which a .csv file has as JSON; None for others."""
     if isinstance(cell, str) and cell.strip().startswith("[") and cell.strip().endswith("]"):
         with suppress(NotJSONError):

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import override
 
 from hydractl.data.datasets import Content
 from hydractl.data.decoding import read_bytes
-from hydractl.data.reference import LIST_SUFFIX, DataRef
+from hydractl.data.reference import COLUMN_SUFFIXES, LIST_SUFFIX, DataRef
 from hydractl.data.sources.tables import ArrowTable, DataTable, ImageFiles, Read, folder_of, readable
 from hydractl.data.sources.text import read_text
 from hydractl.errors import DataError
@@ -31,6 +31,9 @@ _EXAMPLES: Mapping[Content, str] = MappingProxyType(
         Content.TEXTS: '{"text": "a good film", "label": "good"}',
     }
 )
+TOKENS, TAGS = "tokens", "tags"
+_DOCUMENT = "-DOCSTART-"
+"""First word of a line between documents."""
 _DELIMITERS = (",", ";", "\t", "|")
 _BEGINNING = 65536
 """Number of characters of a table in which its delimiter is searched."""
@@ -199,13 +202,36 @@ def _read_list(path: Path) -> Rows:
     return rows
 
 
+def _read_columns(path: Path) -> Rows:
+    """Return a row a text of a file in the form of the CoNLL tasks: a word a line, its label last, a blank line behind each text."""
+    rows: Rows = []
+    is_first, names = True, list[str]()
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        cells = line.split("\t") if "\t" in line else line.split()
+        if not line.strip():
+            is_first = True
+        elif cells[0] != _DOCUMENT:
+            names = names or [TOKENS, *(f"column {i}" for i in range(2, len(cells))), TAGS][: len(cells)]
+            if len(cells) != len(names) or not all(cells):
+                raise DataError(
+                    f"{path}: line {number} has {len(cells)} columns, but the first word has {len(names)}",
+                    hint="a line has a word, then its labels, parted by blanks or tabs: `Rome B-place`",
+                )
+            if is_first:
+                rows.append({name: list[str]() for name in names})
+            for name, cell in zip(names, cells, strict=True):
+                cast("list[str]", rows[-1][name]).append(cell)
+            is_first = False
+    return rows
+
+
 def read_rows(path: Path, content: Content) -> Rows:
     """Return the rows of a file, which its suffix says how to read.
 
     The delimiter of a .csv file is the one that parts the names of its columns; that of a .tsv file is a tab.
 
     Args:
-        path: Ends in .csv, .tsv, .jsonl, .json or .txt, in any case.
+        path: Ends in .csv, .tsv, .jsonl, .json, .txt or as of the CoNLL tasks, in any case.
         content: What is looked for, for hints.
 
     Raises:
@@ -214,6 +240,8 @@ def read_rows(path: Path, content: Content) -> Rows:
     suffix = path.suffix.lower()
     if suffix == LIST_SUFFIX:
         return _read_list(path)
+    if suffix in COLUMN_SUFFIXES:
+        return _read_columns(path)
     return _read_csv(path) if suffix in {".csv", ".tsv"} else _read_json(path, content)
 
 

@@ -183,7 +183,7 @@ class StreamDigestBuilder:
             sha256=fingerprint_of(
                 len(self),
                 labels.class_names,
-                labels.labels if labels.label_sets is None else labels.label_sets,
+                labels.labels,
                 item_digests,
                 decoding=self.decoding,
             ),
@@ -246,7 +246,7 @@ class Shuffled(Classed):
             name=digest.name,
             class_names=digest.class_names,
             labels=digest.labels,
-            label_sets=digest.label_sets,
+            kind=digest.kind,
             numbered=digest.numbered,
             columns=digest.columns,
             stream=stream,

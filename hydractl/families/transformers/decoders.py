@@ -51,6 +51,7 @@ _DECODER = DecoderRow(
         head_norms=("self_attn.q_norm", "self_attn.k_norm"),
         pooling="last",
         on_mean=("score",),
+        on_tokens=("dropout", "score"),
         head=("score",),
     ),
     classes=CLASSES,

@@ -165,8 +165,9 @@ class TextEncoderNames(EncoderNames):
         pooling: What follows the encoder picks the first token by itself (`own`), or gets it alone (`first`), or gets what
             the option `classifier_pooling` says (`option`): `cls` or `bos` the first token, `mean` the mean of all, `late`
             each token, of whose logits the mean is the answer. The `last` is found by the mask, as the last that is not the
-            configuration's padding token.
+            configuration's padding token. With `none` every token is answered.
         on_mean: What a classifier of the mean of all tokens runs in turn: dropout and the linear layer.
+        on_tokens: What the library's class that classifies every token runs in turn.
         causal: Whether a token looks only at itself and those before it, no further back than `sliding_window` in layers that
             have one.
         code: What of it is code, in `text_modules`; empty for nothing.
@@ -174,17 +175,24 @@ class TextEncoderNames(EncoderNames):
 
     extra_inputs: tuple[str, ...] = ()
     causal: bool = False
-    pooling: Literal["own", "first", "last", "option", "mean"] = "own"
+    pooling: Literal["own", "first", "last", "option", "mean", "none"] = "own"
     on_mean: tuple[str, ...] = ("dropout", "classifier")
+    on_tokens: tuple[str, ...] = ("dropout", "classifier")
     code: Literal[
         "", "shared bias", "disentangled", "rotated in single precision", "scaled before", "pairs"
     ] = ""
 
     def averaged(self) -> TextEncoderNames:
         """Return the encoder whose classifier reads the mean of all tokens, whatever else would pool them left out."""
+        return self._without_pooler("mean", self.on_mean)
+
+    def by_token(self) -> TextEncoderNames:
+        """Return the encoder whose classifier reads every token."""
+        return self._without_pooler("none", self.on_tokens)
+
+    def _without_pooler(self, pooling: Literal["mean", "none"], after: tuple[str, ...]) -> TextEncoderNames:
         final = tuple(name for name in self.final if name != POOLER)
-        *projection, head = self.on_mean
-        return replace(self, final=final, projection=tuple(projection), head=(head,), pooling="mean")
+        return replace(self, final=final, projection=after[:-1], head=after[-1:], pooling=pooling)
 
     @property
     def spared(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from hydractl.families.base import (
     Described,
     Family,
     TowerLayout,
+    answering_words,
     is_replaceable,
     place_on_disk,
     with_pooling,
@@ -59,9 +60,7 @@ class FamilyRow:
         refusal: Why heads cannot be cut in a model with this configuration, or None.
         refuses: See `Family`.
         padding: To what length texts are padded.
-        on_disk: See `Family`.
-        scalars: See `Family`.
-        exact: See `Family`.
+        on_disk: As `scalars` and `exact` see `Family`.
     """
 
     title: str
@@ -102,11 +101,15 @@ class FamilyRow:
         """Return why heads cannot be cut in a model with this configuration, or None."""
         return self.refusal(config)
 
-    def pooled(self, pooling: str | None) -> FamilyRow:  # noqa: ARG002 - as above
-        """Return the row of models whose classifier reads what an architecture's `pooling` says."""
+    def of(self, architecture: Architecture) -> FamilyRow:  # noqa: ARG002 - as above
+        """Return the row of models whose classifier reads and answers what an architecture says."""
         return self
 
-    def spared(self, pooling: str | None) -> tuple[str, ...]:  # noqa: ARG002 - as above
+    def by_token(self) -> FamilyRow | None:
+        """Return the row of the same encoders under classifiers of tokens, if there are any."""
+        return None
+
+    def spared(self, architecture: Architecture) -> tuple[str, ...]:  # noqa: ARG002 - as above
         """Return paths of the modules that such a model does without."""
         return ()
 
@@ -134,15 +137,15 @@ class FamilyRow:
         """Whether classes are named by texts, and are no part of the model."""
         return len(self.towers) > 1
 
-    def class_of(self, name: str) -> str:
-        """Return the library's class of an architecture name, which a file may have made up.
+    def class_of(self, architecture: Architecture) -> str:
+        """Return the library's class of an architecture, whose name a file may have made up.
 
         Raises:
             UnsupportedModelError: If there is none.
         """
-        if name not in self.classes:
-            raise UnsupportedModelError(f"{self.name} has no architecture `{name}`")
-        return self.classes[name]
+        if architecture.name not in self.classes:
+            raise UnsupportedModelError(f"{self.name} has no architecture `{architecture.name}`")
+        return self.of(architecture).classes[architecture.name]
 
     def model_type(self, name: str) -> str:
         """Return the `model_type` of an architecture name."""
@@ -206,9 +209,7 @@ def family_of_row(row: FamilyRow) -> Family:
         from hydractl.families.surgery import cut_heads, fill
         from hydractl.families.zero_shot import Contrast
 
-        library = hf_models.blank(
-            row.class_of(architecture.name), architecture, row.spared(architecture.pooling)
-        )
+        library = hf_models.blank(row.class_of(architecture), architecture, row.spared(architecture))
         if {
             name: heads_of(part) for name, part in row.parts_of(library.config).items()
         } != architecture.towers:
@@ -219,7 +220,7 @@ def family_of_row(row: FamilyRow) -> Family:
         cut_heads(library, row.towers, architecture, mask)
         fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
         head_numbers = {tower: keep.keep for tower, keep in mask.items()}
-        model = row.pooled(architecture.pooling).wrap(library, head_numbers).eval()
+        model = row.of(architecture).wrap(library, head_numbers).eval()
         model.answer.multi_label = architecture.is_multi_label
         if state is not None and CLASS_EMBEDDINGS in state and isinstance(model.answer, Contrast):
             # never a parameter: classes are not trained
@@ -241,20 +242,20 @@ def family_of_row(row: FamilyRow) -> Family:
         describe=describe,
         build=build,
         initialise=lambda architecture, seed: hf_models.random_state(
-            row.class_of(architecture.name), architecture, seed, row.spared(architecture.pooling)
+            row.class_of(architecture), architecture, seed, row.spared(architecture)
         ),
         evaluation_config=lambda architecture: hf_models.evaluation_config(
-            row.class_of(architecture.name), architecture.config
+            row.class_of(architecture), architecture.config
         ),
         texts=row.text_sizes if "text" in row.towers else None,
         rules=RULES,
         adopt=lambda where, architecture, state: hf_models.adopted_state(
-            row.class_of(architecture.name),
+            row.class_of(architecture),
             where,
             architecture,
             state,
             hf_models.Adoption(
-                spared=row.spared(architecture.pooling),
+                spared=row.spared(architecture),
                 replaceable=lambda name: is_replaceable(family, name),
                 in_block=lambda name: place_on_disk(family, name).layer is not None,
                 bare=row.bare,
@@ -278,6 +279,8 @@ def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> 
     described = _described(row, name, library_config, folder=folder, tokenizer=folder)
     if model_class in trained:
         return described
+    if (by_token := row.by_token()) is not None and by_token.classes[name] in trained:
+        return answering_words(described)
     described = replace(
         described,
         lacks=f"is a {trained[0]}, which is not a classifier",
@@ -300,7 +303,7 @@ def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str
     if architecture.pooling is not None:
         return None
     config: dict[str, object] = {
-        "architectures": [row.class_of(architecture.name)],
+        "architectures": [row.class_of(architecture)],
         "model_type": row.model_type(architecture.name),
         **{key: setting for key, setting in architecture.config.items() if key not in NOT_WRITTEN},
         **({} if row.zero_shot else hf_models.labels_as_config(_logit_names(described))),

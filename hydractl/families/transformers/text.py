@@ -13,7 +13,7 @@ from hydractl.families.base import TowerLayout
 from hydractl.families.transformers.encoder import TextEncoderNames
 from hydractl.families.transformers.models import FamilyRow, family_of_row
 from hydractl.families.transformers.tokenizers import read_texts
-from hydractl.manifest.header import Tokenization
+from hydractl.manifest.header import Architecture, Tokenization
 
 if TYPE_CHECKING:
     from hydractl.families.surgery import HeadNumbers
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ROTATIONS = ("default", "linear", "yarn", "llama3")
 """Types of rotary embeddings with angles that do not depend on the length of the batch."""
+OF_TEXTS, OF_TOKENS = "ForSequenceClassification", "ForTokenClassification"
 MPNET_PADDING, MPNET_BUCKETS = 1, 32
 """Constant of the library's code, independent of the configuration."""
 
@@ -43,12 +44,19 @@ class TextRow(FamilyRow):
         return {"text": self.encoder.layout()}
 
     @override
-    def pooled(self, pooling: str | None) -> TextRow:
-        return self if pooling is None else replace(self, encoder=self.encoder.averaged())
+    def of(self, architecture: Architecture) -> TextRow:
+        if architecture.is_token_classifier:
+            return self.by_token()
+        return self if architecture.pooling is None else replace(self, encoder=self.encoder.averaged())
 
     @override
-    def spared(self, pooling: str | None) -> tuple[str, ...]:
-        return () if pooling is None else self.encoder.spared
+    def by_token(self) -> TextRow:
+        classes = {name: f"{kind.removesuffix(OF_TEXTS)}{OF_TOKENS}" for name, kind in self.classes.items()}
+        return replace(self, classes=classes, encoder=self.encoder.by_token())
+
+    @override
+    def spared(self, architecture: Architecture) -> tuple[str, ...]:
+        return () if architecture.pooling is None else self.encoder.spared
 
     @override
     def wrap(self, library: Any, head_numbers: Mapping[str, HeadNumbers]) -> Model:
@@ -211,6 +219,7 @@ _ROWS = (
             pooling="option",
             projection=("head", "drop"),
             on_mean=("drop", "classifier"),
+            on_tokens=("head", "drop", "classifier"),
             qkv=("attn.Wqkv",),
             output="attn.Wo",
             norms=("attn_norm", "mlp_norm"),
@@ -346,14 +355,16 @@ _ROWS = (
     ),
     TextRow(
         title="eurobert",
-        encoder=replace(LLAMA, projection=("dense", "activation")),
+        encoder=replace(LLAMA, projection=("dense", "activation"), on_tokens=("classifier",)),
         classes={"eurobert": "EuroBertForSequenceClassification"},
         refusal=changing_angles,
         refuses=CHANGING,
     ),
     TextRow(
         title="ultrabert",
-        encoder=replace(LLAMA, projection=("drop",), on_mean=("drop", "classifier")),
+        encoder=replace(
+            LLAMA, projection=("drop",), on_mean=("drop", "classifier"), on_tokens=("drop", "classifier")
+        ),
         classes={"ultrabert": "UltrabertForSequenceClassification"},
         refusal=changing_angles,
         refuses=CHANGING,

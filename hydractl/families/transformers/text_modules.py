@@ -28,6 +28,7 @@ from hydractl.families.transformers.encoder_modules import (
     set_aside,
     tower,
 )
+from hydractl.model_inputs import WORDS
 
 Texts = Mapping[str, torch.Tensor]
 
@@ -141,19 +142,30 @@ def _embed_paired(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> S
     return Stream(stream.tokens, stream.context, {FULL: angles})
 
 
+def _embed_words(
+    host: nn.Module, texts: Texts, encoder: TextEncoderNames, embed: Callable[..., Stream]
+) -> Stream:
+    """Return the stream of another `embed`, with the first token of each word (N, Q) where that is given, -1 for none."""
+    stream = embed(host, texts, encoder)
+    words = texts.get(WORDS)
+    return stream if words is None else replace(stream, context={**stream.context, WORDS: words})
+
+
 def _read(host: nn.Module, stream: Stream, encoder: TextEncoderNames, pooling: str) -> torch.Tensor:
-    """Return logits (N, C) of what stands after the blocks, run in turn."""
+    """Return logits of what stands after the blocks, run in turn: (N, C), or of each word or token (N, Q or T, C)."""
     x = stream.tokens
     for name in encoder.final:
         x = host.get_submodule(f"{encoder.model}.{name}")(x)
     if pooling == "mean":
         x = stream.mean(x)
-    elif pooling not in {"own", "late", "last"}:
+    elif pooling not in {"own", "late", "last", "none"}:
         x = x[:, 0]
     for name in (*encoder.projection, *encoder.head):
         x = x.relu() if name == "relu" else host.get_submodule(name)(x)
     if pooling == "last":
         return x[torch.arange(x.shape[0], device=x.device), stream.context["last"]]
+    if pooling == "none" and (words := stream.context.get(WORDS)) is not None:
+        return x.gather(1, words.clamp(min=0).unsqueeze(-1).expand(-1, -1, x.shape[-1]))
     return stream.mean(x) if pooling == "late" else x
 
 
@@ -203,9 +215,11 @@ def wrap_text(library: nn.Module, head_numbers: HeadNumbers, encoder: TextEncode
     pooling = config.classifier_pooling if encoder.pooling == "option" else encoder.pooling
     code = CODE[encoder.code]
     ends = Ends(
-        embed=partial(code.embed, encoder=encoder),
+        embed=partial(_embed_words, encoder=encoder, embed=code.embed)
+        if pooling == "none"
+        else partial(code.embed, encoder=encoder),
         read=partial(_read, encoder=encoder, pooling=pooling),
-        reads=None if pooling in {"mean", "late", "last"} else slice(0, 1),
+        reads=None if pooling in {"mean", "late", "last", "none"} else slice(0, 1),
     )
     text_tower = tower(library, encoder, head_numbers, ends, group=code.group, block=code.block)
     for block, kind in zip(cast("list[EncoderBlock]", text_tower.layers()), kinds_of(config), strict=False):

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from hydractl.errors import DataError
-from hydractl.model_inputs import Inputs
+from hydractl.model_inputs import Inputs, without_absent
 from hydractl.scoring.circuit.memory_budget import MemoryBudget
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.scoring.circuit.outcomes import SCORE, Outcomes, outcomes_read
@@ -66,7 +66,10 @@ class Gatherer:
                 batch = CircuitBatch(role, i * self.team.world + self.team.rank, *samples)
                 parts = [
                     [kind(answers, batch.labels) for kind in self.kinds]
-                    for answers in map(_finite, self.room.grouped(answers_of(batch)))
+                    for answers in (
+                        without_absent(_finite(answers), batch.inputs)
+                        for answers in self.room.grouped(answers_of(batch))
+                    )
                 ]
                 for local, shares in zip(local_kinds, zip(*parts, strict=True), strict=True):
                     for name, batches in local.items():

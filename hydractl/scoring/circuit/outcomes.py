@@ -76,7 +76,8 @@ def outcomes_of(
 ) -> dict[str, torch.Tensor]:
     """Return what an objective reads of logits (K, B, C) and labels (B,), each (K, B); without labels the OOD score only.
 
-    Of logits (K, B, Q, 2) each of the Q labels of a sample is one, (K, B Q); the OOD score is the mean over them.
+    Of logits (K, B, Q, C) each of the Q labels of a sample is one, (K, B Q), or each of its words, of which those that are
+    absent, not-a-number, are left out; the OOD score is the mean over them.
 
     Probabilities are float64: a trained model's lie so close to 1 that float32 would tie them.
     """
@@ -91,8 +92,8 @@ def outcomes_of(
     if SCORE in names and ood_score != MSP:
         outcomes[SCORE] = _of_logits(ood_score, exact)
     if labels is not None and NLL in names:
-        outcomes[NLL] = -at_labels(exact.log_softmax(dim=-1), labels)
-    return {name: _of_samples(name, outcomes[name]) for name in names}
+        outcomes[NLL] = -at_labels(exact.log_softmax(dim=-1), labels.clamp(min=0))
+    return {name: _of_samples(name, outcomes[name], exact) for name in names}
 
 
 def traits_of(
@@ -108,24 +109,24 @@ def traits_of(
         top = exact.argmax(dim=-1, keepdim=True)
         traits = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, top))
         if exact.ndim > PLAIN:
-            traits[SCORE] = traits[SCORE].sigmoid().mean(-1).logit(eps=SMALLEST)
+            traits[SCORE] = traits[SCORE].sigmoid().nanmean(-1).logit(eps=SMALLEST)
     if SCORE in names and ood_score != MSP:
         traits[SCORE] = _of_logits(ood_score, exact)
     if labels is not None:
-        label_index = labels.expand(exact.shape[:-1]).unsqueeze(-1)
+        label_index = labels.clamp(min=0).expand(exact.shape[:-1]).unsqueeze(-1)
         best_other = exact.scatter(-1, label_index, float("-inf")).amax(dim=-1)
         traits |= {
             HITS: exact.gather(-1, label_index).squeeze(-1) - best_other,
             NLL: _odds(exact, label_index),
         }
-    return {name: _of_samples(name, traits[name]).float() for name in names}
+    return {name: _of_samples(name, traits[name], exact).float() for name in names}
 
 
-def _of_samples(name: str, values: torch.Tensor) -> torch.Tensor:
-    """Return values (K, N) of values (K, B) or, of Q labels, (K, B, Q)."""
+def _of_samples(name: str, values: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return values (K, N) of values (K, B) or, of Q labels or words, (K, B, Q), of which those are absent that have no logits."""
     if values.ndim < PLAIN:
         return values
-    return values.mean(-1) if name == SCORE else values.flatten(1)
+    return values.nanmean(-1) if name == SCORE else values[:, ~logits[0, ..., 0].isnan()]
 
 
 def guessed(traits: Outcomes, ood_score: str) -> Outcomes:

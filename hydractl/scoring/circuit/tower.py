@@ -197,7 +197,7 @@ def iterate_ablations(
         later = list(following(tower, joined, layer + 1)) if trails else []
         outputs = tower.finish(later[-1].leaving) if later else tower.resume(joined, layer + 1)
         return Ablation(
-            outputs.reshape(len(heads), -1, outputs.shape[-1]), entered, heads, attention_outputs, later
+            outputs.reshape(len(heads), -1, *outputs.shape[1:]), entered, heads, attention_outputs, later
         )
 
     if not positions:

@@ -14,11 +14,19 @@ from torch import Tensor
 from hydractl.data.batches import CACHE_BYTES, BatchShare
 from hydractl.data.datasets import LABELS_HINT, Classed, Items
 from hydractl.data.encode import Reading, check_skips, open_items, open_readable, open_stream
-from hydractl.data.labels import are_numerals, check_labels, first_names, model_labels, required_labels
+from hydractl.data.labels import (
+    are_numerals,
+    check_labels,
+    first_names,
+    kind_of,
+    model_labels,
+    required_labels,
+)
 from hydractl.data.matching import match_classes, nameless
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.column_roles import LabelReader
 from hydractl.data.sources.stream import BATCHES, ItemStream
+from hydractl.data.words import WordSet
 from hydractl.errors import DataError
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint
@@ -276,6 +284,7 @@ class ClassAlignment:
         self._names = classes.names if classes else stored
         self._count = len(self._names) if classes else models[0].header.num_classes
         self._architecture = models[0].header.architecture
+        self._kind = kind_of(self._architecture)
         self._by_text = classes is not None
         self._progress = progress
         self._classes: tuple[int, ...] | None = None
@@ -307,9 +316,8 @@ class ClassAlignment:
         Raises:
             DataError: If it has none, or they do not fit the models.
         """
-        self._check(tested, "--data", hint=UNLABELLED)
-        classes = self._match_tested(tested)
-        return model_labels(tested, classes, "--data", architecture=self._architecture)
+        check_labels(tested, "--data", kind=self._kind, hint=UNLABELLED)
+        return self._labels(tested, self._match_tested(tested), "--data")
 
     def check(self, reader: LabelReader) -> None:
         """Refuse what has come of the labels of a stream, if nothing that follows can mend it.
@@ -332,7 +340,7 @@ class ClassAlignment:
         """Return for each class of the ID set the models', which is settled once."""
         if self._classes is None:
             if not isinstance(tested, ItemStream):
-                self._check(tested, "--data", hint=UNLABELLED)
+                check_labels(tested, "--data", kind=self._kind, hint=UNLABELLED)
             self._classes = self._matched(tested, by_text=self._by_text)
             self._class_by_name = dict(zip(tested.class_names, self._classes, strict=True))
         return self._classes
@@ -360,11 +368,11 @@ class ClassAlignment:
         is_option = option in _WITHOUT_LABELS
         needs = f"--{option}" if is_option else option
         called = f"{needs} {items.name}" if is_option else option  # what a row is made with is named by it
-        self._check(items, needs, hint=_WITHOUT_LABELS.get(option, LABELS_HINT))
+        check_labels(items, needs, kind=self._kind, hint=_WITHOUT_LABELS.get(option, LABELS_HINT))
         strange = [name for name in items.class_names if name not in self._class_by_name]
         if not strange:
             classes = tuple(self._class_by_name[name] for name in items.class_names)
-            return model_labels(items, classes, needs, architecture=self._architecture)
+            return self._labels(items, classes, needs)
         if not (self._names or items.by_position or self._are_places(strange)):
             raise DataError(
                 f"`{called}`: its class `{strange[0]}` is not in `--data`, and the model has no class names to map it to",
@@ -375,10 +383,12 @@ class ClassAlignment:
             classes = self._matched(items, by_text=self._by_text or nameless(self._names))
         except DataError as error:
             raise DataError(f"`{called}`: {error.message}", hint=error.hint) from error
-        return model_labels(items, classes, needs, architecture=self._architecture)
+        return self._labels(items, classes, needs)
 
-    def _check(self, items: Classed, option: str, *, hint: str) -> None:
-        check_labels(items, option, multi_label=self._architecture.is_multi_label, hint=hint)
+    def _labels(self, items: Classed, classes: Sequence[int], option: str) -> Tensor:
+        """Return labels as `model_labels` does, of texts whose words are answered in windows those of the whole texts."""
+        labels = model_labels(items, classes, option, architecture=self._architecture)
+        return items.by_document(labels[None])[0] if isinstance(items, WordSet) else labels
 
     def _are_places(self, names: Sequence[str]) -> bool:
         """Return whether names are the numbers of the models' classes."""

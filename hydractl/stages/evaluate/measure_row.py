@@ -19,20 +19,13 @@ from hydractl.manifest.prediction_sets import SetNumbers
 from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.by_class import by_class
-from hydractl.metrics.compute import (
-    RowNumbers,
-    ShiftNumbers,
-    answered,
-    means,
-    measure,
-    measure_labels,
-    measure_order,
-)
+from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means, measure
 from hydractl.metrics.curves import curves_of
+from hydractl.metrics.measure_kinds import measure_kind, measure_order
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import needing
-from hydractl.metrics.resampling import MetricEstimate, Resampling
+from hydractl.metrics.resampling import MetricEstimate, Resampling, present
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.baseline_rows import derive
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
@@ -164,9 +157,9 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     if table.first_numbers is None:
         table.first_numbers = numbers
         table.fitted_scores = _fitted_scores(run, scored_models)
-    answers = (
-        answered(predictions[ID_NAME], data.summary.labels) if config.curves or config.keep_examples else {}
-    )
+    answers: Mapping[str, Tensor] = {}
+    if config.curves or config.keep_examples:
+        answers = present(answered(predictions[ID_NAME], data.summary.labels))
     if config.curves:
         like = table.rows[0].by_class if table.rows else None
         row = _with_curves(run, row, models, predictions, answers, like)
@@ -238,7 +231,7 @@ def _measure_corrupted(
     Memory holds the predictions under one corruption, and of each metric a number a resample.
     """
     cells: dict[tuple[str, str], dict[str, MetricEstimate]] = {}
-    metrics = needing(run.config.chosen, MetricNeeds.LABELS, MetricNeeds.LABEL_SETS)
+    metrics = needing(run.config.chosen, MetricNeeds.LABELS, MetricNeeds.LABEL_SETS, MetricNeeds.SPANS)
     for corruption in run.corruptions:
         clean = run.data.prepared(ID_NAME)
         corrupted = with_corruption(clean.dataset, corruption)
@@ -249,11 +242,23 @@ def _measure_corrupted(
         predictions, labels = scaling(predictions), run.data.summary.labels
         cells[corruption.name, str(corruption.severity)] = {
             **measure(predictions, labels, {}, metrics=metrics, scores=(), resampling=run.resampling).id_set,
-            **measure_labels(
-                predictions, labels, label_thresholds, metrics=metrics, resampling=run.resampling
-            ),
+            **_of_kind(run, predictions, label_thresholds, metrics=metrics),
         }
     return ShiftNumbers(cells=cells) if cells else None
+
+
+def _of_kind(
+    run: Evaluation,
+    tested: StoredPredictions,
+    label_thresholds: Sequence[float],
+    *,
+    metrics: Sequence[str],
+) -> dict[str, MetricEstimate]:
+    """Return the selected metrics that only models of a kind have, see `measure_kind`."""
+    update = {"labels": run.data.class_names, "label_thresholds": tuple(label_thresholds)}
+    header = run.opened[0][0].header.model_copy(update=update)
+    labels = run.data.summary.labels
+    return measure_kind(tested, labels, header, metrics=metrics, resampling=run.resampling)
 
 
 def _label_thresholds(models: Sequence[OpenModel]) -> tuple[float, ...]:
@@ -274,9 +279,7 @@ def _numbers(
         scores=config.scores,
         resampling=run.resampling,
     )
-    id_set = numbers.id_set | measure_labels(
-        tested, labels, label_thresholds, metrics=config.chosen, resampling=run.resampling
-    )
+    id_set = numbers.id_set | _of_kind(run, tested, label_thresholds, metrics=config.chosen)
     if run.data.queries is not None:
         id_set |= measure_order(
             tested, labels, run.data.queries, metrics=config.chosen, resampling=run.resampling
@@ -310,6 +313,7 @@ def _row(
             predictions[ID_NAME],
             labels,
             by_label or _label_thresholds(models),
+            several=models[0].header.architecture.is_multi_label,
         ),
         label_thresholds=by_label,
         means=means(ood, config.groups),
@@ -364,9 +368,11 @@ def _with_curves(
     config = run.config
     ood = {data.name: predictions[data.name] for data in config.ood}
     curves = curves_of(predictions[ID_NAME], answers, ood, config.scores[0])
-    labels = run.data.summary.labels
+    labels, architecture = run.data.summary.labels, run.opened[0][0].header.architecture
     classes = (
-        by_class(answers["predicted"], labels, run.data.class_names, like=like) if labels.ndim == 1 else None
+        None
+        if architecture.is_multi_label
+        else by_class(answers["predicted"], labels[labels >= 0], run.data.class_names, like=like)
     )
     origins = tuple(
         Origin(name=model.as_input().name, masks=model.header.masks, made_by=model.header.made_by)

@@ -9,8 +9,9 @@ import torch
 
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.corruptions.severities import frost_scale
-from hydractl.data.datasets import Items, TextSet
+from hydractl.data.datasets import Items, LabelKind, TextSet
 from hydractl.data.encode import Reading, content_of
+from hydractl.data.labels import kind_of
 from hydractl.data.sources.stream import ItemStream
 from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.load import OpenModel
@@ -56,7 +57,7 @@ def queries_of(
     """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit.
 
     Raises:
-        UsageError: If there are none, but a metric was chosen that needs them, or one of several labels that no model answers.
+        UsageError: If there are none, but a metric was chosen that needs them, or one of labels that no model answers.
     """
     rerank = all(model.header.architecture.config.get("num_labels") == 1 for model in models)
     queries = tested.queries() if rerank and isinstance(tested, TextSet) else None
@@ -64,12 +65,17 @@ def queries_of(
         *(config.chosen if config.metrics else ()),
         *(condition.metric for condition in config.fail_if),
     ]
-    multi_label = all(model.header.architecture.is_multi_label for model in models)
-    if not multi_label and (metrics := needing(explicit, MetricNeeds.LABEL_SETS)):
-        raise UsageError(
-            f"`{metrics[0]}` cannot be measured: it needs models that may answer several labels",
-            hint="for models with one label use accuracy",
-        )
+    kind = kind_of(models[0].header.architecture)
+    for needs, required in (
+        (MetricNeeds.LABEL_SETS, LabelKind.SEVERAL),
+        (MetricNeeds.SPANS, LabelKind.BY_WORD),
+    ):
+        if kind is not required and (metrics := needing(explicit, needs)):
+            raise UsageError(
+                f"`{metrics[0]}` cannot be measured: it needs models that answer {required.value}, but "
+                f"{models[0].reference} answers {kind.value}",
+                hint="for any model use accuracy",
+            )
     if queries is None and (metrics := needing(explicit, MetricNeeds.QUERIES)):
         raise UsageError(
             f"`{metrics[0]}` cannot be measured: it needs rerankers, which have a single logit, and pairs of texts "
@@ -95,9 +101,10 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
             raise InputError(f"{model.reference}: reads {other_model}, {first.reference} reads {content}")
     for model in models[1:]:
         if model.header.architecture.problem_type != first.header.architecture.problem_type:
+            kinds = (kind_of(m.header.architecture).value for m in (first, model))
             raise InputError(
-                f"an input has one of several classes in one of {first.reference} and {model.reference}, and may have several "
-                "in the other; all models in a table must have the same kind of labels"
+                f"{first.reference} answers {next(kinds)}, {model.reference} {next(kinds)}; all models in a table must "
+                "answer the same kind of labels"
             )
     compared = [m for m in models if not (config.naming.names and m.header.prompting)]
     named = next((m for m in compared if m.header.labels), first)
@@ -114,18 +121,19 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
             )
 
 
-def check_multi_label(config: EvalConfig, first: OpenModel) -> None:
-    """Refuse what is defined for models with one label an input, if the models may answer several, and the other way round.
+def check_kind(config: EvalConfig, first: OpenModel) -> None:
+    """Refuse what is defined for models with one label an input, if the models answer others, and the other way round.
 
     Raises:
         UsageError: Naming the option.
     """
-    if not first.header.architecture.is_multi_label:
-        if config.label_thresholds:
-            raise UsageError(
-                f"`--label-thresholds`: {first.reference} answers one label, the most probable one",
-                hint="leave it out; for a threshold of the OOD score add `--threshold-for 'risk<=0.05'`",
-            )
+    kind = kind_of(first.header.architecture)
+    if config.label_thresholds and kind is not LabelKind.SEVERAL:
+        raise UsageError(
+            f"`--label-thresholds`: {first.reference} answers {kind.value}, the most probable one",
+            hint="leave it out; for a threshold of the OOD score add `--threshold-for 'risk<=0.05'`",
+        )
+    if kind is LabelKind.SINGLE:
         return
     options = {
         "--fit": config.fit is not None or bool(config.fitted),
@@ -136,7 +144,7 @@ def check_multi_label(config: EvalConfig, first: OpenModel) -> None:
     }
     if option := next((option for option, is_given in options.items() if is_given), None):
         raise UsageError(
-            f"`{option}`: needs models with one label an input, but {first.reference} may answer several",
+            f"`{option}`: needs models that answer {LabelKind.SINGLE.value}, but {first.reference} answers {kind.value}",
             hint="leave it out",
         )
 

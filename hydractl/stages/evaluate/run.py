@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from hydractl.data.corruptions.names import chosen
-from hydractl.data.datasets import Content
+from hydractl.data.datasets import Content, LabelKind
 from hydractl.data.encode import content_of
+from hydractl.data.labels import kind_of
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.report import Report
@@ -33,7 +34,7 @@ from hydractl.stages.evaluate.measure_ood import check_fitted_scores, with_defau
 from hydractl.stages.evaluate.measure_row import Evaluation, RowCollector, measure_rows
 from hydractl.stages.evaluate.open_models import (
     check_alike,
-    check_multi_label,
+    check_kind,
     check_outputs,
     check_photographs,
     open_rows,
@@ -83,10 +84,10 @@ def _prepare(
     if team.leads:
         check_outputs(config, opened, lock)
     check_alike(config, opened)
-    check_multi_label(config, opened[0][0])
+    check_kind(config, opened[0][0])
     check_rows(config, opened)
     is_default, config = config.ood_score is None, with_default_score(config, opened)
-    is_fittable = not opened[0][0].header.architecture.is_multi_label
+    is_fittable = kind_of(opened[0][0].header.architecture) is LabelKind.SINGLE
     if config.scores == (MSP,) and is_default and config.ood and is_fittable:
         progress.step(f"the only OOD score is `{MSP}`; `--fit TRAIN --val VAL` adds `{ENERGY_DENSITY}`")
     check_fitted_scores(config, opened)
@@ -149,7 +150,9 @@ def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
     config, summary = run.config, run.data.summary
     libraries = {model.family.library for models in run.opened for model in models}
     # those of queries and of label sets are measured only where rows have them
-    measured = {*config.chosen} - {*needing(config.chosen, MetricNeeds.QUERIES, MetricNeeds.LABEL_SETS)}
+    measured = {*config.chosen} - {
+        *needing(config.chosen, MetricNeeds.QUERIES, MetricNeeds.LABEL_SETS, MetricNeeds.SPANS)
+    }
     measured |= {name for row in table.rows for name in row.values}
     caveats = [*of_temperatures(config, run.opened), *summary.caveats, *table.caveats]
     return Report(

@@ -13,11 +13,12 @@ from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
-from hydractl.fusion.predictions import predictions_of
+from hydractl.fusion.predictions import answered_classes
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import FittedScores, Header, InputFile, Threshold
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once, mean_probabilities
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
@@ -53,26 +54,27 @@ def threshold_of(
     predictions: StoredPredictions,
     labels: Tensor,
     by_label: Sequence[float] = (),
+    *,
+    several: bool = False,
 ) -> Threshold | None:
     """Return the threshold of a row on an OOD score, without a bound if none keeps the risk; None if none is asked for.
 
-    An input that may have several labels is answered wrongly if one of them is; `by_label` are the thresholds of these.
+    An input of several labels or words is answered wrongly if one of them is; `by_label` are the thresholds of labels.
     """
     if config.threshold_for is None:
         return None
-    names = tuple(map(str, range(predictions.shape[2])))
     feature_scores = predictions.scores if isinstance(predictions, Scored) else {}
-    classes = torch.empty(labels.shape, dtype=torch.int64)
+    hits = torch.empty(len(labels), dtype=torch.bool)
     scores = feature_scores[score] if score in feature_scores else torch.empty(len(labels))
     begin = 0
     for part in predictions.split(at_once(predictions)):
-        answers = predictions_of(part, names, label_thresholds=by_label)  # as `predict` does
-        end = begin + len(answers)
-        classes[begin:end] = answers.classes
+        end = begin + part.shape[1]
+        right = answered_classes(part, by_label if several else None) == labels[begin:end]
+        hits[begin:end] = (right | (labels[begin:end] < 0)).view(len(right), -1).all(1)
         if score not in feature_scores:
-            scores[begin:end] = answers.scores[score]
+            scores[begin:end] = scored(part, score)
         begin = end
-    hits, risk, delta = (classes == labels).view(len(labels), -1).all(1), config.threshold_for, config.chance
+    risk, delta = config.threshold_for, config.chance
     selected = (
         accepted_and_wrong(scores, hits, risk=risk)
         if delta is None

@@ -46,7 +46,7 @@ class Identity(NamedTuple):
     def of(cls, items: Items, team: ProcessGroup) -> Self:
         """Read a set, of which each process reads its share."""
         sha256, content = identified(items, digests(items, team))
-        return cls(Fingerprint(reference=items.name, sha256=sha256, count=len(items)), content)
+        return cls(Fingerprint(reference=items.name, sha256=sha256, count=items.total), content)
 
 
 class _Part(PreparedData):

@@ -21,12 +21,13 @@ from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.compute import means, measure, measure_labels
+from hydractl.metrics.compute import means, measure
+from hydractl.metrics.measure_kinds import measure_kind
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import Responses
 from hydractl.metrics.registry import METRICS, choose_metrics
 from hydractl.metrics.resampling import Resampling
-from hydractl.model_inputs import PIXELS, Inputs
+from hydractl.model_inputs import PIXELS, WORDS, Inputs
 from hydractl.progress import Progress
 from hydractl.runtime import versions
 from hydractl.stages.export.export_module import IMAGES, OUTPUTS
@@ -56,8 +57,11 @@ class Runner:
         return torch.float32
 
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
-        """Return each member's logits (M, B, C)."""
-        return self.program(named(inputs))["member_logits"]
+        """Return each member's logits (M, B, C), or of words (M, B, Q, C)."""
+        by_name = dict(named(inputs))
+        words = by_name.pop(WORDS, None)
+        logits = self.program(by_name)["member_logits"]
+        return logits if words is None else logits.take_along_dim(words.clamp(min=0)[None, :, :, None], 2)
 
 
 def named(inputs: Inputs) -> Named:
@@ -140,7 +144,7 @@ def undecoded(items: ImageSet, channels: int) -> Iterator[Batch[torch.Tensor]]:
     """Yield images as pixels (1, H, W, C), uint8, one by one: they may be of different sizes."""
     for i in range(len(items)):
         pixels = np.array(to_channels(items.image(i), channels))
-        yield Batch(torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], channels), None, torch.tensor([i]))
+        yield Batch(torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], channels), torch.tensor([i]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +183,10 @@ class Trial:
 
 def furthest(actual: Mapping[str, Responses], expected: Mapping[str, Responses]) -> float:
     """Return the largest difference of logits on any set; see `largest_difference`."""
-    return max(largest_difference(actual[role].logits(), expected[role].logits()) for role in expected)
+    return max(
+        largest_difference(*(x[~x.isnan()] for x in (actual[role].logits(), expected[role].logits())))
+        for role in expected
+    )
 
 
 def measured(
@@ -208,19 +215,15 @@ def measured(
             scores=(MSP,),
             resampling=resampling,
         )
-        by_label = measure_labels(
-            responses[ID_NAME],
-            trial.labels,
-            opened.header.label_thresholds,
-            metrics=chosen,
-            resampling=resampling,
+        of_kind = measure_kind(
+            responses[ID_NAME], trial.labels, opened.header, metrics=chosen, resampling=resampling
         )
         rows.append(
             Row(
                 name=name,
                 models=(Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),),
                 members=len(responses[ID_NAME].log_probs),
-                values=replace(numbers, id_set=numbers.id_set | by_label).values,
+                values=replace(numbers, id_set=numbers.id_set | of_kind).values,
                 ood=numbers.ood,
                 means=means(numbers.ood, {"far": (OOD,), "all": (OOD,)} if foreign else {}),
             )
@@ -229,7 +232,7 @@ def measured(
     return Report(
         rows=tuple(rows),
         data={
-            role: Fingerprint(reference=items.name, sha256=items.fingerprint(), count=len(items))
+            role: Fingerprint(reference=items.name, sha256=items.fingerprint(), count=items.total)
             for role, items in trial.sets.items()
         },
         far=(OOD,) if OOD in trial.sets else (),

@@ -13,7 +13,7 @@ from torch import nn
 from hydractl.families.tower import Model
 from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.metrics.ood_scores import entropy, mutual_information
-from hydractl.metrics.per_sample import of_samples, opinions
+from hydractl.metrics.per_sample import of_inputs, opinions
 from hydractl.model_inputs import PIXELS
 
 IMAGES = "images"
@@ -40,6 +40,8 @@ class ExportModule(nn.Module):
     def forward(self, inputs: dict[str, torch.Tensor], exact: bool = False) -> dict[str, torch.Tensor]:
         """Return what `OUTPUTS` names: (B, C), (B, C), (M, B, C), (B,), (B,) and (B,); of Q labels (B, Q), (B, Q) and (M, B, Q, 2).
 
+        Of a classifier of tokens they have an axis T after B, padding and special tokens included.
+
         `logits` are what the model itself answers with, entropy and mutual information are in nats, and the OOD score is the model's
         default; `exact` in float64, as `predict`.
         """
@@ -50,15 +52,15 @@ class ExportModule(nn.Module):
         member_opinions = opinions(member_logits)
         log_probs, mean = member_opinions
         several = self.model.answer.multi_label
-        logits = member_opinions.logits
+        logits = member_opinions.logits(multi_label=several)
         if isinstance(self.model, Model):
             logits = member_logits[0, ..., 1] if several else member_logits[0]
         outputs_in_order = (
             mean.exp()[..., 1] if several else mean.exp(),
             logits,
             member_logits,
-            of_samples(entropy(log_probs)),
-            of_samples(mutual_information(log_probs)),
+            of_inputs(entropy(log_probs), multi_label=several),
+            of_inputs(mutual_information(log_probs), multi_label=several),
             ood_score,
         )
         return dict(zip(OUTPUTS, outputs_in_order, strict=True))

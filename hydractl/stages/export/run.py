@@ -207,7 +207,7 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None, prog
     module = ExportModule(WithDefaultScore.stored(model, opened, classes), pixels)
     header = with_class_names(opened.header, classes)
     threshold = header.threshold
-    if threshold is not None and (reason := _unfit(config, threshold, module.with_score.score)):
+    if threshold is not None and (reason := _unfit(config, threshold, module, header)):
         progress.warn(f"{opened.reference}: its threshold is not exported: {reason}")
         threshold = None
     if config.quantize is not None and header.prediction_sets is not None:
@@ -218,15 +218,16 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None, prog
     return Source(opened, module, axes, example, header, threshold)
 
 
-def _unfit(config: ExportConfig, threshold: Threshold, score: str) -> str | None:
+def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, header: Header) -> str | None:
     """Return why a threshold does not hold for what is exported, which computes an OOD score; None if it does."""
     if config.quantize is not None:
         return "it does not hold for the quantized model"
-    if threshold.score != score:
+    if header.architecture.is_token_classifier:
+        return "it is for the mean score of a text's words, but the exported model scores each token"
+    if threshold.score != (score := module.with_score.score):
         return f"it is for `{threshold.score}`, but the exported model computes `{score}`"
-    if not means_the_same(score, threshold.version):
-        return f"it is for an earlier definition of `{score}`"
-    return None
+    earlier = f"it is for an earlier definition of `{score}`"
+    return None if means_the_same(score, threshold.version) else earlier
 
 
 def _convert(config: ExportConfig, source: Source, progress: Progress) -> Exported:

@@ -33,6 +33,7 @@ def script(config: ExportConfig, header: Header, threshold: Threshold | None) ->
         how=how,
         labelled=bool(header.labels),
         multi_label=header.architecture.is_multi_label,
+        by_word=header.architecture.is_token_classifier,
         name=config.out.name,
         onnx=config.form == ONNX,
         pixels=config.with_preprocess,

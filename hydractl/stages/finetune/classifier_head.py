@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.datasets import Classed
+from hydractl.data.datasets import Classed, LabelKind
+from hydractl.data.labels import kind_of
 from hydractl.data.matching import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
-from hydractl.families.base import DEFAULT_POOLING, place_of
+from hydractl.families.base import DEFAULT_POOLING, Described, answering_words, place_of
 from hydractl.families.classifier import CLASSES, asked_number, with_classifier
 from hydractl.families.load import OpenModel
 from hydractl.families.model_folder import MULTI_LABEL
 from hydractl.fusion.build import member_headers
 from hydractl.fusion.plan import join_members
-from hydractl.manifest.header import Fate, Tokenization
+from hydractl.manifest.header import Fate, Header, Tokenization
 from hydractl.messages import counted
 from hydractl.progress import Progress
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -32,17 +33,17 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
         UsageError: If options contradict the model or one another.
         DataError: If the data have more classes than were asked for, or do not fit a classifier that is to be kept.
     """
-    before, pooling = opened.header.architecture, _pooling(config, opened, progress)
+    before, pooling = opened.header.architecture, _pooling(config, opened, items, progress)
     reads_as_asked = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
     if config.keep_head:
         _check_kept(config, opened, items, reads_as_asked=reads_as_asked)
         _check_fits(config, opened, items)
         return opened
-    number, multi_label = _number(config, opened, items), items.label_sets is not None
+    number = _number(config, opened, items)
     fits = (
         reads_as_asked
         and number == before.num_classes
-        and multi_label == before.is_multi_label
+        and items.kind is kind_of(before)
         and names_agree(items, opened.header.labels, number)
     )
     draws_anew = config.head_seed is not None and (config.reset_head or opened.is_random)
@@ -68,9 +69,10 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
     if not (fits and opened.is_random):
         progress.step(_classifier_text(opened, number, items, fits=fits))
     labels = opened.header.labels if fits else new_names(items.class_names, number)
-    architecture = before.model_copy(update={"problem_type": MULTI_LABEL if multi_label else None})
-    opened = replace(opened, header=opened.header.model_copy(update={"architecture": architecture}))
-    return _with_classifiers(opened, config, number=number, labels=labels, pooling=pooling)
+    header = _answering(opened.header, items.kind, where=config.model)
+    return _with_classifiers(
+        replace(opened, header=header), config, number=number, labels=labels, pooling=pooling
+    )
 
 
 def _with_classifiers(
@@ -116,6 +118,27 @@ def _with_classifiers(
     )
 
 
+def _answering(header: Header, kind: LabelKind, *, where: str) -> Header:
+    """Return a header whose model answers labels of a kind."""
+    if kind is LabelKind.BY_WORD:
+        if header.architecture.library != "transformers" or not isinstance(header.preprocess, Tokenization):
+            raise UsageError(
+                f"{where}: gives no label to each word of a text, as `--data` has them",
+                hint="use a text model of transformers",
+            )
+        described = answering_words(Described(architecture=header.architecture, preprocess=header.preprocess))
+        return header.model_copy(
+            update={"architecture": described.architecture, "preprocess": described.preprocess}
+        )
+    update = {"problem_type": MULTI_LABEL if kind is LabelKind.SEVERAL else None}
+    how = header.preprocess
+    if isinstance(how, Tokenization):
+        how = how.model_copy(update={"by_word": False})
+    return header.model_copy(
+        update={"architecture": header.architecture.model_copy(update=update), "preprocess": how}
+    )
+
+
 def _shares_head(opened: OpenModel) -> bool:
     """Return whether it is a hydra with one classifier for all members."""
     plan, family = opened.header.plan, opened.family
@@ -124,9 +147,16 @@ def _shares_head(opened: OpenModel) -> bool:
     )
 
 
-def _pooling(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> str:
+def _pooling(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: Progress) -> str:
     """Return what the classifier is to read: what was asked for, or the folder says, or the model has."""
     header = opened.header
+    if items.kind is LabelKind.BY_WORD:
+        if config.pooling not in {None, DEFAULT_POOLING}:
+            raise UsageError(
+                f"`--pooling {config.pooling}`: each word has a label, so its classifier pools nothing",
+                hint="leave it out",
+            )
+        return DEFAULT_POOLING
     if config.pooling is not None:
         if config.pooling != DEFAULT_POOLING and not isinstance(header.preprocess, Tokenization):
             raise UsageError(
@@ -142,10 +172,10 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> s
 
 def _check_kept(config: FinetuneConfig, opened: OpenModel, items: Classed, *, reads_as_asked: bool) -> None:
     """Refuse to keep a classifier that is not there, or is not the one that was asked for or the data need."""
-    if opened.header.architecture.is_multi_label != (items.label_sets is not None):
-        wants, has = ("several labels", "one") if items.label_sets else ("one label", "several")
+    kind = kind_of(opened.header.architecture)
+    if kind is not items.kind:
         raise UsageError(
-            f"`--keep-head`: `--data {items.name}` has {wants} for an item, but {config.model} answers {has}",
+            f"`--keep-head`: `--data {items.name}` has {items.kind.value}, but {config.model} answers {kind.value}",
             hint="leave `--keep-head` out for a new classifier",
         )
     number, requested = opened.header.architecture.num_classes, config.num_classes
@@ -212,8 +242,11 @@ def _number(config: FinetuneConfig, opened: OpenModel, items: Classed) -> int:
 
 def _classifier_text(opened: OpenModel, number: int, items: Classed, *, fits: bool) -> str:
     """Say what classifier is made, and why."""
-    several = "" if items.label_sets is None else ", of which an input may have several"
-    new = f"A new classifier for {_classes(number, items.class_names)}{several}"
+    of_kind = {
+        LabelKind.SEVERAL: ", of which an input may have several",
+        LabelKind.BY_WORD: ", one for each word of a text",
+    }
+    new = f"A new classifier for {_classes(number, items.class_names)}{of_kind.get(items.kind, '')}"
     if opened.lacks:
         return f"{new}; {opened.reference}: {opened.lacks}"
     had = opened.header.architecture.num_classes

@@ -64,17 +64,20 @@ class KeptFeatures(InputSource):
     def val_batches(self) -> list[Batch[Inputs]]:
         """Return the features of the validation data in batches, in order."""
         places = torch.arange(len(self.val)).split(EVAL_BATCH)
-        return [Batch(self.val[indices], None, indices) for indices in places]
+        return [Batch(self.val[indices], indices) for indices in places]
 
 
 def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
     """Return the training data if the features of a frozen encoder can be stored, else None.
 
     The encoder must run in each step if more than the classifiers train, if augmentation or mixing changes its inputs, if there are
-    teachers or repulsion, if the data are a stream, or if the model is sharded.
+    teachers or repulsion, if the data are a stream, if each word is answered, or if the model is sharded.
     """
     recipe, repels = work.config.recipe, work.config.repulsion is not None
-    changes = recipe.augment or work.mixing or work.teachers or repels or work.adapter or engine.shards
+    by_word = work.header.architecture.is_token_classifier
+    changes = (
+        recipe.augment or work.mixing or work.teachers or repels or work.adapter or engine.shards or by_word
+    )
     items = work.train.items
     return None if changes or not work.trains_head or isinstance(items, Shuffled) else items
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import Items, LabelKind
 from hydractl.data.encode import (
     Reading,
     check_augment,
@@ -18,10 +18,11 @@ from hydractl.data.encode import (
     open_stream,
     shortened,
 )
-from hydractl.data.labels import check_labels, check_training_labels, first_names, model_labels
+from hydractl.data.labels import check_labels, check_training_labels, first_names, kind_of, model_labels
 from hydractl.data.matching import filled_names, match_classes
 from hydractl.data.names import folded
 from hydractl.data.sources.stream import Shuffled
+from hydractl.data.words import by_word
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import Family
 from hydractl.families.load import OpenModel, check_tensors, open_model
@@ -57,7 +58,7 @@ _TAKEN_BY_NONE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledItems(Generic[T]):
-    """A data set whose labels are the model's: (N,), or (N, Q) of Q labels, as `model_labels` has them."""
+    """A data set whose labels are the model's: (N,), or (N, Q) of Q labels or words, as `model_labels` has them."""
 
     items: T
     labels: Tensor
@@ -127,15 +128,18 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     check_augment(how, config.recipe.augment)
     opened = fitted(config, opened, items, progress)
     header = opened.header
+    if isinstance(how, Tokenization) and items.kind is LabelKind.BY_WORD and isinstance(items, Items):
+        how = how.model_copy(update={"by_word": True})
+        items = by_word(items, how, progress)
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
     _check_repulsion(config, header, how)
     adapter = adapter_of(config.trains_by, len(opened.header.masks))
     if adapter is not None:
         adapter.check(config.model, opened.header)
-        if header.architecture.is_multi_label:
+        if items.kind is not LabelKind.SINGLE:
             raise UsageError(
-                f"`--method {config.method}`: trains models that answer one label, but `--data {items.name}` has lists of labels",
+                f"`--method {config.method}`: trains models that answer one label, but `--data {items.name}` has {items.kind.value}",
                 hint="leave `--method` out",
             )
     names = _trainable(config, opened, adapter)
@@ -144,7 +148,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     validation = _validation(
         open_items(
             config.val,
-            header.preprocess,
+            how,
             workers=config.num_workers,
             skip_bad=config.skip_bad,
             progress=progress,
@@ -343,7 +347,7 @@ def _validation(
     items: Items, trained: Items | Shuffled, header: Header, progress: Progress
 ) -> LabelledItems[Items]:
     """Return the validation data; a class that the training data do not have is never taken for one that they have."""
-    check_labels(items, "--val", multi_label=header.architecture.is_multi_label)
+    check_labels(items, "--val", kind=kind_of(header.architecture))
     known_names = {folded(name) for name in (*trained.class_names, *header.labels)}
     strange = [name for name in items.class_names if folded(name) not in known_names]
     try:

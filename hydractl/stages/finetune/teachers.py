@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hydractl.data.encode import Reading
+from hydractl.data.labels import kind_of
 from hydractl.data.preprocess import reading_differences
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.load import OpenModel, check_tensors, open_model
@@ -109,9 +110,10 @@ def _check_classes(teacher: OpenModel, student: Header) -> None:
             f"{where}: has {counted(theirs, 'class', 'classes')}, but the student has {ours}",
             hint="use a teacher that was trained on the same classes",
         )
-    if student.architecture.problem_type != teacher.header.architecture.problem_type:
+    kinds = [kind_of(header.architecture) for header in (teacher.header, student)]
+    if kinds[0] is not kinds[1]:
         raise CheckpointError(
-            f"{where}: an input has one of its classes, but several in the student, or the other way round",
+            f"{where}: answers {kinds[0].value}, but the student {kinds[1].value}",
             hint="use a teacher that was trained on such labels",
         )
     labels = (student.labels, teacher.header.labels)

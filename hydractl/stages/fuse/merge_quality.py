@@ -142,7 +142,7 @@ class MergeEvaluator:
                         "merging any block costs more than allowed, so every member keeps its own blocks"
                     )
                 items = self.sets[data].inputs.dataset
-                measured = Measured(data=items.name, samples=len(items), members=before, tried=tuple(tried))
+                measured = Measured(data=items.name, samples=items.total, members=before, tried=tuple(tried))
                 return Outcome(
                     fusion=candidate, temperature=quality.temperature, measured=measured, sources=self.sources
                 )
@@ -201,15 +201,16 @@ class MergeEvaluator:
     def quality(self, log_probs_by_set: LogProbs, name: str) -> tuple[Quality, Tensor]:
         """Return how good the ensemble of those who said it is on `--data`, and which classes (N,) it predicts.
 
-        Each of Q labels of a sample counts as one, and so there are N Q.
+        Each label or word of a sample counts as one.
         """
         ref = self.measuring.data
         if ref is None:
             raise ValueError("no data set is given to measure on")
         temperature = self.temperature(log_probs_by_set, name)
-        member_log_probs = scale_log_probs(log_probs_by_set[ref], temperature).double().flatten(1, -2)
+        scaled = Responses(scale_log_probs(log_probs_by_set[ref], temperature))
+        member_log_probs, labels = scaled.flattened().log_probs.double(), self.sets[ref].labels
         log_probs = ensemble_log_probs(member_log_probs)
-        per_sample = answers(log_probs.exp(), self.sets[ref].labels.flatten(), log_probs=log_probs)
+        per_sample = answers(log_probs.exp(), labels[labels >= 0], log_probs=log_probs)
         quality = Quality(
             accuracy=float(per_sample["hits"].double().mean()),
             nll=float(per_sample["nll"].mean()),

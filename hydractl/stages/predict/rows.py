@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydractl.data.datasets import LabelKind
+from hydractl.data.labels import kind_of
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import check_threshold, default_score
-from hydractl.fusion.predictions import Bound, predictions_of
+from hydractl.fusion.predictions import Bound, WordPredictions, predictions_of
 from hydractl.fusion.prompts import with_class_names
 from hydractl.manifest.header import Header, Threshold, Tokenization
 from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.manifest.report import Report
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
+from hydractl.metrics.per_sample import in_memory
 from hydractl.metrics.registry import TEMPERATURE
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
@@ -125,8 +128,12 @@ class RowFormatter:
         """Return the lines of consecutive items of a source."""
         bound = None if self.below is None else Bound(self.score, self.below)
         header = self.opened.header
-        predictions = predictions_of(
-            answered.responses, self.names, bound, self.sets, label_thresholds=header.label_thresholds
+        predictions = (
+            predictions_of(
+                answered.responses, self.names, bound, self.sets, label_thresholds=header.label_thresholds
+            )
+            if answered.words is None
+            else WordPredictions.of(in_memory(answered.responses), self.names, answered.words, bound)
         )
         lines = lines_of(
             predictions, self.names, top_k=self.config.top_k, score=self.score, decides=self.decides
@@ -148,7 +155,7 @@ class RowFormatter:
             top_k=min(self.config.top_k, len(self.names)),
             members=len(self.opened.header.masks),
             optional=[name for name, may_be in optional.items() if may_be],
-            multi_label=self.opened.header.architecture.is_multi_label,
+            kind=kind_of(self.opened.header.architecture),
         )
 
     def options(self) -> dict[str, object]:
@@ -174,9 +181,9 @@ def _input_name(source: str | None, key: str | int) -> Line:
 
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
     """Refuse a score of features that was never fitted, or twice."""
-    if is_fitted(score) and header.architecture.is_multi_label:
+    if is_fitted(score) and (kind := kind_of(header.architecture)) is not LabelKind.SINGLE:
         raise UsageError(
-            f"`--ood-score {score}`: compares features of classes, but inputs of {name} may have several labels",
+            f"`--ood-score {score}`: compares features of classes, but {name} answers {kind.value}",
             hint="use an OOD score of logits, such as `--ood-score energy`",
         )
     is_stored = score in (header.fitted.scores if header.fitted else ())

@@ -31,7 +31,7 @@ from hydractl.stages.predict.journal import PredictJournal, open_journal
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import Answered, BatchPredictor, window
-from hydractl.stages.predict.writers import ACCEPTED, ERROR, LABELS, WRITERS, JSONLines, Line
+from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
 from hydractl.stages.shared.open_inputs import open_reader, warn
 from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
@@ -53,7 +53,7 @@ class PredictReport:
     Attributes:
         path: Output file; `-` is standard output.
         inputs: Number of inputs.
-        labels: Number of predictions of each class, of which an input may have several.
+        labels: Number of predictions of each class, of which an input may have several; or of entities of each label.
         bad: Number of unreadable images.
         accepted: Number of inputs that the threshold accepts, if there is one.
         reason: Why there is no threshold, and how to get one; None if there is one, or `--threshold none`.
@@ -85,14 +85,19 @@ class _Counts:
 
     def add(self, lines: Sequence[Line]) -> None:
         answered = [line for line in lines if ERROR not in line]
-        self.labels.update(
-            label for line in answered for label in ([line["label"]] if "label" in line else line[LABELS])
-        )
+        self.labels.update(label for line in answered for label in _labels(line))
         self.inputs += len(lines)
         self.bad += len(lines) - len(answered)
         decisions = [line[ACCEPTED] for line in lines if line.get(ACCEPTED) is not None]
         if decisions:
             self.accepted = (self.accepted or 0) + sum(decisions)
+
+
+def _labels(line: Line) -> list[str]:
+    """Return the labels that a line tells."""
+    if ENTITIES in line:
+        return [entity["label"] for entity in line[ENTITIES]]
+    return line[LABELS] if LABELS in line else [line["label"]]
 
 
 def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictReport:

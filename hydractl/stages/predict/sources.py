@@ -17,6 +17,7 @@ from hydractl.data.reference import LIST_SUFFIX, SOURCES_HINT, DataRef
 from hydractl.data.sources.stream import ItemStream
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
+from hydractl.manifest.header import Tokenization
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path, is_file, parsed
 from hydractl.strict_json import opened
@@ -45,6 +46,10 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
         DataError: If one cannot be opened.
         UsageError: If image files, or a list of them, are named for a model of texts.
     """
+    if isinstance(how, Tokenization):
+        how = how.model_copy(
+            update={"by_word": False}
+        )  # long texts are cut into windows as they are answered
     sets: list[tuple[str, Items | ItemStream]] = []
     for files, group in groupby(config.data, is_file):
         names = list(group)

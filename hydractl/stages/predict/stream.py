@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 
 import torch
@@ -16,11 +16,13 @@ from hydractl.data.batches import Batch, BatchShare
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, encoded
 from hydractl.data.sources.stream import BATCHES, ItemStream
+from hydractl.data.words import Span, WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
 from hydractl.families.tower import Towers
 from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.fusion.inference import responses
-from hydractl.metrics.per_sample import Responses, Scored
+from hydractl.manifest.header import Tokenization
+from hydractl.metrics.per_sample import Responses, Scored, in_memory
 from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
 
@@ -32,12 +34,21 @@ def window(batch_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The responses to some items, at these places; `bad` says of an image by its place why it cannot be read."""
+    """The responses to some items, at these places.
+
+    Attributes:
+        items: All items.
+        places: Which of them.
+        responses: What members say of these.
+        bad: Why images cannot be read, by their places.
+        words: Where words are answered, each text and the characters of its words.
+    """
 
     items: Items
     places: range
     responses: Responses | Scored
     bad: dict[int, str]
+    words: list[tuple[str, list[Span]]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +93,15 @@ class BatchPredictor:
             step = window(size)
             for begin in range(start, len(items), step):
                 part = items.subset(range(begin, min(begin + step, len(items))))
-                batches = encoded(part, self.how, batch_size=size, deal=deal)
-                yield self._together(batches, items, begin, offset=begin)
+                rows = (
+                    by_word(part, self.how)
+                    if isinstance(self.how, Tokenization) and self.how.by_word
+                    else part
+                )
+                answered = self._together(
+                    encoded(rows, self.how, batch_size=size, deal=deal), items, begin, offset=begin
+                )
+                yield _of_texts(answered, part, rows) if isinstance(rows, WordSet) else answered
             return
         order = range(start, len(items))
         stream = iter(encoded(items, self.how, batch_size=size, indices=order, limit_bytes=0, deal=deal))
@@ -130,6 +148,18 @@ class BatchPredictor:
         if isinstance(self.model, WithOodScores):
             return self.model.responses(batches, name=self.name, data=data)
         return responses(self.model, batches, name=self.name, data=data)
+
+
+def _of_texts(answered: Answered, texts: TextSet, rows: WordSet) -> Answered:
+    """Return what is said of texts, of what is said of the rows that they are read in."""
+    begin = answered.places.start
+    tensors = in_memory(answered.responses).tensors()
+    return replace(
+        answered,
+        places=range(begin, begin + len(texts)),
+        responses=Responses(*map(rows.by_document, tensors)),
+        words=whole_words(texts, rows),
+    )
 
 
 def _packed(bad: dict[int, str]) -> torch.Tensor:

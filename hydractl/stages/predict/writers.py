@@ -14,22 +14,28 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-import numpy as np
-from torch import Tensor
 from typing_extensions import override
 
-from hydractl.fusion.predictions import LabelPredictions, Predictions, Uncertainties
+from hydractl.data.datasets import LabelKind
+from hydractl.fusion.predictions import (
+    LabelPredictions,
+    Predictions,
+    Uncertainties,
+    WordPredictions,
+    shortest,
+)
 from hydractl.output.atomic_write import Sink
 from hydractl.strict_json import NOT_UTF8
 
 Line = dict[str, Any]
-PATH, ROW, DATA, LABELS, ACCEPTED, SET, ERROR = "path", "row", "data", "labels", "accepted", "set", "error"
+PATH, ROW, DATA, LABELS, ENTITIES = "path", "row", "data", "labels", "entities"
+ACCEPTED, SET, ERROR = "accepted", "set", "error"
 OPTIONAL: dict[str, type] = {ACCEPTED: bool, SET: str, ERROR: str}
 """Columns that a table may have, with their types; a cell that holds several names is a list in JSON."""
 
 
 def lines_of(
-    predictions: Predictions | LabelPredictions,
+    predictions: Predictions | LabelPredictions | WordPredictions,
     names: Sequence[str],
     *,
     top_k: int,
@@ -46,13 +52,16 @@ def lines_of(
         decides: Whether they say if it is accepted, null where no threshold is known.
     """
     uncertainties = _uncertainties(predictions, score, decides=decides)
+    if isinstance(predictions, WordPredictions):
+        yield from _entity_lines(predictions, uncertainties)
+        return
     if isinstance(predictions, LabelPredictions):
         yield from _label_lines(predictions, names, uncertainties, top_k=top_k)
         return
     likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True)
     probabilities, classes = (x[:, :top_k] for x in likeliest)
     samples = zip(
-        _numbers(probabilities),
+        shortest(probabilities),
         classes.tolist(),
         predictions.votes.T.tolist(),
         uncertainties,
@@ -84,7 +93,7 @@ def _label_lines(
         predictions.labels,
         likeliest.tolist(),
         *(
-            _numbers(x.gather(1, likeliest))
+            shortest(x.gather(1, likeliest))
             for x in (predictions.probabilities, predictions.label_information)
         ),
         predictions.votes.transpose(0, 1).tolist(),
@@ -104,22 +113,23 @@ def _label_lines(
         }
 
 
+def _entity_lines(predictions: WordPredictions, uncertainties: Iterator[tuple[Line, Line]]) -> Iterator[Line]:
+    """Yield what is told of each text whose words are answered; null where it has none."""
+    for words, entities, parts in zip(predictions.words, predictions.entities, uncertainties, strict=True):
+        uncertainty, ood = parts if words else [dict.fromkeys(part) for part in parts]
+        yield {ENTITIES: [entity._asdict() for entity in entities], **uncertainty, **ood}
+
+
 def _uncertainties(predictions: Uncertainties, score: str, *, decides: bool) -> Iterator[tuple[Line, Line]]:
     """Yield what is told of the uncertainty of each sample before and behind votes."""
-    ood_scores = _numbers(predictions.scores[score])
+    ood_scores = shortest(predictions.scores[score])
     accepted = [None] * len(ood_scores) if predictions.accepted is None else predictions.accepted.tolist()
-    numbers = map(_numbers, (predictions.entropy, predictions.mutual_information))
+    numbers = map(shortest, (predictions.entropy, predictions.mutual_information))
     for entropy, information, ood_score, is_accepted in zip(*numbers, ood_scores, accepted, strict=True):
         yield (
             {"entropy": entropy, "mutual_information": information},
             {"ood_score": ood_score, **({ACCEPTED: is_accepted} if decides else {})},
         )
-
-
-def _numbers(x: Tensor) -> Any:  # noqa: ANN401 - lists of lists
-    """Return float32 numbers as those of the fewest digits that are they."""
-    shortest = x.numpy().astype(np.str_).astype(np.float64)
-    return shortest.tolist()
 
 
 class Writer(ABC):
@@ -197,7 +207,12 @@ WRITERS: Mapping[str, type[Writer]] = {".jsonl": JSONLines, ".csv": CSV, ".parqu
 
 
 def columns(
-    keys: Sequence[str], *, top_k: int, members: int, optional: Collection[str], multi_label: bool = False
+    keys: Sequence[str],
+    *,
+    top_k: int,
+    members: int,
+    optional: Collection[str],
+    kind: LabelKind = LabelKind.SINGLE,
 ) -> dict[str, type]:
     """Return the columns of a table of lines, in order, with their types.
 
@@ -206,21 +221,22 @@ def columns(
         top_k: How many classes are told.
         members: How many vote.
         optional: Which of `OPTIONAL` lines may have.
-        multi_label: Whether an input may have several labels.
+        kind: What labels of an input are.
     """
-    kinds: dict[str, type] = {PATH: str, ROW: int, DATA: str}
+    types: dict[str, type] = {PATH: str, ROW: int, DATA: str}
     cells: dict[str, type] = {"label": str, "probability": float}
-    if multi_label:
+    several, by_word = kind is LabelKind.SEVERAL, kind is LabelKind.BY_WORD
+    if several:
         cells["label_information"] = float
-    likeliest = {f"{name}{_nth(k)}": kind for k in range(top_k) for name, kind in cells.items()}
+    likeliest = {f"{name}{_nth(k)}": cell for k in range(top_k) for name, cell in cells.items()}
     return (
-        {key: kinds[key] for key in keys}
-        | ({LABELS: str} if multi_label else {})
-        | likeliest
+        {key: types[key] for key in keys}
+        | ({LABELS: str} if several else {})
+        | ({ENTITIES: str} if by_word else likeliest)
         | {"entropy": float, "mutual_information": float}
-        | {f"vote_{m + 1}": str for m in range(members)}
+        | {f"vote_{m + 1}": str for m in range(0 if by_word else members)}
         | {"ood_score": float}
-        | {name: kind for name, kind in OPTIONAL.items() if name in optional}
+        | {name: cell for name, cell in OPTIONAL.items() if name in optional}
     )
 
 
@@ -254,7 +270,7 @@ def path_text(path: str) -> str:
     return os.fsencode(path).decode(errors="surrogateescape")
 
 
-def text(line: Line | list[str]) -> str:
+def text(line: Line | list[Any]) -> str:
     r"""Return a line, or names, as JSON; lone surrogates are written as `\udcff`, which Python opens a file by."""
     written = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
     return NOT_UTF8.sub(lambda half: f"\\u{ord(half[0]):04x}", written)

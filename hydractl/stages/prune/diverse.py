@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from hydractl.manifest.header import InputFile
 from hydractl.messages import counted
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_scores import MSP
+from hydractl.model_inputs import without_absent
 from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.runtime import on_cpu
@@ -101,12 +102,8 @@ def validation_for(
     model: Model,
     team: ProcessGroup,
 ) -> Validation:
-    """Return this process's batches as the model takes them, on its device and in its dtype.
-
-    Raises:
-        UsageError: If there are no texts to cut, or the model reads fewer tokens.
-    """
-    how = limited(opened.header.preprocess, config.max_length, model=opened.reference)
+    """Return this process's batches as the model takes them, on its device and in its dtype."""
+    how = opened.header.preprocess
     like = torch.empty(0, device=model.device, dtype=model.dtype)
     deal = BatchShare(team.rank, team.world)
     batches = {
@@ -155,10 +152,11 @@ def _cut(mask: Mask) -> Callable[[str, int, Attention], Attention]:
 def _run_one(
     model: Model, data: Validation, yardstick: Yardstick, fixed_outputs: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, float]:
-    """Return one candidate's probabilities (S, C), or (S Q, 2) of Q labels, and its objective."""
+    """Return one candidate's probabilities (S, C), or of all labels or words of S samples, and its objective."""
     probs, inside, outside = [], [], []
     for answers, labels in data.team.iterate(_answers(model, data.labelled, yardstick, fixed_outputs)):
-        probs.append(yardstick.logits(answers).double().softmax(-1).flatten(0, -2))
+        logits = yardstick.logits(answers).double().flatten(0, -2)
+        probs.append(logits[~logits[:, 0].isnan()].softmax(-1))
         inside.append(yardstick.outcomes(answers.unsqueeze(0), labels))
     if yardstick.objective.needs_ood:
         outside = [
@@ -187,7 +185,8 @@ def _answers(
         tensors = on_cpu(yardstick.answers(model, outputs).squeeze(0), *(() if labels is None else (labels,)))
         if not tensors[0].isfinite().all():
             raise DataError("a candidate has outputs that are not finite on these data")
-        yield tensors
+        answers, *labels_of_batch = tensors
+        yield without_absent(answers.unsqueeze(0), inputs).squeeze(0), *labels_of_batch
 
 
 def _joined(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -299,15 +298,19 @@ def choose(
 
     Raises:
         DataError: If the data do not fit the model, or it answers with numbers that are not finite.
-        UsageError: If OOD data are given that nothing reads, or the probabilities would not fit into memory.
+        UsageError: If OOD data are given that nothing reads, the model reads fewer tokens than `--max-length`, or the probabilities
+            would not fit into memory.
     """
     team, progress = session.team, session.progress
     yardstick = yardstick_for(scores, config)
     name = yardstick.objective.text
+    how = limited(opened.header.preprocess, config.max_length, model=opened.reference)
+    opened = replace(opened, header=opened.header.model_copy(update={"preprocess": how}))
     sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress, workers=config.num_workers)
     classes = config.naming.classes(opened, data=sets["id"].class_names)
     labels, count = labels_of(opened, sets["id"], classes, progress)
-    check_memory(len(draws), labels.numel(), 2 if labels.ndim > 1 else count)
+    several = opened.header.architecture.is_multi_label
+    check_memory(len(draws), int((labels >= 0).sum()), 2 if several else count)
     model = load_model(opened).to(answering_device(config.device))
     ask(model, opened, classes)
     if yardstick.needs_features:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 
 from hydractl.data.batches import BatchShare, epoch_order
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import Items, LabelKind
 from hydractl.data.encode import encoded
+from hydractl.data.labels import kind_of
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, load_model
 from hydractl.fusion.features import FeatureExtractor
@@ -121,9 +122,10 @@ def open_base(config: ScoreConfig) -> OpenModel:
             f"{config.model}: is a {opened.header.kind}, but `score` needs a base",
             hint="score its base",
         )
-    if config.method == "cahp" and opened.header.architecture.is_multi_label:
+    kind = kind_of(opened.header.architecture)
+    if config.method == "cahp" and kind is not LabelKind.SINGLE:
         raise UsageError(
-            f"`--method {config.method}`: compares classes with each other, but inputs of {config.model} may have several labels",
+            f"`--method {config.method}`: compares classes of inputs, but {config.model} answers {kind.value}",
             hint="use another method, such as `--method taylor`",
         )
     return opened
@@ -214,7 +216,7 @@ def _describe(
             role: Fingerprint(
                 reference=config.references[role],
                 sha256=item_set.fingerprint(digests(item_set, team)),
-                count=len(item_set),
+                count=item_set.total,
             )
             for role, item_set in inputs.sets.items()
         },

@@ -68,7 +68,7 @@ def fitted_beside(
     """
     if on.labels.ndim > 1:
         raise DataError(
-            f"{name}: feature-based OOD scores compare classes, but its inputs may have several labels",
+            f"{name}: feature-based OOD scores compare classes of inputs, which have one label each",
             hint="use OOD scores of logits, such as energy",
         )
     with_scores = WithOodScores.fit(

@@ -18,6 +18,7 @@ from torch import Tensor
 from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading, encoded
+from hydractl.data.words import WordSet
 from hydractl.errors import InputError
 from hydractl.families.tower import Towers
 from hydractl.fusion.baseline_model import WithConfidence
@@ -26,7 +27,7 @@ from hydractl.fusion.inference import gathered, responses
 from hydractl.manifest.report import Value
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import MSP
-from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, together
+from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, in_memory, together
 from hydractl.metrics.registry import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, common_temperature, fit_temperature
 from hydractl.model_inputs import Inputs
@@ -210,6 +211,7 @@ class _ResponseCollector:
         self._spool = PredictionStore(count, keeping.folder)
         self._scores = Filled(count)
         self._names: list[str] = []
+        self._windows: WordSet | None = None
         if isinstance(model_of_row.model, WithOodScores):
             self._names = [*model_of_row.model.names]
         elif isinstance(model_of_row.model, WithConfidence):
@@ -218,6 +220,8 @@ class _ResponseCollector:
     def ask(self, part: PreparedData, begin: int, progress: Progress) -> None:
         """Ask the model about a part of the data, whose first item is item `begin`."""
         model, reads, name = self._asked
+        items = part.dataset
+        self._windows = items if isinstance(items, WordSet) and items.documents else None
         batches = part.tracked(reads, name, progress)
         if isinstance(model, WithOodScores):
             local_responses = model.responses(batches, name=name, data=part.name)
@@ -233,8 +237,11 @@ class _ResponseCollector:
                     self._scores.store(indices + begin, scores.double())
 
     def stored(self) -> StoredPredictions:
-        """Return all of it."""
+        """Return all of it; of texts that were read in windows, what is said of the whole texts."""
         predictions = self._spool.stored()
+        if self._windows is not None:
+            tensors = in_memory(predictions).tensors()
+            return Responses(*map(self._windows.by_document, tensors))
         if not self._names:
             return predictions
         scores = self._scores.all().squeeze(0)

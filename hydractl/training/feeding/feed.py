@@ -18,7 +18,7 @@ from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading
 from hydractl.data.sources.stream import Shuffled
 from hydractl.manifest.header import Tokenization
-from hydractl.model_inputs import Inputs
+from hydractl.model_inputs import WORDS, Inputs
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding.mixup import Mix, Mixing, rows_read
 from hydractl.training.feeding.sources import InputSource, Planned, open_source
@@ -70,7 +70,8 @@ class ItemFeed:
 
     Attributes:
         source: Makes inputs of items.
-        labels: Shape (N,), int64, the model's classes; or (N, Q), which of Q labels apply.
+        labels: Shape (N,), int64, the model's classes; or (N, Q), which of Q labels apply, or the class of each word, below 0
+            for none.
         batch_size: Samples in a batch, over all processes.
         seed: Of the order, and of mixing.
         mixing: How the samples of a batch are mixed, if they are; they then are images.
@@ -127,7 +128,7 @@ class ItemFeed:
         while start < stop:
             epoch, begin = divmod(start, per_epoch)
             batches = self._order(epoch).split(self.batch_size)[begin : min(per_epoch, begin + stop - start)]
-            cuts = [_cut(len(batch), share) for batch in batches]
+            cuts = [_cut(self.labels[batch], share) for batch in batches]
             plan = [
                 Planned(batch=batch, pieces=self._read(batch, cut))
                 for batch, cut in zip(batches, cuts, strict=True)
@@ -175,15 +176,16 @@ class ItemFeed:
             )
 
 
-def _cut(total: int, share: Share) -> list[tuple[int, int, float]]:
-    """Return the rows (begin, end) and weights of a batch's pieces.
+def _cut(labels: torch.Tensor, share: Share) -> list[tuple[int, int, float]]:
+    """Return the rows (begin, end) and weights of a batch's pieces: the share of the batch's labels that they hold.
 
     A process without a row computes one that weighs nothing, since all must take part.
     """
-    cut = []
+    cut, total = [], len(labels)
+    counts = (labels >= 0).view(total, -1).sum(1)
     for first, last in share.bounds(total):
         at = min(first, total - 1)
-        cut.append((at, max(last, at + 1), (last - first) / total))
+        cut.append((at, max(last, at + 1), int(counts[first:last].sum()) / max(1, int(counts.sum()))))
     return cut
 
 
@@ -232,9 +234,13 @@ def joined_inputs(parts: Sequence[Inputs], how: Reading) -> Inputs:
     if tensors or not isinstance(how, Tokenization):
         return torch.cat(tensors)
     texts = [part for part in parts if not isinstance(part, torch.Tensor)]
-    longest = max(part["input_ids"].shape[1] for part in texts)
+    fillers = {"input_ids": how.pad_id, WORDS: -1}
 
-    def filled(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return F.pad(tensor, (0, longest - tensor.shape[1]), value=how.pad_id if name == "input_ids" else 0)
+    def filled(name: str) -> torch.Tensor:
+        parts_of_name = [part[name] for part in texts]
+        longest = max(tensor.shape[1] for tensor in parts_of_name)
+        return torch.cat(
+            [F.pad(x, (0, longest - x.shape[1]), value=fillers.get(name, 0)) for x in parts_of_name]
+        )
 
-    return {name: torch.cat([filled(name, part[name]) for part in texts]) for name in texts[0]}
+    return {name: filled(name) for name in texts[0]}

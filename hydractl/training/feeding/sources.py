@@ -25,7 +25,8 @@ from hydractl.data.preprocess import (
     sample_seed,
     train_transform,
 )
-from hydractl.data.tokenize import Tokens, tokenize
+from hydractl.data.tokenize import Tokens
+from hydractl.data.words import tokens_of
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.model_inputs import Inputs
 
@@ -72,7 +73,7 @@ def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: i
     check_augment(how, augment)
     if isinstance(how, Tokenization):
         texts = of_kind(items, TextSet)
-        return TextSource(tokens=tokenize(texts.texts, how, where=texts.name))
+        return TextSource(tokens=tokens_of(texts, how))
     return ImageSource.open(of_kind(items, ImageSet), how, augment=augment, seed=seed)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hydractl.data.datasets import Content
+from hydractl.data.datasets import Content, LabelKind
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.data.sources.column_roles import LabelReader
@@ -70,7 +70,7 @@ def architecture(number, *, multi_label=True):
 )
 def test_lists_are_label_sets(tmp_path, suffix, cells, names, sets):
     items = write(tmp_path / f"t{suffix}", cells)
-    assert (items.class_names, items.labels, items.label_sets) == (names, None, sets)
+    assert (items.class_names, items.kind, items.labels) == (names, LabelKind.SEVERAL, sets)
     assert items.numbered == names[0].isdigit()
 
 
@@ -78,8 +78,8 @@ def test_rows_may_come_in_parts_and_with_declared_names():
     cells = [["late"], [], ["broken", "late"], ["late"]]
     assert read(cells[:1], cells[1:]) == read(cells)
     declared = read([[2], [0, 1], []], names=("a", "b", "c"))
-    assert (declared.class_names, declared.label_sets) == (("a", "b", "c"), ((2,), (0, 1), ()))
-    assert read([[True, False], [True, True]]).label_sets == ((0,), (0, 1))
+    assert (declared.class_names, declared.labels) == (("a", "b", "c"), ((2,), (0, 1), ()))
+    assert read([[True, False], [True, True]]).labels == ((0,), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_what_cannot_be_meant_is_refused(parts, names, message):
 def test_labels_are_chosen_and_every_item_stays(tmp_path):
     write(tmp_path / "t.jsonl", [["late"], ["broken"], [], ["late", "broken", "lost"]])
     chosen = open_data(f"{tmp_path}/t.jsonl::classes=late+lost,map=late:delayed", content=Content.TEXTS)
-    assert (chosen.class_names, chosen.label_sets) == (("delayed", "lost"), ((0,), (), (), (0, 1)))
-    assert chosen.subset([3, 0]).label_sets == ((0, 1), (0,))
+    assert (chosen.class_names, chosen.labels) == (("delayed", "lost"), ((0,), (), (), (0, 1)))
+    assert chosen.subset([3, 0]).labels == ((0, 1), (0,))
     assert model_labels(chosen, (1, 0), "--data", architecture=architecture(2)).tolist()[3] == [1, 1]
     with pytest.raises(DataError, match="selects 2 of the 3 labels of the model"):
         model_labels(chosen, (1, 0), "--data", architecture=architecture(3))
@@ -133,7 +133,7 @@ def test_one_kind_of_labels_is_never_taken_for_the_other(tmp_path):
     several = write(tmp_path / "s.jsonl", [["broken"], ["late"]])
     one = write(tmp_path / "o.jsonl", ["broken", "late"])
     with pytest.raises(
-        DataError, match="has a list of labels for each item, but `--data` needs one label each"
+        DataError, match="has a list of labels for each item, but `--data` needs one label for each item"
     ):
         required_labels(several, "--data")
     with pytest.raises(DataError, match="`--data` needs a list of labels for each item"):

@@ -129,7 +129,7 @@ CLASSIFIERS = {
     "`architectures` of a class without a classifier, weights with one": [
         (configure(architectures=["BertForMaskedLM"]), LIBRARY),
         (configure(architectures=["BertModel"]), LIBRARY),
-        (configure(architectures=["BertForTokenClassification"]), f"{BACKBONE}which is not a classifier"),
+        (configure(architectures=["BertForMultipleChoice"]), f"{BACKBONE}which is not a classifier"),
     ],
     "`tokenizer.json`, `tokenizer_config.json`, vocabularies": [
         (tokenizer(model_max_length=4), LIBRARY),

@@ -39,7 +39,7 @@ class Model:
 
 def batches(_part, _of):
     for places in torch.arange(SAMPLES).split(BATCH):
-        yield Batch(places[:, None].float(), None, places)
+        yield Batch(places[:, None].float(), places)
 
 
 def subject():

@@ -55,7 +55,7 @@ def samples_by_hand(here, corruption, seeds=(0, 1)):
     """What each sample adds to the accuracy and the NLL of models together, (N,) of numpy."""
     items = open_data(DATA) if corruption is None else with_corruption(open_data(DATA), corruption)
     batches = encoded(items, base().header.preprocess, batch_size=7)
-    batch = [(b.inputs, b.labels) for b in batches]
+    batch = [(b.inputs, torch.tensor(items.labels)[b.indices]) for b in batches]
     images, labels = (torch.cat(parts) for parts in zip(*batch, strict=True))
     with torch.inference_mode():
         logits = torch.stack([load(here / f"m{seed}.st")(images) for seed in seeds]).double() / TEMPERATURE

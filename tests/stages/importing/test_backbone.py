@@ -119,7 +119,7 @@ def test_what_else_does_not_fit_is_refused(tmp_path, weights, name, said):
     assert not (tmp_path / "b.st").exists()
 
 
-@pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM", "BertForTokenClassification"])
+@pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM", "BertForMultipleChoice"])
 def test_a_folder_without_a_classifier(tmp_path, kind):
     folder = tmp_path / "m"
     sample = save_text_model(BERT, folder)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hydractl.cli.output import console, line, table, written_out
 from hydractl.cli.quality import COSTS, quality, show_quality
+from hydractl.data.labels import required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report
@@ -74,8 +75,9 @@ def answers(path: Path) -> Iterator[list[str]]:
         by_set.setdefault(prediction["data"], []).append(prediction)
     for reference, predictions in by_set.items():
         data = open_data(reference)
+        labels = None if data.labels is None else required_labels(data, reference)
         for index, prediction in enumerate(predictions):
-            truth = "none" if data.labels is None else data.class_names[data.labels[index]]
+            truth = "none" if labels is None else data.class_names[labels[index]]
             accepted = prediction.get("accepted")
             yield [
                 f"{DataRef.parse(reference).source} {prediction['row']}",

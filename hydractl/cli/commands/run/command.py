@@ -36,6 +36,7 @@ class Example(StrEnum):
     clip = "clip"
     decoder = "decoder"
     multi_label = "multi-label"
+    tokens = "tokens"
 
 
 def run(

@@ -1,0 +1,209 @@
+"""Spans of words with one label, as in named entity recognition: found by tags, and counted.
+
+Tags are `O` outside of spans, else a prefix and the span's label: `B-` begins one, `I-` goes on, `E-` ends one and `S-` is one
+word. Spans are those of conlleval (Tjong Kim Sang and De Meulder 2003), as seqeval has them in its default mode: one begins
+wherever the label changes, with or without `B-`. A tag without a prefix is a label whose spans are as long as they can be.
+
+Axes: N rows, Q words of a row at most, E spans. Importing this module does not load torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from hydractl.metrics.classification import ece, of_equal_width
+from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OUTSIDE = "O"
+_TAG = re.compile(r"([BIES])-(.*)")
+_PREFIXES = "OBIES"
+
+
+class Spans(NamedTuple):
+    """Spans in the order of rows and words, each tensor (E,), int64.
+
+    Attributes:
+        rows: The row of each.
+        first: Its first word.
+        last: Its last word.
+        labels: Its label, an index into `span_labels`.
+    """
+
+    rows: Tensor
+    first: Tensor
+    last: Tensor
+    labels: Tensor
+
+    def word_numbers(self, rows: int, words: int) -> Tensor:
+        """Return the span of each word (N Q,), int64, -1 for none, in so many rows of so many words."""
+        import torch  # noqa: PLC0415 - the table of metrics loads without it
+
+        lengths = self.last - self.first + 1
+        numbers = torch.arange(len(lengths)).repeat_interleave(lengths)
+        offsets = self.rows * words + self.first - (lengths.cumsum(0) - lengths)
+        of_words = torch.full((rows * words,), -1)
+        of_words[offsets.repeat_interleave(lengths) + torch.arange(len(numbers))] = numbers
+        return of_words
+
+
+def lowest(values: Tensor, of_words: Tensor, count: int) -> Tensor:
+    """Return the lowest value within each of so many spans, (E,), of the values (N Q,) of words and their spans."""
+    inside = of_words >= 0
+    lowest_values = values.new_full((count,), float("inf"))
+    return lowest_values.scatter_reduce(0, of_words[inside], values[inside], "amin")
+
+
+def span_labels(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the labels of spans that tags of these names make, each once, in the order of the names."""
+    return tuple(dict.fromkeys(_parsed(name)[1] for name in names if name != OUTSIDE))
+
+
+def spans_of(tags: Tensor, names: Sequence[str]) -> Spans:
+    """Return the spans of rows of tags.
+
+    Args:
+        tags: Shape (N, Q), int64, indices into `names`; below 0 where a row has no word.
+        names: Of the tags.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    labels, tags = span_labels(names), tags.clamp(min=-1)
+    parsed = [_parsed(name) for name in names] + [(OUTSIDE, "")]  # the last one is that of no word
+    prefix = torch.tensor([_PREFIXES.index(prefix) for prefix, _ in parsed])[tags]
+    label = torch.tensor([labels.index(name) if of != OUTSIDE else -1 for of, name in parsed])[tags]
+    outside = prefix.new_zeros(len(tags), 1), label.new_full((len(tags), 1), -1)
+    (prefix, label), (before, label_before) = (
+        tuple(torch.cat(pair, 1) for pair in pairs)
+        for pairs in (
+            ((prefix, outside[0]), (label, outside[1])),
+            ((outside[0], prefix), (outside[1], label)),
+        )
+    )
+    o, b, i, e, s = range(len(_PREFIXES))
+    changes = label != label_before
+    ends = (before == e) | (before == s) | ((before != o) & (_any(prefix, b, s, o) | changes))
+    starts = _any(prefix, b, s) | (_any(before, e, s, o) & _any(prefix, e, i)) | ((prefix != o) & changes)
+    places = torch.arange(prefix.shape[1])
+    firsts = torch.where(starts, places, -1).cummax(1).values
+    rows, after = ends.nonzero(as_tuple=True)
+    last = after - 1
+    return Spans(rows, firsts[rows, last], last, label[rows, last])
+
+
+def _any(x: Tensor, *values: int) -> Tensor:
+    equal = x == values[0]
+    for value in values[1:]:
+        equal = equal | (x == value)
+    return equal
+
+
+def _parsed(name: str) -> tuple[str, str]:
+    """Return the prefix and the label of a tag."""
+    if name == OUTSIDE:
+        return OUTSIDE, ""
+    match = _TAG.fullmatch(name)
+    return (match[1], match[2]) if match else ("I", name)
+
+
+def span_counts(predicted: Spans, true: Spans, *, rows: int, words: int) -> dict[str, Tensor]:
+    """Return how many spans of each row are predicted, and true, and both, each (N,), int64, and which predicted ones are true, (E,)."""
+    import torch  # noqa: PLC0415 - as above
+
+    keys = [
+        ((spans.rows * words + spans.first) * words + spans.last) * (_most(predicted, true) + 1)
+        + spans.labels
+        for spans in (predicted, true)
+    ]
+    correct = torch.isin(keys[0], keys[1])
+    return {
+        "span_hits": predicted.rows[correct].bincount(minlength=rows),
+        "span_predicted": predicted.rows.bincount(minlength=rows),
+        "span_true": true.rows.bincount(minlength=rows),
+        "span_correct": correct,
+    }
+
+
+def calibration_of(
+    confidence: Tensor, predicted: Spans, correct: Tensor, *, rows: int, words: int
+) -> dict[str, Tensor]:
+    """Return how sure each predicted span is, and whether it is true, (N S), float64, S of a row at most; not-a-number for no span.
+
+    Args:
+        confidence: Probability of the predicted tag of each word, (N Q,).
+        predicted: The spans.
+        correct: Which of them are true, (E,), boolean.
+        rows: N.
+        words: Q.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    counts = predicted.rows.bincount(minlength=rows)
+    in_row = torch.arange(int(counts.max())) < counts[:, None]
+    by_name = {
+        "span_confidence": lowest(confidence, predicted.word_numbers(rows, words), len(correct)),
+        "span_correct": correct.double(),
+    }
+    absent = torch.full(in_row.shape, float("nan"), dtype=torch.float64)
+    return {name: absent.masked_scatter(in_row, x).flatten() for name, x in by_name.items()}
+
+
+def _most(*several: Spans) -> int:
+    return max((int(spans.labels.max()) for spans in several if len(spans.labels)), default=0)
+
+
+def span_precision(hits: Tensor, predicted: Tensor) -> Tensor:
+    """Return the share of predicted spans that are true, (...), float64, of counts (..., N); 0 if none is predicted."""
+    return hits.double().sum(-1) / predicted.double().sum(-1).clamp(min=1)
+
+
+def span_f1(hits: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
+    """Return the harmonic mean of precision and recall, (...), float64, of counts (..., N); 0 if there is no span."""
+    return 2 * hits.double().sum(-1) / (predicted.double().sum(-1) + true.double().sum(-1)).clamp(min=1)
+
+
+_of_spans = partial(
+    Metric, needs=MetricNeeds.SPANS, interval=True, unit=Unit.SHARE, high=1.0, higher_is_better=True
+)
+SPANS = (
+    _of_spans(
+        name="span_f1",
+        column="span F1",
+        definition="Harmonic mean of precision and recall of spans, of all labels together; a span is found if its words and its label "
+        "are those of a true one (Tjong Kim Sang and De Meulder 2003), as seqeval has it. Intervals resample texts.",
+        reads=("span_hits", "span_predicted", "span_true"),
+        compute=span_f1,
+    ),
+    _of_spans(
+        name="span_precision",
+        column="precision",
+        definition="Share of predicted spans that are true, 0 if none is predicted.",
+        reads=("span_hits", "span_predicted"),
+        compute=span_precision,
+    ),
+    _of_spans(
+        name="span_recall",
+        column="recall",
+        definition="Share of true spans that are predicted, 0 if there is none.",
+        reads=("span_hits", "span_true"),
+        compute=span_precision,
+    ),
+    Metric(
+        name="span_ece",
+        column="span ECE",
+        definition="Calibration error as `ece` of predicted spans: their confidence is the lowest probability of the predicted tag among their words.",
+        needs=MetricNeeds.SPANS,
+        interval=True,
+        high=1.0,
+        higher_is_better=False,
+        reads=("span_confidence", "span_correct"),
+        compute=ece,
+        bins=of_equal_width,
+    ),
+)
+"""Metrics of classifiers of tokens; in those of `LABELLED` each word counts as a sample."""

@@ -1,0 +1,354 @@
+"""Texts whose words are answered: which words there are, where their tokens begin, and long texts in windows."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from functools import cache
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from hydractl.data.datasets import LabelKind, TextSet
+from hydractl.data.encode import encoded, open_items, open_stream
+from hydractl.data.labels import check_training_labels, model_labels, required_labels
+from hydractl.data.reference import DataRef
+from hydractl.data.words import WordSet, by_word, open_whole, tokens_of, whole_words, words_in
+from hydractl.errors import DataError, UnsupportedModelError, UsageError
+from hydractl.manifest.head_mask import TowerHeads
+from hydractl.manifest.header import Architecture, Tokenization
+from hydractl.progress import SILENT
+
+TEXTS = (
+    "Anna Smith-Jones flew to New York on Friday, didn't she?",
+    "the hotel (booked by anna) costs $12.50... really",
+    "Ünknown ﬁ words 🐈 in  two   blanks",
+    "x",
+    "friday",
+    "",
+)
+CORPUS = [*TEXTS, "hotels in new york were booked on fridays by anna smith and others"] * 3
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+NAMED = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+
+
+@cache
+def wordpiece():
+    made = Tokenizer(models.WordPiece(unk_token=SPECIAL[1]))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.train_from_iterator(CORPUS[3:6], trainers.WordPieceTrainer(vocab_size=90, special_tokens=SPECIAL))
+    return made
+
+
+@cache
+def byte_level():
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    )
+    return made
+
+
+@cache
+def unigram():
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.train_from_iterator(
+        CORPUS, trainers.UnigramTrainer(vocab_size=90, special_tokens=SPECIAL, unk_token=SPECIAL[1])
+    )
+    return made
+
+
+def reading(made, *, max_length=64, **options):
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return Tokenization(
+        tokenizer=made.to_str(), max_length=max_length, pad_id=0, vocab_size=400, by_word=True, **options
+    )
+
+
+KINDS = {"wordpiece": wordpiece, "byte-level": byte_level, "unigram": unigram}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def architecture(names):
+    return Architecture(
+        library="transformers", name="bert", family="transformers-bert", config={}, num_classes=names,
+        towers={"text": TowerHeads(layers=1, num_heads=1, head_dim=1)}, problem_type="token_classification",
+    )  # fmt: skip
+
+
+def write(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+ROWS = (
+    {"tokens": ["Anna", "Smith", "flew"], "ner_tags": ["B-PER", "I-PER", "O"]},
+    {"tokens": ["to", "New", "York", "."], "ner_tags": ["O", "B-LOC", "I-LOC", "O"]},
+)
+NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+
+
+@every_kind
+def test_words_of_a_text_are_those_of_the_pipeline(kind):
+    made = KINDS[kind]()
+    how = reading(made)
+    tokenizer = open_whole(how)
+    unknown = "[UNK]" if kind == "wordpiece" else None
+    library = PreTrainedTokenizerFast(tokenizer_object=made, **{**NAMED, "unk_token": unknown})
+    pipeline = object.__new__(transformers.TokenClassificationPipeline)
+    pipeline.tokenizer = library
+    for text in TEXTS:
+        found = words_in(text, tokenizer.encode(text), tokenizer)
+        inputs = library(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tokens = pipeline.gather_pre_entities(
+                text,
+                inputs["input_ids"],
+                [[1.0]] * len(inputs["input_ids"]),
+                inputs["offset_mapping"],
+                inputs["special_tokens_mask"],
+                transformers.pipelines.token_classification.AggregationStrategy.FIRST,
+            )
+        expected = []
+        for token in tokens:
+            if expected and token["is_subword"]:
+                expected[-1] = (expected[-1][0], token["end"])
+            elif token["end"] > token["start"]:
+                expected.append((token["start"], token["end"]))
+        assert list(found) == expected, text
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["Anna", "anna's", "flew-to", "New", "York", ",", ".", "!", "(x)", "12.50", "Ünknown", "🐈"]
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_a_word_is_read_at_its_first_token_as_the_library_tells_words(words):
+    made = wordpiece()
+    how = reading(made)
+    library = PreTrainedTokenizerFast(tokenizer_object=made, **NAMED)
+    begins = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
+    spans = tuple((begin, begin + len(word)) for begin, word in zip(begins, words, strict=True))
+    items = by_word(WordSet(name="t", texts=(" ".join(words),), words=(spans,)), how)
+    of_tokens = library(words, is_split_into_words=True).word_ids()
+    assert tokens_of(items, how).word_starts[0].tolist() == [of_tokens.index(i) for i in range(len(words))]
+
+
+@every_kind
+@given(
+    st.lists(
+        st.sampled_from(["Anna", "flew", "didn't", "x", "hotels-in-new-york", "12.50"]),
+        min_size=1,
+        max_size=60,
+    ),
+    st.integers(5, 30),
+)
+@settings(max_examples=30, deadline=None)
+def test_of_a_long_text_each_word_is_answered_once(kind, words, max_length):
+    """Windows are no longer than the model reads, and hold the words that they answer, and others around these."""
+    how = reading(KINDS[kind](), max_length=max_length)
+    begins = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
+    spans = tuple((begin, begin + len(word)) for begin, word in zip(begins, words, strict=True))
+    tags = tuple(range(len(words)))
+    text = WordSet(
+        name="t", texts=(" ".join(words), "x"), words=(spans, ((0, 1),)), labels=(tags, (0,)), kind=LabelKind.BY_WORD,
+        class_names=tuple(map(str, tags)),
+    )  # fmt: skip
+    rows = by_word(text, how)
+    assert whole_words(text, rows) == [(text.texts[0], list(spans)), ("x", [(0, 1)])]
+    assert [tag for row in rows.labels[:-1] for tag in row] == list(tags)
+    assert all(rows.words)
+    tokens = tokens_of(rows, how)
+    tokenizer = open_whole(how)
+    longest = max(len(tokenizer.encode(word).ids) for word in words)
+    lengths = [len(tokenizer.encode(row).ids) for row in rows.texts]
+    assert max(lengths) <= max(max_length, longest)
+    assert (tokens.word_starts >= 0).sum(1).tolist() == [len(row) for row in rows.words]
+    values = torch.full((1, *tokens.word_starts.shape), float("nan"))
+    for row, of_row in zip(values[0], rows.labels, strict=True):
+        row[: len(of_row)] = torch.tensor(of_row, dtype=torch.float32)
+    assert rows.by_document(values)[0, 0, : len(words)].tolist() == list(tags)
+    assert rows.fingerprint() == text.fingerprint()
+    assert rows.total == 2
+    if len(rows) == 2:
+        assert rows.documents == ()
+
+
+def test_neighbours_of_a_word_are_read_with_it():
+    how = reading(wordpiece(), max_length=18)
+    text = WordSet(name="t", texts=("x " * 100,), words=(tuple((2 * i, 2 * i + 1) for i in range(100)),))
+    rows = by_word(text, how)
+    for row, spans in zip(rows.texts[1:-1], rows.words[1:-1], strict=True):
+        assert spans[0][0] >= 2
+        assert len(row) - spans[-1][1] >= 2
+        assert row.count("x") == 16
+    assert len(rows) == 8
+
+
+def test_a_word_that_is_longer_than_a_window_costs_no_other_its_neighbours():
+    how = reading(wordpiece(), max_length=18)
+    words = ["x"] * 20 + ["x,x" * 30] + ["x"] * 20
+    begins = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
+    spans = tuple((begin, begin + len(word)) for begin, word in zip(begins, words, strict=True))
+    rows = by_word(WordSet(name="t", texts=(" ".join(words),), words=(spans,)), how)
+    assert [len(row) for row in rows.words].count(1) == 1
+    assert sum(map(len, rows.words)) == 41
+    assert tokens_of(rows, how).lengths.max() == 18
+    assert (tokens_of(rows, how).word_starts >= 0).sum() == 41
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_batches_hold_the_words_of_their_rows(tmp_path, side):
+    length = {"padding": "max_length", "padding_side": side}
+    how = reading(wordpiece(), max_length=24, **(length if side == "left" else {}))
+    items = open_items(str(write(tmp_path / "t.jsonl", ROWS)), how)
+    for batch_size in (1, 2):
+        for batch in encoded(items, how, batch_size=batch_size):
+            assert batch.inputs["word_starts"].shape[1] == 4
+            for ids, starts, i in zip(
+                batch.inputs["input_ids"], batch.inputs["word_starts"], batch.indices.tolist(), strict=True
+            ):
+                first = [open_whole(how).encode(word).ids[1] for word in ROWS[i]["tokens"]]
+                assert ids[starts[starts >= 0]].tolist() == first
+                assert starts[len(first) :].tolist() == [-1] * (4 - len(first))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet", "csv"])
+def test_tables_hold_a_label_for_each_word(tmp_path, suffix):
+    import pandas as pd
+
+    path = tmp_path / f"t.{suffix}"
+    if suffix == "csv":
+        pd.DataFrame([{k: json.dumps(v) for k, v in row.items()} for row in ROWS]).to_csv(path, index=False)
+    elif suffix == "parquet":
+        pd.DataFrame(ROWS).to_parquet(path)
+    else:
+        path.write_text(json.dumps(ROWS) if suffix == "json" else "\n".join(map(json.dumps, ROWS)))
+    items = open_items(str(path), reading(wordpiece()))
+    assert (items.class_names, items.kind) == (NAMES, LabelKind.BY_WORD)
+    assert items.texts == ("Anna Smith flew", "to New York .")
+    assert items.labels == ((1, 3, 4), (4, 0, 2, 4))
+    assert [items.texts[1][b:e] for b, e in items.words[1]] == ROWS[1]["tokens"]
+    labels = model_labels(items, (4, 3, 2, 1, 0), "--data", architecture=architecture(5))
+    assert labels.tolist() == [[3, 1, 0, -100], [0, 4, 2, 0]]
+
+
+def test_class_names_of_the_hub_and_words_that_are_not_asked_about(tmp_path):
+    import datasets
+
+    features = datasets.Features({
+        "tokens": datasets.Sequence(datasets.Value("string")),
+        "pos_tags": datasets.Sequence(datasets.Value("string")),
+        "ner_tags": datasets.Sequence(datasets.ClassLabel(names=["O", "B-PER", "I-PER"])),
+    })  # fmt: skip
+    rows = [{"tokens": ["Anna", "Smith", "flew"], "pos_tags": ["N", "N", "V"], "ner_tags": [1, -100, 0]}]
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(tmp_path / "saved")
+    items = open_items(f"{tmp_path}/saved", reading(wordpiece()))
+    assert (items.class_names, items.labels) == (("O", "B-PER", "I-PER"), ((1, 0),))
+    assert [items.texts[0][b:e] for b, e in items.words[0]] == ["Anna", "flew"]
+    assert open_items(f"{tmp_path}/saved::label=pos_tags", reading(wordpiece())).labels == ((0, 0, 1),)
+
+
+@pytest.mark.parametrize("suffix", ["conll", "bio", "iob", "iob2"])
+def test_files_of_a_word_a_line(tmp_path, suffix):
+    path = tmp_path / f"t.{suffix}"
+    path.write_text(
+        "-DOCSTART- -X- O O\n\nAnna NN X B-PER\nSmith NN X I-PER\nflew VB X O\n\n\n"
+        "-DOCSTART- -X- O O\n\nto\tTO\tX\tO\r\nNew NN Y B-LOC\nYork NN Y I-LOC\n. . X O"
+    )
+    items = open_items(str(path), reading(wordpiece()))
+    assert (items.texts, items.class_names) == (("Anna Smith flew", "to New York ."), NAMES)
+    assert items.labels == ((1, 3, 4), (4, 0, 2, 4))
+    assert open_items(f"{path}::label=column 2", reading(wordpiece())).class_names == (".", "NN", "TO", "VB")
+    path.write_text("Anna B-PER\n\nflew\n")
+    with pytest.raises(DataError, match="line 3 has 1 columns, but the first word has 2"):
+        open_items(str(path), reading(wordpiece()))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tokens": ["a"], "tags": ["O", "O"]}, r"row 1 has 2 labels for 1 words"),
+        ({"tokens": ["a"], "tags": "O"}, "row 1 is not a list of labels: 'O'"),
+        ({"tokens": "a", "tags": ["O"]}, "row 1 is not a list of words: 'a'"),
+        ({"tokens": ["a", 1], "tags": ["O", "O"]}, "row 1 has a word that is no string: 1"),
+        ({"tokens": [""], "tags": ["O"]}, "row 1 has a word that is empty"),
+        ({"tokens": ["a"], "tags": [0.5]}, "row 1 has an invalid label: 0.5"),
+        ({"tokens": ["a"], "tags": [-1]}, "row 1 has label -1, which is no class number"),
+        ({"tokens": [], "tags": []}, "text 1 has no word to answer"),
+        ({"tokens": ["a"], "tags": [-100]}, "text 1 has no word to answer"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path, row, message):
+    path = write(tmp_path / "t.jsonl", [{"tokens": ["a"], "tags": ["O"]}, row])
+    with pytest.raises(DataError, match=message):
+        open_items(str(path), reading(wordpiece()))
+
+
+def test_labels_that_are_withheld_and_those_of_another_kind(tmp_path):
+    how = reading(wordpiece())
+    withheld = write(tmp_path / "w.jsonl", [{"tokens": ["a"], "tags": [-1]}])
+    assert open_items(str(withheld), how).labels is None
+    tagged = open_items(str(write(tmp_path / "t.jsonl", ROWS)), how)
+    with pytest.raises(
+        DataError, match="has a label for each word, but `--data` needs one label for each item"
+    ):
+        required_labels(tagged, "--data")
+    one = open_items(str(write(tmp_path / "o.jsonl", [{"text": "a b", "label": "x"}])), how)
+    assert [one.texts[0][b:e] for b, e in one.words[0]] == ["a", "b"]
+    with pytest.raises(
+        DataError, match="has one label for each item, but `--data` needs a label for each word"
+    ):
+        model_labels(one, (0,), "--data", architecture=architecture(1))
+    same = open_items(str(write(tmp_path / "s.jsonl", [{"tokens": ["a", "b"], "tags": ["O", "O"]}] * 2)), how)
+    with pytest.raises(DataError, match="every label is `O`"):
+        check_training_labels(same, "--data")
+    with pytest.raises(DataError, match="`classes=` cannot leave any out"):
+        open_items(f"{tmp_path}/t.jsonl::classes=O", how)
+    renamed = open_items(f"{tmp_path}/t.jsonl::map=B-PER:B-person", how)
+    assert renamed.class_names[1] == "B-person"
+    assert len(open_items(f"{tmp_path}/t.jsonl::limit=1", how)) == 1
+
+
+def test_who_reads_whole_texts_reads_lists_of_words_joined(tmp_path):
+    path = write(tmp_path / "t.jsonl", [{"tokens": ["New", "York"]}])
+    whole = reading(wordpiece()).model_copy(update={"by_word": False})
+    items = open_items(str(path), whole, labelled=False)
+    assert (items.texts, items.labels) == (("New York",), None)
+    both = write(tmp_path / "b.jsonl", [{"text": "new-york", "tokens": ["New", "York"], "label": "x"}])
+    assert open_items(str(both), whole).texts == ("new-york",)
+
+
+def test_what_has_no_words_is_refused(tmp_path, monkeypatch):
+    how = reading(wordpiece())
+    pairs = write(tmp_path / "p.jsonl", [{"premise": "a", "hypothesis": "b"}])
+    with pytest.raises(
+        DataError, match="has pairs of texts, but the model answers the words of single texts"
+    ):
+        open_items(str(pairs), how)
+    with pytest.raises(UsageError, match="a stream cannot be read by a model that answers each word"):
+        open_stream(DataRef.parse("hf:org/name::streaming=true", endless=True), how, progress=SILENT)
+    monkeypatch.setattr("hydractl.data.tokenize.is_python_tokenizer", lambda _: True)
+    monkeypatch.setattr("hydractl.data.tokenize.require_tokenizer", lambda *_, **__: None)
+    with pytest.raises(UnsupportedModelError, match="in Python only and does not tell where in a text"):
+        by_word(TextSet(name="t", texts=("a",)), how)

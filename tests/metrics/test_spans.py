@@ -1,0 +1,186 @@
+"""Spans of tags are seqeval's, and what is measured of words is what is measured of samples."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.metrics.sequence_labeling import get_entities
+
+from hydractl.metrics.classification import ece
+from hydractl.metrics.compute import answered, measure, scored
+from hydractl.metrics.measure_kinds import measure_spans
+from hydractl.metrics.metric_spec import MetricNeeds
+from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.per_sample import Responses, ensemble_log_probs, question_losses
+from hydractl.metrics.registry import METRICS, needing
+from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.spans import span_counts, span_f1, span_labels, span_precision, spans_of
+from hydractl.metrics.temperature import fit_temperature, scaled_nll
+
+LABELS = ("PER", "LOC-X", "ORG")
+LONGEST = 12
+LABELLED = needing(METRICS, MetricNeeds.LABELS)
+
+
+def tag_names(prefixes):
+    return ("O", *(f"{prefix}-{label}" for prefix in prefixes for label in LABELS))
+
+
+def sequences(names, *, count, seed):
+    """Return so many sequences of numbers of tags, and others that mostly agree with them, of 0 to `LONGEST` words."""
+    random = np.random.default_rng(seed)
+    true = [
+        np.where(random.random(n) < 0.4, 0, random.integers(len(names), size=n))
+        for n in random.integers(LONGEST + 1, size=count)
+    ]
+    predicted = [
+        np.where(random.random(len(row)) < 0.8, row, random.integers(len(names), size=len(row)))
+        for row in true
+    ]
+    return true, predicted
+
+
+def padded(rows):
+    tags = torch.full((len(rows), LONGEST), -1)
+    for to, row in zip(tags, rows, strict=True):
+        to[: len(row)] = torch.from_numpy(row)
+    return tags
+
+
+@pytest.mark.parametrize("prefixes", ["BI", "I", "BIES", "IE"])
+def test_spans_are_those_of_seqeval(prefixes):
+    names = tag_names(prefixes)
+    true, predicted = sequences(names, count=20_000, seed=len(prefixes))
+    spans = [spans_of(padded(rows), names) for rows in (true, predicted)]
+    labels, found = span_labels(names), [[] for _ in true]
+    for row, first, last, label in zip(*(x.tolist() for x in spans[0]), strict=True):
+        found[row].append((labels[label], first, last))
+    as_names = [[[names[tag] for tag in row] for row in rows] for rows in (true, predicted)]
+    assert found == [get_entities(row) for row in as_names[0]]
+
+    counts = span_counts(spans[1], spans[0], rows=len(true), words=LONGEST)
+    hits, told, there = (counts[f"span_{name}"] for name in ("hits", "predicted", "true"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = [f(*as_names) for f in (precision_score, recall_score, f1_score)]
+    numbers = [span_precision(hits, told), span_precision(hits, there), span_f1(hits, told, there)]
+    assert [float(x) for x in numbers] == pytest.approx(expected, abs=1e-12)
+    assert 0.2 < expected[2] < 0.9
+
+
+def test_tags_without_a_prefix_are_labels():
+    spans = spans_of(torch.tensor([[1, 1, 0, 1, 2]]), ("O", "VERB", "NOUN"))
+    assert [x.tolist() for x in spans] == [[0, 0, 0], [0, 3, 4], [1, 3, 4], [0, 0, 1]]
+    assert span_labels(("O", "VERB", "NOUN")) == ("VERB", "NOUN")
+
+
+def ragged(*, members=3, rows=40, classes=7, seed=0):
+    """Return predictions of words (M, N, Q, C), not-a-number where a row has none, and their labels (N, Q)."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, LONGEST + 1, (rows,), generator=generator)
+    absent = torch.arange(LONGEST) >= lengths[:, None]
+    labels = torch.randint(classes, (rows, LONGEST), generator=generator).masked_fill(absent, -100)
+    logits = 2 * torch.randn(members, rows, LONGEST, classes, generator=generator)
+    logits += 3 * torch.nn.functional.one_hot(labels.clamp(min=0), classes)
+    logits = logits.masked_fill(absent[..., None], torch.nan)
+    return Responses(logits.log_softmax(-1), logits.logsumexp(-1)), labels, logits
+
+
+def test_what_is_measured_of_words_is_what_is_measured_of_as_many_samples():
+    told, labels, _ = ragged()
+    there = labels >= 0
+    plain = Responses(told.log_probs[:, there], told.logsumexp[:, there])
+    options = {"metrics": tuple(METRICS), "scores": (), "resampling": Resampling(resamples=0)}
+    found, expected = (
+        measure(responses, of, {}, **options).id_set
+        for responses, of in ((told, labels), (plain, labels[there]))
+    )
+    assert found.keys() == expected.keys() >= {*LABELLED}
+    for name in found:
+        assert found[name].value == pytest.approx(expected[name].value, abs=1e-12), name
+    temperature = fit_temperature(told, labels).temperature
+    assert temperature == pytest.approx(fit_temperature(plain, labels[there]).temperature, abs=1e-6)
+    assert scaled_nll(told, labels, 1.7) == pytest.approx(scaled_nll(plain, labels[there], 1.7), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_text_scores_the_mean_of_its_words(name):
+    told, labels, logits = ragged()
+    expected = [
+        float(SCORES[name].of(logits[:, i, row >= 0].double()).mean()) for i, row in enumerate(labels)
+    ]
+    assert scored(told, name).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "nll", "brier"])
+def test_intervals_draw_texts_with_all_their_words(name):
+    told, labels, _ = ragged()
+    resampling = Resampling(resamples=50)
+    found = measure(told, labels, {}, metrics=(name,), scores=(), resampling=resampling).id_set[name]
+    per_word = answered(told, labels)
+    values = per_word[{"accuracy": "hits", "nll": "nll", "brier": "error"}[name]].view(labels.shape).numpy()
+    draws = torch.cat([rows for (rows,) in resampling.draws(len(labels), labels=LONGEST)]).numpy()
+    expected = [np.concatenate([values[i][~np.isnan(values[i])] for i in rows]).mean() for rows in draws]
+    assert found.low.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_span_is_as_sure_as_its_least_sure_word():
+    names = tag_names("BI")
+    told, labels, _ = ragged(classes=len(names))
+    values = measure_spans(told, labels, names, metrics=tuple(METRICS), resampling=Resampling(resamples=20))
+    probs = ensemble_log_probs(told.log_probs.double()).exp()
+    confidence, hits = [], []
+    for i, row in enumerate(labels):
+        there = int((row >= 0).sum())
+        tags = [[names[tag] for tag in of[:there].tolist()] for of in (probs[i].argmax(-1), row)]
+        true = {*get_entities(tags[1])}
+        for span in get_entities(tags[0]):
+            confidence.append(float(probs[i, span[1] : span[2] + 1].amax(-1).min()))
+            hits.append(span in true)
+    expected = float(ece(torch.tensor(confidence, dtype=torch.float64), torch.tensor(hits)))
+    assert values["span_ece"].value == pytest.approx(expected, abs=1e-12)
+    assert {"span_f1", "span_precision", "span_recall"} < values.keys()
+    assert all(estimate.low is not None for estimate in values.values())
+    shown = values["span_ece"].to_value()
+    assert shown.low <= shown.value <= shown.high
+
+
+def test_without_a_predicted_span_there_is_nothing_to_calibrate():
+    told = Responses(torch.tensor([[0.9, 0.1]]).log().expand(1, 4, 3, 2))
+    values = measure_spans(
+        told,
+        torch.ones(4, 3, dtype=torch.int64),
+        ("O", "B-x"),
+        metrics=tuple(METRICS),
+        resampling=Resampling(),
+    )
+    assert "span_ece" not in values
+    assert (values["span_f1"].value, values["span_recall"].value) == (0, 0)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_of_a_batch_is_the_mean_over_its_words_as_pytorch_has_it(smoothing):
+    _, labels, logits = ragged()
+    logits = logits.nan_to_num().requires_grad_()
+    found = question_losses(logits, labels, label_smoothing=smoothing).mean(1)
+    expected = torch.stack(
+        [
+            torch.nn.functional.cross_entropy(z.flatten(0, 1), labels.flatten(), label_smoothing=smoothing)
+            for z in logits
+        ]
+    )
+    assert torch.allclose(found, expected, atol=1e-6)
+    found.sum().backward()
+    assert not logits.grad[:, labels < 0].any()
+
+
+def test_a_batch_without_a_word_costs_nothing():
+    logits = torch.randn(2, 3, 4, requires_grad=True)
+    loss = question_losses(logits, torch.full((2, 3), -100)).mean()
+    loss.backward()
+    assert loss.item() == 0
+    assert not logits.grad.any()
