@@ -128,6 +128,21 @@ def test_intervals_draw_texts_with_all_their_words(name):
     assert found.low.tolist() == pytest.approx(expected, abs=1e-12)
 
 
+def test_padding_further_changes_no_interval():
+    told, labels, _ = ragged()
+    wider = Responses(
+        *(torch.nn.functional.pad(x, (*(0, 0) * (x.ndim - 3), 0, 5), value=torch.nan) for x in told.tensors())
+    )
+    options = {"metrics": LABELLED, "scores": (), "resampling": Resampling(resamples=30)}
+    one, other = (
+        measure(responses, of, {}, **options).id_set
+        for responses, of in ((told, labels), (wider, torch.nn.functional.pad(labels, (0, 5), value=-100)))
+    )
+    for name in LABELLED:
+        assert torch.allclose(one[name].low, other[name].low, atol=1e-12), name
+        assert torch.allclose(one[name].high, other[name].high, atol=1e-12), name
+
+
 def test_a_span_is_as_sure_as_its_least_sure_word():
     names = tag_names("BI")
     told, labels, _ = ragged(classes=len(names))

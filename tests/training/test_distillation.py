@@ -52,6 +52,20 @@ def test_each_member_learns_from_its_own_teacher(split):
         assert found[b].item() == pytest.approx((sum(each) / 3).item(), abs=1e-5)
 
 
+def test_of_words_it_is_the_mean_over_those_that_texts_have():
+    words = torch.tensor([[1, 2, -1], [4, -1, -1]])
+    teacher, student = 3 * torch.randn(2, 1, 2, 3, 7, generator=torch.Generator().manual_seed(1))
+    lesson = DistillationLoss(teachers=(says(teacher),), temperature=2.0, weight=1.0, by_member=False)
+
+    found = lesson(torch.zeros(2), student[0], {"word_starts": words}).mean()
+
+    each = [
+        divergence(torch.softmax(teacher[0, i, q] / 2, -1), student[0, i, q], 2.0)
+        for i, q in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert found.item() == pytest.approx((sum(each) / 3).item(), abs=1e-5)
+
+
 def test_who_says_what_the_teacher_says_has_nothing_to_learn():
     student = LOGITS[0, :1].clone().requires_grad_()
     lesson = DistillationLoss(teachers=(says(student),), temperature=2.0, weight=1.0, by_member=True)
