@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.messages import quoted
 from hydractl.strict_json import parse, read_object
 from hydractl.tensor_spec import ITEM_BYTES, TensorSpec
 
@@ -162,7 +163,7 @@ def answer_problem(config: Mapping[str, object], supported: Sequence[str] = (SIN
     kind = config.get("problem_type")
     if kind is None or kind in supported:
         return None
-    return f"its `problem_type` is `{kind}`, but only {' and '.join(supported)} is supported"
+    return f"its `problem_type` is `{kind}`; what is supported: {quoted(supported)}"
 
 
 def problem_type_of(architecture: Architecture) -> dict[str, object]:
