@@ -20,6 +20,7 @@ from typing_extensions import override
 from hydractl.data.datasets import UNASKED, ItemLabels, Items, LabelKind, Text, TextSet, fingerprint_of
 from hydractl.data.tokenize import CHUNK, Tokens, open_whole, tokenize
 from hydractl.errors import DataError
+from hydractl.manifest.tokenizers import unknown_token
 from hydractl.messages import counted
 from hydractl.model_inputs import WORDS
 from hydractl.progress import SILENT, Progress
@@ -151,11 +152,11 @@ def by_word(items: Items, how: Tokenization, progress: Progress = SILENT) -> Wor
     if not isinstance(items, TextSet):
         raise DataError(f"{items.name}: contains {items.content}, but the model reads {TextSet.content}")
     texts = [_single(text, items.name) for text in items.texts]
-    cutter, rows, windows = _Cutter.of(how), list[int](), list[Window]()
+    cutter, rows, windows = Cutter.of(how), list[int](), list[Window]()
     spans: list[tuple[Span, ...]] = []
     for number, (text, encoding) in enumerate(zip(texts, cutter.encode(texts), strict=True)):
         spans_of_text = (
-            items.words[number] if isinstance(items, WordSet) else words_in(text, encoding, cutter.tokenizer)
+            items.words[number] if isinstance(items, WordSet) else words_in(text, encoding, cutter)
         )
         of_text = cutter.windows(text, spans_of_text, encoding)
         windows += of_text
@@ -204,22 +205,21 @@ def _labels(items: TextSet, rows: Sequence[int], windows: Sequence[Window]) -> I
     return tuple(labels[n][w.words.start : w.words.stop] for n, w in zip(rows, windows, strict=True))
 
 
-def words_in(text: str, encoding: Encoding, tokenizer: Tokenizer) -> tuple[Span, ...]:
+def words_in(text: str, encoding: Encoding, cutter: Cutter) -> tuple[Span, ...]:
     """Return the words of a text as transformers' pipeline for token classification tells them by the tokens.
 
     Where the tokenizer marks tokens within words, a token that is longer than its characters goes on with a word; where it
     does not, one at whose begin there is no blank. An unknown token begins a word.
     """
-    marks = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
-    unknown = getattr(tokenizer.model, "unk_token", None)
+    marks = bool(getattr(cutter.tokenizer.model, "continuing_subword_prefix", None))
     spans: list[Span] = []
-    for token, (begin, end), special in zip(
-        encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True
+    for token, number, (begin, end), special in zip(
+        encoding.tokens, encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True
     ):
         if special or end <= begin:
             continue
         inner = len(token) != end - begin if marks else begin > 0 and " " not in text[begin - 1 : begin + 1]
-        if spans and inner and token != unknown:
+        if spans and inner and number != cutter.unknown:
             spans[-1] = (spans[-1][0], end)
         else:
             spans.append((begin, end))
@@ -234,17 +234,25 @@ def first_tokens(spans: Sequence[Span], encoding: Encoding) -> list[int]:
     return [places[min(number, len(places) - 1)] if places else 0 for number in numbers]
 
 
-class _Cutter(NamedTuple):
-    """Cuts texts into windows of at most `capacity` tokens without special ones."""
+class Cutter(NamedTuple):
+    """Cuts texts into windows of at most `capacity` tokens without special ones; `unknown` is the unknown token's number."""
 
     how: Tokenization
     tokenizer: Tokenizer
     capacity: int
+    unknown: int | None
 
     @classmethod
-    def of(cls, how: Tokenization) -> _Cutter:
+    def of(cls, how: Tokenization) -> Cutter:
+        """Return what cuts texts for a model; raises as `open_whole`."""
         tokenizer = open_whole(how)
-        return cls(how, tokenizer, how.max_length - tokenizer.num_special_tokens_to_add(is_pair=False))
+        unknown = unknown_token(how.tokenizer or "")
+        return cls(
+            how,
+            tokenizer,
+            capacity=how.max_length - tokenizer.num_special_tokens_to_add(is_pair=False),
+            unknown=None if unknown is None else tokenizer.token_to_id(unknown),
+        )
 
     def encode(self, texts: Sequence[str]) -> Iterator[Encoding]:
         """Yield the tokens of texts, of which memory holds some at a time."""
@@ -323,7 +331,7 @@ def tokens_of(items: TextSet, how: Tokenization) -> Tokens:
         return tokenize(items.texts, how, where=items.name)
     tokens, encodings = (
         tokenize(items.texts, how, where=items.name),
-        _Cutter.of(how).encode([_single(text, items.name) for text in items.texts]),
+        Cutter.of(how).encode([_single(text, items.name) for text in items.texts]),
     )
     longest = max(1, *map(len, items.words))
     word_starts = torch.full((len(items), longest), -1)

@@ -19,7 +19,7 @@ from hydractl.families.transformers.models import named
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
-from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
+from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of, unknown_token
 from hydractl.model_source import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
 from hydractl.strict_json import canonical, parse, plain
 
@@ -182,7 +182,7 @@ def _settings(how: Tokenization) -> dict[str, object]:
     from tokenizers import Tokenizer  # noqa: PLC0415 - models of images need none
 
     tokenizer = Tokenizer.from_str(how.tokenizer or "")
-    pad, unknown = tokenizer.id_to_token(how.pad_id), getattr(tokenizer.model, "unk_token", None)
+    pad, unknown = tokenizer.id_to_token(how.pad_id), unknown_token(how.tokenizer or "")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     return (
         settings

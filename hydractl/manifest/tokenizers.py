@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,18 @@ _START = '{"tokenizer_class":'
 def is_python_tokenizer(text: str) -> bool:
     """Return whether a checkpoint's tokenizer is one of this module's, not a `tokenizer.json`."""
     return text.startswith(_START)
+
+
+@lru_cache(maxsize=4)
+def unknown_token(text: str) -> str | None:
+    """Return the token that a `tokenizer.json` has for what is not in its vocabulary, None where it has none.
+
+    Unigram models name it by its number; the library does not tell that of a tokenizer that it has opened.
+    """
+    model = parse(text)["model"]
+    number = model.get("unk_id")
+    token: str | None = model.get("unk_token") if number is None else model["vocab"][number][0]
+    return token
 
 
 def to_text(tokenizer: Any, folder: Path) -> str:  # noqa: ANN401 - as above

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from hydractl.data.datasets import LabelKind, TextSet
 from hydractl.data.encode import encoded, open_items, open_stream
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
 from hydractl.data.reference import DataRef
-from hydractl.data.words import WordSet, by_word, open_whole, tokens_of, whole_words, words_in
+from hydractl.data.words import Cutter, WordSet, by_word, open_whole, tokens_of, whole_words, words_in
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture, Tokenization
@@ -105,14 +106,12 @@ NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 @every_kind
 def test_words_of_a_text_are_those_of_the_pipeline(kind):
     made = KINDS[kind]()
-    how = reading(made)
-    tokenizer = open_whole(how)
-    unknown = "[UNK]" if kind == "wordpiece" else None
-    library = PreTrainedTokenizerFast(tokenizer_object=made, **{**NAMED, "unk_token": unknown})
+    cutter = Cutter.of(reading(made))
+    library = PreTrainedTokenizerFast(tokenizer_object=made, **NAMED)
     pipeline = object.__new__(transformers.TokenClassificationPipeline)
     pipeline.tokenizer = library
-    for text in TEXTS:
-        found = words_in(text, tokenizer.encode(text), tokenizer)
+    for text in (*TEXTS, "anna€smith, anna € x"):
+        found = words_in(text, cutter.tokenizer.encode(text), cutter)
         inputs = library(text, return_offsets_mapping=True, return_special_tokens_mask=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -216,6 +215,31 @@ def test_a_word_that_is_longer_than_a_window_costs_no_other_its_neighbours():
     assert (tokens_of(rows, how).word_starts >= 0).sum() == 41
 
 
+@every_kind
+def test_words_without_a_blank_between_are_read_at_tokens_of_their_own(kind):
+    """A word's first token is the first that shares a character with it."""
+    how = reading(KINDS[kind]())
+    items = by_word(TextSet(name="t", texts=TEXTS[:5]), how)
+    starts = tokens_of(items, how).word_starts
+    for text, spans, row in zip(items.texts, items.words, starts.tolist(), strict=True):
+        offsets = open_whole(how).encode(text).offsets
+        for (begin, end), start in zip(spans, row, strict=False):
+            assert start == next(i for i, (b, e) in enumerate(offsets) if b < end and e > begin)
+    assert any(before[1] == after[0] for before, after in pairwise(items.words[0]))
+
+
+def test_a_word_without_tokens_is_read_at_the_next_token():
+    how = reading(wordpiece())
+    words = ["x", "\u0001", "friday", "\u0001"]
+    begins = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
+    spans = tuple((begin, begin + len(word)) for begin, word in zip(begins, words, strict=True))
+    items = by_word(WordSet(name="t", texts=(" ".join(words),), words=(spans,)), how)
+    first, middle, last = tokens_of(items, how).word_starts[0].tolist()[:3]
+    assert first < middle == last
+    ids = open_whole(how).encode(items.texts[0]).ids
+    assert tokens_of(items, how).word_starts[0, 3] == len(ids) - 2
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_batches_hold_the_words_of_their_rows(tmp_path, side):
     length = {"padding": "max_length", "padding_side": side}
@@ -279,6 +303,8 @@ def test_files_of_a_word_a_line(tmp_path, suffix):
     assert (items.texts, items.class_names) == (("Anna Smith flew", "to New York ."), NAMES)
     assert items.labels == ((1, 3, 4), (4, 0, 2, 4))
     assert open_items(f"{path}::label=column 2", reading(wordpiece())).class_names == (".", "NN", "TO", "VB")
+    path.write_text("-DOCSTART- O\nAnna O\n-DOCSTART- O\n10\u00a0000 O\na\u2028b  O \n \n\x85 O")
+    assert open_items(str(path), reading(wordpiece())).texts == ("Anna", "10\u00a0000 a\u2028b", "\x85")
     path.write_text("Anna B-PER\n\nflew\n")
     with pytest.raises(DataError, match="line 3 has 1 columns, but the first word has 2"):
         open_items(str(path), reading(wordpiece()))

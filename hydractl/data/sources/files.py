@@ -206,11 +206,12 @@ def _read_columns(path: Path) -> Rows:
     """Return a row a text of a file in the form of the CoNLL tasks: a word a line, its label last, a blank line behind each text."""
     rows: Rows = []
     is_first, names = True, list[str]()
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        cells = line.split("\t") if "\t" in line else line.split()
-        if not line.strip():
+    for number, ended in enumerate(read_text(path).split("\n"), start=1):
+        line = ended.strip(" \r")  # words may hold other white space, such as a blank at which no line breaks
+        cells = line.split("\t") if "\t" in line else [*filter(None, line.split(" "))]
+        if not any(cells) or cells[0] == _DOCUMENT:
             is_first = True
-        elif cells[0] != _DOCUMENT:
+        else:
             names = names or [TOKENS, *(f"column {i}" for i in range(2, len(cells))), TAGS][: len(cells)]
             if len(cells) != len(names) or not all(cells):
                 raise DataError(
