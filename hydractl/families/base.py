@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.model_folder import logits_of
+from hydractl.families.model_folder import BY_WORD, logits_of
 from hydractl.heads.key_heads import shared_keys
 
 if TYPE_CHECKING:
@@ -242,9 +242,7 @@ def answering_words(described: Described) -> Described:
         )
     return replace(
         described,
-        architecture=architecture.model_copy(
-            update={"problem_type": "token_classification", "pooling": None}
-        ),
+        architecture=architecture.model_copy(update={"problem_type": BY_WORD, "pooling": None}),
         preprocess=how.model_copy(update={"by_word": True}),
     )
 

@@ -166,9 +166,8 @@ class Tower(nn.Module):
                 self._asked = was_stacked
 
     def _branching(self) -> tuple[Block, ...]:
-        if self.fork is None or not 0 < self.fork <= len(self.blocks):
-            return ()
-        branch = self.layers()[self.fork - 1].branching()
+        fork = self.fork or 0
+        branch = self.layers()[fork - 1].branching() if 0 < fork <= len(self.blocks) else None
         return () if branch is None else (branch,)
 
     def _member_parallel_parts(self) -> list[MemberParallel]:
@@ -209,9 +208,7 @@ class Tower(nn.Module):
     def resume(self, stream: Stream, layer: int) -> torch.Tensor:
         """Return logits from the stream that enters block `layer`."""
         blocks = self.layers()
-        for i in range(
-            layer, len(blocks)
-        ):  # without `forked` and `queries`, as each call of a function takes time
+        for i in range(layer, len(blocks)):  # without `queries`, as each call of a function takes time
             block = blocks[i]
             if self.fork == i + 1 and self._branch and block.attn.stacked is not None:
                 (block,) = self._branch
@@ -222,11 +219,8 @@ class Tower(nn.Module):
 
     def finish(self, stream: Stream) -> torch.Tensor:
         """Return logits from the stream that leaves the last block."""
-        return cast("torch.Tensor", self.readout(self.forked(stream, len(self.blocks) + 1)))
-
-    def forked(self, stream: Stream, step: int) -> Stream:
-        """Return the stream as step `step` takes it: repeated for the members if this is where they part."""
-        return stream.tile(self.members) if self.fork == step else stream
+        forked = stream.tile(self.members) if self.fork == len(self.blocks) + 1 else stream
+        return cast("torch.Tensor", self.readout(forked))
 
     def queries(self, layer: int) -> slice | None:
         """Return the tokens that block `layer` must compute: all, or in the last block those that are read."""

@@ -102,8 +102,7 @@ class Loaded(Towers):
         bound = Bound(stored.score, stored.below) if stored and stored.below is not None else None
         header = self.header
         if texts is not None and rows is not None:
-            tensors = in_memory(responses).tensors()
-            by_text = Responses(*map(rows.by_document, tensors))
+            by_text = in_memory(responses).mapped(rows.by_document)
             return WordPredictions.of(by_text, self.labels, whole_words(texts, rows), bound)
         return predictions_of(
             responses,

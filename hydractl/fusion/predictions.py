@@ -149,8 +149,7 @@ class LabelPredictions(Uncertainties):
         """Return the predictions from the outputs of members, as `Predictions.of`; without `thresholds` they are one half."""
         responses = in_memory(member_answers)
         mean, members = (probabilities[..., 1] for probabilities in _probabilities(responses))
-        above = torch.tensor(thresholds or [HALF], dtype=torch.float64)
-        classes = mean > above
+        classes = _above(thresholds, mean)
         parts = responses.split(SAMPLES_AT_ONCE)
         return cls(
             labels=tuple(
@@ -160,7 +159,7 @@ class LabelPredictions(Uncertainties):
             classes=classes.long(),
             probabilities=mean,
             member_probabilities=members,
-            votes=members > above,
+            votes=_above(thresholds, members),
             label_information=torch.cat([mutual_information(p.log_probs.double()).float() for p in parts]),
             **_uncertainties(member_answers, responses, bound),
         )
@@ -285,8 +284,12 @@ def answered_classes(responses: Responses, label_thresholds: Sequence[float] | N
     mean = mean_probabilities(responses)
     if label_thresholds is None:
         return mean.argmax(-1)
-    above = torch.tensor(label_thresholds or [HALF], dtype=torch.float64)
-    return (mean[..., 1] > above).long()
+    return _above(label_thresholds, mean[..., 1]).long()
+
+
+def _above(label_thresholds: Sequence[float], probabilities: Tensor) -> Tensor:
+    """Return whether probabilities (..., Q) of labels are above their thresholds, one half if empty, boolean."""
+    return probabilities > torch.tensor(label_thresholds or [HALF], dtype=torch.float64)
 
 
 def predictions_of(

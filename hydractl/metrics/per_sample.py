@@ -6,7 +6,7 @@ Axes: M members, N samples of ID and N' of OOD data, C classes; dots are optiona
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -71,6 +71,10 @@ class Responses(NamedTuple):
         """As of `log_probs`."""
         return tuple(self.log_probs.shape)
 
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Responses:
+        """Return predictions of other samples, which `change` makes of each tensor (M, N, ...)."""
+        return Responses(*map(change, self.tensors()))
+
     def flattened(self) -> Responses:
         """Return predictions on all labels of all samples, (M, N Q, 2), of predictions on samples with Q labels; on all words there are."""
         log_probs = self.log_probs.flatten(1, -2)
@@ -79,13 +83,11 @@ class Responses(NamedTuple):
 
     def members(self) -> Iterator[Responses]:
         """Yield the predictions of each member separately, M = 1."""
-        for part in zip(*(x.split(1) for x in self.tensors()), strict=True):
-            yield Responses(*part)
+        return (Responses(*part) for part in zip(*(x.split(1) for x in self.tensors()), strict=True))
 
     def split(self, samples: int) -> Iterator[Responses]:
         """Yield the predictions in order, with at most so many samples at a time."""
-        for part in zip(*(x.split(samples, 1) for x in self.tensors()), strict=True):
-            yield Responses(*part)
+        return (Responses(*part) for part in zip(*(x.split(samples, 1) for x in self.tensors()), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

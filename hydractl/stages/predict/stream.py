@@ -153,11 +153,10 @@ class BatchPredictor:
 def _of_texts(answered: Answered, texts: TextSet, rows: WordSet) -> Answered:
     """Return what is said of texts, of what is said of the rows that they are read in."""
     begin = answered.places.start
-    tensors = in_memory(answered.responses).tensors()
     return replace(
         answered,
         places=range(begin, begin + len(texts)),
-        responses=Responses(*map(rows.by_document, tensors)),
+        responses=in_memory(answered.responses).mapped(rows.by_document),
         words=whole_words(texts, rows),
     )
 

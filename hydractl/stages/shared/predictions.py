@@ -240,8 +240,7 @@ class _ResponseCollector:
         """Return all of it; of texts that were read in windows, what is said of the whole texts."""
         predictions = self._spool.stored()
         if self._windows is not None:
-            tensors = in_memory(predictions).tensors()
-            return Responses(*map(self._windows.by_document, tensors))
+            return in_memory(predictions).mapped(self._windows.by_document)
         if not self._names:
             return predictions
         scores = self._scores.all().squeeze(0)
