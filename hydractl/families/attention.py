@@ -49,6 +49,7 @@ def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
     joint.q = joint.k = joint.v = joint.q_bias = joint.v_bias = None
     joint.q_norm, joint.k_norm = q_norm, k_norm
     joint.qkv = _stacked_projections([group.projections() for group in groups], width)
+    cast("StackedLinear", joint.qkv).delays = True
     for name in set(first.along_heads) - {"q", "k", "v"}:
         layers = [getattr(group, name) for group in groups]
         if layers[0] is not None:

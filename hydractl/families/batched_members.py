@@ -164,7 +164,7 @@ class StackedLinear(nn.Module):
     Attributes:
         weight: (M, O, D).
         bias: (M, O), or None.
-        delays: Whether it leaves its product to `added`.
+        delays: Whether it leaves its product to what reads it.
     """
 
     weight: torch.Tensor
@@ -193,7 +193,7 @@ class StackedLinear(nn.Module):
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor | Product:
         """Return (N, ..., O) of x (N, ..., D)."""
-        return (x, *self._operands) if self.delays else products_of(x, *self._operands)
+        return (x, *self._operands) if self.delays else products_of(x, *self._operands, fusible=True)
 
 
 class FeatureLinear(nn.Linear):
@@ -311,9 +311,8 @@ def last_layer(module: nn.Module, width: int) -> StackedLinear | None:
     hooks = [
         x.register_forward_hook(lambda layer, _, output: outputs.update({layer: output})) for x in layers
     ]
-    weight = layers[0].weight
     with torch.no_grad():
-        result = module(weight.new_zeros(len(weight), 1, width))
+        result = module(layers[0].weight.new_zeros(len(layers[0].weight), 1, width))
     for hook in hooks:
         hook.remove()
     return next((layer for layer, output in outputs.items() if output is result), None)

@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.attention_bias import NOTHING, AttentionExtras, HeadBias
 from hydractl.families.batched_members import only_rows, shallow_copy
-from hydractl.families.stream import Product, applied, product
+from hydractl.families.stream import Product, applied, product, products_of
 from hydractl.heads.key_heads import shared_keys
 from hydractl.runtime import on_device
 
@@ -268,7 +268,8 @@ class HeadGroup(nn.Module):
         if self.qkv is not None and self.q_bias is None and self.v_bias is None:
             # where members are stacked an operator more is dearer than the queries that nobody asked for
             if queries is None or self.members > 1:
-                q, k, v = self._parted(self.qkv(x)).unbind(2)
+                projected = products_of(*self.qkv(x)) if self.members > 1 else self.qkv(x)
+                q, k, v = self._parted(projected).unbind(2)
                 return q if queries is None else q[:, :, queries], k, v
             width, weight = self.heads * self.head_dim, self.qkv.weight
             bias = cast("torch.Tensor | None", self.qkv.bias)

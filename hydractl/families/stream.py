@@ -87,7 +87,7 @@ Value = TypeVar("Value", bound="torch.Tensor | Product")
 
 def computed(x: torch.Tensor | Product) -> torch.Tensor:
     """Return the tensor of a product, or a tensor as it is."""
-    return products_of(*x) if isinstance(x, tuple) else x
+    return products_of(*x, fusible=True) if isinstance(x, tuple) else x
 
 
 def applied(module: nn.Module, x: Value) -> Value:
@@ -126,14 +126,26 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return products_of(x, weight.mT, None if bias is None else bias.unsqueeze(1))
 
 
-def products_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return the outputs (N, ..., O) of one linear layer per member for x (N, ..., D), weight (M, D, O) and bias (M, 1, O) or None."""
-    rows = x.reshape(weight.shape[0], -1, x.shape[-1])
+def products_of(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, fusible: bool = False
+) -> torch.Tensor:
+    """Return the outputs (N, ..., O) of one linear layer per member for x (N, ..., D), weight (M, D, O) and bias (M, 1, O) or None.
+
+    Args:
+        x: Inputs of all members.
+        weight: The members' weights.
+        bias: Their biases.
+        fusible: Whether an operation follows that a compiler fuses with the addition of the bias. Attention is none: queries, keys
+            and values would each get their bias in a kernel of its own.
+    """
+    members, compiles = weight.shape[0], torch.compiler.is_dynamo_compiling()
+    # inductor copies its operand after a `reshape` with an open batch size
+    rows = x.unflatten(0, (members, -1)).flatten(1, -2) if compiles else x.reshape(members, -1, x.shape[-1])
     if bias is None:
         products = torch.bmm(rows, weight)
-    elif torch.compiler.is_dynamo_compiling():
-        products = torch.bmm(rows, weight) + bias  # a compiler fuses this addition with the next operation
-    elif one_by_one(rows, weight, bias):
+    elif compiles and fusible:
+        products = torch.bmm(rows, weight) + bias
+    elif not compiles and one_by_one(rows, weight, bias):
         products = rows.new_empty(*rows.shape[:-1], weight.shape[-1])
         for own_bias, own_rows, own_weight, out in zip(bias.squeeze(1), rows, weight, products, strict=True):
             torch.addmm(own_bias, own_rows, own_weight, out=out)

@@ -158,7 +158,7 @@ def test_compiled_rows_share_no_code(runtime):
 
     torch._dynamo.reset()
     layers = [torch.nn.Linear(2, width) for width in range(1, 11)]
-    runs = [runtime.way(layer, "compiled", backend=backend) for layer in layers]
+    runs = [runtime.compiled(layer, backend=backend) for layer in layers]
     for batch in (3, 4, 5):
         for run in runs:
             run(torch.zeros(batch, 2))
