@@ -1,0 +1,155 @@
+"""Every stage on two devices: what each takes, and how far what it writes differs.
+
+The inputs of a stage are those that the first device wrote, so differences do not add up. A difference is |a - b| / max(1, |a|),
+the largest of all numbers that both files hold; of tensors, of head masks and of scores alike. What differs in anything but numbers,
+as in which heads are kept, is said.
+
+    python benchmarks/stages.py [--devices cpu cuda] [--arch vit_tiny_patch16_224] [--limit 320] [--only finetune fuse ...]
+
+With one device there are times alone. A row that fails is said to, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+
+from hydractl.cli.app import main as command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TRAIN, VAL, OOD = ("digits::classes={},split={},limit={}".format(*x) for x in (("0-6", "train", "{n}"), ("0-6", "val", "{n}"), ("7-9", "val", "{n}")))  # fmt: skip
+TUNE = f"--data {TRAIN} --val {VAL} --epochs 2 --batch-size 32 --keep-last --seed 1"
+STAGES: Mapping[str, tuple[str, str]] = {
+    "finetune": (f"finetune {{model}} {TUNE} -o {{out}}", "base.st"),
+    "finetune --precision bf16": (f"finetune {{model}} {TUNE} --precision bf16 -o {{out}}", "bf16.st"),
+    "finetune --compile": (f"finetune {{model}} {TUNE} --compile -o {{out}}", "compiled.st"),
+    "finetune --ema --accumulate": (f"finetune {{model}} {TUNE} --ema 0.9 --accumulate 2 --clip 1 -o {{out}}", "ema.st"),
+    "score taylor": (f"score {{base}} --method taylor --data {VAL} --remove 4 -o {{out}}", "taylor.json"),
+    "score circuit, lazily": (f"score {{base}} --data {VAL} --ood {OOD} --remove 4 --search lazy -o {{out}}", "circuit.json"),
+    "score hies": (f"score {{base}} --method hies --data {VAL} --remove 4 -o {{out}}", "hies.json"),
+    "prune": ("prune {base} --scores {taylor} --remove 4 --members 2 --pool 6 -o {out}", "m-{i}.st"),
+    "prune --strategy diverse": (f"prune {{base}} --scores {{taylor}} --strategy diverse --data {VAL} --candidates 4 --remove 4 --members 2 --pool 6 -o {{out}}", "d-{i}.st"),
+    "fuse": (f"fuse {{m-0}} {{m-1}} --data {VAL} -o {{out}}", "hydra.st"),
+    "finetune a hydra": (f"finetune {{hydra}} {TUNE} -o {{out}}", "tuned.st"),
+    "eval": (f"eval {{hydra}} --compare base={{base}} --data {VAL} --near {OOD} --temperature {VAL} --no-latency -o {{out}}", "report.json"),
+    "predict": (f"predict {{hydra}} {VAL} -o {{out}}", "p.jsonl"),
+    "predict --dtype bf16": (f"predict {{hydra}} {VAL} --dtype bf16 -o {{out}}", "p16.jsonl"),
+}  # fmt: skip
+"""A command and what it writes; `{name}` is an earlier output of the first device."""
+
+
+def main() -> int:
+    """Run the stages on each device in turn, print a table, and return 1 if a command failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"])
+    parser.add_argument("--arch", default="vit_tiny_patch16_224")
+    parser.add_argument("--limit", type=int, default=320, help="samples of each set")
+    parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES))
+    options = parser.parse_args()
+    names = [
+        torch.cuda.get_device_name(d) if d.startswith("cuda") else f"{d}, {torch.get_num_threads()} threads"
+        for d in options.devices
+    ]
+    print(f"{options.arch}, {options.limit} images; torch {torch.__version__}; {'; '.join(names)}")
+    print(
+        f"{'':30s}" + "".join(f"{device:>10s}" for device in options.devices) + "  largest difference",
+        flush=True,
+    )
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for place in range(len(options.devices)):
+            Path(str(place)).mkdir()
+        for name in options.only:
+            words, out = STAGES[name]
+            cells, said = [], ""
+            for place, device in enumerate(options.devices):
+                seconds, error = run(filled(words, f"{place}/{out}", options), device)
+                cells.append("failed" if error else f"{seconds:.2f} s")
+                said = said or error
+            if not said and len(options.devices) > 1:
+                said = difference(out)
+            failed += "failed" in cells
+            print(f"{name:30s}" + "".join(f"{cell:>10s}" for cell in cells) + f"  {said}", flush=True)
+    return 1 if failed else 0
+
+
+def filled(words: str, out: str, options: argparse.Namespace) -> list[str]:
+    """Return a command's words."""
+    earlier = {Path(file).stem: file for file in map(str, Path("0").glob("*"))}
+    model = f"arch:{options.arch}{',' if '::' in options.arch else '::'}num_classes=7"
+    values = earlier | {"model": model, "out": out, "n": str(options.limit)}
+    return [word.format_map(Values(values)).format_map(Values(values)) for word in words.split()]
+
+
+class Values(dict[str, str]):
+    """Leaves what it has no value for, as the `{i}` of a member, as it is."""
+
+    def __missing__(self, key: str) -> str:
+        return f"{{{key}}}"
+
+
+def run(words: list[str], device: str) -> tuple[float, str]:
+    """Return the seconds that a command takes, and what it says where it fails."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        start = time.perf_counter()
+        code = command([*words, "--device", device] if words[0] != "prune" or "--data" in words else words)
+        seconds = time.perf_counter() - start
+    return seconds, "" if code == 0 else f"exit {code}: {' '.join(said.getvalue().split())[-200:]}"
+
+
+def difference(out: str) -> str:
+    """Return how the second device's file differs from the first's, of those that a command wrote."""
+    files = sorted(Path("0").glob(out.replace("{i}", "*")))
+    largest, other = 0.0, 0
+    for file in files:
+        one, two = (dict(leaves(Path(str(place)) / file.name)) for place in (0, 1))
+        other += len(one.keys() ^ two.keys())
+        for key in one.keys() & two.keys():
+            a, b = one[key], two[key]
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+                apart = (a - b).abs() / a.abs().clamp(min=1)
+                largest = max(largest, float(apart.nan_to_num().max()) if apart.numel() else 0.0)
+            else:
+                other += a != b
+    return f"{largest:.1e}" + (f", and {other} entries that are no numbers" if other else "")
+
+
+def leaves(file: Path) -> Iterator[tuple[str, object]]:
+    """Yield the entries of a file of tensors, JSON or JSON Lines; numbers as tensors."""
+    if file.suffix == ".st":
+        for name, tensor in load_file(file).items():
+            yield name, tensor.double()
+    else:
+        lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+        for i, line in enumerate(lines):
+            yield from _within(f"{i}", json.loads(line))
+
+
+def _within(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _within(f"{path}/{key}", part)
+    elif isinstance(value, list):
+        for i, part in enumerate(value):
+            yield from _within(f"{path}/{i}", part)
+    else:
+        yield path, torch.tensor(value, dtype=torch.float64) if isinstance(value, int | float) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
