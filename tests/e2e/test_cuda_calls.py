@@ -28,6 +28,10 @@ WAITS = {
         "scoring.gradients.weight_gradients.mean_gradient": 6,  # 3 layers: whether it is finite, and the loss
         "scoring.gradients.taylor._l1.<locals>.<dictcomp>": 3,
     },
+    "cahp": {  # labels and moments of 4 batches, and gradients
+        "scoring.cahp.moments.signatures": 4,
+        "runtime.wait_for": 12,
+    },
     "prune": {"runtime.wait_for": 12},  # 3 candidates on 4 batches
     "fuse": {"runtime.wait_for": 8},  # 2 members
     "eval": {"runtime.wait_for": 12},  # 2 models, 4 batches and 2 of what is OOD

@@ -28,6 +28,7 @@ DATA, OOD = "digits::classes=0-6,split=val,limit=32", "digits::classes=9,limit=1
 STAGES = {
     "finetune": f"finetune {MODEL} --data {DATA} --val {DATA} --epochs 2 --ema 0.9 --clip 1 -o base.st",
     "score": f"score base.st --method taylor --data {DATA} -o s.json",
+    "cahp": f"score base.st --method cahp --salience-share 1 --data {DATA} -o c.json",
     "prune": f"prune base.st --scores s.json --strategy diverse --data {DATA} --candidates 3 --remove 4 --members 2 --pool 6 -o m-{{i}}.st",
     "fuse": f"fuse m-0.st m-1.st --data {DATA} -o hydra.st",
     "eval": f"eval hydra.st --compare base=base.st --data {DATA} --near {OOD} --no-latency -o r.json",

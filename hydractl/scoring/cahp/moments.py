@@ -19,6 +19,7 @@ from hydractl.errors import DataError
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Model
 from hydractl.model_inputs import Inputs
+from hydractl.runtime import on_cpu, on_device
 from hydractl.scoring.attention_hooks import AttentionTap, tapped
 from hydractl.scoring.job import Samples, ScoreJob
 
@@ -72,13 +73,13 @@ def _packed(job: ScoreJob, tower: str, samples: Samples, *, size: int) -> torch.
     """Return the moments of one batch: for each of its classes the label, the count, N D means, N D squared deviations."""
     inputs, labels = samples.labelled("scoring by class separability")
     signed = signatures(job.model, tower, inputs, size=size).flatten(1)
-    rows = []
-    for label in labels.unique().tolist():
-        class_signatures = signed[(labels == label).to(signed.device)].double()
-        mean = class_signatures.mean(dim=0)
-        header = mean.new_tensor([label, len(class_signatures)])
-        rows.append(torch.cat([header, mean, (class_signatures - mean).square().sum(dim=0)]))
-    return torch.stack(rows)
+    (labels,) = on_cpu(labels)
+    found, counts = labels.unique(return_counts=True)
+    by_class = signed[on_device(labels.argsort(stable=True), signed.device)].double().split(counts.tolist())
+    headers = on_device(torch.stack([found, counts], 1).double(), signed.device)
+    means = [class_signatures.mean(dim=0) for class_signatures in by_class]
+    squares = [(x - mean).square().sum(dim=0) for x, mean in zip(by_class, means, strict=True)]
+    return torch.cat([headers, torch.stack(means), torch.stack(squares)], 1)
 
 
 class _Running:
@@ -159,7 +160,7 @@ def signature(weights: torch.Tensor, lengths: torch.Tensor | None, *, size: int)
 
     Args:
         weights: Of all tokens, (B, H, T, T).
-        lengths: L of each sample, (B,), 1 to T; None where none is padded.
+        lengths: L of each sample, (B,), 1 to T, on the CPU; None where none is padded.
         size: Of the signature.
 
     Returns:
@@ -170,13 +171,13 @@ def signature(weights: torch.Tensor, lengths: torch.Tensor | None, *, size: int)
         return _resized(weights, size)
     signed = weights.new_empty(*weights.shape[:2], size * size)
     for length in lengths.unique().tolist():
-        same_length = lengths == length
+        same_length = on_device((lengths == length).nonzero().flatten(), weights.device)
         signed[same_length] = _resized(weights[same_length][..., :length, :length], size)
     return signed
 
 
 def text_lengths(inputs: Inputs) -> torch.Tensor | None:
-    """Return how many tokens of each sample (B,) are its own; None for images and for texts without a mask.
+    """Return how many tokens of each sample (B,) are its own, on the CPU; None for images and for texts without a mask.
 
     Taken from the inputs, because what a layer is given may be a window around each token.
 
@@ -185,7 +186,7 @@ def text_lengths(inputs: Inputs) -> torch.Tensor | None:
     """
     if not isinstance(inputs, Mapping) or "attention_mask" not in inputs:
         return None
-    mask = inputs["attention_mask"].bool()
+    (mask,) = on_cpu(inputs["attention_mask"].bool())
     if not mask[:, 0].all() or (mask[:, 1:] & ~mask[:, :-1]).any():
         raise DataError("texts must begin with a special token and be padded on the right")
     return mask.sum(dim=-1)

@@ -13,6 +13,7 @@ import torch
 from hydractl.errors import DataError
 from hydractl.families.attention import Attention
 from hydractl.metrics.per_sample import question_losses
+from hydractl.runtime import on_cpu
 from hydractl.scoring.attention_hooks import Gated, tapped
 from hydractl.scoring.job import Samples, ScoreJob
 
@@ -67,8 +68,10 @@ def _of_batch(job: ScoreJob, samples: Samples) -> torch.Tensor:
         loss = question_losses(job.model(inputs).to(wide), labels).mean()
         gradients = torch.autograd.grad(loss, [gate for gate, _ in gates.values()])
     rows = []
-    for (tower, _), gradient, (_, head_numbers) in zip(gates, gradients, gates.values(), strict=True):
+    for (tower, _), gradient, (_, head_numbers) in zip(
+        gates, on_cpu(*gradients), gates.values(), strict=True
+    ):
         row = torch.zeros(job.architecture.towers[tower].num_heads, dtype=torch.float64)
-        row[list(head_numbers)] = gradient.cpu().double()
+        row[list(head_numbers)] = gradient.double()
         rows.append(row)
     return torch.cat(rows)
