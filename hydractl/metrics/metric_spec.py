@@ -23,11 +23,17 @@ class MetricNeeds(Enum):
     QUERIES = auto()
     LABEL_SETS = auto()
     SPANS = auto()
+    SETS = auto()
     MEMBERS = auto()
     OOD = auto()
     TEMPERATURE = auto()
     WEIGHTS = auto()
     TIME = auto()
+
+
+WHERE_PRESENT = (MetricNeeds.LABEL_SETS, MetricNeeds.SPANS, MetricNeeds.QUERIES, MetricNeeds.SETS)
+"""What only some rows have; those of others are shown without these metrics."""
+ON_ID_DATA = (MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, *WHERE_PRESENT)
 
 
 class Unit(Enum):

@@ -16,7 +16,23 @@ from hydractl.metrics.spans import SPANS
 FIT, VAL = "fit", "val"
 """Names in reports of the data that scores are fitted on and of held-out ID data."""
 TEMPERATURE = "temperature"
+SET_COVERAGE, SET_SIZE = "set_coverage", "set_size"
 _OTHERS = (
+    Metric(
+        name=SET_COVERAGE,
+        column="set coverage",
+        definition="Share of samples with their class in their prediction set, with the exact binomial interval (Clopper and Pearson 1934).",
+        needs=MetricNeeds.SETS,
+        unit=Unit.SHARE,
+        high=1.0,
+    ),
+    Metric(
+        name=SET_SIZE,
+        column="set size",
+        definition="Mean number of classes in a prediction set.",
+        needs=MetricNeeds.SETS,
+        higher_is_better=False,
+    ),
     Metric(
         name=TEMPERATURE,
         column="T",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hydractl.manifest.report import Report, Row
 from hydractl.messages import counted
-from hydractl.metrics.metric_spec import MetricNeeds
+from hydractl.metrics.metric_spec import ON_ID_DATA, MetricNeeds
 from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.answers import class_tables, example_tables
 from hydractl.reporting.comparison import Compared, Runtimes
@@ -62,15 +62,7 @@ class Section(NamedTuple):
 def sections(compared: Compared) -> Iterator[Section]:
     """Yield all numbers below their headings, those that more readers look for first; some headings may have nothing below."""
     report, scores = compared.reports[0], compared.reports[0].ood_scores
-    tested = _of(
-        compared,
-        None,
-        MetricNeeds.TEMPERATURE,
-        MetricNeeds.LABELS,
-        MetricNeeds.LABEL_SETS,
-        MetricNeeds.SPANS,
-        MetricNeeds.QUERIES,
-    )
+    tested = _of(compared, None, *ON_ID_DATA)
     yield Section(
         "calibration",
         "Accuracy and calibration",
@@ -197,15 +189,7 @@ def _diversity(compared: Compared) -> Iterator[ReportTable]:
 
 def _each_set(compared: Compared) -> Iterator[ReportTable]:
     """Yield for each metric its number on each set, and their mean (paper Table 24)."""
-    for q in _of(
-        compared,
-        None,
-        MetricNeeds.TEMPERATURE,
-        MetricNeeds.LABELS,
-        MetricNeeds.LABEL_SETS,
-        MetricNeeds.SPANS,
-        MetricNeeds.QUERIES,
-    ):
+    for q in _of(compared, None, *ON_ID_DATA):
         by_report = [{row.name: number_of(row, q) for row in report.rows} for report in compared.reports]
         yield ReportTable(
             title=f"{q.head} on each data set",

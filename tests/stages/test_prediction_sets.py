@@ -119,7 +119,9 @@ def test_eval_measures_what_predict_writes(models, method, by_class):
     """On other data than it fits them on, in every form of a table and in Python."""
     copy = models / f"{method}-{by_class}.st"
     evaluated(models, "hydra.st", method=method, by_class=by_class, store=copy)
-    numbers = evaluated(models, copy.name, data=TEST, sets=None).rows[0].sets
+    chosen = ("accuracy", "set_coverage", "set_size")
+    row = evaluated(models, copy.name, data=TEST, sets=None, metrics=chosen).rows[0]
+    numbers, coverage = row.sets, row.values["set_coverage"]
     told, labels = lines(models, copy.name), labels_of(TEST)
     sets = [line["set"] for line in told]
     header = open_model(str(copy)).header
@@ -130,6 +132,11 @@ def test_eval_measures_what_predict_writes(models, method, by_class):
     assert (numbers.empty, numbers.single) == tuple(sum(len(s) == n for s in sets) for n in (0, 1))
     assert numbers.mean_size == pytest.approx(sum(map(len, sets)) / len(sets))
     assert numbers.interval[0] < numbers.covered / numbers.count < numbers.interval[1]
+    assert (coverage.value, coverage.low, coverage.high) == (
+        numbers.covered / numbers.count,
+        *numbers.interval,
+    )
+    assert row.values["set_size"].value == numbers.mean_size
     assert not numbers.is_fitted_here
     for one in numbers.classes:
         of_class = [s for s, label in zip(sets, labels, strict=True) if label == one.name]
@@ -357,6 +364,19 @@ REFUSED = {
 def test_what_is_refused(models, capsys, options, message):
     assert main(["eval", str(models / "base.st"), "--data", HELD, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_check_may_be_of_their_coverage_on_other_data(models, stored, capsys):
+    checks = {
+        ("copy.st", TEST, "set_coverage>0"): (5, "set_coverage>0"),
+        ("copy.st", TEST, "set_size>7"): (0, ""),
+        ("copy.st", HELD, "set_coverage<0.5"): (3, "copy has no set_coverage on these data"),
+        ("hydra.st", TEST, "set_coverage<0.5"): (2, "stores no prediction sets"),
+    }
+    for (model, data, condition), (code, message) in checks.items():
+        words = ("--data", data, "--fail-if", condition, "--no-latency", "--device", "cpu", "-q")
+        assert main(["eval", str(models / model), *words]) == code
+        assert message in capsys.readouterr().err
 
 
 def test_at_another_length_of_texts_they_are_not_applied(tmp_path):

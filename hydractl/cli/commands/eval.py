@@ -11,7 +11,7 @@ from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summa
 from hydractl.errors import CheckFailed, Interrupted, UsageError
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted, listed
-from hydractl.metrics.metric_spec import MetricNeeds, Unit
+from hydractl.metrics.metric_spec import ON_ID_DATA, MetricNeeds, Unit
 from hydractl.metrics.ood_scores import MSP, number_name
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
 from hydractl.reporting.report_values import Quantity, number_of, written
@@ -175,9 +175,7 @@ def _is_marked(row: Row) -> bool:
 
 def _headline(document: Report) -> tuple[list[Quantity], list[str]]:
     """Return the columns of the first table, OOD data being ranked by the first score, and what stands above them."""
-    needs = (
-        MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, MetricNeeds.LABEL_SETS, MetricNeeds.SPANS, MetricNeeds.QUERIES, MetricNeeds.OOD, MetricNeeds.WEIGHTS, MetricNeeds.TIME,
-    )  # fmt: skip
+    needs = (*ON_ID_DATA, MetricNeeds.OOD, MetricNeeds.WEIGHTS, MetricNeeds.TIME)
     columns = [
         Quantity(name, "all" if need is MetricNeeds.OOD else None)
         for need in needs

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, SEVERITIES
-from hydractl.errors import UsageError
+from hydractl.errors import DataError, UsageError
 from hydractl.manifest.guarantee import Guarantee
 from hydractl.manifest.shift_groups import SHIFT
 from hydractl.messages import did_you_mean
@@ -258,8 +258,13 @@ class Condition:
         return Check(condition=str(self), failed=failed, found=measured)
 
     def _measured(self, row: Row, name: str) -> float:
-        """Return the number of a row that the condition is about."""
+        """Return the number of a row that the condition is about; raises DataError if it was not measured."""
         if self.scope is None:
+            if name not in row.values:
+                raise DataError(
+                    f"`--fail-if {self}`: {row.name} has no {self.metric} on these data",
+                    hint="leave out the condition",
+                )
             return row.values[name].value
         if row.shift is not None and METRICS[self.metric].needs is MetricNeeds.LABELS:
             return row.shift.at(self.scope)[name]

@@ -34,7 +34,7 @@ from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latenc
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst
 from hydractl.stages.evaluate.extras.examples import examples_of
-from hydractl.stages.evaluate.extras.prediction_sets import fit_sets, measure_sets
+from hydractl.stages.evaluate.extras.prediction_sets import fit_sets, measure_sets, set_values
 from hydractl.stages.evaluate.measure_ood import (
     best_on_validation,
     score_sizes,
@@ -140,14 +140,15 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
         return
     numbers = replace(_numbers(run, predictions, _label_thresholds(models)), shift=shift)
     sizes = count_sizes(loaded, config.chosen, models, score_sizes(scored_models))
-    values = scaling.values(_temperatures(models)) | sizes
+    sets = _sets(run, named.name, () if any(derived) else models, predictions[ID_NAME], scaling)
+    values = scaling.values(_temperatures(models)) | set_values(config.chosen, sets) | sizes
     row = _row(run, named.name, models, predictions, numbers).model_copy(
         update={
             "values": numbers.values | values,
             "difference": None if table.first_numbers is None else table.first_numbers.difference(numbers),
             "derived": derived,
             "stored_scores": stored_scores(config, models, scored_models),
-            "sets": _sets(run, named.name, () if any(derived) else models, predictions[ID_NAME], scaling),
+            "sets": sets,
             "analyses": analyses,
         }
     )

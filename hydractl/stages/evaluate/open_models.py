@@ -76,6 +76,12 @@ def queries_of(
                 f"{models[0].reference} answers {kind.value}",
                 hint="for any model use accuracy",
             )
+    has_sets = config.set_options.sets is not None or models[0].header.prediction_sets is not None
+    if not has_sets and (metrics := needing(explicit, MetricNeeds.SETS)):
+        raise UsageError(
+            f"`{metrics[0]}` cannot be measured: {models[0].reference} stores no prediction sets",
+            hint="`eval MODEL --data HELDOUT --sets 0.9 --store SETS.st` stores them in a copy",
+        )
     if queries is None and (metrics := needing(explicit, MetricNeeds.QUERIES)):
         raise UsageError(
             f"`{metrics[0]}` cannot be measured: it needs rerankers, which have a single logit, and pairs of texts "

@@ -15,7 +15,7 @@ from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.metric_spec import MetricNeeds
+from hydractl.metrics.metric_spec import WHERE_PRESENT
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_of
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.output.atomic_write import is_stream
@@ -149,10 +149,7 @@ def _paths(config: EvalConfig) -> tuple[Path, ...]:
 def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
     config, summary = run.config, run.data.summary
     libraries = {model.family.library for models in run.opened for model in models}
-    # those of queries and of label sets are measured only where rows have them
-    measured = {*config.chosen} - {
-        *needing(config.chosen, MetricNeeds.QUERIES, MetricNeeds.LABEL_SETS, MetricNeeds.SPANS)
-    }
+    measured = {*config.chosen} - {*needing(config.chosen, *WHERE_PRESENT)}
     measured |= {name for row in table.rows for name in row.values}
     caveats = [*of_temperatures(config, run.opened), *summary.caveats, *table.caveats]
     return Report(

@@ -14,8 +14,11 @@ from hydractl.manifest.answers import ClassHits
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.limits import MOST_CLASSES
 from hydractl.manifest.prediction_sets import PredictionSets, SetNumbers
+from hydractl.manifest.report import Value
 from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, mean_probabilities
+from hydractl.metrics.registry import SET_COVERAGE, SET_SIZE, needing
 from hydractl.stages.evaluate.set_options import SetOptions
 
 
@@ -80,6 +83,18 @@ def measure_sets(
             for i in sorted(present[order][:MOST_CLASSES].tolist())
         ),
     )
+
+
+def set_values(metrics: Sequence[str], sets: SetNumbers | None) -> dict[str, Value]:
+    """Return the selected metrics of a row's prediction sets; on the samples of their fit no coverage, which holds by construction."""
+    if sets is None:
+        return {}
+    low, high = sets.interval
+    coverage = Value(value=sets.covered / sets.count, low=low, high=high)
+    values = {SET_SIZE: Value(value=sets.mean_size)} | (
+        {} if sets.is_fitted_here else {SET_COVERAGE: coverage}
+    )
+    return {name: values[name] for name in needing(metrics, MetricNeeds.SETS) if name in values}
 
 
 def _parts(predictions: StoredPredictions, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
