@@ -38,6 +38,7 @@ def script(config: ExportConfig, header: Header, threshold: Threshold | None) ->
         onnx=config.form == ONNX,
         pixels=config.with_preprocess,
         threshold=threshold,
+        sets=header.prediction_sets,
         **(_of_images(how) if isinstance(how, Preprocess) else _of_texts(how.tokenizer or "")),
     ).encode()
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,11 @@ from PIL import Image
 from hydractl.cli.app import main
 from hydractl.data.decoding import upright
 from hydractl.data.preprocess import eval_transform
-from hydractl.manifest.header import Preprocess, Threshold
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.guarantee import SetMethod
+from hydractl.manifest.header import Header, Preprocess, Threshold
+from hydractl.manifest.prediction_sets import PredictionSets
+from hydractl.metrics.conformal import class_sets
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export
 from hydractl.stages.export.script import script
@@ -95,6 +100,7 @@ def agree(
         assert one["probability"] == pytest.approx(other["probability"], abs=tolerance)
         assert one["ood_score"] == pytest.approx(other["ood_score"], abs=tolerance)
         assert one.get("accepted", "none") == other.get("accepted", "none")
+        assert one.get("set", "none") == other.get("set", "none")
     assert len({line["probability"] for line in expected}) > 1
 
 
@@ -112,7 +118,9 @@ def test_images_are_answered_as_predict_answers_them(tmp_path, monkeypatch, suff
     names = write_images(tmp_path)
     first = predictions(image_model(tmp_path / "first.st"), *names)
     below = float(np.median([line["ood_score"] for line in first])) + 1e-3
-    model, out = image_model(tmp_path / "m.st", threshold=threshold(below)), tmp_path / f"m{suffix}"
+    sets = sets_of(SetMethod.LAC)
+    model = image_model(tmp_path / "m.st", threshold=threshold(below), prediction_sets=sets)
+    out = tmp_path / f"m{suffix}"
 
     report = run_export(ExportConfig(model=str(model), out=out, with_preprocess=pixels))
 
@@ -121,6 +129,7 @@ def test_images_are_answered_as_predict_answers_them(tmp_path, monkeypatch, suff
     agree(actual, predictions(model, *names), tolerance=5e-3 if pixels else 1e-4)
     assert [line["path"] for line in actual] == names
     assert {line["accepted"] for line in actual} == {True, False}
+    assert any(line["set"] for line in actual)
     assert answers(report.paths[1], stdin="\n".join(names)) == actual
 
 
@@ -183,16 +192,39 @@ def test_tokens_are_numbers_where_a_model_has_no_tokenizer(tmp_path):
     assert actual[0] != actual[1]
 
 
-def read_of(config: ExportConfig, header: object, monkeypatch: pytest.MonkeyPatch):
-    """Return a script's `read`, without a model."""
-    session = SimpleNamespace(
-        get_modelmeta=lambda: SimpleNamespace(custom_metadata_map={"hydractl.labels": "[]"})
-    )
+def functions_of(header: Header, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what a script defines, without a model."""
+    config, sets = ExportConfig(model="x.st", out=Path("x.onnx")), header.prediction_sets
+    metadata = {"hydractl.labels": json.dumps(header.labels)}
+    metadata |= {} if sets is None else {"hydractl.prediction_sets": sets.model_dump_json()}
+    session = SimpleNamespace(get_modelmeta=lambda: SimpleNamespace(custom_metadata_map=metadata))
     fake = SimpleNamespace(InferenceSession=lambda _: session)
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)
     namespace = {"__file__": "x.onnx.py", "__name__": "x"}
     exec(compile(script(config, header, None), "x.onnx.py", "exec"), namespace)  # noqa: S102 - what is tested
-    return namespace["read"]
+    return namespace
+
+
+def sets_of(method: SetMethod, *, by_class: bool = False) -> PredictionSets:
+    """Return sets of seven classes that hold for nothing."""
+    options = {"penalty": 0.07, "rank": 2} if method is SetMethod.RAPS else {}
+    thresholds = tuple(np.linspace(0.5, 0.9, 7)) if by_class else (0.8,)
+    data = Fingerprint(reference="digits", sha256=f"sha256:{'0' * 64}")
+    return PredictionSets(method=method, coverage=0.8, thresholds=thresholds, count=60, data=data, **options)
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+@pytest.mark.parametrize("method", SetMethod)
+def test_prediction_sets_are_those_of_predict(monkeypatch, method, by_class):
+    rule = sets_of(method, by_class=by_class)
+    header = base(TWO).header.model_copy(update={"labels": tuple("abcdefg"), "prediction_sets": rule})
+    found = functions_of(header, monkeypatch)["prediction_set"]
+    probabilities = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)).mul(2).softmax(-1)
+    probabilities[0] = torch.tensor([0.4, 0.2, 0.2, 0.2, 0, 0, 0])  # some are equal
+    expected = class_sets(probabilities, rule)
+    assert len({*expected.sum(1).tolist()}) > 1
+    for p, row in zip(probabilities.numpy(), expected.tolist(), strict=True):
+        assert found(p) == [name for name, inside in zip("abcdefg", row, strict=True) if inside]
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
@@ -210,7 +242,7 @@ def test_images_are_read_to_the_bit_as_timm_and_transformers_read_them(
             interpolation=filter_name, crop_mode=mode, crop_offset=offset,
         )  # fmt: skip
         header = base(TWO).header.model_copy(update={"preprocess": how})
-        read = read_of(ExportConfig(model="x.st", out=Path("x.onnx")), header, monkeypatch)
+        read = functions_of(header, monkeypatch)["read"]
         for name in names:
             expected = eval_transform(how)(upright(opened(folder / name)))
             assert np.array_equal(read(folder / name)["pixel_values"][0], expected.numpy()), (
