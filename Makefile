@@ -65,15 +65,16 @@ dist: $(STAMP)
 	cd dist && for file in *.whl *.tar.gz; do cmp $$file ../build/dist/$$file || exit 1; done
 	rm -rf build
 
-# The package alone, which is all that the demo needs, and with pip's progress: torch is large.
+# The package alone, which is all that the demo needs, and with pip's progress: torch is large. Python compiles what is imported;
+# to compile all that is installed takes pip most of a minute.
 $(PACKAGE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -e .
 	touch $@
 
 $(STAMP): $(PACKAGE)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -e '.[dev]'
 	touch $@
 
 clean:
