@@ -263,7 +263,7 @@ class Condition:
             if name not in row.values:
                 raise DataError(
                     f"`--fail-if {self}`: {row.name} has no {self.metric} on these data",
-                    hint="leave out the condition",
+                    hint="measure it on other data, or leave out the condition",
                 )
             return row.values[name].value
         if row.shift is not None and METRICS[self.metric].needs is MetricNeeds.LABELS:

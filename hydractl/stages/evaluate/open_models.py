@@ -57,7 +57,8 @@ def queries_of(
     """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit.
 
     Raises:
-        UsageError: If there are none, but a metric was chosen that needs them, or one of labels that no model answers.
+        UsageError: If there are none, but a metric was chosen that needs them, or one of labels that no model answers, or of prediction
+            sets that the first stores none of.
     """
     rerank = all(model.header.architecture.config.get("num_labels") == 1 for model in models)
     queries = tested.queries() if rerank and isinstance(tested, TextSet) else None
