@@ -230,6 +230,6 @@ def test_make_demo_installs_the_package_alone_and_shows_the_progress_of_pip():
         words = ["make", "-n", "-C", str(ROOT), "VENV=/nowhere", target]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
-    assert "pip install --disable-pip-version-check -e .\n" in commands("demo")
+    assert "pip install --no-compile --disable-pip-version-check -e .\n" in commands("demo")
     assert all(word not in commands("demo") for word in ("[dev]", "--quiet"))
     assert "-e '.[dev]'" in commands("test")
