@@ -6,7 +6,8 @@ as in which heads are kept, is said.
 
     python benchmarks/stages.py [--devices cpu cuda] [--arch vit_tiny_patch16_224] [--limit 320] [--only finetune fuse ...]
 
-With one device there are times alone. A row that fails is said to, and the exit code is 1.
+With one device there are times alone. A row that fails is said to, and the exit code is 1. There are 252 images to validate on, and
+107 OOD ones, so a higher `--limit` is one of training images.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,23 +31,26 @@ from hydractl.cli.app import main as command
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-TRAIN, VAL, OOD = ("digits::classes={},split={},limit={}".format(*x) for x in (("0-6", "train", "{n}"), ("0-6", "val", "{n}"), ("7-9", "val", "{n}")))  # fmt: skip
+TRAIN = "digits::classes=0-6,split=train,limit={n}"
+VAL = "digits::classes=0-6,split=val,limit={n}"
+OOD = "digits::classes=7-9,split=val,limit={n}"
 TUNE = f"--data {TRAIN} --val {VAL} --epochs 2 --batch-size 32 --keep-last --seed 1"
+THERE = "--device {device} -o {out}"
 STAGES: Mapping[str, tuple[str, str]] = {
-    "finetune": (f"finetune {{model}} {TUNE} -o {{out}}", "base.st"),
-    "finetune --precision bf16": (f"finetune {{model}} {TUNE} --precision bf16 -o {{out}}", "bf16.st"),
-    "finetune --compile": (f"finetune {{model}} {TUNE} --compile -o {{out}}", "compiled.st"),
-    "finetune --ema --accumulate": (f"finetune {{model}} {TUNE} --ema 0.9 --accumulate 2 --clip 1 -o {{out}}", "ema.st"),
-    "score taylor": (f"score {{base}} --method taylor --data {VAL} --remove 4 -o {{out}}", "taylor.json"),
-    "score circuit, lazily": (f"score {{base}} --data {VAL} --ood {OOD} --remove 4 --search lazy -o {{out}}", "circuit.json"),
-    "score hies": (f"score {{base}} --method hies --data {VAL} --remove 4 -o {{out}}", "hies.json"),
+    "finetune": (f"finetune {{model}} {TUNE} {THERE}", "base.st"),
+    "finetune --precision bf16": (f"finetune {{model}} {TUNE} --precision bf16 {THERE}", "bf16.st"),
+    "finetune --compile": (f"finetune {{model}} {TUNE} --compile {THERE}", "compiled.st"),
+    "finetune --ema --accumulate": (f"finetune {{model}} {TUNE} --ema 0.9 --accumulate 2 --clip 1 {THERE}", "ema.st"),
+    "score taylor": (f"score {{base}} --method taylor --data {VAL} --remove 4 {THERE}", "taylor.json"),
+    "score circuit, lazily": (f"score {{base}} --data {VAL} --ood {OOD} --remove 4 --search lazy {THERE}", "circuit.json"),
+    "score hies": (f"score {{base}} --method hies --data {VAL} --remove 4 {THERE}", "hies.json"),
     "prune": ("prune {base} --scores {taylor} --remove 4 --members 2 --pool 6 -o {out}", "m-{i}.st"),
-    "prune --strategy diverse": (f"prune {{base}} --scores {{taylor}} --strategy diverse --data {VAL} --candidates 4 --remove 4 --members 2 --pool 6 -o {{out}}", "d-{i}.st"),
-    "fuse": (f"fuse {{m-0}} {{m-1}} --data {VAL} -o {{out}}", "hydra.st"),
-    "finetune a hydra": (f"finetune {{hydra}} {TUNE} -o {{out}}", "tuned.st"),
-    "eval": (f"eval {{hydra}} --compare base={{base}} --data {VAL} --near {OOD} --temperature {VAL} --no-latency -o {{out}}", "report.json"),
-    "predict": (f"predict {{hydra}} {VAL} -o {{out}}", "p.jsonl"),
-    "predict --dtype bf16": (f"predict {{hydra}} {VAL} --dtype bf16 -o {{out}}", "p16.jsonl"),
+    "prune --strategy diverse": (f"prune {{base}} --scores {{taylor}} --strategy diverse --data {VAL} --candidates 4 --remove 4 --members 2 --pool 6 {THERE}", "d-{i}.st"),
+    "fuse": (f"fuse {{m-0}} {{m-1}} --data {VAL} {THERE}", "hydra.st"),
+    "finetune a hydra": (f"finetune {{hydra}} {TUNE} {THERE}", "tuned.st"),
+    "eval": (f"eval {{hydra}} --compare base={{base}} --data {VAL} --near {OOD} --temperature {VAL} --no-latency {THERE}", "report.json"),
+    "predict": (f"predict {{hydra}} {VAL} {THERE}", "p.jsonl"),
+    "predict --dtype bf16": (f"predict {{hydra}} {VAL} --dtype bf16 {THERE}", "p16.jsonl"),
 }  # fmt: skip
 """A command and what it writes; `{name}` is an earlier output of the first device."""
 
@@ -57,7 +62,7 @@ def main() -> int:
     )
     parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"])
     parser.add_argument("--arch", default="vit_tiny_patch16_224")
-    parser.add_argument("--limit", type=int, default=320, help="samples of each set")
+    parser.add_argument("--limit", type=int, default=320, help="samples of each set, which has fewer perhaps")
     parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES))
     options = parser.parse_args()
     names = [
@@ -77,7 +82,7 @@ def main() -> int:
             words, out = STAGES[name]
             cells, said = [], ""
             for place, device in enumerate(options.devices):
-                seconds, error = run(filled(words, f"{place}/{out}", options), device)
+                seconds, error = run(filled(words, {"device": device, "out": f"{place}/{out}"}, options))
                 cells.append("failed" if error else f"{seconds:.2f} s")
                 said = said or error
             if not said and len(options.devices) > 1:
@@ -87,27 +92,20 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def filled(words: str, out: str, options: argparse.Namespace) -> list[str]:
-    """Return a command's words."""
+def filled(words: str, where: Mapping[str, str], options: argparse.Namespace) -> list[str]:
+    """Return a command's words, with the files that the first device wrote, and where it runs."""
     earlier = {Path(file).stem: file for file in map(str, Path("0").glob("*"))}
     model = f"arch:{options.arch}{',' if '::' in options.arch else '::'}num_classes=7"
-    values = earlier | {"model": model, "out": out, "n": str(options.limit)}
-    return [word.format_map(Values(values)).format_map(Values(values)) for word in words.split()]
+    values = defaultdict(lambda: "not-written.st", earlier, **where, model=model, n=str(options.limit))
+    return [word.format_map(values) for word in words.split()]
 
 
-class Values(dict[str, str]):
-    """Leaves what it has no value for, as the `{i}` of a member, as it is."""
-
-    def __missing__(self, key: str) -> str:
-        return f"{{{key}}}"
-
-
-def run(words: list[str], device: str) -> tuple[float, str]:
+def run(words: list[str]) -> tuple[float, str]:
     """Return the seconds that a command takes, and what it says where it fails."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         start = time.perf_counter()
-        code = command([*words, "--device", device] if words[0] != "prune" or "--data" in words else words)
+        code = command(words)
         seconds = time.perf_counter() - start
     return seconds, "" if code == 0 else f"exit {code}: {' '.join(said.getvalue().split())[-200:]}"
 

@@ -12,7 +12,7 @@ that go on (`I-`) were never predicted.
 
     python benchmarks/tokens.py CLINC150.jsonl --encoder MINILM/ --work tokens/ [--seeds 0 1 2] [--texts 1500]
 
-`MINILM/` is any text encoder of transformers. What lies in `--work` is not made again.
+`MINILM/` is any text encoder of transformers. What lies in `--work` and is up to date is not made again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import io
 import json
-import math
 import random
 import re
 import statistics
@@ -29,8 +28,8 @@ import sys
 from pathlib import Path
 
 from clinc150 import OOS, Query, read
+from intervals import half_interval
 from promise import run
-from scipy.stats import t
 
 from hydractl.cli.app import main as hydractl
 from hydractl.manifest.report import Report, Row
@@ -110,15 +109,10 @@ def report_of(folder: Path, encoder: Path) -> dict[str, Row]:
         run(
             ["run", "tokens.toml", *(word for name, x in params.items() for word in ("--set", f"{name}={x}"))]
         )
-        if not Path("all.json").exists():
-            far = [word for name, data in FAR.items() for word in ("--far", f"{name}={data}")]
-            rows = (
-                "single=start.st",
-                "longer=member-0.st",
-                "apart=member-0.st,member-1.st,member-2.st",
-            )
-            compared = [word for row in rows for word in ("--compare", row)]
-            run(["eval", "hydra.st", *compared, "--data", "test.jsonl", "--temperature", "val.jsonl", *far, "--no-latency", "--bootstrap", "0", "-o", "all.json"])  # fmt: skip
+        far = [word for name, data in FAR.items() for word in ("--far", f"{name}={data}")]
+        rows = ("single=start.st", "longer=member-0.st", "apart=member-0.st,member-1.st,member-2.st")
+        compared = [word for row in rows for word in ("--compare", row)]
+        run(["eval", "hydra.st", *compared, "--data", "test.jsonl", "--temperature", "val.jsonl", *far, "--no-latency", "--bootstrap", "0", "-o", "all.json", "--if-changed"])  # fmt: skip
     return {row.name: row for row in Report.read(folder / "all.json").rows}
 
 
@@ -129,13 +123,8 @@ def numbers(row: Row) -> dict[str, float]:
 
 
 def told(values: list[float]) -> str:
-    """Return the mean of numbers, and the half width of its 95 % interval."""
-    width = (
-        t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-        if len(values) > 1
-        else math.nan
-    )
-    return f"{statistics.fmean(values):+.4f} ± {width:.4f}"
+    """Return the mean of differences, and half of its 95 % interval."""
+    return f"{statistics.fmean(values):+.4f} ± {half_interval(values):.4f}"
 
 
 def main() -> int:
@@ -161,12 +150,8 @@ def main() -> int:
         means = [statistics.fmean(rows[name][column] for rows in seeds) for column in columns]
         lines.append(f"| {name} | " + " | ".join(f"{x / 1e6:.0f} M" if c == "macs" else f"{x:.4f}" for c, x in zip(columns, means, strict=True)) + " |")  # fmt: skip
     for name in [*seeds[0]][1:]:
-        gaps = [
-            told([rows["hydra"][column] - rows[name][column] for rows in seeds])
-            for column in columns
-            if column != "macs"
-        ]
-        lines.append(f"| hydra - {name} | " + " | ".join(gaps[: METRICS.index("macs")]) + " | | " + " | ".join(gaps[METRICS.index("macs") :]) + " |")  # fmt: skip
+        gaps = {column: told([rows["hydra"][column] - rows[name][column] for rows in seeds]) for column in columns}  # fmt: skip
+        lines.append(f"| hydra - {name} | " + " | ".join((gaps | {"macs": ""}).values()) + " |")
     print("\n".join(lines))
     return 0
 

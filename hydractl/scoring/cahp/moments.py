@@ -74,9 +74,9 @@ def _packed(job: ScoreJob, tower: str, samples: Samples, *, size: int) -> torch.
     inputs, labels = samples.labelled("scoring by class separability")
     signed = signatures(job.model, tower, inputs, size=size).flatten(1)
     (labels,) = on_cpu(labels)
-    found, counts = labels.unique(return_counts=True)
+    classes, counts = labels.unique(return_counts=True)
     by_class = signed[on_device(labels.argsort(stable=True), signed.device)].double().split(counts.tolist())
-    headers = on_device(torch.stack([found, counts], 1).double(), signed.device)
+    headers = on_device(torch.stack([classes, counts], 1).double(), signed.device)
     means = [class_signatures.mean(dim=0) for class_signatures in by_class]
     squares = [(x - mean).square().sum(dim=0) for x, mean in zip(by_class, means, strict=True)]
     return torch.cat([headers, torch.stack(means), torch.stack(squares)], 1)
