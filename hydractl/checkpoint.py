@@ -184,13 +184,17 @@ class Checkpoint:
             raise CheckpointError(error.message, hint="it may be from another version of hydractl") from error
 
     @property
+    def original(self) -> Checkpoint:
+        """The checkpoint that the user named: this one, or what its tensors were read of under other names."""
+        return self if self.stands_for is None else self.stands_for.original
+
+    @property
     def digest(self) -> str:
-        """`sha256:...` of the file, or of the shards' digests in order; computed once."""
-        if (
-            self._digest is None
-        ):  # not a cached_property: before Python 3.12 those hold one lock for all objects
-            self._digest = digest_files(self.paths)
-        return self._digest
+        """`sha256:...` of the file that the user named, or of its shards' digests in order; computed once."""
+        original = self.original
+        if original._digest is None:  # not a cached_property: before Python 3.12 those hold one lock for all
+            original._digest = digest_files(original.paths)
+        return original._digest
 
     @property
     def size_bytes(self) -> int:

@@ -59,10 +59,7 @@ class OpenModel:
     @property
     def files(self) -> tuple[Path, ...]:
         """Every file that is read of the model: its weights, and what lies beside them in a library's folder."""
-        original = self.checkpoint
-        while original.stands_for is not None:
-            original = original.stands_for
-        return (*original.paths, *self.beside)
+        return (*self.checkpoint.original.paths, *self.beside)
 
     @property
     def is_random(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from packaging.version import Version
 from PIL import Image
+from transformers import ViTConfig, ViTModel
 
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.cli.app import main
@@ -29,6 +30,7 @@ COMMANDS = {
     "import": f"import plain.safetensors --arch {ARCH} --labels names.txt -o imported.st",
     "finetune": f"finetune base.st --data images --val {DIGITS} --steps 1 --teacher m-0.st -o tuned.st",
     "finetune a folder": f"finetune arch:{ARCH} --data {DIGITS} --val {DIGITS} --steps 1 -o tuned/",
+    "finetune an encoder": f"finetune encoder --data {DIGITS} --val {DIGITS} --steps 1 -o encoder.st",
     "score": "score base.st --method taylor --data images --limit 8 -o taylor.json",
     "score without data": "score base.st --method random -o random.json",
     "score and weights": "score base.st --method dsp --training joint --epochs 1 --data images --trained trained.st -o dsp.json",
@@ -56,6 +58,9 @@ def once(made, tmp_path_factory):
     """Return a folder where every command has run."""
     folder = tmp_path_factory.mktemp("once") / "work"
     shutil.copytree(made, folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = ViTConfig(image_size=8, patch_size=4, num_channels=1, **sizes)
+    ViTModel(config).save_pretrained(folder / "encoder")
     (folder / "names.txt").write_text("\n".join("abcdefg"))
     for label in range(7):
         (folder / f"images/{label}").mkdir(parents=True)

@@ -15,6 +15,7 @@ from hydractl.families.classifier import with_classifier
 from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import FAMILIES
+from hydractl.runtime import digest_files
 from support.builders import base
 from support.text_folders import save_tokenizer
 from support.variants import VARIANTS, Variant
@@ -65,6 +66,9 @@ def test_a_base_model_s_folder(tmp_path, variant):
 
     found = taken(tmp_path)
 
+    assert found.checkpoint.digest == digest_files(
+        [tmp_path / "model.safetensors"]
+    )  # of what there is, not of the copy
     fitted = type(library).from_pretrained(tmp_path, num_labels=5).eval()
     check(found, fitted, kept)
     inputs = sample.inputs()

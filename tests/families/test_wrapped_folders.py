@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from hydractl.cli.app import main
 from hydractl.errors import CheckpointError
 from hydractl.families.load import load_model, open_model
+from hydractl.runtime import digest_files
 from support.builders import base
 from support.text_folders import save_text_model
 from support.variants import variant
@@ -51,8 +52,10 @@ def test_what_a_wrapper_puts_before_names_goes(tmp_path, make, prefix):
     state = load_file(folder / "model.safetensors")
     save_file({prefix + name: t for name, t in state.items()}, folder / "model.safetensors")
 
-    found = load_model(open_model(str(folder))).library_state()
+    opened = open_model(str(folder))
+    found = load_model(opened).library_state()
 
+    assert opened.checkpoint.digest == digest_files([folder / "model.safetensors"])
     assert found.keys() == plain.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
 
