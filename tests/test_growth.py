@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import hydractl
 from hydractl.cli.app import main
@@ -55,6 +56,66 @@ library = transformers.MarkupLMForSequenceClassification(transformers.MarkupLMCo
 library.load_state_dict(model.library_state())
 with torch.inference_mode():
     print((model(texts) - library(**texts).logits).abs().max().item() <= 1e-6)
+"""
+
+
+GRADES = '''
+"""Grades from 1 to 5, in order."""
+
+from __future__ import annotations
+
+from hydractl.metrics.classification import mean
+from hydractl.metrics.metric_spec import Metric, MetricNeeds
+
+METRICS = (
+    Metric(
+        name="grade_error",
+        column="grade error",
+        definition="Mean distance between the expected grade and the true one.",
+        needs=MetricNeeds.TASK,
+        higher_is_better=False,
+        reads=("distance",),
+        compute=mean,
+        interval=True,
+    ),
+)
+
+
+def grade(cell):
+    return str(cell).removesuffix("/5") if str(cell).endswith("/5") else None
+
+
+def expected(probabilities, names):
+    return probabilities @ probabilities.new_tensor([float(name) for name in names])
+
+
+def measure(tested, labels, header, *, metrics, resampling):
+    from hydractl.metrics.per_sample import in_memory, mean_probabilities
+
+    names = header.class_names
+    true = labels.new_tensor([int(name) for name in names])[labels]
+    distance = (expected(mean_probabilities(in_memory(tested)), names) - true).abs()
+    return resampling.values(metrics, {"distance": distance})
+
+
+def lines(predictions, names, uncertainties, *, top_k):
+    from hydractl.stages.predict.writers import class_lines, shortest
+
+    grades = shortest(expected(predictions.probabilities, names))
+    for line, number in zip(class_lines(predictions, names, uncertainties, top_k=top_k), grades, strict=True):
+        yield {"grade": number, **line}
+'''
+GRADING = """GRADING = Task(
+    problem_type="grading",
+    labels="a grade for each item",
+    hint="write grades as `3/5`",
+    answer="a grade for every input",
+    cell="hydractl.grades:grade",
+    metrics="hydractl.grades:METRICS",
+    measure="hydractl.grades:measure",
+    lines="hydractl.grades:lines",
+    columns=(("grade", float),),
+)
 """
 
 
@@ -203,3 +264,54 @@ def test_an_encoder_of_a_known_shape_is_one_row(copy):
     assert made.returncode == 0, made.stderr
     assert same.stdout == "True\n", same.stderr
     assert len(copy.changed) == 1
+
+
+def write_graded(folder: Path, *, form: str = "{}/5") -> None:
+    """Write pictures that are the brighter the better their grade, and a table of them."""
+    rows = ["image,label"]
+    for i in range(30):
+        Image.new("L", (8, 8), 40 + 40 * (i % 5) + i // 5).save(folder / f"{i}.png")
+        rows.append(f"{i}.png,{form.format(i % 5 + 1)}")
+    (folder / "graded.csv").write_text("\n".join(rows))
+
+
+def test_a_task_is_a_row_and_a_module(copy):
+    """Cells of its own form become labels; its name is in headers; its metric and its column come out of every stage."""
+    tasks = "hydractl/tasks.py"
+    copy.add("hydractl/grades.py", GRADES)
+    copy.insert(tasks, GRADING, before="TASKS: Mapping[str, Task]")
+    copy.add(tasks, (copy.folder / tasks).read_text().replace("(SINGLE_LABEL, ", "(SINGLE_LABEL, GRADING, "))
+    write_graded(copy.folder)
+    data = ("--data", "graded.csv")
+
+    for line in (
+        f"finetune {ARCH.replace('num_classes=7', 'num_classes=5')} --val graded.csv --lr 3e-3 --epochs 12 -o base.st",
+        "score base.st --method taylor -o scores.json",
+        "prune base.st --scores scores.json --keep 3 -o a.st",
+        "prune base.st --strategy random --keep 3 -o b.st",
+        "fuse a.st b.st -o hydra.st",
+        "eval hydra.st --compare base.st --no-latency --bootstrap 9 --corrupt fog:3 --fail-if grade_error>4 -o report.json",
+        "predict hydra.st graded.csv -o said.jsonl",
+        "predict hydra.st graded.csv -o said.csv",
+    ):
+        given = data if line.split()[0] in {"finetune", "score", "eval"} else ()
+        made = copy.run(*line.split(), *given, "-q")
+        assert made.returncode == 0, f"{line}\n{made.stderr}"
+    other = copy.run("eval", "hydra.st", "--data", "digits::classes=0-4,limit=9", "--no-latency")
+    write_graded(copy.folder, form="{}")
+    plain = copy.run("finetune", "base.st", "--keep-head", *data, "--val", "graded.csv", "-o", "no.st")
+
+    card = copy.run("push", "hydra.st", "my-team/grades", "--dry-run").stdout
+    header = json.loads(copy.run("inspect", "hydra.st", "--json").stdout)["model"]
+    assert (header["architecture"]["problem_type"], header["labels"]) == ("grading", [*"12345"])
+    said = [json.loads(text) for text in (copy.folder / "said.jsonl").read_text().splitlines()]
+    values = json.loads((copy.folder / "report.json").read_text())["rows"][0]["values"]
+    distances = [abs(line["grade"] - (i % 5 + 1)) for i, line in enumerate(said)]
+    assert values["grade_error"]["value"] == pytest.approx(sum(distances) / 30, abs=1e-5)
+    assert values["grade_error"]["value"] < 1.2  # a guess of all grades alike
+    assert (copy.folder / "said.csv").read_text().split(",")[:3] == ["row", "grade", "label"]
+    assert "5 classes and predicts a grade for every input" in " ".join(card.split())
+    assert "has one label for each item, but `--data` needs a grade for each item" in other.stderr
+    assert "write grades as `3/5`" in other.stderr
+    assert "has one label for each item, but base.st answers a grade for each item" in plain.stderr
+    assert len(copy.changed) == 2

@@ -10,9 +10,9 @@ from transformers import PreTrainedConfig
 
 from hydractl.auto.config import HydraConfig
 from hydractl.errors import UsageError
-from hydractl.families.model_folder import SINGLE_LABEL
 from hydractl.hub.layout import CONFIG, labels_of
 from hydractl.manifest.header import Header
+from hydractl.tasks import SINGLE_LABEL
 
 NAMES = frozenset({"id2label", "label2id"})
 """Settings of a configuration that rename classes, which `relabelled` checks."""
@@ -34,7 +34,7 @@ def check_settings(config: HydraConfig, folder: str, model_config: HydraConfig) 
     """
     stored = HydraConfig.from_pretrained(folder) if (Path(folder) / CONFIG).is_file() else model_config
     before, settings = stored.to_dict(), config.to_dict()
-    if settings.get("problem_type") == SINGLE_LABEL and not before.get(
+    if settings.get("problem_type") == SINGLE_LABEL.problem_type and not before.get(
         "problem_type"
     ):  # which is what there is
         del settings["problem_type"]

@@ -238,7 +238,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
 
     def _answer(self, inputs: Inputs, labels: torch.Tensor | None, return_dict: bool | None) -> Any:  # noqa: ANN401 - an output or a tuple
         logits, ood_score = self.with_score(inputs)
-        member_opinions, several = opinions(logits), self.loaded.header.architecture.is_multi_label
+        member_opinions, several = opinions(logits), self.loaded.header.architecture.task.by_label
         loss = None
         if labels is not None:
             # the library's labels of several are floating-point

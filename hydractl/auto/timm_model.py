@@ -28,7 +28,7 @@ class TimmHydra(nn.Module):
 
         Of a model for Q labels, the log odds of the mean of the members' sigmoids (B, Q).
         """
-        several = self.loaded.header.architecture.is_multi_label
+        several = self.loaded.header.architecture.task.by_label
         return opinions(self.loaded.member_logits(x)).logits(multi_label=several)
 
 

@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import ClassVar, NamedTuple, Self, TypeAlias, cast
 
 from PIL import Image
@@ -18,6 +18,7 @@ from hydractl.data.decoding import upright
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
 from hydractl.messages import quoted
+from hydractl.tasks import SINGLE_LABEL, Task
 
 LABELS_HINT = "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`"
 Text: TypeAlias = "str | tuple[str, str]"
@@ -45,14 +46,6 @@ UNASKED = -100
 """Label of a word that nothing is asked about, as in losses of PyTorch."""
 
 
-class LabelKind(Enum):
-    """What the labels of an item are; the value is how messages call them."""
-
-    SINGLE = "one label for each item"
-    SEVERAL = "a list of labels for each item"
-    BY_WORD = "a label for each word"
-
-
 ItemLabels: TypeAlias = "tuple[int, ...] | tuple[tuple[int, ...], ...]"
 
 
@@ -62,7 +55,7 @@ class Labels(NamedTuple):
     class_names: tuple[str, ...] = ()
     labels: ItemLabels | None = None
     numbered: bool = False
-    kind: LabelKind = LabelKind.SINGLE
+    task: Task = SINGLE_LABEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,7 +71,7 @@ class Classed:
             folder's sub-folder `7` has a name, and so has a class that a data set calls so.
         columns: Those of the table that the items were read from; empty where there was none.
         by_position: Whether a user insists that the classes are a model's in order, whatever their names.
-        kind: What the labels of an item are.
+        task: What the labels answer.
         is_selection: Whether items that may have several labels may have others too, which `classes=` left out.
     """
 
@@ -88,7 +81,7 @@ class Classed:
     numbered: bool = False
     columns: tuple[str, ...] = ()
     by_position: bool = False
-    kind: LabelKind = LabelKind.SINGLE
+    task: Task = SINGLE_LABEL
     is_selection: bool = False
 
 
@@ -172,7 +165,7 @@ class Items(Classed, ABC):
             )
         position = {label: place for place, label in enumerate(classes)}
         class_names = tuple(self.class_names[label] for label in classes)
-        if self.kind is LabelKind.SINGLE:
+        if self.task.has_one_question:
             one_each = cast("tuple[int, ...]", self.labels)
             indices = [i for i, label in enumerate(one_each) if label in position]
             labels = tuple(position[one_each[i]] for i in indices)
@@ -181,7 +174,7 @@ class Items(Classed, ABC):
             cast("tuple[tuple[int, ...], ...]", self.labels),
             len(classes) < len(self.class_names),
         )
-        if self.kind is LabelKind.SEVERAL:
+        if self.task.by_label:
             chosen = tuple(tuple(sorted(position[i] for i in row if i in position)) for row in lists)
             return replace(self, class_names=class_names, labels=chosen, is_selection=is_selection)
         if is_selection:

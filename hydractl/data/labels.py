@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from hydractl.data.datasets import LABELS_HINT, UNASKED, Classed, Items, LabelKind, columns_there
+from hydractl.data.datasets import LABELS_HINT, UNASKED, Classed, Items, columns_there
 from hydractl.data.names import (
     ALPHABET,
     LEAST,
@@ -27,6 +26,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import quoted
 from hydractl.progress import Progress
+from hydractl.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,42 +89,26 @@ def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> 
     Raises:
         DataError: If there are none, or items may have several.
     """
-    check_labels(items, option, kind=LabelKind.SINGLE, hint=hint)
+    check_labels(items, option, task=items.task if items.task.has_one_question else SINGLE_LABEL, hint=hint)
     return cast("tuple[int, ...]", items.labels)
 
 
-def kind_of(architecture: Architecture) -> LabelKind:
-    """Return what the labels are that a model answers."""
-    if architecture.is_token_classifier:
-        return LabelKind.BY_WORD
-    return LabelKind.SEVERAL if architecture.is_multi_label else LabelKind.SINGLE
-
-
-_OTHER_KIND: Mapping[LabelKind, str] = MappingProxyType(
-    {
-        LabelKind.SINGLE: "a model for such labels: `hydractl finetune MODEL --data {name}`",
-        LabelKind.SEVERAL: 'write lists, of a single label too: `{{"text": "a late reply", "label": ["delay"]}}`',
-        LabelKind.BY_WORD: 'write words and their labels: `{{"tokens": ["in", "Rome"], "tags": ["O", "B-place"]}}`',
-    }
-)
-
-
-def check_labels(items: Classed, option: str, *, kind: LabelKind, hint: str = LABELS_HINT) -> None:
-    """Refuse data without labels, or with others than a model answers.
+def check_labels(items: Classed, option: str, *, task: Task, hint: str = LABELS_HINT) -> None:
+    """Refuse data without labels, or with those of another task.
 
     Raises:
-        DataError: If they have none of the kind.
+        DataError: If they have none of the task.
     """
     if items.labels is None:
-        needs = "them" if kind is LabelKind.SINGLE else kind.value
+        needs = "them" if task is SINGLE_LABEL else task.labels
         raise DataError(
             f"{items.name}: has no labels, but `{option}` needs {needs}{columns_there(items.columns)}",
             hint=hint,
         )
-    if items.kind is not kind:
+    if items.task is not task:
         raise DataError(
-            f"{items.name}: has {items.kind.value}, but `{option}` needs {kind.value}",
-            hint=_OTHER_KIND[kind].format(name=items.name),
+            f"{items.name}: has {items.task.labels}, but `{option}` needs {task.labels}",
+            hint=task.hint.format(name=items.name),
         )
 
 
@@ -149,12 +133,12 @@ def model_labels(
     """
     import torch  # noqa: PLC0415 - readers of labels do without it
 
-    kind = kind_of(architecture)
-    if kind is LabelKind.SINGLE:
-        return torch.tensor([table[label] for label in required_labels(items, option, hint=hint)])
-    check_labels(items, option, kind=kind, hint=hint)
+    task = architecture.task
+    check_labels(items, option, task=task, hint=hint)
+    if task.has_one_question:
+        return torch.tensor([table[label] for label in cast("tuple[int, ...]", items.labels)])
     lists = cast("tuple[tuple[int, ...], ...]", items.labels)
-    if kind is LabelKind.BY_WORD:
+    if task.by_word:
         by_word = torch.full((len(lists), max(map(len, lists))), UNASKED)
         for row, word_labels in zip(by_word, lists, strict=True):
             row[: len(word_labels)] = torch.tensor([table[label] for label in word_labels])
@@ -177,9 +161,9 @@ def check_training_labels(items: Classed, option: str) -> None:
     Raises:
         DataError: If there are none, or all are the same.
     """
-    check_labels(items, option, kind=items.kind)
+    check_labels(items, option, task=items.task)
     labels = items.labels or ()
-    if items.kind is LabelKind.BY_WORD:
+    if items.task.by_word:
         labels = tuple(chain.from_iterable(cast("tuple[tuple[int, ...], ...]", labels)))
     if len({*labels}) >= LEAST and len(items.class_names) >= LEAST:
         return

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from hydractl.data.datasets import UNASKED, ItemLabels, Items, LabelKind, Text, TextSet, fingerprint_of
+from hydractl.data.datasets import UNASKED, ItemLabels, Items, Text, TextSet, fingerprint_of
 from hydractl.data.tokenize import CHUNK, Tokens, open_whole, tokenize
 from hydractl.errors import DataError
 from hydractl.manifest.tokenizers import unknown_token
@@ -73,7 +73,7 @@ class WordSet(TextSet):
             i for i, document in enumerate(self.documents) if i == 0 or self.documents[i - 1] != document
         ]
         labels = self.labels
-        if labels is not None and self.documents and self.kind is LabelKind.BY_WORD:
+        if labels is not None and self.documents and self.task.by_word:
             by_text: list[list[int]] = [[] for _ in firsts]
             for document, of_window in zip(self.documents, labels, strict=True):
                 by_text[document] += cast("tuple[int, ...]", of_window)
@@ -199,7 +199,7 @@ def _single(text: Text, name: str) -> str:
 
 
 def _labels(items: TextSet, rows: Sequence[int], windows: Sequence[Window]) -> ItemLabels | None:
-    if items.labels is None or items.kind is not LabelKind.BY_WORD:
+    if items.labels is None or not items.task.by_word:
         return items.labels_at(rows)
     labels = cast("tuple[tuple[int, ...], ...]", items.labels)
     return tuple(labels[n][w.words.start : w.words.stop] for n, w in zip(rows, windows, strict=True))

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.model_folder import BY_WORD, logits_of
+from hydractl.families.model_folder import logits_of
 from hydractl.heads.key_heads import shared_keys
+from hydractl.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
     import torch
@@ -229,22 +230,25 @@ def with_pooling(architecture: Architecture, pooling: str) -> Architecture:
     return architecture.model_copy(update={"pooling": None if pooling == DEFAULT_POOLING else pooling})
 
 
-def answering_words(described: Described) -> Described:
-    """Return a model of texts that gives each word one of its classes, in place of each text.
+def answering(described: Described, task: Task) -> Described:
+    """Return a model that answers a task.
 
     Raises:
-        UnsupportedModelError: If it reads no texts, or has a single class.
+        UnsupportedModelError: If it is to answer words, but reads no texts, or has a single class.
     """
+    from hydractl.manifest.header import Tokenization
+
     architecture, how = described.architecture, described.preprocess
-    if getattr(how, "by_word", None) is None or logits_of(architecture) == 1:
-        raise UnsupportedModelError(
-            f"{architecture.name}: only models of texts with several classes answer each word"
-        )
-    return replace(
-        described,
-        architecture=architecture.model_copy(update={"problem_type": BY_WORD, "pooling": None}),
-        preprocess=how.model_copy(update={"by_word": True}),
-    )
+    update: dict[str, object] = {"problem_type": None if task is SINGLE_LABEL else task.problem_type}
+    if task.by_word:
+        if not isinstance(how, Tokenization) or logits_of(architecture) == 1:
+            raise UnsupportedModelError(
+                f"{architecture.name}: only models of texts with several classes answer each word"
+            )
+        update["pooling"] = None
+    if isinstance(how, Tokenization):
+        how = how.model_copy(update={"by_word": task.by_word})
+    return replace(described, architecture=architecture.model_copy(update=update), preprocess=how)
 
 
 def is_replaceable(family: Family, name: str) -> bool:

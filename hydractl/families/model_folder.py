@@ -6,7 +6,7 @@ table of them in docs/models.md is generated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.messages import quoted
 from hydractl.strict_json import parse, read_object
+from hydractl.tasks import SINGLE_LABEL, TASKS, Task
 from hydractl.tensor_spec import ITEM_BYTES, TensorSpec
 
 if TYPE_CHECKING:
     from hydractl.manifest.header import Architecture
 
-SINGLE_LABEL, MULTI_LABEL = "single_label_classification", "multi_label_classification"
-BY_WORD = "token_classification"
-"""`problem_type` of our own: transformers has a class of models for it."""
 QUANTIZED = frozenset(
     {
         "SCB", "absmax", "bias_scale", "g_idx", "input_scale", "nested_absmax", "quant_map", "qweight", "qzeros", "scales",
@@ -158,17 +156,17 @@ def weights_problem(specs: Mapping[str, TensorSpec]) -> str | None:
     return None
 
 
-def answer_problem(config: Mapping[str, object], supported: Sequence[str] = (SINGLE_LABEL,)) -> str | None:
+def answer_problem(config: Mapping[str, object], supported: Iterable[Task] = (SINGLE_LABEL,)) -> str | None:
     """Return why a model's answer is not what is supported, or None, as its configuration has it."""
-    kind = config.get("problem_type")
-    if kind is None or kind in supported:
+    problem_type, names = config.get("problem_type"), [task.problem_type for task in supported]
+    if problem_type is None or problem_type in names:
         return None
-    return f"its `problem_type` is `{kind}`; what is supported: {quoted(supported)}"
+    return f"its `problem_type` is `{problem_type}`; what is supported: {quoted(names)}"
 
 
 def problem_type_of(architecture: Architecture) -> dict[str, object]:
-    """Return what a configuration says of it; empty where an input has one of the classes."""
-    return {"problem_type": MULTI_LABEL} if architecture.is_multi_label else {}
+    """Return what a library's configuration says of a task; empty where that is usual, or told by the class of the model."""
+    return {"problem_type": architecture.problem_type} if architecture.task.by_label else {}
 
 
 def logits_of(architecture: Architecture) -> int:
@@ -196,7 +194,9 @@ PROBLEM_RULE = Rule(
     effect="`multi_label_classification` answers each label by a sigmoid; others than it and `single_label_classification` are "
     "refused, and `finetune` accepts the encoder",
     problem=lambda folder: (
-        answer_problem(folder.config, (SINGLE_LABEL, MULTI_LABEL)) if folder.classifies else None
+        answer_problem(folder.config, [task for task in TASKS.values() if not task.by_word])
+        if folder.classifies
+        else None
     ),
     as_backbone=True,
 )

@@ -9,17 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hydractl.errors import EDITED, UnsupportedModelError, UsageError
-from hydractl.families.base import Described, Family, answering_words, is_replaceable, name_in_memory
+from hydractl.families.base import Described, Family, answering, is_replaceable, name_in_memory
 from hydractl.families.config_checks import OptionsError
-from hydractl.families.model_folder import (
-    BY_WORD,
-    MULTI_LABEL,
-    SINGLE_LABEL,
-    ModelFolder,
-    answer_problem,
-    check_folder,
-    logits_of,
-)
+from hydractl.families.model_folder import ModelFolder, answer_problem, check_folder, logits_of
 from hydractl.families.openclip.config import PREFIX, library
 from hydractl.families.openclip.family import OPENCLIP
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
@@ -33,6 +25,7 @@ from hydractl.families.transformers.vision_models import IMAGES
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, Kind
 from hydractl.messages import did_you_mean, quoted
+from hydractl.tasks import SINGLE_LABEL, TASKS
 from hydractl.tensor_spec import TensorSpec, spec_of
 from hydractl.version import INSTALL
 
@@ -133,7 +126,7 @@ def described_as(name: str, options: Mapping[str, object]) -> Described:
         UsageError: If it has no such option, or its library cannot build it with these.
         UnsupportedModelError: If heads cannot be cut in it.
     """
-    if problem := answer_problem(options, (SINGLE_LABEL, MULTI_LABEL, BY_WORD)):
+    if problem := answer_problem(options, TASKS.values()):
         raise UsageError(f"{name}: {problem}")
     others = {key: value for key, value in options.items() if key != "problem_type"}
     with as_typed(options):
@@ -266,17 +259,17 @@ def _holds_classifier(family: Family, described: Described, specs: Mapping[str, 
 
 
 def with_problem_type(described: Described, config: Mapping[str, object]) -> Described:
-    """Return a model of which a configuration says whether an input may have several labels; a single logit tells two classes apart.
+    """Return a model that answers what a configuration says; a single logit tells two classes apart.
 
     Raises:
-        UnsupportedModelError: As `answering_words`.
+        UnsupportedModelError: As `answering`.
     """
-    architecture, kind = described.architecture, config.get("problem_type")
-    if kind == BY_WORD:
-        return answering_words(described)
-    if kind != MULTI_LABEL or architecture.is_token_classifier or not logits_of(architecture) > 1:
+    architecture = described.architecture
+    task = TASKS.get(str(config.get("problem_type")), SINGLE_LABEL)
+    single_logit = task.by_label and not logits_of(architecture) > 1
+    if task is SINGLE_LABEL or single_logit or architecture.task.by_word:
         return described
-    return replace(described, architecture=architecture.model_copy(update={"problem_type": MULTI_LABEL}))
+    return answering(described, task)
 
 
 def base_header(described: Described) -> Header:

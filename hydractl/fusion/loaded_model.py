@@ -83,7 +83,7 @@ class Loaded(Towers):
         batches: Iterable[Batch[Inputs]]
         texts, rows = None, None
         if isinstance(items, torch.Tensor | Mapping):
-            if self.header.architecture.is_token_classifier:
+            if self.header.architecture.task.by_word:
                 raise TypeError("the model answers the words of texts: give texts, not tensors from `encode`")
             inputs = checked_inputs(items, {}, self.towers.keys())
             count, batches = batch_of(inputs), _cut(inputs, batch_size)

@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 PICTURE, REPORT = "heads.png", "report.json"
 SHOWN_LABELS = 20
 _LIBRARIES = {"timm": "timm", "transformers": "transformers", "openclip": "open_clip"}
-_IMAGES, _TEXTS, _ZERO_SHOT = "image-classification", "text-classification", "zero-shot-image-classification"
-_WORDS = "token-classification"
-_AUTO_CLASSES = {
-    _IMAGES: "ImageClassification",
-    _TEXTS: "SequenceClassification",
-    _WORDS: "TokenClassification",
-}
+_IMAGES, _ZERO_SHOT = "image-classification", "zero-shot-image-classification"
 _KIND_DESCRIPTIONS = {
     Kind.BASE: "A classifier that `hydractl` has prepared for pruning of attention heads.",
     Kind.MEMBER: "A classifier with some attention heads removed.",
@@ -86,7 +80,7 @@ class Facts:
     def task(self) -> str:
         """What the Hub calls what it does."""
         if not isinstance(self.header.preprocess, Preprocess):
-            return _WORDS if self.header.architecture.is_token_classifier else _TEXTS
+            return self.header.architecture.task.pipeline
         return _IMAGES if self.header.num_classes else _ZERO_SHOT
 
 
@@ -287,8 +281,10 @@ def _formatted(value: Value | None) -> str:
 
 
 def _loading(facts: Facts) -> str:
-    items = '["a text", "another one"]' if facts.task in {_TEXTS, _WORDS} else '["photo.jpg"]'
-    field = "entities" if facts.task == _WORDS else "labels"
+    of_images = isinstance(facts.header.preprocess, Preprocess)
+    items = '["photo.jpg"]' if of_images else '["a text", "another one"]'
+    task = facts.header.architecture.task
+    field = "entities" if task.by_word else "labels"
     lines = [
         "## Usage",
         "",
@@ -308,22 +304,20 @@ def _loading(facts: Facts) -> str:
         return "\n".join(lines).replace(
             f'"{facts.reference}")', f'"{facts.reference}", classes=["cat", "dog"])'
         )
-    auto = _AUTO_CLASSES[facts.task]
+    auto = f"AutoModel{'ForImageClassification' if of_images else task.library}"
     revision = "" if facts.revision == MAIN else f', revision="{facts.revision}"'
     if is_stock(facts.header) and facts.header.architecture.library == "openclip":
         return "\n".join(lines)
-    every = (
-        ", top_k=None" if facts.header.architecture.is_multi_label else ""
-    )  # the probability of each label
-    if facts.task == _WORDS:
+    every = ", top_k=None" if task.by_label else ""  # the probability of each label
+    if task.by_word:
         every = ', aggregation_strategy="first"'
     lines += [
         "",
         "```python",
         *(() if is_stock(facts.header) else ("import hydractl",)),
-        f"from transformers import AutoModelFor{auto}, pipeline",
+        f"from transformers import {auto}, pipeline",
         "",
-        f'model = AutoModelFor{auto}.from_pretrained("{facts.name}"{revision})',
+        f'model = {auto}.from_pretrained("{facts.name}"{revision})',
         f'classify = pipeline("{facts.task}", model="{facts.name}"{revision}{every})',
         "```",
     ]
@@ -346,10 +340,8 @@ def _limits(facts: Facts) -> str:
         "- The quality of probabilities is known only for data like those of the evaluation"
         + ("." if facts.row else ", and this card reports no evaluation."),
         (
-            f"- It has {counted(len(labels_of(header)), 'class', 'classes')} and predicts one of them for every "
-            f"{'word' if header.architecture.is_token_classifier else 'input'}."
-            if not header.architecture.is_multi_label
-            else f"- It has {counted(len(labels_of(header)), 'label')}, of which an input may have several or none."
+            f"- It has {counted(len(labels_of(header)), 'class', 'classes')} and predicts "
+            f"{header.architecture.task.answer}."
         )
         if header.num_classes
         else "- It predicts one of the given classes for every input.",

@@ -32,11 +32,7 @@ CONFIG, IMAGES, TOKENIZER, TOKENIZER_CONFIG = (
     "tokenizer_config.json",
 )
 SHARD = "model-{i:05d}-of-{n:05d}.safetensors"
-IMAGE_MODEL, TEXT_MODEL, TOKEN_MODEL = (
-    "HydraForImageClassification",
-    "HydraForSequenceClassification",
-    "HydraForTokenClassification",
-)
+IMAGE_MODEL = "HydraForImageClassification"
 IMAGE_PROCESSOR = "HydraImageProcessor"
 _MASKS = "head-mask*.json"
 OURS = (
@@ -120,7 +116,7 @@ def labels_of(header: Header) -> tuple[str, ...]:
 def _auto_class(header: Header) -> str:
     if isinstance(header.preprocess, Preprocess):
         return IMAGE_MODEL
-    return TOKEN_MODEL if header.architecture.is_token_classifier else TEXT_MODEL
+    return f"Hydra{header.architecture.task.library}"
 
 
 def _config(header: Header) -> dict[str, object]:

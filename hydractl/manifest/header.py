@@ -25,8 +25,10 @@ from hydractl.manifest.prediction_sets import OpenShare, PredictionSets
 from hydractl.messages import counted
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.strict_json import compact
+from hydractl.tasks import SINGLE_LABEL, TASKS, Task
 
 MOST_MEMBERS = 256
+_OTHER_TASKS = tuple(name for name, task in TASKS.items() if task is not SINGLE_LABEL)
 
 
 class Kind(StrEnum):
@@ -52,8 +54,7 @@ class Architecture(StrictModel):
         num_classes: 0 where classes are not part of the model but named by texts (zero-shot).
         pooling: `mean` where a classifier of texts reads the mean over the tokens that are no padding, through dropout and its
             linear layer, in place of what its family reads.
-        problem_type: None where an input has one of the classes. Of `multi_label_classification` each of the `num_classes` labels
-            is a question of its own, answered by the sigmoid of its logit; of `token_classification` each word has a class.
+        problem_type: Of a task in `TASKS`; None where an input has one of the classes.
     """
 
     library: Key
@@ -63,19 +64,14 @@ class Architecture(StrictModel):
     towers: dict[str, TowerHeads]
     num_classes: int = Field(ge=0, le=WIDEST)
     pooling: Literal["mean"] | None = Field(default=None, exclude_if=lambda value: value is None)
-    problem_type: Literal["multi_label_classification", "token_classification"] | None = Field(
-        default=None, exclude_if=lambda value: value is None
+    problem_type: str | None = Field(
+        default=None, exclude_if=lambda value: value is None, pattern=f"^({'|'.join(_OTHER_TASKS)})$"
     )
 
     @property
-    def is_multi_label(self) -> bool:
-        """Whether an input may have several labels."""
-        return self.problem_type == "multi_label_classification"
-
-    @property
-    def is_token_classifier(self) -> bool:
-        """Whether each word of a text has one of the classes."""
-        return self.problem_type == "token_classification"
+    def task(self) -> Task:
+        """What it answers about an input."""
+        return TASKS[self.problem_type or SINGLE_LABEL.problem_type]
 
 
 def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> None:
@@ -385,7 +381,7 @@ class Header(Document):
             raise ValueError("prompting.templates: required if there are labels and excluded otherwise")
         if self.labels and len(self.labels) != self.num_classes:
             raise ValueError(f"labels: {len(self.labels)} names for {self.architecture.num_classes} classes")
-        if len(self.label_thresholds) not in {0, self.num_classes * self.architecture.is_multi_label}:
+        if len(self.label_thresholds) not in {0, self.num_classes * self.architecture.task.by_label}:
             raise ValueError("label_thresholds: must be one for each label of a model for several")
         if self.prediction_sets and len(self.prediction_sets.thresholds) not in {1, self.num_classes}:
             raise ValueError("prediction_sets.thresholds: must be one, or one for each class")

@@ -251,7 +251,7 @@ CALIBRATED = tuple(metric.name for metric in LABELLED if metric.reads != ("hits"
 
 _of_labels = partial(
     Metric,
-    needs=MetricNeeds.LABEL_SETS,
+    needs=MetricNeeds.TASK,
     interval=True,
     unit=Unit.SHARE,
     high=1.0,

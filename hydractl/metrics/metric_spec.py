@@ -21,8 +21,7 @@ class MetricNeeds(Enum):
 
     LABELS = auto()
     QUERIES = auto()
-    LABEL_SETS = auto()
-    SPANS = auto()
+    TASK = auto()
     SETS = auto()
     MEMBERS = auto()
     OOD = auto()
@@ -31,7 +30,7 @@ class MetricNeeds(Enum):
     TIME = auto()
 
 
-WHERE_PRESENT = (MetricNeeds.LABEL_SETS, MetricNeeds.SPANS, MetricNeeds.QUERIES, MetricNeeds.SETS)
+WHERE_PRESENT = (MetricNeeds.TASK, MetricNeeds.QUERIES, MetricNeeds.SETS)
 """What only some rows have; those of others are shown without these metrics."""
 ON_ID_DATA = (MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, *WHERE_PRESENT)
 

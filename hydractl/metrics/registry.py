@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 
 from hydractl.errors import UsageError
 from hydractl.messages import nearest
-from hydractl.metrics.classification import LABELLED, MULTI_LABEL, RETRIEVAL
+from hydractl.metrics.classification import LABELLED, RETRIEVAL
 from hydractl.metrics.diversity import DIVERSITY
 from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_ranking import RANKING
-from hydractl.metrics.spans import SPANS
+from hydractl.plugins import load
+from hydractl.tasks import TASKS, Task
 
 FIT, VAL = "fit", "val"
 """Names in reports of the data that scores are fitted on and of held-out ID data."""
@@ -108,7 +110,13 @@ def by_name(*metrics: Metric) -> Mapping[str, Metric]:
     return MappingProxyType(table)
 
 
-METRICS = by_name(*LABELLED, *MULTI_LABEL, *SPANS, *RETRIEVAL, *DIVERSITY, *RANKING, *_OTHERS)
+def metrics_of(task: Task) -> tuple[Metric, ...]:
+    """Return the metrics that only models of a task have."""
+    return () if task.metrics is None else tuple(load(task.metrics))
+
+
+_OF_TASKS = chain.from_iterable(map(metrics_of, TASKS.values()))
+METRICS = by_name(*LABELLED, *_OF_TASKS, *RETRIEVAL, *DIVERSITY, *RANKING, *_OTHERS)
 
 ALIASES: Mapping[str, str] = MappingProxyType({"acc": "accuracy", "ood": "auroc"})
 """Alternative names of metrics."""

@@ -168,7 +168,7 @@ def span_f1(hits: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
 
 
 _of_spans = partial(
-    Metric, needs=MetricNeeds.SPANS, interval=True, unit=Unit.SHARE, high=1.0, higher_is_better=True
+    Metric, needs=MetricNeeds.TASK, interval=True, unit=Unit.SHARE, high=1.0, higher_is_better=True
 )
 SPANS = (
     _of_spans(
@@ -197,7 +197,7 @@ SPANS = (
         name="span_ece",
         column="span ECE",
         definition="Calibration error as `ece` of predicted spans: their confidence is the lowest probability of the predicted tag among their words.",
-        needs=MetricNeeds.SPANS,
+        needs=MetricNeeds.TASK,
         interval=True,
         high=1.0,
         higher_is_better=False,

@@ -66,7 +66,7 @@ def saved(sample, kind, folder):
     members = [str(sample.pruned(*keep).tuned(i).save(folder / f"{i}.st")) for i, keep in enumerate(KEEPS)]
     naming = Naming(names=CLASSES if sample.header.prompting else ())
     run_fuse(FuseConfig(models=tuple(members), out=folder / "m.st", verify=False, naming=naming))
-    if sample.header.architecture.is_multi_label:
+    if sample.header.architecture.task.by_label:
         return folder / "m.st"
     fit, val = (sample.inputs(batch=COUNT, seed=seed) for seed in (1, 2))
     store_scores(folder / "m.st", *(x["pixel_values"] if naming.names else x for x in (fit, val)))

@@ -60,9 +60,9 @@ def test_equals_the_library(variant, dtype, tolerance):
 
     found = sample.model(dtype)(inputs)
 
-    multi_label = sample.header.architecture.is_multi_label
+    multi_label = sample.header.architecture.task.by_label
     expected = over_classes(sample.library(dtype)(inputs), multi_label=multi_label)
-    tokens = [] if not sample.header.architecture.is_token_classifier else [inputs["word_starts"].shape[1]]
+    tokens = [] if not sample.header.architecture.task.by_word else [inputs["word_starts"].shape[1]]
     assert found.shape == (3, *tokens, sample.header.architecture.num_classes or 3, *[2] * multi_label)
     assert largest_difference(found, expected) <= tolerance
 

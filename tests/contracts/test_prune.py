@@ -47,7 +47,7 @@ def test_masked_in_our_view_is_masked_in_the_library(variant):
     masked = base(variant).masked(*RAGGED["ragged"])
     inputs = masked.inputs(dtype=torch.float64)
     pruned = base(variant).pruned(*RAGGED["ragged"]).model(torch.float64)
-    multi_label = masked.header.architecture.is_multi_label
+    multi_label = masked.header.architecture.task.by_label
     expected = over_classes(masked.library(torch.float64)(inputs), multi_label=multi_label)
     assert largest_difference(pruned(inputs), expected) <= 1e-10
 

@@ -105,7 +105,7 @@ def test_training_mode_is_the_library_s(variant, fixed):
 
     assert (
         largest_difference(
-            ours(inputs), over_classes(theirs(inputs), multi_label=sample.header.architecture.is_multi_label)
+            ours(inputs), over_classes(theirs(inputs), multi_label=sample.header.architecture.task.by_label)
         )
         <= 1e-10
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hydractl.data.datasets import LabelKind, TextSet
+from hydractl.data.datasets import TextSet
 from hydractl.data.encode import encoded, open_items, open_stream
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
 from hydractl.data.reference import DataRef
@@ -24,6 +24,7 @@ from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture, Tokenization
 from hydractl.progress import SILENT
+from hydractl.tasks import TOKENS
 
 TEXTS = (
     "Anna Smith-Jones flew to New York on Friday, didn't she?",
@@ -170,7 +171,7 @@ def test_of_a_long_text_each_word_is_answered_once(kind, words, max_length):
     spans = tuple((begin, begin + len(word)) for begin, word in zip(begins, words, strict=True))
     tags = tuple(range(len(words)))
     text = WordSet(
-        name="t", texts=(" ".join(words), "x"), words=(spans, ((0, 1),)), labels=(tags, (0,)), kind=LabelKind.BY_WORD,
+        name="t", texts=(" ".join(words), "x"), words=(spans, ((0, 1),)), labels=(tags, (0,)), task=TOKENS,
         class_names=tuple(map(str, tags)),
     )  # fmt: skip
     rows = by_word(text, how)
@@ -268,7 +269,7 @@ def test_tables_hold_a_label_for_each_word(tmp_path, suffix):
     else:
         path.write_text(json.dumps(ROWS) if suffix == "json" else "\n".join(map(json.dumps, ROWS)))
     items = open_items(str(path), reading(wordpiece()))
-    assert (items.class_names, items.kind) == (NAMES, LabelKind.BY_WORD)
+    assert (items.class_names, items.task) == (NAMES, TOKENS)
     assert items.texts == ("Anna Smith flew", "to New York .")
     assert items.labels == ((1, 3, 4), (4, 0, 2, 4))
     assert [items.texts[1][b:e] for b, e in items.words[1]] == ROWS[1]["tokens"]

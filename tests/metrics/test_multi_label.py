@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from sklearn import metrics as sk
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.metrics.compute import measure, scored
-from hydractl.metrics.measure_kinds import measure_labels
+from hydractl.metrics.measure_tasks import measure_task
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.per_sample import Responses, question_losses
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.selective import FEWEST_POSITIVES, label_thresholds
 from hydractl.metrics.temperature import fit_temperature, scaled_nll
+from hydractl.tasks import MULTI_LABEL
 from hydractl.training.distillation import DistillationLoss
 
 CHOSEN = (
@@ -53,7 +55,8 @@ def responses(odds):
 def measured(odds, applies, *, resamples=0, metrics=CHOSEN, thresholds=()):
     options = {"metrics": metrics, "resampling": Resampling(resamples=resamples)}
     numbers = measure(responses(odds), applies, {}, scores=(), **options).id_set
-    return numbers | measure_labels(responses(odds), applies, thresholds, **options)
+    header = SimpleNamespace(architecture=SimpleNamespace(task=MULTI_LABEL), label_thresholds=thresholds)
+    return numbers | measure_task(responses(odds), applies, header, **options)
 
 
 @pytest.mark.parametrize(

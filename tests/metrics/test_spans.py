@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 from hydractl.metrics.classification import ece
 from hydractl.metrics.compute import answered, measure, scored
-from hydractl.metrics.measure_kinds import measure_spans
+from hydractl.metrics.measure_tasks import measure_task
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.per_sample import Responses, ensemble_log_probs, question_losses
@@ -20,6 +21,7 @@ from hydractl.metrics.registry import METRICS, needing
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.spans import span_counts, span_f1, span_labels, span_precision, spans_of
 from hydractl.metrics.temperature import fit_temperature, scaled_nll
+from hydractl.tasks import TOKENS
 
 LABELS = ("PER", "LOC-X", "ORG")
 LONGEST = 12
@@ -143,10 +145,15 @@ def test_padding_further_changes_no_interval():
         assert torch.allclose(one[name].high, other[name].high, atol=1e-12), name
 
 
+def measured(told, labels, names, **resampling):
+    header = SimpleNamespace(architecture=SimpleNamespace(task=TOKENS), class_names=names)
+    return measure_task(told, labels, header, metrics=tuple(METRICS), resampling=Resampling(**resampling))
+
+
 def test_a_span_is_as_sure_as_its_least_sure_word():
     names = tag_names("BI")
     told, labels, _ = ragged(classes=len(names))
-    values = measure_spans(told, labels, names, metrics=tuple(METRICS), resampling=Resampling(resamples=20))
+    values = measured(told, labels, names, resamples=20)
     probs = ensemble_log_probs(told.log_probs.double()).exp()
     confidence, hits = [], []
     for i, row in enumerate(labels):
@@ -166,13 +173,7 @@ def test_a_span_is_as_sure_as_its_least_sure_word():
 
 def test_without_a_predicted_span_there_is_nothing_to_calibrate():
     told = Responses(torch.tensor([[0.9, 0.1]]).log().expand(1, 4, 3, 2))
-    values = measure_spans(
-        told,
-        torch.ones(4, 3, dtype=torch.int64),
-        ("O", "B-x"),
-        metrics=tuple(METRICS),
-        resampling=Resampling(),
-    )
+    values = measured(told, torch.ones(4, 3, dtype=torch.int64), ("O", "B-x"))
     assert "span_ece" not in values
     assert (values["span_f1"].value, values["span_recall"].value) == (0, 0)
 

@@ -149,7 +149,7 @@ def test_a_frozen_encoder_trains_its_classifier_as_with_features_computed_anew(p
     heard = Heard()
     report = train(place, str(place / model), "head.st", train=("head",), reset_head=True, progress=heard)
     assert any("frozen encoder" in step for step in heard.steps)
-    assert open_model(str(place / "head.st")).header.architecture.is_multi_label
+    assert open_model(str(place / "head.st")).header.architecture.task.by_label
     assert report.nll == pytest.approx(evaluate(place, "head.st").rows[0].values["nll"].value, abs=0.3)
 
 
@@ -534,7 +534,7 @@ def test_models_of_both_kinds_are_never_mixed(place):
         "A new classifier for 3 classes (cat, mat, sat), the model's has other" in step
         for step in heard.steps
     )
-    assert not open_model(str(place / "one.st")).header.architecture.is_multi_label
+    assert not open_model(str(place / "one.st")).header.architecture.task.by_label
     with pytest.raises(CheckpointError, match=r"is a bert with problem_type="):
         run_fuse(FuseConfig(models=(str(place / "base.st"), str(place / "one.st")), out=place / "mixed.st"))
     with pytest.raises(HydraError, match="answers one label for each item, but the student a list of labels"):

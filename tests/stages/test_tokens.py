@@ -138,7 +138,7 @@ def library_logits(folder, words):
 def test_an_encoder_learns_tags_and_its_folder_is_the_library_s(place):
     header = open_model(str(place / "base.st")).header
     assert header.labels == NAMES
-    assert header.architecture.is_token_classifier
+    assert header.architecture.task.by_word
     assert header.preprocess.by_word
     assert is_stock(header)
     config = json.loads((place / "folder" / "config.json").read_text())
@@ -462,7 +462,7 @@ def test_a_classifier_of_words_becomes_one_of_texts_and_back(place):
     header = open_model(str(place / "one.st")).header
     assert (header.architecture.problem_type, header.preprocess.by_word) == (None, False)
     train(place, place / "one.st", "back.st")
-    assert open_model(str(place / "back.st")).header.architecture.is_token_classifier
+    assert open_model(str(place / "back.st")).header.architecture.task.by_word
 
 
 def test_tensors_are_not_texts(place):

@@ -70,7 +70,7 @@ class Sample:
     def library(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """Build the library's own model with the same tensors; for a base."""
         architecture = self.header.architecture
-        by_word = {"problem_type": architecture.problem_type} if architecture.is_token_classifier else {}
+        by_word = {"problem_type": architecture.problem_type} if architecture.task.by_word else {}
         pooling = {} if architecture.pooling is None else {"pooling": architecture.pooling}
         said = pooling | by_word
         model = LIBRARY[architecture.library](architecture.name, architecture.config | said)
@@ -79,7 +79,7 @@ class Sample:
 
     def inputs(self, *, batch: int = 2, seed: int = 0, dtype: torch.dtype = torch.float32) -> Inputs:
         inputs = probe_inputs(self.header, batch=batch, seed=seed)
-        if self.header.architecture.is_token_classifier:
+        if self.header.architecture.task.by_word:
             inputs = {**inputs, WORDS: word_starts(inputs["attention_mask"])}
         return map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
 

@@ -56,7 +56,7 @@ def labelled(sample: Sample, count: int) -> tuple[Inputs, torch.Tensor]:
 def labels_for(sample: Sample, inputs: Inputs) -> torch.Tensor:
     """Return labels (B,), or for each word (B, Q), -100 where there is none."""
     generator = torch.Generator().manual_seed(2)
-    if not sample.header.architecture.is_token_classifier:
+    if not sample.header.architecture.task.by_word:
         return torch.randint(0, CLASSES, (batch_of(inputs),), generator=generator)
     words = inputs[WORDS]
     return torch.randint(0, CLASSES, words.shape, generator=generator).masked_fill(words < 0, -100)

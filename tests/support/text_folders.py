@@ -35,7 +35,7 @@ def save_text_model(variant: Variant, folder: Path, **options: object) -> Sample
     """Write a variant's base by the library's own means, and return it; `options` are of `save_pretrained`."""
     sample = base(variant)
     library = sample.library()
-    if sample.header.architecture.is_multi_label:
+    if sample.header.architecture.task.by_label:
         library.config.problem_type = sample.header.architecture.problem_type
     library.save_pretrained(folder, **options)
     save_tokenizer(folder)

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hydractl.families.model_folder import BY_WORD, MULTI_LABEL
 from hydractl.model_inputs import WORDS
+from hydractl.tasks import MULTI_LABEL, TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ TINY: dict[str, object] = {
 TIMM_VIT: dict[str, tuple[str, dict[str, object]]] = {
     "class-token": ("vit_tiny_patch16_224", {}),
     "one-logit": ("vit_tiny_patch16_224", {"num_classes": 1}),
-    "multi-label": ("vit_tiny_patch16_224", {"problem_type": MULTI_LABEL}),
+    "multi-label": ("vit_tiny_patch16_224", {"problem_type": MULTI_LABEL.problem_type}),
     "average-pool": ("vit_base_patch16_siglip_gap_224", {}),
     "average-pool-with-class-token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
     "pool-all-tokens": ("vit_tiny_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}),
@@ -113,7 +113,7 @@ TINY_TEXT: dict[str, object] = {
 BERT: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("bert", {}),
     "one-logit": ("bert", {"num_labels": 1}),
-    "multi-label": ("bert", {"problem_type": MULTI_LABEL}),
+    "multi-label": ("bert", {"problem_type": MULTI_LABEL.problem_type}),
     "mean-pool": ("bert", {"pooling": "mean"}),
 }
 ROBERTA: dict[str, tuple[str, dict[str, object]]] = {
@@ -395,7 +395,7 @@ _OF_TEXTS = {
 VARIANTS = (
     *_VARIANTS,
     *(
-        Variant(v.family, "tokens", v.arch, v.options | {"problem_type": BY_WORD})
+        Variant(v.family, "tokens", v.arch, v.options | {"problem_type": TOKENS.problem_type})
         for v in reversed(_OF_TEXTS.values())
     ),
 )
@@ -424,7 +424,7 @@ def _transformers(name: str, options: dict[str, object]) -> nn.Module:
 
     kind = (
         transformers.AutoModelForTokenClassification
-        if options.get("problem_type") == BY_WORD
+        if options.get("problem_type") == TOKENS.problem_type
         else {
             ("text",): transformers.AutoModelForSequenceClassification,
             ("vision",): transformers.AutoModelForImageClassification,

@@ -10,20 +10,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data.datasets import ImageSet, ImageStore, LabelKind, Labels, Text, TextSet
+from hydractl.data.datasets import ImageSet, ImageStore, Labels, Text, TextSet
 from hydractl.data.decoding import decode, read_bytes
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.tables import Cell, DataTable, FileSpan, ImageFiles, Read
 from hydractl.errors import DataError
 from hydractl.messages import did_you_mean, quoted
+from hydractl.plugins import load
 from hydractl.progress import Progress
 from hydractl.strict_json import NotJSONError, parse
+from hydractl.tasks import MULTI_LABEL, SINGLE_LABEL, TASKS
 
 IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
 TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "comment", "tweet", "body")
@@ -222,6 +224,7 @@ class LabelReader:
         """Wait for the first of them; arguments as of `read_labels`."""
         self._names = names
         self.where = where
+        self._task = SINGLE_LABEL
         self._withheld = 0
         self._codes = array("q")
         self._texts: dict[str, int] = {}
@@ -234,9 +237,9 @@ class LabelReader:
             DataError: As `read_labels`.
         """
         begin = self._withheld + len(self._codes) + len(self._lists)
-        lists = [list_in(cell) for cell in cells]
-        if self._lists or any(cell is not None for cell in lists):
-            self._add_lists(lists, begin)
+        cells = self._as_task(cells, begin)
+        if self._task.by_label:
+            self._add_lists(cast("Sequence[list[Any]]", cells), begin)
             return
         values = [self.label(row, cell) for row, cell in enumerate(cells, begin)]
         if not self._codes and all(value == UNKNOWN for value in values):
@@ -259,18 +262,28 @@ class LabelReader:
             for row, value in enumerate(values, begin)
         )
 
-    def _add_lists(self, lists: Sequence[list[Any] | None], begin: int) -> None:
-        """Read the lists of labels of the next rows, of which all have one."""
-        single = begin - len(self._lists) and begin  # rows before had no lists
-        if single or None in lists:
-            row = begin if single else begin + lists.index(None)
-            raise DataError(
-                f"{self.where}: row {row} and others differ: labels are lists in all rows or in none",
-                hint="write a single label as a list of one, and none as `[]`",
-            )
+    def _as_task(self, cells: Sequence[object], begin: int) -> Sequence[object]:
+        """Return what cells say in the form of a task that has one of its own, which all rows have then; else cells as they are."""
+        for task in TASKS.values():
+            labels = [] if task.cell is None else [load(task.cell)(cell) for cell in cells]
+            if not (task is self._task and labels) and all(label is None for label in labels):
+                continue
+            begins_late = begin > 0 and task is not self._task
+            if begins_late or None in labels:
+                row = begin if begins_late else begin + labels.index(None)
+                raise DataError(
+                    f"{self.where}: row {row} and others differ: {task.labels} in all rows or in none",
+                    hint=task.hint.format(name=self.where),
+                )
+            self._task = task
+            return labels
+        return cells
+
+    def _add_lists(self, lists: Sequence[list[Any]], begin: int) -> None:
+        """Read the lists of labels of the next rows."""
         top = math.inf if self._names is None else len(self._names) - 1
         for row, cell in enumerate(lists, begin):
-            values = tuple(self.label(row, int(v) if isinstance(v, bool) else v) for v in cell or ())
+            values = tuple(self.label(row, int(v) if isinstance(v, bool) else v) for v in cell)
             wrong = (v for v in values if (v < 0 or v > top if isinstance(v, int) else top < math.inf))
             if (value := next(wrong, None)) is not None:
                 raise DataError(
@@ -311,11 +324,11 @@ class LabelReader:
             progress.warn(f"{self.where}: every label is {UNKNOWN}, so the items are unlabelled")
             return Labels()
         if self._names is not None:
-            return Labels(tuple(self._names), tuple(self._codes))
+            return Labels(tuple(self._names), tuple(self._codes), task=self._task)
         numbered = are_numerals(self._texts)
         class_names = sorted(self._texts, key=int) if numbered else sorted(self._texts)
         position = {self._texts[text]: index for index, text in enumerate(class_names)}
-        return Labels(tuple(class_names), tuple(position[code] for code in self._codes), numbered)
+        return Labels(tuple(class_names), tuple(position[code] for code in self._codes), numbered, self._task)
 
     def _label_sets(self) -> Labels:
         """Return the labels of lists: of names or class numbers, or with a 0 or 1 for each class where all rows have as many."""
@@ -327,7 +340,7 @@ class LabelReader:
                     hint="write the names of the classes instead",
                 )
             hot = tuple(tuple(i for i, value in enumerate(values) if value) for values in self._lists)
-            return Labels(tuple(map(str, range(width))), numbered=True, labels=hot, kind=LabelKind.SEVERAL)
+            return Labels(tuple(map(str, range(width))), numbered=True, labels=hot, task=MULTI_LABEL)
         texts = {str(value) for values in self._lists for value in values}
         if not texts:
             raise DataError(f"{self.where}: every list of labels is empty")
@@ -338,7 +351,7 @@ class LabelReader:
             sorted({int(v) if position is None else position[str(v)] for v in values})
             for values in self._lists
         )
-        return Labels(tuple(class_names), tuple(map(tuple, sets)), numbered, LabelKind.SEVERAL)
+        return Labels(tuple(class_names), tuple(map(tuple, sets)), numbered, MULTI_LABEL)
 
 
 def list_in(cell: object) -> list[Any] | None:

@@ -246,7 +246,7 @@ class Shuffled(Classed):
             name=digest.name,
             class_names=digest.class_names,
             labels=digest.labels,
-            kind=digest.kind,
+            task=digest.task,
             numbered=digest.numbered,
             columns=digest.columns,
             stream=stream,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
-from hydractl.data.datasets import UNASKED, LabelKind, Labels
+from hydractl.data.datasets import UNASKED, Labels
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.column_roles import UNKNOWN, LabelReader, find_column, list_in
@@ -13,6 +13,7 @@ from hydractl.data.sources.tables import DataTable
 from hydractl.data.words import Span, WordSet
 from hydractl.errors import DataError
 from hydractl.progress import Progress
+from hydractl.tasks import TOKENS
 
 WORD_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("ner_tags", "tags", "pos_tags", "labels", "label")
@@ -128,5 +129,5 @@ def _labels(
             for row in tags
         ),
         numbered,
-        LabelKind.BY_WORD,
+        TOKENS,
     )

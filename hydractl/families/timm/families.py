@@ -65,7 +65,7 @@ def _family(row: models.TimmRow) -> Family:
         cut_heads(library, {models.TOWER: models.LAYOUT}, architecture, mask)
         fill(library, state)
         model = wrap(library, mask[models.TOWER].keep).eval()
-        model.answer.multi_label = architecture.is_multi_label
+        model.answer.multi_label = architecture.task.by_label
         return model
 
     return Family(

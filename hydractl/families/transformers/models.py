@@ -17,7 +17,7 @@ from hydractl.families.base import (
     Described,
     Family,
     TowerLayout,
-    answering_words,
+    answering,
     is_replaceable,
     place_on_disk,
     with_pooling,
@@ -31,6 +31,7 @@ from hydractl.families.transformers.vision import FILES, image_size, says_images
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 from hydractl.strict_json import plain
+from hydractl.tasks import TOKENS
 
 if TYPE_CHECKING:
     import torch
@@ -221,7 +222,7 @@ def family_of_row(row: FamilyRow) -> Family:
         fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
         head_numbers = {tower: keep.keep for tower, keep in mask.items()}
         model = row.of(architecture).wrap(library, head_numbers).eval()
-        model.answer.multi_label = architecture.is_multi_label
+        model.answer.multi_label = architecture.task.by_label
         if state is not None and CLASS_EMBEDDINGS in state and isinstance(model.answer, Contrast):
             # never a parameter: classes are not trained
             model.answer.settle(state[CLASS_EMBEDDINGS].detach())
@@ -280,12 +281,10 @@ def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> 
     if model_class in trained:
         return described
     if (by_token := row.by_token()) is not None and by_token.classes[name] in trained:
-        return answering_words(described)
-    described = replace(
-        described,
-        lacks=f"is a {trained[0]}, which is not a classifier",
-        may_classify=not row.zero_shot and not _has_head(trained[0]),
-    )
+        return answering(described, TOKENS)
+    may_classify = not (row.zero_shot or _has_head(trained[0]))
+    lacks = f"is a {trained[0]}, which is not a classifier"
+    described = replace(described, lacks=lacks, may_classify=may_classify)
     return (
         with_sentence_settings(described, ModelFolder(path=folder, config=config))
         if "text" in row.towers

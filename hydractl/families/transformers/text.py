@@ -14,6 +14,7 @@ from hydractl.families.transformers.encoder import TextEncoderNames
 from hydractl.families.transformers.models import FamilyRow, family_of_row
 from hydractl.families.transformers.tokenizers import read_texts
 from hydractl.manifest.header import Architecture, Tokenization
+from hydractl.tasks import SINGLE_LABEL, TOKENS
 
 if TYPE_CHECKING:
     from hydractl.families.surgery import HeadNumbers
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 ROTATIONS = ("default", "linear", "yarn", "llama3")
 """Types of rotary embeddings with angles that do not depend on the length of the batch."""
-OF_TEXTS, OF_TOKENS = "ForSequenceClassification", "ForTokenClassification"
 MPNET_PADDING, MPNET_BUCKETS = 1, 32
 """Constant of the library's code, independent of the configuration."""
 
@@ -45,13 +45,14 @@ class TextRow(FamilyRow):
 
     @override
     def of(self, architecture: Architecture) -> TextRow:
-        if architecture.is_token_classifier:
+        if architecture.task.by_word:
             return self.by_token()
         return self if architecture.pooling is None else replace(self, encoder=self.encoder.averaged())
 
     @override
     def by_token(self) -> TextRow:
-        classes = {name: f"{kind.removesuffix(OF_TEXTS)}{OF_TOKENS}" for name, kind in self.classes.items()}
+        of_texts, of_tokens = SINGLE_LABEL.library, TOKENS.library
+        classes = {name: f"{kind.removesuffix(of_texts)}{of_tokens}" for name, kind in self.classes.items()}
         return replace(self, classes=classes, encoder=self.encoder.by_token())
 
     @override

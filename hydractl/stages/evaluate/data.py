@@ -14,14 +14,7 @@ from torch import Tensor
 from hydractl.data.batches import CACHE_BYTES, BatchShare
 from hydractl.data.datasets import LABELS_HINT, Classed, Items
 from hydractl.data.encode import Reading, check_skips, open_items, open_readable, open_stream
-from hydractl.data.labels import (
-    are_numerals,
-    check_labels,
-    first_names,
-    kind_of,
-    model_labels,
-    required_labels,
-)
+from hydractl.data.labels import are_numerals, check_labels, first_names, model_labels, required_labels
 from hydractl.data.matching import match_classes, nameless
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.column_roles import LabelReader
@@ -284,7 +277,6 @@ class ClassAlignment:
         self._names = classes.names if classes else stored
         self._count = len(self._names) if classes else models[0].header.num_classes
         self._architecture = models[0].header.architecture
-        self._kind = kind_of(self._architecture)
         self._by_text = classes is not None
         self._progress = progress
         self._classes: tuple[int, ...] | None = None
@@ -316,7 +308,7 @@ class ClassAlignment:
         Raises:
             DataError: If it has none, or they do not fit the models.
         """
-        check_labels(tested, "--data", kind=self._kind, hint=UNLABELLED)
+        check_labels(tested, "--data", task=self._architecture.task, hint=UNLABELLED)
         return self._labels(tested, self._match_tested(tested), "--data")
 
     def check(self, reader: LabelReader) -> None:
@@ -340,7 +332,7 @@ class ClassAlignment:
         """Return for each class of the ID set the models', which is settled once."""
         if self._classes is None:
             if not isinstance(tested, ItemStream):
-                check_labels(tested, "--data", kind=self._kind, hint=UNLABELLED)
+                check_labels(tested, "--data", task=self._architecture.task, hint=UNLABELLED)
             self._classes = self._matched(tested, by_text=self._by_text)
             self._class_by_name = dict(zip(tested.class_names, self._classes, strict=True))
         return self._classes
@@ -368,7 +360,9 @@ class ClassAlignment:
         is_option = option in _WITHOUT_LABELS
         needs = f"--{option}" if is_option else option
         called = f"{needs} {items.name}" if is_option else option  # what a row is made with is named by it
-        check_labels(items, needs, kind=self._kind, hint=_WITHOUT_LABELS.get(option, LABELS_HINT))
+        check_labels(
+            items, needs, task=self._architecture.task, hint=_WITHOUT_LABELS.get(option, LABELS_HINT)
+        )
         strange = [name for name in items.class_names if name not in self._class_by_name]
         if not strange:
             classes = tuple(self._class_by_name[name] for name in items.class_names)

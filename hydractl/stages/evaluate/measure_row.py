@@ -21,7 +21,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.by_class import by_class
 from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means, measure
 from hydractl.metrics.curves import curves_of
-from hydractl.metrics.measure_kinds import measure_kind, measure_order
+from hydractl.metrics.measure_tasks import measure_order, measure_task
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import needing
@@ -232,7 +232,7 @@ def _measure_corrupted(
     Memory holds the predictions under one corruption, and of each metric a number a resample.
     """
     cells: dict[tuple[str, str], dict[str, MetricEstimate]] = {}
-    metrics = needing(run.config.chosen, MetricNeeds.LABELS, MetricNeeds.LABEL_SETS, MetricNeeds.SPANS)
+    metrics = needing(run.config.chosen, MetricNeeds.LABELS, MetricNeeds.TASK)
     for corruption in run.corruptions:
         clean = run.data.prepared(ID_NAME)
         corrupted = with_corruption(clean.dataset, corruption)
@@ -243,23 +243,23 @@ def _measure_corrupted(
         predictions, labels = scaling(predictions), run.data.summary.labels
         cells[corruption.name, str(corruption.severity)] = {
             **measure(predictions, labels, {}, metrics=metrics, scores=(), resampling=run.resampling).id_set,
-            **_of_kind(run, predictions, label_thresholds, metrics=metrics),
+            **_of_task(run, predictions, label_thresholds, metrics=metrics),
         }
     return ShiftNumbers(cells=cells) if cells else None
 
 
-def _of_kind(
+def _of_task(
     run: Evaluation,
     tested: StoredPredictions,
     label_thresholds: Sequence[float],
     *,
     metrics: Sequence[str],
 ) -> dict[str, MetricEstimate]:
-    """Return the selected metrics that only models of a kind have, see `measure_kind`."""
+    """Return the selected metrics that only models of a task have, see `measure_task`."""
     update = {"labels": run.data.class_names, "label_thresholds": tuple(label_thresholds)}
     header = run.opened[0][0].header.model_copy(update=update)
     labels = run.data.summary.labels
-    return measure_kind(tested, labels, header, metrics=metrics, resampling=run.resampling)
+    return measure_task(tested, labels, header, metrics=metrics, resampling=run.resampling)
 
 
 def _label_thresholds(models: Sequence[OpenModel]) -> tuple[float, ...]:
@@ -280,7 +280,7 @@ def _numbers(
         scores=config.scores,
         resampling=run.resampling,
     )
-    id_set = numbers.id_set | _of_kind(run, tested, label_thresholds, metrics=config.chosen)
+    id_set = numbers.id_set | _of_task(run, tested, label_thresholds, metrics=config.chosen)
     if run.data.queries is not None:
         id_set |= measure_order(
             tested, labels, run.data.queries, metrics=config.chosen, resampling=run.resampling
@@ -314,7 +314,7 @@ def _row(
             predictions[ID_NAME],
             labels,
             by_label or _label_thresholds(models),
-            several=models[0].header.architecture.is_multi_label,
+            several=models[0].header.architecture.task.by_label,
         ),
         label_thresholds=by_label,
         means=means(ood, config.groups),
@@ -372,7 +372,7 @@ def _with_curves(
     labels, architecture = run.data.summary.labels, run.opened[0][0].header.architecture
     classes = (
         None
-        if architecture.is_multi_label
+        if architecture.task.by_label
         else by_class(answers["predicted"], labels[labels >= 0], run.data.class_names, like=like)
     )
     origins = tuple(

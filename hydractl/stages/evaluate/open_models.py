@@ -9,19 +9,19 @@ import torch
 
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.corruptions.severities import frost_scale
-from hydractl.data.datasets import Items, LabelKind, TextSet
+from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, content_of
-from hydractl.data.labels import kind_of
 from hydractl.data.sources.stream import ItemStream
 from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.manifest.header import Tokenization
 from hydractl.metrics.metric_spec import MetricNeeds
-from hydractl.metrics.registry import needing
+from hydractl.metrics.registry import metrics_of, needing
 from hydractl.output.locks import OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.shared import outputs
 from hydractl.stages.shared.open_inputs import open_reader
+from hydractl.tasks import SINGLE_LABEL, TASKS
 
 
 def open_rows(config: EvalConfig) -> list[list[OpenModel]]:
@@ -57,39 +57,41 @@ def queries_of(
     """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit.
 
     Raises:
-        UsageError: If there are none, but a metric was chosen that needs them, or one of labels that no model answers, or of prediction
-            sets that the first stores none of.
+        UsageError: If a metric was chosen that the models, or these data, do not have.
     """
     rerank = all(model.header.architecture.config.get("num_labels") == 1 for model in models)
     queries = tested.queries() if rerank and isinstance(tested, TextSet) else None
+    _check_metrics(config, models[0], has_queries=queries is not None)
+    return None if queries is None else torch.tensor(queries)
+
+
+def _check_metrics(config: EvalConfig, first: OpenModel, *, has_queries: bool) -> None:
+    """Refuse metrics that were chosen and cannot be measured: of another task, of queries, or of sets that the first model lacks."""
     explicit = [
         *(config.chosen if config.metrics else ()),
         *(condition.metric for condition in config.fail_if),
     ]
-    kind = kind_of(models[0].header.architecture)
-    for needs, required in (
-        (MetricNeeds.LABEL_SETS, LabelKind.SEVERAL),
-        (MetricNeeds.SPANS, LabelKind.BY_WORD),
-    ):
-        if kind is not required and (metrics := needing(explicit, needs)):
+    task = first.header.architecture.task
+    for other in TASKS.values():
+        names = {metric.name for metric in metrics_of(other)}
+        if task is not other and (name := next((name for name in explicit if name in names), None)):
             raise UsageError(
-                f"`{metrics[0]}` cannot be measured: it needs models that answer {required.value}, but "
-                f"{models[0].reference} answers {kind.value}",
+                f"`{name}` cannot be measured: it needs models that answer {other.labels}, but "
+                f"{first.reference} answers {task.labels}",
                 hint="for any model use accuracy",
             )
-    has_sets = config.set_options.sets is not None or models[0].header.prediction_sets is not None
+    has_sets = config.set_options.sets is not None or first.header.prediction_sets is not None
     if not has_sets and (metrics := needing(explicit, MetricNeeds.SETS)):
         raise UsageError(
-            f"`{metrics[0]}` cannot be measured: {models[0].reference} stores no prediction sets",
+            f"`{metrics[0]}` cannot be measured: {first.reference} stores no prediction sets",
             hint="`eval MODEL --data HELDOUT --sets 0.9 --store SETS.st` stores them in a copy",
         )
-    if queries is None and (metrics := needing(explicit, MetricNeeds.QUERIES)):
+    if not has_queries and (metrics := needing(explicit, MetricNeeds.QUERIES)):
         raise UsageError(
             f"`{metrics[0]}` cannot be measured: it needs rerankers, which have a single logit, and pairs of texts "
             "of which several have the same first text, the query",
             hint='write pairs as {"query": Q, "passage": P, "label": 1}, where 1 is a relevant passage',
         )
-    return None if queries is None else torch.tensor(queries)
 
 
 def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
@@ -108,9 +110,9 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
             raise InputError(f"{model.reference}: reads {other_model}, {first.reference} reads {content}")
     for model in models[1:]:
         if model.header.architecture.problem_type != first.header.architecture.problem_type:
-            kinds = (kind_of(m.header.architecture).value for m in (first, model))
+            answers = (m.header.architecture.task.labels for m in (first, model))
             raise InputError(
-                f"{first.reference} answers {next(kinds)}, {model.reference} {next(kinds)}; all models in a table must "
+                f"{first.reference} answers {next(answers)}, {model.reference} {next(answers)}; all models in a table must "
                 "answer the same kind of labels"
             )
     compared = [m for m in models if not (config.naming.names and m.header.prompting)]
@@ -128,19 +130,19 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
             )
 
 
-def check_kind(config: EvalConfig, first: OpenModel) -> None:
+def check_task(config: EvalConfig, first: OpenModel) -> None:
     """Refuse what is defined for models with one label an input, if the models answer others, and the other way round.
 
     Raises:
         UsageError: Naming the option.
     """
-    kind = kind_of(first.header.architecture)
-    if config.label_thresholds and kind is not LabelKind.SEVERAL:
+    task = first.header.architecture.task
+    if config.label_thresholds and not task.by_label:
         raise UsageError(
-            f"`--label-thresholds`: {first.reference} answers {kind.value}, the most probable one",
+            f"`--label-thresholds`: {first.reference} answers {task.labels}, the most probable one",
             hint="leave it out; for a threshold of the OOD score add `--threshold-for 'risk<=0.05'`",
         )
-    if kind is LabelKind.SINGLE:
+    if task.has_one_question:
         return
     options = {
         "--fit": config.fit is not None or bool(config.fitted),
@@ -151,7 +153,7 @@ def check_kind(config: EvalConfig, first: OpenModel) -> None:
     }
     if option := next((option for option, is_given in options.items() if is_given), None):
         raise UsageError(
-            f"`{option}`: needs models that answer {LabelKind.SINGLE.value}, but {first.reference} answers {kind.value}",
+            f"`{option}`: needs models that answer {SINGLE_LABEL.labels}, but {first.reference} answers {task.labels}",
             hint="leave it out",
         )
 

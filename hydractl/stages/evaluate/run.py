@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from hydractl.data.corruptions.names import chosen
-from hydractl.data.datasets import Content, LabelKind
+from hydractl.data.datasets import Content
 from hydractl.data.encode import content_of
-from hydractl.data.labels import kind_of
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.report import Report
@@ -34,9 +33,9 @@ from hydractl.stages.evaluate.measure_ood import check_fitted_scores, with_defau
 from hydractl.stages.evaluate.measure_row import Evaluation, RowCollector, measure_rows
 from hydractl.stages.evaluate.open_models import (
     check_alike,
-    check_kind,
     check_outputs,
     check_photographs,
+    check_task,
     open_rows,
 )
 from hydractl.stages.evaluate.predictions_file import write_predictions
@@ -84,10 +83,10 @@ def _prepare(
     if team.leads:
         check_outputs(config, opened, lock)
     check_alike(config, opened)
-    check_kind(config, opened[0][0])
+    check_task(config, opened[0][0])
     check_rows(config, opened)
     is_default, config = config.ood_score is None, with_default_score(config, opened)
-    is_fittable = kind_of(opened[0][0].header.architecture) is LabelKind.SINGLE
+    is_fittable = opened[0][0].header.architecture.task.has_one_question
     if config.scores == (MSP,) and is_default and config.ood and is_fittable:
         progress.step(f"the only OOD score is `{MSP}`; `--fit TRAIN --val VAL` adds `{ENERGY_DENSITY}`")
     check_fitted_scores(config, opened)

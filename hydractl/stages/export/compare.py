@@ -22,7 +22,7 @@ from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.compute import means, measure
-from hydractl.metrics.measure_kinds import measure_kind
+from hydractl.metrics.measure_tasks import measure_task
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import Responses
 from hydractl.metrics.registry import METRICS, choose_metrics
@@ -215,7 +215,7 @@ def measured(
             scores=(MSP,),
             resampling=resampling,
         )
-        of_kind = measure_kind(
+        of_task = measure_task(
             responses[ID_NAME], trial.labels, opened.header, metrics=chosen, resampling=resampling
         )
         rows.append(
@@ -223,7 +223,7 @@ def measured(
                 name=name,
                 models=(Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),),
                 members=len(responses[ID_NAME].log_probs),
-                values=replace(numbers, id_set=numbers.id_set | of_kind).values,
+                values=replace(numbers, id_set=numbers.id_set | of_task).values,
                 ood=numbers.ood,
                 means=means(numbers.ood, {"far": (OOD,), "all": (OOD,)} if foreign else {}),
             )

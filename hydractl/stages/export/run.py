@@ -222,7 +222,7 @@ def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, hea
     """Return why a threshold does not hold for what is exported, which computes an OOD score; None if it does."""
     if config.quantize is not None:
         return "it does not hold for the quantized model"
-    if header.architecture.is_token_classifier:
+    if header.architecture.task.by_word:
         return "it is for the mean score of a text's words, but the exported model scores each token"
     if threshold.score != (score := module.with_score.score):
         return f"it is for `{threshold.score}`, but the exported model computes `{score}`"
@@ -370,7 +370,7 @@ def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
 
 def _of_labels(header: Header) -> dict[str, object]:
     """Return what a model says of itself whose inputs may have several labels."""
-    if not header.architecture.is_multi_label:
+    if not header.architecture.task.by_label:
         return {}
     return {
         "labels": header.class_names,

@@ -32,8 +32,8 @@ def script(config: ExportConfig, header: Header, threshold: Threshold | None) ->
     return template.render(
         how=how,
         labelled=bool(header.labels),
-        multi_label=header.architecture.is_multi_label,
-        by_word=header.architecture.is_token_classifier,
+        multi_label=header.architecture.task.by_label,
+        by_word=header.architecture.task.by_word,
         name=config.out.name,
         onnx=config.form == ONNX,
         pixels=config.with_preprocess,

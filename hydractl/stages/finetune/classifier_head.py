@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.datasets import Classed, LabelKind
-from hydractl.data.labels import kind_of
+from hydractl.data.datasets import Classed
 from hydractl.data.matching import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
-from hydractl.families.base import DEFAULT_POOLING, Described, answering_words, place_of
+from hydractl.families.base import DEFAULT_POOLING, Described, answering, place_of
 from hydractl.families.classifier import CLASSES, asked_number, with_classifier
 from hydractl.families.load import OpenModel
-from hydractl.families.model_folder import MULTI_LABEL
 from hydractl.fusion.build import member_headers
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Fate, Header, Tokenization
@@ -20,6 +18,7 @@ from hydractl.messages import counted
 from hydractl.progress import Progress
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.shared.zero_shot_classes import POOLED
+from hydractl.tasks import SINGLE_LABEL, Task
 
 MAX_SHOWN = 5
 
@@ -43,7 +42,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
     fits = (
         reads_as_asked
         and number == before.num_classes
-        and items.kind is kind_of(before)
+        and items.task is before.task
         and names_agree(items, opened.header.labels, number)
     )
     draws_anew = config.head_seed is not None and (config.reset_head or opened.is_random)
@@ -69,7 +68,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
     if not (fits and opened.is_random):
         progress.step(_classifier_text(opened, number, items, fits=fits))
     labels = opened.header.labels if fits else new_names(items.class_names, number)
-    header = _answering(opened.header, items.kind, where=config.model)
+    header = _answering(opened.header, items.task, where=config.model)
     return _with_classifiers(
         replace(opened, header=header), config, number=number, labels=labels, pooling=pooling
     )
@@ -118,24 +117,17 @@ def _with_classifiers(
     )
 
 
-def _answering(header: Header, kind: LabelKind, *, where: str) -> Header:
-    """Return a header whose model answers labels of a kind."""
-    if kind is LabelKind.BY_WORD:
-        if header.architecture.library != "transformers" or not isinstance(header.preprocess, Tokenization):
-            raise UsageError(
-                f"{where}: gives no label to each word of a text, as `--data` has them",
-                hint="use a text model of transformers",
-            )
-        described = answering_words(Described(architecture=header.architecture, preprocess=header.preprocess))
-        return header.model_copy(
-            update={"architecture": described.architecture, "preprocess": described.preprocess}
+def _answering(header: Header, task: Task, *, where: str) -> Header:
+    """Return a header whose model answers a task."""
+    is_text = header.architecture.library == "transformers" and isinstance(header.preprocess, Tokenization)
+    if task.by_word and not is_text:
+        raise UsageError(
+            f"{where}: gives no label to each word of a text, as `--data` has them",
+            hint="use a text model of transformers",
         )
-    update = {"problem_type": MULTI_LABEL if kind is LabelKind.SEVERAL else None}
-    how = header.preprocess
-    if isinstance(how, Tokenization):
-        how = how.model_copy(update={"by_word": False})
+    described = answering(Described(architecture=header.architecture, preprocess=header.preprocess), task)
     return header.model_copy(
-        update={"architecture": header.architecture.model_copy(update=update), "preprocess": how}
+        update={"architecture": described.architecture, "preprocess": described.preprocess}
     )
 
 
@@ -150,7 +142,7 @@ def _shares_head(opened: OpenModel) -> bool:
 def _pooling(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: Progress) -> str:
     """Return what the classifier is to read: what was asked for, or the folder says, or the model has."""
     header = opened.header
-    if items.kind is LabelKind.BY_WORD:
+    if items.task.by_word:
         if config.pooling not in {None, DEFAULT_POOLING}:
             raise UsageError(
                 f"`--pooling {config.pooling}`: each word has a label, so its classifier pools nothing",
@@ -172,10 +164,10 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, items: Classed, progress
 
 def _check_kept(config: FinetuneConfig, opened: OpenModel, items: Classed, *, reads_as_asked: bool) -> None:
     """Refuse to keep a classifier that is not there, or is not the one that was asked for or the data need."""
-    kind = kind_of(opened.header.architecture)
-    if kind is not items.kind:
+    task = opened.header.architecture.task
+    if task is not items.task:
         raise UsageError(
-            f"`--keep-head`: `--data {items.name}` has {items.kind.value}, but {config.model} answers {kind.value}",
+            f"`--keep-head`: `--data {items.name}` has {items.task.labels}, but {config.model} answers {task.labels}",
             hint="leave `--keep-head` out for a new classifier",
         )
     number, requested = opened.header.architecture.num_classes, config.num_classes
@@ -242,11 +234,9 @@ def _number(config: FinetuneConfig, opened: OpenModel, items: Classed) -> int:
 
 def _classifier_text(opened: OpenModel, number: int, items: Classed, *, fits: bool) -> str:
     """Say what classifier is made, and why."""
-    of_kind = {
-        LabelKind.SEVERAL: ", of which an input may have several",
-        LabelKind.BY_WORD: ", one for each word of a text",
-    }
-    new = f"A new classifier for {_classes(number, items.class_names)}{of_kind.get(items.kind, '')}"
+    new = f"A new classifier for {_classes(number, items.class_names)}"
+    if items.task is not SINGLE_LABEL:
+        new += f", {items.task.answer}"
     if opened.lacks:
         return f"{new}; {opened.reference}: {opened.lacks}"
     had = opened.header.architecture.num_classes

@@ -74,7 +74,7 @@ def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
     teachers or repulsion, if the data are a stream, if each word is answered, or if the model is sharded.
     """
     recipe, repels = work.config.recipe, work.config.repulsion is not None
-    by_word = work.header.architecture.is_token_classifier
+    by_word = work.header.architecture.task.by_word
     changes = (
         recipe.augment or work.mixing or work.teachers or repels or work.adapter or engine.shards or by_word
     )

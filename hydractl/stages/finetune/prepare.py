@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from hydractl.data.datasets import Items, LabelKind
+from hydractl.data.datasets import Items
 from hydractl.data.encode import (
     Reading,
     check_augment,
@@ -18,7 +18,7 @@ from hydractl.data.encode import (
     open_stream,
     shortened,
 )
-from hydractl.data.labels import check_labels, check_training_labels, first_names, kind_of, model_labels
+from hydractl.data.labels import check_labels, check_training_labels, first_names, model_labels
 from hydractl.data.matching import filled_names, match_classes
 from hydractl.data.names import folded
 from hydractl.data.sources.stream import Shuffled
@@ -128,7 +128,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     check_augment(how, config.recipe.augment)
     opened = fitted(config, opened, items, progress)
     header = opened.header
-    if isinstance(how, Tokenization) and items.kind is LabelKind.BY_WORD and isinstance(items, Items):
+    if isinstance(how, Tokenization) and items.task.by_word and isinstance(items, Items):
         how = how.model_copy(update={"by_word": True})
         items = by_word(items, how, progress)
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
@@ -137,9 +137,9 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     adapter = adapter_of(config.trains_by, len(opened.header.masks))
     if adapter is not None:
         adapter.check(config.model, opened.header)
-        if items.kind is not LabelKind.SINGLE:
+        if not items.task.has_one_question:
             raise UsageError(
-                f"`--method {config.method}`: trains models that answer one label, but `--data {items.name}` has {items.kind.value}",
+                f"`--method {config.method}`: trains models that answer one label, but `--data {items.name}` has {items.task.labels}",
                 hint="leave `--method` out",
             )
     names = _trainable(config, opened, adapter)
@@ -165,7 +165,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
         )
     warn_temperature(opened, progress)
     mixing = Mixing.of(
-        config.recipe, how, classes=2 if header.architecture.is_multi_label else header.num_classes
+        config.recipe, how, classes=2 if header.architecture.task.by_label else header.num_classes
     )
     steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
     progress.step(
@@ -347,7 +347,7 @@ def _validation(
     items: Items, trained: Items | Shuffled, header: Header, progress: Progress
 ) -> LabelledItems[Items]:
     """Return the validation data; a class that the training data do not have is never taken for one that they have."""
-    check_labels(items, "--val", kind=kind_of(header.architecture))
+    check_labels(items, "--val", task=header.architecture.task)
     known_names = {folded(name) for name in (*trained.class_names, *header.labels)}
     strange = [name for name in items.class_names if folded(name) not in known_names]
     try:

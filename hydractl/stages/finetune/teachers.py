@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from hydractl.data.encode import Reading
-from hydractl.data.labels import kind_of
 from hydractl.data.preprocess import reading_differences
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.load import OpenModel, check_tensors, open_model
@@ -110,10 +109,10 @@ def _check_classes(teacher: OpenModel, student: Header) -> None:
             f"{where}: has {counted(theirs, 'class', 'classes')}, but the student has {ours}",
             hint="use a teacher that was trained on the same classes",
         )
-    kinds = [kind_of(header.architecture) for header in (teacher.header, student)]
-    if kinds[0] is not kinds[1]:
+    theirs_task, ours_task = (header.architecture.task for header in (teacher.header, student))
+    if theirs_task is not ours_task:
         raise CheckpointError(
-            f"{where}: answers {kinds[0].value}, but the student {kinds[1].value}",
+            f"{where}: answers {theirs_task.labels}, but the student {ours_task.labels}",
             hint="use a teacher that was trained on such labels",
         )
     labels = (student.labels, teacher.header.labels)

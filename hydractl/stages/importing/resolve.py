@@ -208,7 +208,7 @@ def _pooled(config: ImportConfig, described: Described) -> Described:
             f"`--pooling {pooling}` is for texts, which `{architecture.name}` does not read",
             hint="leave it out",
         )
-    if pooling != DEFAULT_POOLING and architecture.is_token_classifier:
+    if pooling != DEFAULT_POOLING and architecture.task.by_word:
         raise UsageError(
             f"`--pooling {pooling}`: `{architecture.name}` gives each word a class, so its classifier pools nothing",
             hint="leave it out",

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydractl.data.datasets import LabelKind
-from hydractl.data.labels import kind_of
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import check_threshold, default_score
@@ -136,7 +134,12 @@ class RowFormatter:
             else WordPredictions.of(in_memory(answered.responses), self.names, answered.words, bound)
         )
         lines = lines_of(
-            predictions, self.names, top_k=self.config.top_k, score=self.score, decides=self.decides
+            predictions,
+            self.names,
+            header.architecture.task,
+            top_k=self.config.top_k,
+            score=self.score,
+            decides=self.decides,
         )
         return [
             _input_name(source.name, answered.items.key(i))
@@ -155,7 +158,7 @@ class RowFormatter:
             top_k=min(self.config.top_k, len(self.names)),
             members=len(self.opened.header.masks),
             optional=[name for name, may_be in optional.items() if may_be],
-            kind=kind_of(self.opened.header.architecture),
+            task=self.opened.header.architecture.task,
         )
 
     def options(self) -> dict[str, object]:
@@ -181,9 +184,10 @@ def _input_name(source: str | None, key: str | int) -> Line:
 
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
     """Refuse a score of features that was never fitted, or twice."""
-    if is_fitted(score) and (kind := kind_of(header.architecture)) is not LabelKind.SINGLE:
+    task = header.architecture.task
+    if is_fitted(score) and not task.has_one_question:
         raise UsageError(
-            f"`--ood-score {score}`: compares features of classes, but {name} answers {kind.value}",
+            f"`--ood-score {score}`: compares features of classes, but {name} answers {task.labels}",
             hint="use an OOD score of logits, such as `--ood-score energy`",
         )
     is_stored = score in (header.fitted.scores if header.fitted else ())

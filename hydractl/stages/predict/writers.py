@@ -16,7 +16,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from hydractl.data.datasets import LabelKind
 from hydractl.fusion.predictions import (
     LabelPredictions,
     Predictions,
@@ -25,7 +24,9 @@ from hydractl.fusion.predictions import (
     shortest,
 )
 from hydractl.output.atomic_write import Sink
+from hydractl.plugins import load
 from hydractl.strict_json import NOT_UTF8
+from hydractl.tasks import SINGLE_LABEL, Task
 
 Line = dict[str, Any]
 PATH, ROW, DATA, LABELS, ENTITIES = "path", "row", "data", "labels", "entities"
@@ -37,6 +38,7 @@ OPTIONAL: dict[str, type] = {ACCEPTED: bool, SET: str, ERROR: str}
 def lines_of(
     predictions: Predictions | LabelPredictions | WordPredictions,
     names: Sequence[str],
+    task: Task,
     *,
     top_k: int,
     score: str,
@@ -47,17 +49,31 @@ def lines_of(
     Args:
         predictions: Of N samples.
         names: Of the classes.
+        task: Of the model.
         top_k: How many classes are told, at most all.
         score: The OOD score that is told.
         decides: Whether they say if it is accepted, null where no threshold is known.
     """
     uncertainties = _uncertainties(predictions, score, decides=decides)
-    if isinstance(predictions, WordPredictions):
-        yield from _entity_lines(predictions, uncertainties)
-        return
-    if isinstance(predictions, LabelPredictions):
-        yield from _label_lines(predictions, names, uncertainties, top_k=top_k)
-        return
+    lines: Iterator[Line] = load(task.lines)(predictions, names, uncertainties, top_k=top_k)
+    return lines
+
+
+def class_lines(
+    predictions: Predictions,
+    names: Sequence[str],
+    uncertainties: Iterator[tuple[Line, Line]],
+    *,
+    top_k: int,
+) -> Iterator[Line]:
+    """Yield what is told of each sample that has one label.
+
+    Args:
+        predictions: Of N samples.
+        names: Of the classes.
+        uncertainties: What comes before votes and behind them, of each sample.
+        top_k: How many classes are told, at most all.
+    """
     likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True)
     probabilities, classes = (x[:, :top_k] for x in likeliest)
     samples = zip(
@@ -80,14 +96,14 @@ def lines_of(
         }
 
 
-def _label_lines(
+def label_lines(
     predictions: LabelPredictions,
     names: Sequence[str],
     uncertainties: Iterator[tuple[Line, Line]],
     *,
     top_k: int,
 ) -> Iterator[Line]:
-    """Yield what is told of each sample that may have several labels; arguments as of `lines_of`."""
+    """Yield what is told of each sample that may have several labels; arguments as of `class_lines`."""
     likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     samples = zip(
         predictions.labels,
@@ -113,8 +129,15 @@ def _label_lines(
         }
 
 
-def _entity_lines(predictions: WordPredictions, uncertainties: Iterator[tuple[Line, Line]]) -> Iterator[Line]:
-    """Yield what is told of each text whose words are answered; null where it has none."""
+def entity_lines(
+    predictions: WordPredictions,
+    names: Sequence[str],
+    uncertainties: Iterator[tuple[Line, Line]],
+    *,
+    top_k: int,
+) -> Iterator[Line]:
+    """Yield what is told of each text whose words are answered, null where it has none; arguments as of `class_lines`."""
+    del names, top_k
     for words, entities, parts in zip(predictions.words, predictions.entities, uncertainties, strict=True):
         uncertainty, ood = parts if words else [dict.fromkeys(part) for part in parts]
         yield {ENTITIES: [entity._asdict() for entity in entities], **uncertainty, **ood}
@@ -212,7 +235,7 @@ def columns(
     top_k: int,
     members: int,
     optional: Collection[str],
-    kind: LabelKind = LabelKind.SINGLE,
+    task: Task = SINGLE_LABEL,
 ) -> dict[str, type]:
     """Return the columns of a table of lines, in order, with their types.
 
@@ -221,20 +244,15 @@ def columns(
         top_k: How many classes are told.
         members: How many vote.
         optional: Which of `OPTIONAL` lines may have.
-        kind: What labels of an input are.
+        task: Of the model.
     """
     types: dict[str, type] = {PATH: str, ROW: int, DATA: str}
-    cells: dict[str, type] = {"label": str, "probability": float}
-    several, by_word = kind is LabelKind.SEVERAL, kind is LabelKind.BY_WORD
-    if several:
-        cells["label_information"] = float
-    likeliest = {f"{name}{_nth(k)}": cell for k in range(top_k) for name, cell in cells.items()}
     return (
         {key: types[key] for key in keys}
-        | ({LABELS: str} if several else {})
-        | ({ENTITIES: str} if by_word else likeliest)
+        | dict(task.columns)
+        | {f"{name}{_nth(k)}": cell for k in range(top_k) for name, cell in task.likeliest}
         | {"entropy": float, "mutual_information": float}
-        | {f"vote_{m + 1}": str for m in range(0 if by_word else members)}
+        | {f"vote_{m + 1}": str for m in range(members if task.likeliest else 0)}
         | {"ood_score": float}
         | {name: cell for name, cell in OPTIONAL.items() if name in optional}
     )

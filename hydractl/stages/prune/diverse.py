@@ -309,7 +309,7 @@ def choose(
     sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress, workers=config.num_workers)
     classes = config.naming.classes(opened, data=sets["id"].class_names)
     labels, count = labels_of(opened, sets["id"], classes, progress)
-    several = opened.header.architecture.is_multi_label
+    several = opened.header.architecture.task.by_label
     check_memory(len(draws), int((labels >= 0).sum()), 2 if several else count)
     model = load_model(opened).to(answering_device(config.device))
     ask(model, opened, classes)

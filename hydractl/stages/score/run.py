@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 
 from hydractl.data.batches import BatchShare, epoch_order
-from hydractl.data.datasets import Items, LabelKind
+from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
-from hydractl.data.labels import kind_of
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, load_model
 from hydractl.fusion.features import FeatureExtractor
@@ -122,10 +121,10 @@ def open_base(config: ScoreConfig) -> OpenModel:
             f"{config.model}: is a {opened.header.kind}, but `score` needs a base",
             hint="score its base",
         )
-    kind = kind_of(opened.header.architecture)
-    if config.method == "cahp" and kind is not LabelKind.SINGLE:
+    task = opened.header.architecture.task
+    if config.method == "cahp" and not task.has_one_question:
         raise UsageError(
-            f"`--method {config.method}`: compares classes of inputs, but {config.model} answers {kind.value}",
+            f"`--method {config.method}`: compares classes of inputs, but {config.model} answers {task.labels}",
             hint="use another method, such as `--method taylor`",
         )
     return opened

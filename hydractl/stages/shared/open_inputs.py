@@ -12,7 +12,7 @@ import torch
 from hydractl.data.batches import Batch
 from hydractl.data.datasets import Items
 from hydractl.data.encode import check_reads, limited, open_items
-from hydractl.data.labels import check_labels, kind_of, model_labels
+from hydractl.data.labels import check_labels, model_labels
 from hydractl.data.matching import match_classes
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.stream import DIGEST
@@ -108,7 +108,7 @@ def labels_of(
         DataError: If there are none, or they do not fit the model.
     """
     architecture = opened.header.architecture
-    check_labels(items, option, kind=kind_of(architecture))
+    check_labels(items, option, task=architecture.task)
     names = classes.names if classes else opened.header.labels
     count = len(names) if classes else opened.header.num_classes
     by_text = opened.header.prompting is not None

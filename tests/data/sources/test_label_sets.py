@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hydractl.data.datasets import Content, LabelKind
+from hydractl.data.datasets import Content
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.data.sources.column_roles import LabelReader
@@ -14,6 +14,7 @@ from hydractl.errors import DataError
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture
 from hydractl.progress import SILENT
+from hydractl.tasks import MULTI_LABEL
 
 NAMES, SETS = ("broken", "late"), ((0,), (), (0, 1))
 
@@ -70,7 +71,7 @@ def architecture(number, *, multi_label=True):
 )
 def test_lists_are_label_sets(tmp_path, suffix, cells, names, sets):
     items = write(tmp_path / f"t{suffix}", cells)
-    assert (items.class_names, items.kind, items.labels) == (names, LabelKind.SEVERAL, sets)
+    assert (items.class_names, items.task, items.labels) == (names, MULTI_LABEL, sets)
     assert items.numbered == names[0].isdigit()
 
 

@@ -209,7 +209,7 @@ def check_answers(folder):
         logits = library(expected).detach()
     inputs = torch.stack([eval_transform(how)(picture) for picture in PICTURES])
     assert largest_difference(inputs, expected) <= 1e-6
-    logits = over_classes(logits, multi_label=opened.header.architecture.is_multi_label)
+    logits = over_classes(logits, multi_label=opened.header.architecture.task.by_label)
     with torch.inference_mode():
         assert largest_difference(load_model(opened)(inputs), logits) <= 1e-5
     names = library.pretrained_cfg.get("label_names")

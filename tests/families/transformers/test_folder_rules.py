@@ -212,7 +212,7 @@ def check_answers(folder):
         found = load_model(opened)(encode_texts(TEXTS, opened.header.preprocess))
     assert (
         largest_difference(
-            found, over_classes(torch.cat(rows), multi_label=opened.header.architecture.is_multi_label)
+            found, over_classes(torch.cat(rows), multi_label=opened.header.architecture.task.by_label)
         )
         <= 1e-5
     )

@@ -51,8 +51,8 @@ def test_a_saved_folder_is_the_model(tmp_path, variant, options):
     assert how.names == tuple(name for name in sample.header.preprocess.names if name in listed)
     assert (how.pad_id, how.max_length) == (0, sample.header.preprocess.max_length)
     inputs = sample.inputs()
-    multi_label = header.architecture.is_multi_label
-    assert multi_label == sample.header.architecture.is_multi_label
+    multi_label = header.architecture.task.by_label
+    assert multi_label == sample.header.architecture.task.by_label
     expected = over_classes(sample.library()(inputs), multi_label=multi_label)
     assert largest_difference(load_model(opened)(inputs), expected) <= 1e-5
 

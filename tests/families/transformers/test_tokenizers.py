@@ -126,7 +126,7 @@ def test_batches_are_answered_as_the_library_answers_one_text_at_a_time(tmp_path
                 for text in SENTENCES
             ]
         )
-        expected = over_classes(expected, multi_label=opened.header.architecture.is_multi_label)
+        expected = over_classes(expected, multi_label=opened.header.architecture.task.by_label)
         model, tokens = load_model(opened), tokenize(SENTENCES, how)
         for batch_size in (1, 4, 64):
             for batch in TokenBatches.of(tokens, indices=range(len(tokens)), batch_size=batch_size):

@@ -17,6 +17,7 @@ from hydractl.manifest.guarantee import SetMethod
 from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.metrics.per_sample import Responses
 from hydractl.stages.predict.writers import OPTIONAL, WRITERS, columns, lines_of
+from hydractl.tasks import SINGLE_LABEL
 
 NAMES = ("=1+1", 'a,"b"', "two\nlines", "zwölf")
 PATHS = ("a,b.png", "@x\r\n.png", '"q".png', " .png", "")
@@ -49,7 +50,7 @@ def lines(said):
     told = [
         {"path": path} | line
         for path, line in zip(
-            PATHS, lines_of(said, NAMES, top_k=TOLD, score="entropy", decides=True), strict=True
+            PATHS, lines_of(said, NAMES, SINGLE_LABEL, top_k=TOLD, score="entropy", decides=True), strict=True
         )
     ]
     return [*told[:2], {"path": "bad.png", "error": "no, not\nan image"}, *told[2:]]

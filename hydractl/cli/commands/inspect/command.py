@@ -121,7 +121,7 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
     if model.architecture:
         rows += _architecture_facts(model.architecture)
     if model.num_classes is not None:
-        several = model.architecture is not None and model.architecture.is_multi_label
+        several = model.architecture is not None and model.architecture.task.by_label
         rows.append(("labels" if several else "classes", _labelled(model.num_classes, model.labels)))
     if model.preprocess:
         rows.append(("preprocessing", _preprocess(model.preprocess, model.tokenizer_size)))

@@ -1,4 +1,4 @@
-"""Metrics that only models of a kind have: rerankers, and those that answer several labels or each word.
+"""Metrics that only some models have: rerankers, and those of a task.
 
 Axes: M members, N samples, Q labels or words of a sample, C classes.
 """
@@ -13,12 +13,13 @@ from torch import Tensor
 from hydractl.manifest.header import Header
 from hydractl.metrics.classification import by_query
 from hydractl.metrics.compute import answered
-from hydractl.metrics.metric_spec import MetricNeeds
+from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
-from hydractl.metrics.registry import METRICS, needing
+from hydractl.metrics.registry import METRICS, metrics_of, needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling
 from hydractl.metrics.selective import HALF
 from hydractl.metrics.spans import calibration_of, span_counts, spans_of
+from hydractl.plugins import load
 
 
 def measure_order(
@@ -44,7 +45,7 @@ def measure_order(
     return resampling.values(chosen, by_query(answered(tested, labels)["log_odds"], labels == 1, queries))
 
 
-def measure_kind(
+def measure_task(
     tested: StoredPredictions,
     labels: Tensor,
     header: Header,
@@ -52,81 +53,79 @@ def measure_kind(
     metrics: Sequence[str],
     resampling: Resampling,
 ) -> dict[str, MetricEstimate]:
-    """Return the selected metrics that only models of a kind have: `measure_labels`, `measure_spans`, or none.
+    """Return the selected metrics that only models of a task have; none where it has none.
 
     Args:
         tested: Predictions.
-        labels: As there.
-        header: Says the kind, the names of classes and the thresholds of labels.
-        metrics: As there.
-        resampling: As there.
+        labels: Shape (N,) or (N, Q), int64, as `data.labels.model_labels` has them.
+        header: Says the task, the names of classes and the thresholds of labels.
+        metrics: Names from `registry.METRICS`; those of other tasks are skipped.
+        resampling: Bootstrap settings, of samples.
     """
-    if header.architecture.is_multi_label:
-        thresholds = header.label_thresholds
-        return measure_labels(tested, labels, thresholds, metrics=metrics, resampling=resampling)
-    if header.architecture.is_token_classifier:
-        return measure_spans(tested, labels, header.class_names, metrics=metrics, resampling=resampling)
-    return {}
+    task = header.architecture.task
+    chosen = [metric for metric in metrics_of(task) if metric.name in metrics]
+    if not chosen or task.measure is None:
+        return {}
+    estimates: dict[str, MetricEstimate] = load(task.measure)(
+        tested, labels, header, metrics=chosen, resampling=resampling
+    )
+    return estimates
 
 
 def measure_labels(
     tested: StoredPredictions,
     labels: Tensor,
-    thresholds: Sequence[float],
+    header: Header,
     *,
-    metrics: Sequence[str],
+    metrics: Sequence[Metric],
     resampling: Resampling,
 ) -> dict[str, MetricEstimate]:
-    """Return the selected metrics of which labels are found.
+    """Return metrics of which labels are found.
 
     Args:
         tested: Predictions.
         labels: Shape (N, Q), int64: which labels apply.
-        thresholds: Probabilities above which each of the Q labels is predicted; 0.5 if empty.
-        metrics: Names from `registry.METRICS`; others than those of label sets are skipped.
+        header: Says the probabilities above which each of the Q labels is predicted; 0.5 if it has none.
+        metrics: Of `classification.MULTI_LABEL`.
         resampling: Bootstrap settings, of samples.
     """
-    chosen = [METRICS[name] for name in needing(metrics, MetricNeeds.LABEL_SETS)]
-    if not chosen:
-        return {}
     log_odds, (samples, number) = answered(tested, labels)["log_odds"], labels.shape
-    bounds = torch.tensor(thresholds or [HALF], dtype=torch.float64).logit()
+    bounds = torch.tensor(header.label_thresholds or [HALF], dtype=torch.float64).logit()
     sample = {
         "decided": (log_odds.view(labels.shape) > bounds).flatten(),
         "applies": labels.flatten().bool(),
         "log_odds": log_odds,
         "label_number": torch.arange(number).repeat(samples),
     }
-    return resampling.values(chosen, sample, labels=number)
+    return resampling.values(metrics, sample, labels=number)
 
 
 def measure_spans(
     tested: StoredPredictions,
     labels: Tensor,
-    names: Sequence[str],
+    header: Header,
     *,
-    metrics: Sequence[str],
+    metrics: Sequence[Metric],
     resampling: Resampling,
 ) -> dict[str, MetricEstimate]:
-    """Return the selected metrics of spans of words.
+    """Return metrics of spans of words; none of calibration without a predicted span.
 
     Args:
         tested: Predictions of words.
         labels: Shape (N, Q), int64, below 0 for words that a text has not.
-        names: Of the C classes, which are tags.
-        metrics: Names from `registry.METRICS`; others than those of spans are skipped.
+        header: Says the names of the C classes, which are tags.
+        metrics: Of `spans.SPANS`.
         resampling: Bootstrap settings, of texts.
     """
-    chosen = [METRICS[name] for name in needing(metrics, MetricNeeds.SPANS)]
-    if not chosen:
-        return {}
     per_word, (rows, words) = answered(tested, labels), labels.shape
-    predicted, true = (spans_of(tags.view(labels.shape), names) for tags in (per_word["predicted"], labels))
+    predicted, true = (
+        spans_of(tags.view(labels.shape), header.class_names) for tags in (per_word["predicted"], labels)
+    )
     counts = span_counts(predicted, true, rows=rows, words=words)
     correct = counts.pop("span_correct")
-    counted = [metric for metric in chosen if metric.bins is None]
+    counted = [metric for metric in metrics if metric.bins is None]
     values = resampling.values(counted, counts) if counted else {}
-    calibrated = [metric for metric in chosen if metric.bins is not None]
+    calibrated = [metric for metric in metrics if metric.bins is not None]
     if not calibrated or not len(correct):
         return values
     sample = calibration_of(per_word["confidence"], predicted, correct, rows=rows, words=words)

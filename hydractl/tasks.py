@@ -1,0 +1,92 @@
+"""The questions that a model answers about an input, one row a task. Importing this module does not load torch.
+
+An input asks categorical questions: one about all of it, or one for each label, or one for each word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+_LIKELIEST = (("label", str), ("probability", float))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Task:
+    """What a model answers. A path is `module:name`; it is imported when it is needed.
+
+    Attributes:
+        problem_type: Its name in headers and configurations.
+        labels: What the labels of an input are; messages call them so.
+        hint: What to do about data with other labels; `{name}` stands for the data.
+        by_label: Whether each label is a question of two classes, answered by the sigmoid of its logit.
+        by_word: Whether each word of a text is a question, answered by the token that begins it.
+        library: What the names of transformers' models of texts end with.
+        pipeline: What the Hub calls models of texts.
+        answer: What a model predicts, where its classes were named.
+        cell: Path of a function that maps a cell of a table to its label or list of labels, and a cell of another form to None;
+            None where cells are names or class numbers.
+        metrics: Path of the metrics that only this task has; `measure` is a path of a function as
+            `metrics.measure_tasks.measure_labels`.
+        lines: Path of a function as `stages.predict.writers.class_lines`, which tells what `predict` writes.
+        columns: What of that comes first in a table, with types.
+        likeliest: What a table has of each of the most probable classes, with types; empty without classes and votes.
+    """
+
+    problem_type: str
+    labels: str
+    hint: str
+    by_label: bool = False
+    by_word: bool = False
+    library: str = "ForSequenceClassification"
+    pipeline: str = "text-classification"
+    answer: str = "one of them for every input"
+    cell: str | None = None
+    metrics: str | None = None
+    measure: str | None = None
+    lines: str = "hydractl.stages.predict.writers:class_lines"
+    columns: tuple[tuple[str, type], ...] = ()
+    likeliest: tuple[tuple[str, type], ...] = _LIKELIEST
+
+    @property
+    def has_one_question(self) -> bool:
+        """Whether an input asks one question."""
+        return not (self.by_label or self.by_word)
+
+
+SINGLE_LABEL = Task(
+    problem_type="single_label_classification",
+    labels="one label for each item",
+    hint="a model for such labels: `hydractl finetune MODEL --data {name}`",
+)
+MULTI_LABEL = Task(
+    problem_type="multi_label_classification",
+    labels="a list of labels for each item",
+    hint='write lists, of a single label too: `{{"text": "a late reply", "label": ["delay"]}}`',
+    by_label=True,
+    cell="hydractl.data.sources.column_roles:list_in",
+    answer="several or none of them for every input",
+    metrics="hydractl.metrics.classification:MULTI_LABEL",
+    measure="hydractl.metrics.measure_tasks:measure_labels",
+    lines="hydractl.stages.predict.writers:label_lines",
+    columns=(("labels", str),),
+    likeliest=(*_LIKELIEST, ("label_information", float)),
+)
+TOKENS = Task(
+    problem_type="token_classification",
+    labels="a label for each word",
+    hint='write words and their labels: `{{"tokens": ["in", "Rome"], "tags": ["O", "B-place"]}}`',
+    by_word=True,
+    library="ForTokenClassification",
+    pipeline="token-classification",
+    answer="one of them for every word",
+    metrics="hydractl.metrics.spans:SPANS",
+    measure="hydractl.metrics.measure_tasks:measure_spans",
+    lines="hydractl.stages.predict.writers:entity_lines",
+    columns=(("entities", str),),
+    likeliest=(),
+)
+TASKS: Mapping[str, Task] = MappingProxyType(
+    {task.problem_type: task for task in (SINGLE_LABEL, MULTI_LABEL, TOKENS)}
+)
