@@ -28,7 +28,7 @@ class Task:
         cell: Path of a function that maps a cell of a table to its label or list of labels, and a cell of another form to None;
             None where cells are names or class numbers.
         metrics: Path of the metrics that only this task has; `measure` is a path of a function as
-            `metrics.measure_tasks.measure_labels`.
+            `metrics.measure_tasks.measure_labels`, and `rank` of one as `rank_spans` there, for metrics of OOD data.
         lines: Path of a function as `stages.predict.writers.class_lines`, which tells what `predict` writes.
         columns: What of that comes first in a table, with types.
         likeliest: What a table has of each of the most probable classes, with types; empty without classes and votes.
@@ -45,6 +45,7 @@ class Task:
     cell: str | None = None
     metrics: str | None = None
     measure: str | None = None
+    rank: str | None = None
     lines: str = "hydractl.stages.predict.writers:class_lines"
     columns: tuple[tuple[str, type], ...] = ()
     likeliest: tuple[tuple[str, type], ...] = _LIKELIEST
@@ -83,6 +84,7 @@ TOKENS = Task(
     answer="one of them for every word",
     metrics="hydractl.metrics.spans:SPANS",
     measure="hydractl.metrics.measure_tasks:measure_spans",
+    rank="hydractl.metrics.measure_tasks:rank_spans",
     lines="hydractl.stages.predict.writers:entity_lines",
     columns=(("entities", str),),
     likeliest=(),

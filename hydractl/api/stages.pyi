@@ -483,7 +483,7 @@ def evaluate(
         ood_val: Validation OOD data, to find the best OOD score on other data than `--near` and `--far`; needs `--val`.
         val: Held-out ID data for `--ood-val` and to standardize `energy+density`.
         name: Name of the first row (default: its file's).
-        metrics: Measure only these: accuracy, brier, nll, ece, adaptive_ece, f1_micro, f1_macro, average_precision, label_auroc, span_f1, span_precision, span_recall, span_ece, ndcg, mrr, map, mutual_information, disagreement, entropy, auroc, fpr95, aupr, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid, set_coverage, set_size, temperature, parameters, macs, macs_textbook, training_macs, latency_ms, latency_batch_ms.
+        metrics: Measure only these: accuracy, brier, nll, ece, adaptive_ece, f1_micro, f1_macro, average_precision, label_auroc, span_f1, span_precision, span_recall, span_ece, span_auroc, span_fpr95, ndcg, mrr, map, mutual_information, disagreement, entropy, auroc, fpr95, aupr, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid, set_coverage, set_size, temperature, parameters, macs, macs_textbook, training_macs, latency_ms, latency_batch_ms.
         ood_score: OOD scores, with options as in `knn:k=5`: msp, entropy, mi, msp+mi, energy, max-logit, gen; with `--fit`, or if models store them: energy+density, relative-mahalanobis, mahalanobis, knn, vim. Default: msp, and energy+density if stored, or with `--fit` and `--val`.
         latency: Measure latency.
         bootstrap: Resamples for 95 % intervals; 0 for none.

@@ -17,7 +17,14 @@ from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.metrics.compute import scored
 from hydractl.metrics.conformal import class_sets
 from hydractl.metrics.ood_scores import SCORES, mutual_information
-from hydractl.metrics.per_sample import SAMPLES_AT_ONCE, Responses, Scored, in_memory, mean_probabilities
+from hydractl.metrics.per_sample import (
+    SAMPLES_AT_ONCE,
+    Responses,
+    Scored,
+    in_memory,
+    mean_probabilities,
+    most_probable,
+)
 from hydractl.metrics.selective import HALF
 from hydractl.metrics.spans import lowest, span_labels, spans_of
 
@@ -230,7 +237,7 @@ class WordPredictions(Uncertainties):
             bound: Threshold that accepts texts.
         """
         mean, members = _probabilities(responses)
-        classes = mean.nan_to_num(nan=-1.0).argmax(-1).masked_fill(mean[..., 0].isnan(), -1)
+        classes = most_probable(mean)
         information = mutual_information(responses.log_probs.double()).float()
         return cls(
             words=tuple(tuple(text[begin:end] for begin, end in spans) for text, spans in texts),

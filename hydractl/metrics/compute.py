@@ -16,6 +16,7 @@ from torch import Tensor
 from hydractl.manifest.report import ALL_SEVERITIES, Difference, Shift, Value
 from hydractl.manifest.shift_groups import SHIFT, scopes
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
+from hydractl.metrics.ood_ranking import RANKING
 from hydractl.metrics.ood_scores import MSP, SCORES, Score, number_name
 from hydractl.metrics.per_sample import (
     Responses,
@@ -120,11 +121,17 @@ def _group_means(
     """Return the mean of every value over each non-empty group."""
     return {
         group: {
-            metric: mean_of([estimates[place][metric] for place in places]) for metric in estimates[places[0]]
+            metric: mean_of([estimates[place][metric] for place in places])
+            for metric in _common([estimates[place] for place in places])
         }
         for group, places in groups.items()
         if places
     }
+
+
+def _common(several: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the metrics that all sets have, in the order of the first."""
+    return [metric for metric in several[0] if all(metric in estimates for estimates in several)]
 
 
 def _numbers(estimates: Estimates) -> dict[str, float]:
@@ -183,10 +190,11 @@ def measure(
             scores come with the predictions.
         resampling: Bootstrap settings; every score uses the same resamples.
     """
-    labelled, ranking, diverse = (
+    labelled, diverse = (
         [METRICS[name] for name in needing(metrics, needs)]
-        for needs in (MetricNeeds.LABELS, MetricNeeds.OOD, MetricNeeds.MEMBERS)
+        for needs in (MetricNeeds.LABELS, MetricNeeds.MEMBERS)
     )
+    ranking = [metric for metric in RANKING if metric.name in metrics]
     named = scores if ranking and foreign else ()
     ranks = [SCORES[score] for score in named if score in SCORES]
     id_set = _summary(tested, ranks, diverse, labels)
@@ -213,7 +221,8 @@ def means(
     """Return the unweighted mean over data sets of every value, for each non-empty group."""
     return {
         group: {
-            metric: math.fsum(ood[n][metric].value for n in names) / len(names) for metric in ood[names[0]]
+            metric: math.fsum(ood[n][metric].value for n in names) / len(names)
+            for metric in _common([ood[n] for n in names])
         }
         for group, names in groups.items()
         if names
@@ -237,7 +246,12 @@ def scored(predictions: StoredPredictions, name: str) -> Tensor:
 
 def _score(part: Responses, score: Score) -> Tensor:
     """Return a score of each sample, (N,): of Q labels the mean of theirs."""
-    return of_samples(score.compute(part.logits() if score.raw else part.log_probs.double()))
+    return of_samples(question_scores(part, score))
+
+
+def question_scores(part: Responses, score: Score) -> Tensor:
+    """Return a score of each sample (N,), or of each of the Q labels or words of each (N, Q), float64."""
+    return score.compute(part.logits() if score.raw else part.log_probs.double())
 
 
 def _unfilled(like: Tensor, count: int, *, filled: bool) -> Tensor:

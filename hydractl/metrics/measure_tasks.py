@@ -5,30 +5,77 @@ Axes: M members, N samples, Q labels or words of a sample, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hydractl.manifest.header import Header
 from hydractl.metrics.classification import by_query
-from hydractl.metrics.compute import answered
+from hydractl.metrics.compute import RowNumbers, answered, measure, question_scores
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
-from hydractl.metrics.per_sample import StoredPredictions
+from hydractl.metrics.ood_scores import SCORES, number_name
+from hydractl.metrics.per_sample import StoredPredictions, at_once, mean_probabilities, most_probable, places
 from hydractl.metrics.registry import METRICS, metrics_of, needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling
 from hydractl.metrics.selective import HALF
-from hydractl.metrics.spans import calibration_of, span_counts, spans_of
+from hydractl.metrics.spans import calibration_of, lowest, span_counts, spans_of
 from hydractl.plugins import load
+from hydractl.tasks import Task
+
+
+class Selection(NamedTuple):
+    """What is measured, as `compute.measure` takes it."""
+
+    metrics: Sequence[str]
+    scores: Sequence[str]
+    resampling: Resampling
+
+    def of_task(self, task: Task, needs: MetricNeeds) -> list[Metric]:
+        """Return the selected metrics that only models of a task have."""
+        return [m for m in metrics_of(task) if m.name in self.metrics and m.needs is needs]
+
+
+def measure_all(
+    tested: StoredPredictions,
+    labels: Tensor,
+    foreign: Mapping[str, StoredPredictions],
+    header: Header,
+    selection: Selection,
+    *,
+    queries: Tensor | None = None,
+) -> RowNumbers:
+    """Return all selected metrics that can be computed from predictions: those of `compute.measure`, of the task, and of rerankers.
+
+    Args:
+        tested: Predictions on the ID set.
+        labels: Shape (N,) or (N, Q), int64, as `data.labels.model_labels` has them.
+        foreign: Predictions on each OOD set.
+        header: Says the task, the names of classes and the thresholds of labels.
+        selection: What is measured; metrics of other tasks are skipped.
+        queries: Shape (N,), int64: the query of each pair, from 0; None if the model is no reranker.
+    """
+    numbers = measure(tested, labels, foreign, **selection._asdict())
+    task, id_set = header.architecture.task, numbers.id_set
+    if (metrics := selection.of_task(task, MetricNeeds.TASK)) and task.measure is not None:
+        id_set |= load(task.measure)(tested, labels, header, metrics=metrics, resampling=selection.resampling)
+    if queries is not None:
+        id_set |= measure_order(tested, labels, queries, selection)
+    if (metrics := selection.of_task(task, MetricNeeds.OOD)) and task.rank is not None:
+        for name, responses in foreign.items():
+            for score in selection.scores:
+                ranked = load(task.rank)(tested, responses, header, metrics=metrics, score=score)
+                numbers.ood_sets[name].update(
+                    (number_name(metric, score, selection.scores), estimate)
+                    for metric, estimate in ranked.items()
+                )
+    return replace(numbers, id_set=id_set)
 
 
 def measure_order(
-    tested: StoredPredictions,
-    labels: Tensor,
-    queries: Tensor,
-    *,
-    metrics: Sequence[str],
-    resampling: Resampling,
+    tested: StoredPredictions, labels: Tensor, queries: Tensor, selection: Selection
 ) -> dict[str, MetricEstimate]:
     """Return the selected metrics of the order that a reranker gives passages; none if no passage is relevant.
 
@@ -36,40 +83,13 @@ def measure_order(
         tested: Predictions on pairs of a query and a passage, of two classes.
         labels: Shape (N,), int64: 1 for a relevant passage.
         queries: Shape (N,), int64: the query of each pair, from 0.
-        metrics: Names from `registry.METRICS`; others than those of queries are skipped.
-        resampling: Bootstrap settings, of queries.
+        selection: What is measured; intervals resample queries.
     """
-    chosen = [METRICS[name] for name in needing(metrics, MetricNeeds.QUERIES)]
+    chosen = [METRICS[name] for name in needing(selection.metrics, MetricNeeds.QUERIES)]
     if not chosen or not bool((labels == 1).any()):
         return {}
-    return resampling.values(chosen, by_query(answered(tested, labels)["log_odds"], labels == 1, queries))
-
-
-def measure_task(
-    tested: StoredPredictions,
-    labels: Tensor,
-    header: Header,
-    *,
-    metrics: Sequence[str],
-    resampling: Resampling,
-) -> dict[str, MetricEstimate]:
-    """Return the selected metrics that only models of a task have; none where it has none.
-
-    Args:
-        tested: Predictions.
-        labels: Shape (N,) or (N, Q), int64, as `data.labels.model_labels` has them.
-        header: Says the task, the names of classes and the thresholds of labels.
-        metrics: Names from `registry.METRICS`; those of other tasks are skipped.
-        resampling: Bootstrap settings, of samples.
-    """
-    task = header.architecture.task
-    chosen = [metric for metric in metrics_of(task) if metric.name in metrics]
-    if not chosen or task.measure is None:
-        return {}
-    estimates: dict[str, MetricEstimate] = load(task.measure)(
-        tested, labels, header, metrics=chosen, resampling=resampling
-    )
-    return estimates
+    per_query = by_query(answered(tested, labels)["log_odds"], labels == 1, queries)
+    return selection.resampling.values(chosen, per_query)
 
 
 def measure_labels(
@@ -130,3 +150,38 @@ def measure_spans(
         return values
     sample = calibration_of(per_word["confidence"], predicted, correct, rows=rows, words=words)
     return values | resampling.values(calibrated, sample, labels=len(sample["span_correct"]) // rows)
+
+
+def rank_spans(
+    tested: StoredPredictions,
+    foreign: StoredPredictions,
+    header: Header,
+    *,
+    metrics: Sequence[Metric],
+    score: str,
+) -> dict[str, MetricEstimate]:
+    """Return metrics of how predicted spans of ID texts and of OOD texts are told apart; none if either have no span.
+
+    Args:
+        tested: Predictions of words of ID texts.
+        foreign: Predictions of words of OOD texts.
+        header: Says the names of the C classes, which are tags.
+        metrics: Of `spans.SPANS`.
+        score: Name from `ood_scores.SCORES`; the score of a span is the highest of its words.
+    """
+    inside, outside = (_span_scores(p, header.class_names, score) for p in (tested, foreign))
+    if not len(inside) or not len(outside):
+        return {}
+    sides = ({side: ranks} for side, ranks in places(inside, outside).items())
+    return Resampling(resamples=0).values(metrics, *sides)
+
+
+def _span_scores(predictions: StoredPredictions, names: Sequence[str], score: str) -> Tensor:
+    """Return the score of each predicted span, (E,), float64."""
+    scores = []
+    for part in predictions.split(at_once(predictions)):
+        tags = most_probable(mean_probabilities(part))
+        spans = spans_of(tags, names)
+        by_word = question_scores(part, SCORES[score]).flatten()
+        scores.append(-lowest(-by_word, spans.word_numbers(*tags.shape), len(spans.rows)))
+    return torch.cat(scores)

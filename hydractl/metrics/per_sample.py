@@ -215,6 +215,11 @@ def mean_probabilities(predictions: Responses) -> Tensor:
     return ensemble_log_probs(predictions.log_probs.double()).exp().float()
 
 
+def most_probable(probabilities: Tensor) -> Tensor:
+    """Return the most probable class (..., N), int64, of probabilities (..., N, C), the lowest among equals; -1 for not-a-numbers."""
+    return probabilities.nan_to_num(nan=-1.0).argmax(-1).masked_fill(probabilities[..., 0].isnan(), -1)
+
+
 def at_labels(values: Tensor, labels: Tensor) -> Tensor:
     """Return the entries (..., N) of values (..., N, C) that belong to labels (N,), int64."""
     return values.gather(-1, labels.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)

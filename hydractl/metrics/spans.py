@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hydractl.metrics.classification import ece, of_equal_width
 from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
+from hydractl.metrics.ood_ranking import auroc, fpr_at_tpr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -204,6 +205,26 @@ SPANS = (
         reads=("span_confidence", "span_correct"),
         compute=ece,
         bins=of_equal_width,
+    ),
+    _of_spans(
+        name="span_auroc",
+        column="span AUROC",
+        definition="AUROC of predicted spans: those in OOD texts against those in ID texts; the score of a span is the highest of "
+        "its words. Not measured where no span is predicted.",
+        needs=MetricNeeds.OOD,
+        interval=False,
+        reads=("inside", "outside"),
+        compute=auroc,
+    ),
+    _of_spans(
+        name="span_fpr95",
+        column="span FPR95",
+        definition="FPR95 of predicted spans, as `span_auroc`.",
+        needs=MetricNeeds.OOD,
+        interval=False,
+        higher_is_better=False,
+        reads=("inside", "outside"),
+        compute=fpr_at_tpr,
     ),
 )
 """Metrics of classifiers of tokens; in those of `LABELLED` each word counts as a sample."""

@@ -14,7 +14,7 @@ from sklearn import metrics as sk
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.metrics.compute import measure, scored
-from hydractl.metrics.measure_tasks import measure_task
+from hydractl.metrics.measure_tasks import Selection, measure_all
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.per_sample import Responses, question_losses
 from hydractl.metrics.registry import METRICS
@@ -53,10 +53,9 @@ def responses(odds):
 
 
 def measured(odds, applies, *, resamples=0, metrics=CHOSEN, thresholds=()):
-    options = {"metrics": metrics, "resampling": Resampling(resamples=resamples)}
-    numbers = measure(responses(odds), applies, {}, scores=(), **options).id_set
+    selection = Selection(metrics, (), Resampling(resamples=resamples))
     header = SimpleNamespace(architecture=SimpleNamespace(task=MULTI_LABEL), label_thresholds=thresholds)
-    return numbers | measure_task(responses(odds), applies, header, **options)
+    return measure_all(responses(odds), applies, {}, header, selection).id_set
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 import torch
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from hydractl.metrics.classification import ece
-from hydractl.metrics.compute import answered, measure, scored
-from hydractl.metrics.measure_tasks import measure_task
+from hydractl.metrics.compute import RowNumbers, answered, means, measure, scored
+from hydractl.metrics.measure_tasks import Selection, measure_all
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.per_sample import Responses, ensemble_log_probs, question_losses
@@ -145,15 +147,16 @@ def test_padding_further_changes_no_interval():
         assert torch.allclose(one[name].high, other[name].high, atol=1e-12), name
 
 
-def measured(told, labels, names, **resampling):
+def measured(told, labels, names, *, foreign=None, scores=(), resamples=0):
     header = SimpleNamespace(architecture=SimpleNamespace(task=TOKENS), class_names=names)
-    return measure_task(told, labels, header, metrics=tuple(METRICS), resampling=Resampling(**resampling))
+    selection = Selection(tuple(METRICS), scores, Resampling(resamples=resamples))
+    return measure_all(told, labels, foreign or {}, header, selection)
 
 
 def test_a_span_is_as_sure_as_its_least_sure_word():
     names = tag_names("BI")
     told, labels, _ = ragged(classes=len(names))
-    values = measured(told, labels, names, resamples=20)
+    values = measured(told, labels, names, resamples=20).id_set
     probs = ensemble_log_probs(told.log_probs.double()).exp()
     confidence, hits = [], []
     for i, row in enumerate(labels):
@@ -166,16 +169,61 @@ def test_a_span_is_as_sure_as_its_least_sure_word():
     expected = float(ece(torch.tensor(confidence, dtype=torch.float64), torch.tensor(hits)))
     assert values["span_ece"].value == pytest.approx(expected, abs=1e-12)
     assert {"span_f1", "span_precision", "span_recall"} < values.keys()
-    assert all(estimate.low is not None for estimate in values.values())
+    assert all(values[name].low is not None for name in needing(values, MetricNeeds.TASK))
     shown = values["span_ece"].to_value()
     assert shown.low <= shown.value <= shown.high
 
 
 def test_without_a_predicted_span_there_is_nothing_to_calibrate():
     told = Responses(torch.tensor([[0.9, 0.1]]).log().expand(1, 4, 3, 2))
-    values = measured(told, torch.ones(4, 3, dtype=torch.int64), ("O", "B-x"))
+    values = measured(told, torch.ones(4, 3, dtype=torch.int64), ("O", "B-x")).id_set
     assert "span_ece" not in values
     assert (values["span_f1"].value, values["span_recall"].value) == (0, 0)
+
+
+def span_scores(told, labels, names, score):
+    """Return the highest score of a word within each span that seqeval finds in the predicted tags."""
+    tags = ensemble_log_probs(told.log_probs.double()).argmax(-1)
+    found = []
+    for i, row in enumerate(labels):
+        there = int((row >= 0).sum())
+        logits = told.logits()[:, i, :there].double()
+        by_word = SCORES[score].of(logits)
+        spans = get_entities([names[tag] for tag in tags[i, :there].tolist()])
+        found += [float(by_word[first : last + 1].max()) for _, first, last in spans]
+    return np.array(found)
+
+
+@pytest.mark.parametrize("score", ["msp", "mi", "energy"])
+def test_spans_of_other_texts_are_told_by_their_highest_words(score):
+    names = tag_names("BI")
+    told, labels, _ = ragged(classes=len(names))
+    other, other_labels, _ = ragged(classes=len(names), rows=60, seed=1)
+    inside = span_scores(told, labels, names, score)
+    outside = span_scores(other, other_labels, names, score)
+    kinds = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
+
+    found = measured(told, labels, names, foreign={"o": other}, scores=(score,)).ood_sets["o"]
+
+    assert found["span_auroc"].value == pytest.approx(roc_auc_score(kinds, np.r_[inside, outside]), abs=1e-9)
+    rates = roc_curve(kinds, np.r_[inside, outside], drop_intermediate=False)
+    flagged = next(false for false, true, _ in zip(*rates, strict=True) if true >= 0.95)
+    assert found["span_fpr95"].value == pytest.approx(flagged, abs=1e-9)
+    assert found["span_auroc"].value != found["auroc"].value
+
+
+def test_without_a_span_none_are_told_apart():
+    told, labels, _ = ragged(classes=2)
+    none = Responses(torch.tensor([[0.9, 0.1]]).log().expand(1, 4, 3, 2))
+    sets = measured(told, labels, ("O", "B-x"), foreign={"a": none, "b": told}, scores=("msp", "mi")).ood_sets
+    assert not {name for name in sets["a"] if name.startswith("span")}
+    assert {"span_auroc", "span_auroc@mi", "span_fpr95"} <= sets["b"].keys()
+    assert sets["b"]["span_auroc"].value == 0.5
+    row = replace(RowNumbers(id_set={}, ood_sets=sets), groups={"all": ("a", "b")})
+    shared = means(row.ood, row.groups)["all"]  # of what both have
+    assert "auroc" in shared
+    assert not {name for name in shared if name.startswith("span")}
+    assert row.mean_intervals == {}
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

@@ -416,12 +416,23 @@ def test_ranks_of_texts_and_pages(place, tmp_path):
         compare=(NamedModels.parse(f"base={place / 'base.st'}"),), bootstrap=20, curves=True, out=tmp_path / "r.json",
     )  # fmt: skip
     assert {"auroc", "fpr95"} <= report.rows[0].ood["letters"].keys()
+    assert {"span_auroc", "span_fpr95"} <= report.rows[0].ood["long"].keys() & report.definitions.keys()
     assert report.rows[0].values["span_f1"].low is not None
     assert report.rows[0].difference is None
     assert report.rows[1].difference.values["span_f1"].low is not None
     assert report.rows[0].by_class is not None
     run("report", tmp_path / "r.json", "-o", tmp_path / "r.html")
     assert "span F1" in (tmp_path / "r.html").read_text()
+
+
+def test_what_was_chosen_and_is_not_there_is_said(place, tmp_path):
+    write(tmp_path / "plain.jsonl", [{"text": "on the"}])
+    report = evaluate(
+        place, "base.st", far=NamedData.parse_all(f"plain={tmp_path / 'plain.jsonl'}"), metrics=("span_auroc", "auroc")
+    )  # fmt: skip
+    assert report.rows[0].ood["plain"].keys() == {"auroc"}
+    assert "`span_auroc` is not measured: no row has it on these data" in report.warnings
+    assert "span_auroc" not in report.definitions
 
 
 @pytest.mark.parametrize(
@@ -432,6 +443,7 @@ def test_ranks_of_texts_and_pages(place, tmp_path):
         (("eval", "base.st", "--data", "val.jsonl", "--corrupt", "typos"), "no longer has the words"),
         (("eval", "base.st", "--data", "val.jsonl", "--metrics", "f1_micro"), "answer a list of labels"),
         (("eval", "texts", "--data", "one.jsonl", "--metrics", "span_f1"), "answer a label for each word"),
+        (("eval", "texts", "--data", "one.jsonl", "--far", "x=one.jsonl", "--fail-if", "span_auroc[x]<1"), "answer a label for each word"),
         (("eval", "base.st", "--data", "one.jsonl"), "needs a label for each word"),
         (("eval", "base.st", "--data", "val.jsonl", "--compare", "x=texts"), "must answer the same kind of labels"),
         (("score", "base.st", "--method", "cahp", "--data", "val.jsonl", "-o", "s.json"), "compares classes of inputs"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -22,7 +22,7 @@ from hydractl.parsing import number
 from hydractl.settings import Constraint, Role, Setting
 
 if TYPE_CHECKING:
-    from hydractl.manifest.report import Check, Row
+    from hydractl.manifest.report import Check, Row, Value
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 GRAMMAR = re.compile(
@@ -259,15 +259,16 @@ class Condition:
 
     def _measured(self, row: Row, name: str) -> float:
         """Return the number of a row that the condition is about; raises DataError if it was not measured."""
+        numbers: Mapping[str, float | Value]
         if self.scope is None:
-            if name not in row.values:
-                raise DataError(
-                    f"`--fail-if {self}`: {row.name} has no {self.metric} on these data",
-                    hint="measure it on other data, or leave out the condition",
-                )
-            return row.values[name].value
-        if row.shift is not None and METRICS[self.metric].needs is MetricNeeds.LABELS:
-            return row.shift.at(self.scope)[name]
-        if self.scope in row.means:
-            return row.means[self.scope][name]
-        return row.ood[self.scope][name].value
+            numbers = row.values
+        elif row.shift is not None and METRICS[self.metric].needs is MetricNeeds.LABELS:
+            numbers = row.shift.at(self.scope)
+        else:
+            numbers = row.means.get(self.scope) or row.ood.get(self.scope, {})
+        if (measured := numbers.get(name)) is None:
+            raise DataError(
+                f"`--fail-if {self}`: {row.name} has no {self.metric} on these data",
+                hint="measure it on other data, or leave out the condition",
+            )
+        return measured if isinstance(measured, float) else measured.value

@@ -15,13 +15,14 @@ from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Scores, WithOodScores
 from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import Header
 from hydractl.manifest.prediction_sets import SetNumbers
 from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.by_class import by_class
-from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means, measure
+from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means
 from hydractl.metrics.curves import curves_of
-from hydractl.metrics.measure_tasks import measure_order, measure_task
+from hydractl.metrics.measure_tasks import Selection, measure_all
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import needing
@@ -240,26 +241,14 @@ def _measure_corrupted(
         predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
         if predictions is None:
             continue
-        predictions, labels = scaling(predictions), run.data.summary.labels
-        cells[corruption.name, str(corruption.severity)] = {
-            **measure(predictions, labels, {}, metrics=metrics, scores=(), resampling=run.resampling).id_set,
-            **_of_task(run, predictions, label_thresholds, metrics=metrics),
-        }
+        cells[corruption.name, str(corruption.severity)] = measure_all(
+            scaling(predictions),
+            run.data.summary.labels,
+            {},
+            _header(run, label_thresholds),
+            Selection(metrics, (), run.resampling),
+        ).id_set
     return ShiftNumbers(cells=cells) if cells else None
-
-
-def _of_task(
-    run: Evaluation,
-    tested: StoredPredictions,
-    label_thresholds: Sequence[float],
-    *,
-    metrics: Sequence[str],
-) -> dict[str, MetricEstimate]:
-    """Return the selected metrics that only models of a task have, see `measure_task`."""
-    update = {"labels": run.data.class_names, "label_thresholds": tuple(label_thresholds)}
-    header = run.opened[0][0].header.model_copy(update=update)
-    labels = run.data.summary.labels
-    return measure_task(tested, labels, header, metrics=metrics, resampling=run.resampling)
 
 
 def _label_thresholds(models: Sequence[OpenModel]) -> tuple[float, ...]:
@@ -268,24 +257,25 @@ def _label_thresholds(models: Sequence[OpenModel]) -> tuple[float, ...]:
     return () if others else first
 
 
+def _header(run: Evaluation, label_thresholds: Sequence[float]) -> Header:
+    """Return the header of the first model with the classes of the run and a row's thresholds."""
+    update = {"labels": run.data.class_names, "label_thresholds": tuple(label_thresholds)}
+    return run.opened[0][0].header.model_copy(update=update)
+
+
 def _numbers(
     run: Evaluation, predictions: Mapping[str, StoredPredictions], label_thresholds: Sequence[float]
 ) -> RowNumbers:
-    config, tested, labels = run.config, predictions[ID_NAME], run.data.summary.labels
-    numbers = measure(
-        tested,
-        labels,
+    config = run.config
+    numbers = measure_all(
+        predictions[ID_NAME],
+        run.data.summary.labels,
         {d.name: predictions[d.name] for d in config.ood},
-        metrics=config.chosen,
-        scores=config.scores,
-        resampling=run.resampling,
+        _header(run, label_thresholds),
+        Selection(config.chosen, config.scores, run.resampling),
+        queries=run.data.queries,
     )
-    id_set = numbers.id_set | _of_task(run, tested, label_thresholds, metrics=config.chosen)
-    if run.data.queries is not None:
-        id_set |= measure_order(
-            tested, labels, run.data.queries, metrics=config.chosen, resampling=run.resampling
-        )
-    return replace(numbers, groups=config.groups, id_set=id_set)
+    return replace(numbers, groups=config.groups)
 
 
 def _row(

@@ -14,7 +14,7 @@ from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.metric_spec import WHERE_PRESENT
+from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_of
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.output.atomic_write import is_stream
@@ -148,9 +148,14 @@ def _paths(config: EvalConfig) -> tuple[Path, ...]:
 def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
     config, summary = run.config, run.data.summary
     libraries = {model.family.library for models in run.opened for model in models}
-    measured = {*config.chosen} - {*needing(config.chosen, *WHERE_PRESENT)}
-    measured |= {name for row in table.rows for name in row.values}
+    measured = {*config.chosen} - {*needing(config.chosen, *WHERE_PRESENT, MetricNeeds.OOD)}
+    values = [values for row in table.rows for values in (row.values, *row.ood.values())]
+    measured |= {name.partition("@")[0] for by_name in values for name in by_name}
     caveats = [*of_temperatures(config, run.opened), *summary.caveats, *table.caveats]
+    for name in config.chosen if config.metrics else ():
+        if name not in measured:
+            caveats.append(f"`{name}` is not measured: no row has it on these data")
+            run.progress.warn(caveats[-1])
     return Report(
         rows=tuple(table.rows),
         data=summary.fingerprints,

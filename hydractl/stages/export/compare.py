@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.compute import means, measure
-from hydractl.metrics.measure_tasks import measure_task
+from hydractl.metrics.compute import means
+from hydractl.metrics.measure_tasks import Selection, measure_all
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import Responses
 from hydractl.metrics.registry import METRICS, choose_metrics
@@ -203,27 +203,24 @@ def measured(
         responses_by_row: What each row says of each set.
         options: Of the export.
     """
-    chosen, resampling = choose_metrics(None, ood=OOD in trial.sets, latency=False), Resampling(resamples=0)
+    chosen = choose_metrics(None, ood=OOD in trial.sets, latency=False)
+    selection = Selection(chosen, (MSP,), Resampling(resamples=0))
     rows = []
     for name, responses in responses_by_row.items():
         foreign = {OOD: responses[OOD]} if OOD in responses else {}
-        numbers = measure(
+        numbers = measure_all(
             responses[ID_NAME],
             trial.labels,
             foreign,
-            metrics=chosen,
-            scores=(MSP,),
-            resampling=resampling,
-        )
-        of_task = measure_task(
-            responses[ID_NAME], trial.labels, opened.header, metrics=chosen, resampling=resampling
+            opened.header,
+            selection,
         )
         rows.append(
             Row(
                 name=name,
                 models=(Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),),
                 members=len(responses[ID_NAME].log_probs),
-                values=replace(numbers, id_set=numbers.id_set | of_task).values,
+                values=numbers.values,
                 ood=numbers.ood,
                 means=means(numbers.ood, {"far": (OOD,), "all": (OOD,)} if foreign else {}),
             )
