@@ -22,6 +22,7 @@ class HydraConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # transfo
         "entropy",
         "mutual_information",
         "ood_score",
+        "sets",
     ]
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - as the library has it

@@ -27,6 +27,7 @@ from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import files_of, labels_of
+from hydractl.metrics.conformal import class_sets
 from hydractl.metrics.ood_scores import entropy, mutual_information
 from hydractl.metrics.per_sample import of_inputs, opinions, question_losses
 from hydractl.model_inputs import Inputs
@@ -58,6 +59,8 @@ class HydraClassifierOutput(ModelOutput):
         mutual_information: Disagreement of the members, in nats, (B,).
         ood_score: OOD score, (B,), higher for inputs unlike the training data: `energy+density` if the model stores it,
             else `msp`.
+        sets: Whether each class is in the prediction set of each input, (B, C), boolean; None in training mode, and if the model
+            stores no sets.
     """
 
     loss: torch.Tensor | None = None
@@ -66,6 +69,7 @@ class HydraClassifierOutput(ModelOutput):
     entropy: torch.Tensor | None = None
     mutual_information: torch.Tensor | None = None
     ood_score: torch.Tensor | None = None
+    sets: torch.Tensor | None = None
 
 
 class Stated(NamedTuple):
@@ -250,6 +254,9 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             entropy=of_inputs(entropy(member_opinions.members), multi_label=several),
             mutual_information=of_inputs(mutual_information(member_opinions.members), multi_label=several),
             ood_score=ood_score,
+            sets=None
+            if (rule := self.loaded.header.prediction_sets) is None or self.training
+            else class_sets(member_opinions.ensemble.exp(), rule),
         )
         named = self.config.return_dict if return_dict is None else return_dict
         return model_output if named else model_output.to_tuple()

@@ -32,6 +32,8 @@ PICTURE, REPORT = "heads.png", "report.json"
 SHOWN_LABELS = 20
 _LIBRARIES = {"timm": "timm", "transformers": "transformers", "openclip": "open_clip"}
 _IMAGES, _ZERO_SHOT = "image-classification", "zero-shot-image-classification"
+_RANKING = "text-ranking"
+"""What the Hub calls models whose order of passages was measured; transformers has no pipeline for it."""
 _KIND_DESCRIPTIONS = {
     Kind.BASE: "A classifier that `hydractl` has prepared for pruning of attention heads.",
     Kind.MEMBER: "A classifier with some attention heads removed.",
@@ -128,7 +130,7 @@ def _metadata(facts: Facts) -> dict[str, Any]:
         license=facts.license,
         metrics=sorted({result.metric_type for result in results}) or None,
         model_name=facts.name,
-        pipeline_tag=facts.task,
+        pipeline_tag=_RANKING if facts.row is not None and "ndcg" in facts.row.values else facts.task,
         tags=[
             "hydractl",
             header.kind.value,

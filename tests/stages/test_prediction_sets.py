@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pydantic import ValidationError
+from transformers import AutoModelForImageClassification
 
 import hydractl
 from hydractl.checkpoint import Checkpoint
@@ -314,6 +315,24 @@ def test_an_exported_model_says_what_its_sets_are(models, stored):
     said = onnx.InferenceSession(small).get_modelmeta().custom_metadata_map["hydractl.prediction_sets"]
     assert said == "null"
     assert any("its prediction sets are not exported" in warning for warning in heard.warnings)
+
+
+@pytest.mark.parametrize("method", [SetMethod.LAC, SetMethod.APS])
+@torch.inference_mode()
+def test_the_auto_class_has_those_that_predict_has(models, tmp_path, method):
+    evaluated(models, "hydra.st", method=method, store=tmp_path / "s.st")
+    ours = hydractl.load(tmp_path / "s.st")
+    folder = ours.save_pretrained(tmp_path / "folder")
+    theirs = AutoModelForImageClassification.from_pretrained(folder).eval()
+    items = open_items(DataRef.parse(f"{TEST},limit=60"), ours.header.preprocess)
+    pictures = [items.image(i) for i in range(len(items))]
+
+    expected = ours.predict(pictures).sets
+    found = theirs(ours.encode(pictures))
+
+    assert torch.equal(found.sets, expected)
+    assert 1 < expected.sum(1).float().mean() < 7
+    assert theirs.train()(ours.encode(pictures)).sets is None
 
 
 def test_all_that_tells_a_model_tells_its_sets(models, stored, capsys):
