@@ -118,8 +118,12 @@ def report_of(folder: Path, encoder: Path) -> dict[str, Row]:
 
 def numbers(row: Row) -> dict[str, float]:
     """Return a row's numbers by column."""
-    auroc = {f"AUROC {name}": row.ood[name]["auroc"].value for name in FAR}
-    return {name: row.values[name].value for name in METRICS} | auroc
+    ranks = {
+        f"{heading} {name}": row.ood[name][metric].value
+        for heading, metric in (("AUROC", "auroc"), ("span AUROC", "span_auroc"))
+        for name in FAR
+    }
+    return {name: row.values[name].value for name in METRICS} | ranks
 
 
 def told(values: list[float]) -> str:

@@ -272,7 +272,7 @@ class LabelReader:
             if begins_late or None in labels:
                 row = begin if begins_late else begin + labels.index(None)
                 raise DataError(
-                    f"{self.where}: row {row} and others differ: {task.labels} in all rows or in none",
+                    f"{self.where}: row {row} and others differ: give {task.labels}, or for none",
                     hint=task.hint.format(name=self.where),
                 )
             self._task = task
