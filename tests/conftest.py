@@ -29,6 +29,15 @@ def _one_thread():
         yield
 
 
+def pytest_make_parametrize_id(val):
+    """Return the ID of a text with `::` in it, which xdist would take for the end of a file's name, so that what the file's
+    tests share is made again for that one.
+    """
+    if isinstance(val, str) and "::" in val:
+        return val.replace("::", ":").encode("unicode_escape").decode("ascii")
+    return None
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--all-variants",

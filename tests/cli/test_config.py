@@ -82,7 +82,7 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "expected"), TABLE, ids=[line for line, _ in TABLE])
+@pytest.mark.parametrize(("line", "expected"), TABLE, ids=[line.replace("::", ":") for line, _ in TABLE])
 def test_arguments_become_a_configuration(config, line, expected):
     assert config(line) == expected
 

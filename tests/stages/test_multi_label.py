@@ -173,7 +173,6 @@ def test_a_hydra_learns_from_teachers_label_by_label(place):
         ("circuit", ("--objective", "avg", "--ood", "letters::limit=20")),
         ("circuit", ("--objective", "acc-ece", "--max-memory", "1MB", "--search", "exact")),
     ],
-    ids=str,
 )
 def test_heads_are_scored_on_labels(place, method, options):
     out = place / "scores.json"
