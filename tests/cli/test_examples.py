@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,14 @@ from PIL import Image
 
 from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.helptext import paragraphs
+from support.builders import base, sha
 from support.hub import serve
 from support.pushes import Pushable
 from support.text_folders import save_text_model
-from support.variants import VARIANTS
+from support.variants import VARIANTS, Variant
 
-SMALL = {"img_size": 16, "patch_size": 8, "embed_dim": 48, "depth": 9, "num_heads": 12}
+# As many heads as `--pool 96` takes; more blocks would be slow to export.
+SMALL = {"img_size": 16, "patch_size": 8, "embed_dim": 96, "depth": 2, "num_heads": 48}
 NAME = "vit_tiny_patch16_224"
 WORKFLOW = Path(__file__).parents[2] / "docs/examples/hydra.yml"
 LINKED = 100_000
@@ -74,9 +77,15 @@ out = "fused.st"
 """
 RUN_ELSEWHERE = {"demo"}
 """Takes minutes; `tests/cli/demo` runs what it is made of."""
+DEEP = "--merge-trunk 8"
+"""What an example says that asks for more blocks than the others need."""
 NEW_PROCESS = {"doctor", "push"}
 """Commands for which it counts what the environment says when libraries are loaded."""
-SLOW = ("arch:vit", "--with-preprocess", "int8")
+SLOW = (
+    "arch:vit", "--with-preprocess", "int8", "make seed-0", "doctor --json", "doctor -q", "--report report.json --dry-run",
+    "--license",
+)  # fmt: skip
+"""What examples say that are run with `--all-variants` only: tests of their commands meet what they do."""
 
 
 def examples() -> list[tuple[str, str]]:
@@ -174,8 +183,15 @@ def work(files, tmp_path, request):
             shutil.copy(source, target)
 
     shutil.copytree(files, place, copy_function=copy)
-    for output in outputs(request.getfixturevalue("example")):
+    example = request.getfixturevalue("example")
+    for output in outputs(example):
         (place / output).unlink(missing_ok=True)
+    if DEEP in example:
+        deep = base(Variant("timm-vit", "deep", NAME, SMALL | {"depth": 9, "num_classes": 2}))
+        deep = replace(deep, header=deep.header.model_copy(update={"base": sha("base")}))
+        for seed, name in enumerate("abc"):
+            (place / f"{name}.st").unlink()
+            deep.tuned(seed).save(place / f"{name}.st")
     return place
 
 
