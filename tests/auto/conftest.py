@@ -9,25 +9,35 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample, base
 from support.text_folders import save_tokenizer
-from support.variants import variant
+from support.variants import of_depth, variant
 
 KEEP = (((0, 1), (2,), (0, 3)), ((0, 1), (1, 2), ()))
 
 
-def fused(sample, folder):
+def fused(sample, folder, blocks=3):
     """Return the folder of a hydra of two members that differ."""
     for i, keep in enumerate(KEEP):
-        sample.pruned(*keep).tuned(i).save(folder / f"m-{i}.st")
+        sample.pruned(*keep[:blocks]).tuned(i).save(folder / f"m-{i}.st")
     models = tuple(str(folder / f"m-{i}.st") for i in range(2))
     run_fuse(FuseConfig(models=models, out=Folder(folder / "hydra"), mlp="keep"))
     return folder / "hydra"
 
 
+def named(variant):
+    """Return a base of images whose classes have names."""
+    plain = base(variant)
+    return Sample(plain.header.model_copy(update={"labels": tuple("abcdefg")}), plain.state)
+
+
 @pytest.fixture(scope="session")
 def images(tmp_path_factory):
-    plain = base(variant("class-token"))
-    named = Sample(plain.header.model_copy(update={"labels": tuple("abcdefg")}), plain.state)
-    return fused(named, tmp_path_factory.mktemp("images"))
+    return fused(named(variant("class-token")), tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def block(tmp_path_factory):
+    """A hydra of images of one block, which is quicker to export."""
+    return fused(named(of_depth(variant("class-token"), 1)), tmp_path_factory.mktemp("block"), blocks=1)
 
 
 @pytest.fixture(scope="session")

@@ -294,7 +294,7 @@ def test_ood_scores_beside_the_weights_stay_as_they_are(images, tmp_path):
 
 
 @pytest.mark.newer
-def test_one_ood_score_wherever_the_model_runs(images, tmp_path):
+def test_one_ood_score_wherever_the_model_runs(block, tmp_path):
     """Python, a pipeline's model and what is exported have the default score that `eval` found, at another temperature than it was fitted at."""
     from transformers import AutoModelForImageClassification, pipeline
 
@@ -304,7 +304,7 @@ def test_one_ood_score_wherever_the_model_runs(images, tmp_path):
     )  # fmt: skip
     given = {"near": (NamedData.parse(f"others={near}"),), "latency": False, "bootstrap": 0, "device": "cpu"}
     config = EvalConfig(
-        model=str(images), data=DataRef.parse(data), fit=DataRef.parse(fit), val=DataRef.parse(val), temperature=2.0,
+        model=str(block), data=DataRef.parse(data), fit=DataRef.parse(fit), val=DataRef.parse(val), temperature=2.0,
         store=Folder(tmp_path / "stored"), save_predictions=tmp_path / "p.st", **given,
     )  # fmt: skip
     run_eval(config)

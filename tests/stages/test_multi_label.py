@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import numpy as np
 import onnxruntime
@@ -38,7 +37,7 @@ from hydractl.stages.predict.run import run_predict
 from hydractl.training.recipes.recipe import Recipe
 from support.heard import Heard
 from support.text_folders import save_text_model
-from support.variants import variant
+from support.variants import of_depth, variant
 
 NAMES = ("cat", "mat", "sat")
 """A text has the label of each of these words that is in it."""
@@ -288,8 +287,21 @@ def test_the_disagreement_is_that_of_each_label(place):
     torch.testing.assert_close(predictions.votes, members > 0.5)
 
 
-@pytest.mark.parametrize("model", ["base.st", "hydra.st"])
-def test_exported_it_says_the_same(place, model):
+@pytest.fixture(scope="module")
+def small(place):
+    """A base of one block, and a hydra of two of its members: exporting takes seconds a block."""
+    save_text_model(of_depth(variant(BERT), 1), place / "small")
+    for m, keep in enumerate((2, 3)):
+        chosen = ("--strategy", "random", "--seed", m, "--keep", keep)
+        run("prune", place / "small", *chosen, "-o", place / f"small-{m}.st")
+    members = tuple(str(place / f"small-{m}.st") for m in range(2))
+    run_fuse(FuseConfig(models=members, out=place / "small.st"))
+    return place
+
+
+@pytest.mark.parametrize("model", [pytest.param("small", marks=pytest.mark.more), "small.st"])
+def test_exported_it_says_the_same(small, model):
+    place = small
     run_export(ExportConfig(model=str(place / model), out=place / "m.onnx", force=True))
     session = onnxruntime.InferenceSession(place / "m.onnx")
     loaded = hydractl.load(place / model)
@@ -392,7 +404,7 @@ def test_images_of_a_hydra_answer_as_their_timm_and_transformers_classes(images)
     torch.testing.assert_close(model(loaded.encode([picture]))[0].sigmoid(), expected)
 
 
-def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys):
+def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys, python):
     run(
         *(
             "eval",
@@ -422,7 +434,7 @@ def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys)
     metadata = onnxruntime.InferenceSession(place / "stored.onnx").get_modelmeta().custom_metadata_map
     assert json.loads(metadata["hydractl.label_thresholds"]) == list(thresholds)
     said = subprocess.run(
-        [sys.executable, place / "stored.onnx.py", *texts[:6]], capture_output=True, text=True, check=True
+        [python(), place / "stored.onnx.py", *texts[:6]], capture_output=True, text=True, check=True
     ).stdout
     assert [tuple(json.loads(line)["labels"]) for line in said.splitlines()] == [*predictions.labels[:6]]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -382,17 +381,18 @@ def test_the_auto_class_answers_tokens_with_the_library_s_loss(place):
     assert torch.allclose(out.logits.softmax(-1)[0, 1:4], found, atol=1e-6)
 
 
-def test_an_exported_model_answers_tokens(place, tmp_path):
+@pytest.mark.parametrize("model", ["base.st", pytest.param("hydra.st", marks=pytest.mark.more)])
+def test_an_exported_model_answers_tokens(place, tmp_path, python, model):
     data = {"data": DataRef.parse(str(place / "val.jsonl")), "report": tmp_path / "r.json"}
-    report = run_export(ExportConfig(model=str(place / "hydra.st"), out=tmp_path / "m.onnx", **data), Heard())
+    report = run_export(ExportConfig(model=str(place / model), out=tmp_path / "m.onnx", **data), Heard())
     rows = report.measured.rows
     assert rows[0].values["span_f1"].value == rows[1].values["span_f1"].value > 0
     assert max(report.differences.values()) < 1e-4
     said = subprocess.run(
-        [sys.executable, tmp_path / "m.onnx.py", "the cat sat"], capture_output=True, text=True, check=True
+        [python(), tmp_path / "m.onnx.py", "the cat sat"], capture_output=True, text=True, check=True
     )
     (line,) = map(json.loads, said.stdout.splitlines())
-    found = hydractl.load(place / "hydra.st").predict(["the cat sat"])
+    found = hydractl.load(place / model).predict(["the cat sat"])
     assert [token["token"] for token in line["tokens"]] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
     assert tuple(token["label"] for token in line["tokens"][1:4]) == found.labels[0]
     assert [t["probability"] for t in line["tokens"][1:4]] == pytest.approx(

@@ -409,6 +409,12 @@ def variant(name: str) -> Variant:
     return next(v for v in VARIANTS if name in {str(v), v.name})
 
 
+def of_depth(variant: Variant, blocks: int) -> Variant:
+    """Return a variant with so many blocks, in a tower of images or of texts."""
+    key = "depth" if "depth" in variant.options else "num_hidden_layers"
+    return Variant(variant.family, f"{variant.name}-{blocks}", variant.arch, variant.options | {key: blocks})
+
+
 def _timm(arch: str, options: dict[str, object]) -> nn.Module:
     import timm
 

@@ -166,15 +166,22 @@ def become(asked: dict[str, Any], streams: list[int]) -> int:
     os.chdir(asked["folder"])
     random.seed()
     np.random.seed()  # noqa: NPY002 - what libraries draw from
-    sys.path[:0] = [asked["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    words = [word for word in asked["words"] if word != "-u"]
+    if words[0] == "-I":
+        words = words[1:]
+    else:
+        sys.path[:0] = [asked["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.executable = asked["program"]
-    how, what, *rest = [word for word in asked["words"] if word != "-u"]
+    how, *rest = words
+    what = rest.pop(0) if how in {"-m", "-c"} else how
     sys.argv = [how, *rest]
     try:
         if how == "-m":
             runpy.run_module(what, run_name="__main__", alter_sys=True)
-        else:
+        elif how == "-c":
             exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - a test's own text
+        else:
+            runpy.run_path(what, run_name="__main__")
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
