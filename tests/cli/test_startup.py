@@ -111,11 +111,13 @@ def in_pipe(environment, *arguments: str) -> None:
     subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=False)
 
 
-LONGEST = (["--help"], ["finetune", "--help"], ["eval", "--help"], ["bench", "--help"], ["help", "score"])
+LONGEST = (["--help"], ["finetune", "--help"], ["help", "score"])
+SHORTER = [pytest.param([name, "--help"], marks=pytest.mark.more) for name in ("eval", "bench")]
+"""Read as the help of `finetune` is, which has more options."""
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("argv", [["--version"], *LONGEST], ids=" ".join)
+@pytest.mark.parametrize("argv", [["--version"], *LONGEST, *SHORTER], ids=" ".join)
 def test_help_is_there_at_once(environment, argv):
     bare = least_work(partial(in_pipe, environment, "-c", "import typer"))
 

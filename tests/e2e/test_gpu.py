@@ -154,6 +154,8 @@ def test_rows_of_a_report_are_the_same():
             "--scores",
             "s.json",
             "--no-latency",
+            "--bootstrap",
+            "9",
         )
         outputs = ("--save-predictions", f"p-{device}.safetensors", "-o", f"r-{device}.json")
         run("eval", "hydra.st", "--compare", "base=base.st", *rows, *given, *outputs, device=device)

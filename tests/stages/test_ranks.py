@@ -23,6 +23,7 @@ TASKS = {
     "texts": {"batch_size": 9},
     "zero-shot": {"data": "digits::classes=0-4,limit=40", "batch_size": 9},
 }
+GIVEN = {"circuit": {"objective": "acc"}, "l0": {"epochs": 1}, "dsp": {"epochs": 1}}
 MAY_REFUSE = {"zero-shot"}
 OOD = "digits::classes=9,limit=30"
 LAZY = {"objective": "acc-0.1*nll", "search": "lazy", "recheck": 4}
@@ -136,7 +137,7 @@ def jobs(tmp_path_factory):
                 **TASKS[task],
                 "model": models[task],
                 "method": method,
-                "given": {"objective": "acc"} if method == "circuit" else {},
+                "given": GIVEN.get(method, {}),
                 "budget": {"remove": 3},
                 "device": "cpu",
             }

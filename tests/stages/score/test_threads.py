@@ -17,7 +17,7 @@ def made(tmp_path_factory, python):
     folder = tmp_path_factory.mktemp("threads")
     jobs = {
         name: {
-            "data": str(reviews(folder / "reviews.jsonl", 200, seed=0)),
+            "data": str(reviews(folder / "reviews.jsonl", 128, seed=0)),
             "model": arch(folder),
             "method": method,
             "given": given,
