@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.variants import PLAIN, VARIANTS
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SUPPORTED = {
     "timm": (
@@ -39,6 +41,8 @@ TINY_STANDS_FOR = {
     "EVA02-E-14-plus",
 }  # fmt: skip
 """The dearest of these, of which `support.variants` and `support.trunks` have small ones."""
+MET = {v.arch for v in VARIANTS} - {PLAIN.arch, "bert"}
+"""Those that are small variants themselves, of which all contracts are laws; one of each library is examined here as well."""
 REFUSED = {
     "timm": {
         "beit3_base_patch16_224": (
@@ -86,7 +90,7 @@ MODULES = ("architectures", *(f"architectures_{part}" for part in PARTS))
 def _marks(name):
     if "vision_use_head" in name:
         return pytest.mark.newer
-    return pytest.mark.more if name in TINY_STANDS_FOR else ()
+    return pytest.mark.more if name in TINY_STANDS_FOR or name.split("/")[0] in MET else ()
 
 
 def named(table):

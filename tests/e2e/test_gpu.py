@@ -32,7 +32,8 @@ TRAIN, VAL = "digits::classes=0-6,split=train,limit=70", "digits::classes=0-6,sp
 OOD = "digits::classes=9,limit=20"
 OOD_DATA = ("--ood", OOD)
 TINY = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=7,proj_drop_rate=0.1"
-TRAINS = ("--data", TRAIN, "--val", VAL, "--epochs", "4", "--lr", "1e-3", "--keep-last")
+EPOCHS = 2
+TRAINS = ("--data", TRAIN, "--val", VAL, "--epochs", str(EPOCHS), "--lr", "1e-3", "--keep-last")
 SCORED = {
     "circuit": (*OOD_DATA, "--remove", "3"),
     "circuit, lazily": (*OOD_DATA, "--remove", "3", "--search", "lazy"),
@@ -201,8 +202,8 @@ def test_training_waits_where_a_number_is_read():
         "stack in accelerate.accelerator.backward", None
     )  # zeros of a gradient, which C++ makes where it sees the tensor
     assert found == {
-        "_local_scalar_dense in hydractl.training.loop._steps": 4,
-        "copy in hydractl.training.evaluate.tally": 4,
+        "_local_scalar_dense in hydractl.training.loop._steps": EPOCHS,
+        "copy in hydractl.training.evaluate.tally": EPOCHS,
         "wait in hydractl.runtime.wait_for": 1,
     }
 
