@@ -25,7 +25,7 @@ DATA = {
     "val": DataRef.parse("digits::split=val,limit=300"),
 }
 RECIPE = Recipe(lr=(1e-3, 1e-4), epochs=3, batch_size=16, augment=("shift",))
-HEAD = replace(RECIPE, train=("head",), augment=())
+HEAD = replace(RECIPE, train=("head",), augment=(), epochs=5)
 SLOW = 4.0
 """Seconds to compile a graph: more than the training of a tiny model takes."""
 
@@ -51,7 +51,7 @@ def test_an_estimate_is_near_what_a_run_takes(tmp_path, monkeypatch, recipe):
     parts = (found.preparing, found.encoding, found.compiling, found.training, found.validating)
     assert found.seconds == pytest.approx(sum(parts))
     assert (found.encoding > 0) == (recipe is HEAD)
-    assert (found.steps, found.evaluations) == (2 * report.total_steps, 2 * 3)
+    assert (found.steps, found.evaluations) == (2 * report.total_steps, 2 * recipe.epochs)
     assert (found.samples, found.val_samples, found.compiling) == (300, 300, 0)
 
 
