@@ -18,8 +18,8 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
-FEW = 4
-"""A law marked `spread` takes each fourth variant of a family, and one at least; `spread(every=8)` each eighth."""
+FEW = 6
+"""A law marked `spread` takes each sixth variant of a family, and one at least; `spread(every=8)` each eighth."""
 
 
 @pytest.fixture(scope="module", name="one_thread")
@@ -71,8 +71,8 @@ def pytest_collection_modifyitems(config, items):
     """Leave each law marked `spread` a few variants of each family, and leave out what is marked `more`.
 
     The laws of a file take turns: each begins one variant after the one before. So every family is met by all, and every
-    variant by each file that has four of them. Of a law with several cases, a family's cases are met in turn by its variants:
-    by each fifth pair of them. A law that costs much may name the families that it meets by default,
+    variant by each file that has six of them. Of a law with several cases, a family's cases are met in turn by its variants:
+    by each seventh pair of them. A law that costs much may name the families that it meets by default,
     `spread(families=...)`: those whose code differs; or share them out, `spread(alike=True)`: those that a library's
     tower of a kind reads take turns as if they were one.
     """

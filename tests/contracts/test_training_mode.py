@@ -94,6 +94,7 @@ def fixed(monkeypatch):
     return paths
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @torch.no_grad()
 def test_training_mode_is_the_library_s(variant, fixed):
@@ -111,7 +112,7 @@ def test_training_mode_is_the_library_s(variant, fixed):
     )
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.family.startswith("openclip")], ids=str)
 @torch.no_grad()
 def test_the_rates_are_felt(variant, fixed):
