@@ -59,6 +59,10 @@ PROCESSOR = {
     "do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3,
 }  # fmt: skip
 NAMED = Naming(names=NAMES, templates=TEMPLATES)
+CLIP_AT_LEAST = pytest.mark.parametrize(
+    "work", ["clip", pytest.param("siglip", marks=pytest.mark.more)], indirect=True, scope="module"
+)
+"""For what a kind of model plays no part in: names of classes, and what is refused."""
 
 
 @pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
@@ -188,6 +192,7 @@ def test_a_longer_prompt_beside_it_changes_no_class(work):
     torch.testing.assert_close(more[:2], few)
 
 
+@CLIP_AT_LEAST
 def test_a_hydra_is_the_same_in_another_process(work, python):
     opened = open_model(str(work / "named.st"))
     here = load(work / "named.st")(pixels(opened)).logits
@@ -303,6 +308,7 @@ def test_circuits_are_those_of_whole_passes(work, tmp_path, number):
     assert (found.options["classes"], found.options["templates"]) == (NAMES, TEMPLATES)
 
 
+@CLIP_AT_LEAST
 @pytest.mark.parametrize("method", ["taylor", "magnitude", "random"])
 @pytest.mark.parametrize("towers", [(), ("vision",)])
 def test_other_methods_score_the_same_towers(work, tmp_path, method, towers):
@@ -313,6 +319,7 @@ def test_other_methods_score_the_same_towers(work, tmp_path, method, towers):
     assert all(len({*row}) > 1 for table in found.towers.values() for row in table.scores)
 
 
+@CLIP_AT_LEAST
 def test_classes_are_the_datas_where_nothing_else_names_them(work, tmp_path):
     found = score(work / "base.st", tmp_path / "s.json", budget=HeadBudget(remove=1))
 
@@ -355,6 +362,7 @@ def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(
 # --- prune --------------------------------------------------------------------------------------------------------------
 
 
+@CLIP_AT_LEAST
 def test_members_lose_heads_of_both_towers_as_sampled(work):
     masks = [open_model(path).header.masks[0] for path in members(work)]
 
@@ -366,6 +374,7 @@ def test_members_lose_heads_of_both_towers_as_sampled(work):
     }
 
 
+@CLIP_AT_LEAST
 def test_a_tower_that_scores_leave_out_keeps_its_heads(work, tmp_path):
     score(work / "base.st", tmp_path / "s.json", towers=("vision",), naming=NAMED)
     prune(work / "base.st", tmp_path / "s.json", tmp_path / "v{i}.st")
@@ -401,6 +410,7 @@ def test_a_hydra_is_its_members_together(work):
     torch.testing.assert_close(expected.float(), by_hands)
 
 
+@CLIP_AT_LEAST
 def test_named_at_last_is_as_named_at_first(work):
     other = Naming(names=("4", "3", "2", "1", "0"), templates=("drawing of a {label}", "{label}"))
     fuse(work, "other.st", naming=other)
@@ -414,6 +424,7 @@ def test_named_at_last_is_as_named_at_first(work):
     torch.testing.assert_close(late["bare"]["id"], expected)
 
 
+@CLIP_AT_LEAST
 def test_templates_alone_keep_the_names(work):
     other = Naming(templates=("the {label}",))
 
@@ -424,6 +435,7 @@ def test_templates_alone_keep_the_names(work):
     torch.testing.assert_close(found["named"]["id"], expected["bare"]["id"])
 
 
+@CLIP_AT_LEAST
 def test_models_with_other_stored_classes_are_compared_once_classes_are_given(work):
     fuse(work, "far.st", naming=Naming(names=("7", "8"), templates=("{label}",)))
     rows = (NamedModels(name="Far", models=(str(work / "far.st"),)),)
@@ -433,6 +445,7 @@ def test_models_with_other_stored_classes_are_compared_once_classes_are_given(wo
     torch.testing.assert_close(found["Far"]["id"], found["named"]["id"])
 
 
+@CLIP_AT_LEAST
 def test_fusing_without_classes_warns_and_asks_later(work, tmp_path):
     heard = Heard()
     run_fuse(FuseConfig(models=members(work), out=tmp_path / "bare.st"), heard)
@@ -447,6 +460,7 @@ def test_fusing_without_classes_warns_and_asks_later(work, tmp_path):
         load(tmp_path / "bare.st")(pixels(opened))
 
 
+@CLIP_AT_LEAST
 def test_a_classifier_may_stand_beside_a_zero_shot_model(work, tmp_path):
     classifier().save(tmp_path / "classifier.st")
     data = DataRef.parse("digits::classes=0-6,limit=40")
@@ -459,6 +473,7 @@ def test_a_classifier_may_stand_beside_a_zero_shot_model(work, tmp_path):
         evaluate(tmp_path / "classifier.st", work, data=data, compare=bare, naming=NAMED)
 
 
+@CLIP_AT_LEAST
 def test_a_classifiers_own_names_go_before_the_datas(work, tmp_path):
     names = ("6", "5", "4", "3", "2", "1", "0")
     sample = classifier()
@@ -473,6 +488,7 @@ def test_a_classifiers_own_names_go_before_the_datas(work, tmp_path):
         evaluate(tmp_path / "c.st", work, data=data, compare=rows, naming=Naming(names=names[::-1]))
 
 
+@CLIP_AT_LEAST
 def test_ood_sets_and_conditions_work_as_for_any_model(work):
     report, _ = evaluate(work / "named.st", work, near=(NamedData.parse(f"nine={OTHERS}"),))
 
@@ -483,6 +499,7 @@ def test_ood_sets_and_conditions_work_as_for_any_model(work):
 # --- wrong inputs -------------------------------------------------------------------------------------------------------
 
 
+@CLIP_AT_LEAST
 def test_an_unknown_tower_is_refused(work, tmp_path):
     with pytest.raises(UsageError, match="no such tower") as error:
         score(work / "base.st", tmp_path / "s.json", towers=("speech",))
@@ -505,6 +522,7 @@ def test_classes_of_a_classifier_are_its_own(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["c.st"]
 
 
+@CLIP_AT_LEAST
 def test_zero_shot_models_are_not_finetuned(work, tmp_path):
     data = DataRef.parse(DATA)
     with pytest.raises(UsageError, match="is a zero-shot model without classes to train on") as error:
@@ -517,6 +535,7 @@ def test_zero_shot_models_are_not_finetuned(work, tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+@CLIP_AT_LEAST
 def test_names_that_are_not_the_datas_are_said(work, tmp_path):
     heard = Heard()
     naming = Naming(names=("a", "an", "of", "big", "the"))
@@ -529,6 +548,7 @@ def test_names_that_are_not_the_datas_are_said(work, tmp_path):
         run_score(replace(config, naming=Naming(names=("a", "an")), data="digits::classes=5-9", force=True))
 
 
+@CLIP_AT_LEAST
 def test_a_model_without_a_tokenizer_is_refused(tmp_path, work):
     sample = pair("clip", tmp_path)
     how = sample.header.prompting.tokenization.model_copy(update={"tokenizer": None})
@@ -539,6 +559,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path, work):
     assert not (tmp_path / "s.json").exists()
 
 
+@CLIP_AT_LEAST
 def test_members_with_other_classes_are_not_fused(work, tmp_path):
     """Members never store classes; a file that does nevertheless is one of our own that somebody edited."""
     opened = with_classes(open_model(members(work)[0]), NAMED.classes(open_model(members(work)[0])))
