@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGE := $(VENV)/.package
+# Bytecode is written where it is first needed, even if the environment says otherwise: tests start hundreds of processes, and the
+# installs below compile nothing.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo checks test test-all test-lowest torture completions dist clean
 
