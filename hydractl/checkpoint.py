@@ -185,7 +185,7 @@ class Checkpoint:
 
     @property
     def original(self) -> Checkpoint:
-        """The checkpoint that the user named: this one, or what its tensors were read of under other names."""
+        """The checkpoint that the user named: this one, or the one whose tensors it has under other names, or with others."""
         return self if self.stands_for is None else self.stands_for.original
 
     @property

@@ -27,11 +27,13 @@ class Task:
         answer: What a model predicts, where its classes were named.
         cell: Path of a function that maps a cell of a table to its label or list of labels, and a cell of another form to None;
             None where cells are names or class numbers.
-        metrics: Path of the metrics that only this task has; `measure` is a path of a function as
-            `metrics.measure_tasks.measure_labels`, and `rank` of one as `rank_spans` there, for metrics of OOD data.
-        lines: Path of a function as `stages.predict.writers.class_lines`, which tells what `predict` writes.
+        metrics: Path of the metrics that only this task has.
+        measure: Path of what computes those of labelled data, like `metrics.measure_tasks.measure_labels`.
+        scores: Path of what gives the OOD scores that those of OOD data rank, like `span_scores` there.
+        lines: Path of what tells the lines of `predict`, like `stages.predict.writers.class_lines`.
         columns: What of that comes first in a table, with types.
-        likeliest: What a table has of each of the most probable classes, with types; empty without classes and votes.
+        likeliest: What a table has of each of the most probable classes, with types; where it is empty, there are no columns of
+            classes and votes.
     """
 
     problem_type: str
@@ -45,7 +47,7 @@ class Task:
     cell: str | None = None
     metrics: str | None = None
     measure: str | None = None
-    rank: str | None = None
+    scores: str | None = None
     lines: str = "hydractl.stages.predict.writers:class_lines"
     columns: tuple[tuple[str, type], ...] = ()
     likeliest: tuple[tuple[str, type], ...] = _LIKELIEST
@@ -64,10 +66,10 @@ SINGLE_LABEL = Task(
 MULTI_LABEL = Task(
     problem_type="multi_label_classification",
     labels="a list of labels for each item",
-    hint='write lists, of a single label too: `{{"text": "a late reply", "label": ["delay"]}}`',
+    hint='write lists, `["delay"]` for a single label and `[]` for none',
     by_label=True,
     cell="hydractl.data.sources.column_roles:list_in",
-    answer="several or none of them for every input",
+    answer="any number of them for every input",
     metrics="hydractl.metrics.classification:MULTI_LABEL",
     measure="hydractl.metrics.measure_tasks:measure_labels",
     lines="hydractl.stages.predict.writers:label_lines",
@@ -84,7 +86,7 @@ TOKENS = Task(
     answer="one of them for every word",
     metrics="hydractl.metrics.spans:SPANS",
     measure="hydractl.metrics.measure_tasks:measure_spans",
-    rank="hydractl.metrics.measure_tasks:rank_spans",
+    scores="hydractl.metrics.measure_tasks:span_scores",
     lines="hydractl.stages.predict.writers:entity_lines",
     columns=(("entities", str),),
     likeliest=(),

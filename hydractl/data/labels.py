@@ -87,7 +87,7 @@ def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> 
         hint: What to do without.
 
     Raises:
-        DataError: If there are none, or items may have several.
+        DataError: If there are none, or items have several, of labels or of words.
     """
     check_labels(items, option, task=items.task if items.task.has_one_question else SINGLE_LABEL, hint=hint)
     return cast("tuple[int, ...]", items.labels)

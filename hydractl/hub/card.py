@@ -20,7 +20,7 @@ from hydractl.manifest.report import Report, Row, Value, scaled_alike
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
-from hydractl.metrics.registry import METRICS, TEMPERATURE
+from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
 from hydractl.model_source import HUB_ID
 from hydractl.tensor_spec import TensorSpec
 from hydractl.version import INSTALL
@@ -123,6 +123,7 @@ def _metadata(facts: Facts) -> dict[str, Any]:
         {"base_model_relation": relation} if facts.base_model and relation else {}
     )
     results = list(_eval_results(facts))
+    has_order = facts.row and needing(METRICS.keys() & facts.row.values.keys(), MetricNeeds.QUERIES)
     data = ModelCardData(
         base_model=facts.base_model,
         eval_results=results or None,
@@ -130,7 +131,7 @@ def _metadata(facts: Facts) -> dict[str, Any]:
         license=facts.license,
         metrics=sorted({result.metric_type for result in results}) or None,
         model_name=facts.name,
-        pipeline_tag=_RANKING if facts.row is not None and "ndcg" in facts.row.values else facts.task,
+        pipeline_tag=_RANKING if has_order else facts.task,
         tags=[
             "hydractl",
             header.kind.value,
@@ -342,8 +343,7 @@ def _limits(facts: Facts) -> str:
         "- The quality of probabilities is known only for data like those of the evaluation"
         + ("." if facts.row else ", and this card reports no evaluation."),
         (
-            f"- It has {counted(len(labels_of(header)), 'class', 'classes')} and predicts "
-            f"{header.architecture.task.answer}."
+            f"- It has {counted(len(labels_of(header)), *(('label',) if header.architecture.task.by_label else ('class', 'classes')))} and predicts {header.architecture.task.answer}."
         )
         if header.num_classes
         else "- It predicts one of the given classes for every input.",

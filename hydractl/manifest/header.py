@@ -64,8 +64,8 @@ class Architecture(StrictModel):
     towers: dict[str, TowerHeads]
     num_classes: int = Field(ge=0, le=WIDEST)
     pooling: Literal["mean"] | None = Field(default=None, exclude_if=lambda value: value is None)
-    problem_type: str | None = Field(
-        default=None, exclude_if=lambda value: value is None, pattern=f"^({'|'.join(_OTHER_TASKS)})$"
+    problem_type: Literal[_OTHER_TASKS] | None = Field(  # type: ignore[valid-type]  # mypy takes no tuple
+        default=None, exclude_if=lambda value: value is None
     )
 
     @property

@@ -294,7 +294,13 @@ MULTI_LABEL = (
 """Metrics of models that may answer several labels; in those of `LABELLED` each label of a sample counts as one."""
 
 _ranked = partial(
-    Metric, needs=MetricNeeds.QUERIES, interval=True, high=1.0, higher_is_better=True, compute=mean
+    Metric,
+    needs=MetricNeeds.QUERIES,
+    may_lack=True,
+    interval=True,
+    high=1.0,
+    higher_is_better=True,
+    compute=mean,
 )
 
 RETRIEVAL = (

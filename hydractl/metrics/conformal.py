@@ -46,12 +46,18 @@ def nonconformity(
         ValueError: If `probs` are not probabilities, or the arguments of RAPS are missing.
     """
     check_probs(probs)
+    return _nonconformity(probs, method, penalty=penalty, rank=rank)
+
+
+def _nonconformity(probs: Tensor, method: SetMethod, *, penalty: float | None, rank: int | None) -> Tensor:
+    """Return the same of any numbers, without looking at them, so that graphs can be made of it."""
     probs = probs.double()
     if method is SetMethod.LAC:
         return 1 - probs
     ordered = probs.sort(1, descending=True).values
     above = torch.cat([torch.zeros_like(ordered[:, :1]), ordered.cumsum(1)[:, :-1]], 1)
-    scores = above.gather(1, torch.searchsorted(-ordered, -probs))  # the first of those that are equal
+    first = torch.searchsorted(-ordered, -probs)  # of those that are equal; not-a-numbers are behind all
+    scores = above.gather(1, first.clamp(max=probs.shape[1] - 1))
     if method is SetMethod.APS:
         return scores
     if penalty is None or rank is None:
@@ -112,13 +118,13 @@ def fit_thresholds(
 
 
 def class_sets(probs: Tensor, rule: PredictionSets) -> Tensor:
-    """Return which classes are in the set of each sample, boolean (N, C).
+    """Return which classes are in the set of each sample, boolean (N, C); none of those of not-a-numbers.
 
     Args:
-        probs: Shape (N, C), rows summing to 1.
+        probs: Shape (N, C), rows summing to 1, which is not checked.
         rule: With a threshold for all classes or for each.
     """
-    scores = nonconformity(probs, rule.method, penalty=rule.penalty, rank=rule.rank)
+    scores = _nonconformity(probs, rule.method, penalty=rule.penalty, rank=rule.rank)
     return scores <= scores.new_tensor(rule.thresholds)
 
 

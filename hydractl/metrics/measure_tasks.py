@@ -1,4 +1,4 @@
-"""Metrics that only some models have: rerankers, and those of a task.
+"""All that is measured of a row's predictions: `compute.measure`, and what only some models have: rerankers, and those of a task.
 
 Axes: M members, N samples, Q labels or words of a sample, C classes.
 """
@@ -58,20 +58,31 @@ def measure_all(
         queries: Shape (N,), int64: the query of each pair, from 0; None if the model is no reranker.
     """
     numbers = measure(tested, labels, foreign, **selection._asdict())
-    task, id_set = header.architecture.task, numbers.id_set
+    task, id_set, ood_sets = header.architecture.task, dict(numbers.id_set), dict(numbers.ood_sets)
     if (metrics := selection.of_task(task, MetricNeeds.TASK)) and task.measure is not None:
         id_set |= load(task.measure)(tested, labels, header, metrics=metrics, resampling=selection.resampling)
     if queries is not None:
         id_set |= measure_order(tested, labels, queries, selection)
-    if (metrics := selection.of_task(task, MetricNeeds.OOD)) and task.rank is not None:
-        for name, responses in foreign.items():
-            for score in selection.scores:
-                ranked = load(task.rank)(tested, responses, header, metrics=metrics, score=score)
-                numbers.ood_sets[name].update(
-                    (number_name(metric, score, selection.scores), estimate)
-                    for metric, estimate in ranked.items()
-                )
-    return replace(numbers, id_set=id_set)
+    if foreign and (metrics := selection.of_task(task, MetricNeeds.OOD)) and task.scores is not None:
+        inside, *outside = (
+            load(task.scores)(predictions, header, selection.scores)
+            for predictions in (tested, *foreign.values())
+        )
+        for name, by_score in zip(foreign, outside, strict=True):
+            ood_sets[name] = ood_sets[name] | _ranked(inside, by_score, metrics)
+    return replace(numbers, id_set=id_set, ood_sets=ood_sets)
+
+
+def _ranked(
+    inside: Mapping[str, Tensor], outside: Mapping[str, Tensor], metrics: Sequence[Metric]
+) -> dict[str, MetricEstimate]:
+    """Return OOD metrics of scores by name, without intervals; none where there is no score on either side."""
+    estimates: dict[str, MetricEstimate] = {}
+    for score in inside if all(len(x) for x in (*inside.values(), *outside.values())) else ():
+        sides = ({side: ranks} for side, ranks in places(inside[score], outside[score]).items())
+        of_score = Resampling(resamples=0).values(metrics, *sides)
+        estimates |= {number_name(name, score, [*inside]): x for name, x in of_score.items()}
+    return estimates
 
 
 def measure_order(
@@ -152,36 +163,20 @@ def measure_spans(
     return values | resampling.values(calibrated, sample, labels=len(sample["span_correct"]) // rows)
 
 
-def rank_spans(
-    tested: StoredPredictions,
-    foreign: StoredPredictions,
-    header: Header,
-    *,
-    metrics: Sequence[Metric],
-    score: str,
-) -> dict[str, MetricEstimate]:
-    """Return metrics of how predicted spans of ID texts and of OOD texts are told apart; none if either have no span.
+def span_scores(predictions: StoredPredictions, header: Header, scores: Sequence[str]) -> dict[str, Tensor]:
+    """Return OOD scores of each predicted span, (E,), float64, by name: the highest score of its words.
 
     Args:
-        tested: Predictions of words of ID texts.
-        foreign: Predictions of words of OOD texts.
+        predictions: Of words.
         header: Says the names of the C classes, which are tags.
-        metrics: Of `spans.SPANS`.
-        score: Name from `ood_scores.SCORES`; the score of a span is the highest of its words.
+        scores: Names from `ood_scores.SCORES`.
     """
-    inside, outside = (_span_scores(p, header.class_names, score) for p in (tested, foreign))
-    if not len(inside) or not len(outside):
-        return {}
-    sides = ({side: ranks} for side, ranks in places(inside, outside).items())
-    return Resampling(resamples=0).values(metrics, *sides)
-
-
-def _span_scores(predictions: StoredPredictions, names: Sequence[str], score: str) -> Tensor:
-    """Return the score of each predicted span, (E,), float64."""
-    scores = []
+    parts: dict[str, list[Tensor]] = {score: [] for score in scores}
     for part in predictions.split(at_once(predictions)):
         tags = most_probable(mean_probabilities(part))
-        spans = spans_of(tags, names)
-        by_word = question_scores(part, SCORES[score]).flatten()
-        scores.append(-lowest(-by_word, spans.word_numbers(*tags.shape), len(spans.rows)))
-    return torch.cat(scores)
+        spans = spans_of(tags, header.class_names)
+        numbers = spans.word_numbers(*tags.shape)
+        for score in scores:
+            by_word = question_scores(part, SCORES[score]).flatten()
+            parts[score].append(-lowest(-by_word, numbers, len(spans.rows)))
+    return {score: torch.cat(scores_of_parts) for score, scores_of_parts in parts.items()}

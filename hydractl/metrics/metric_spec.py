@@ -64,6 +64,7 @@ class Metric:
         compute: Maps its arguments, each (..., N), to values (...), so that resamples or candidates can be a batch.
             Metrics of members map probabilities (M, N, C) to a number. None if measured elsewhere.
         interval: Whether reports give an interval; never for metrics of members.
+        may_lack: Whether there is none on some data, as without a predicted span.
         bins: For a calibration error, maps confidences (N,) to bins (N,), int64, from 0.
     """
 
@@ -78,6 +79,7 @@ class Metric:
     reads: tuple[str, ...] = ()
     compute: Callable[..., Tensor | float] | None = None
     interval: bool = False
+    may_lack: bool = False
     bins: Callable[[Tensor], Tensor] | None = None
 
     @property

@@ -196,6 +196,7 @@ SPANS = (
     ),
     Metric(
         name="span_ece",
+        may_lack=True,
         column="span ECE",
         definition="Calibration error as `ece` of predicted spans: their confidence is the lowest probability of the predicted tag among their words.",
         needs=MetricNeeds.TASK,
@@ -208,6 +209,7 @@ SPANS = (
     ),
     _of_spans(
         name="span_auroc",
+        may_lack=True,
         column="span AUROC",
         definition="AUROC of predicted spans: those in OOD texts against those in ID texts; the score of a span is the highest of "
         "its words. Not measured where no span is predicted.",
@@ -218,6 +220,7 @@ SPANS = (
     ),
     _of_spans(
         name="span_fpr95",
+        may_lack=True,
         column="span FPR95",
         definition="FPR95 of predicted spans, as `span_auroc`.",
         needs=MetricNeeds.OOD,

@@ -57,8 +57,16 @@ class Compared:
         if over == SETS:
             _check_apart(reports)
         names = [row.name for row in every[0].rows]
-        measured = quantities(every[0])
-        values = {row: {q: numbers for q in measured if (numbers := _values(every, row, q))} for row in names}
+        values = {
+            row: {
+                q: numbers
+                for q in quantities(every[0])
+                if len(numbers := _values(every, row, q))
+                == len(every)  # what may lack is left out where it does
+            }
+            for row in names
+        }
+        measured = tuple(q for q in quantities(every[0]) if any(q in of_row for of_row in values.values()))
         first, *others = names
         return cls(
             files=files,
@@ -147,7 +155,7 @@ def _leads(reports: Sequence[Report], row: str, quantity: Quantity, over: str) -
 
 
 def _values(reports: Sequence[Report], row: str, quantity: Quantity) -> list[Number]:
-    """Return what each report says of it; nothing where none does."""
+    """Return what each report says of it that says anything."""
     numbers = [
         number_of(row_of, quantity) for report in reports for row_of in report.rows if row_of.name == row
     ]
@@ -204,7 +212,8 @@ def _check_same(first: str, expected: Report, name: str, report: Report) -> None
 
 def _measured(report: Report) -> list[tuple[str, set[str]]]:
     """Return what reports must have alike."""
-    numbers = {f"{q} of {row.name}" for row in report.rows for q in quantities(report) if number_of(row, q)}
+    required = [q for q in quantities(report) if not q.metric.may_lack]
+    numbers = {f"{q} of {row.name}" for row in report.rows for q in required if number_of(row, q)}
     return [
         ("row", {row.name for row in report.rows}),
         ("near OOD set", {*report.near}),

@@ -75,7 +75,7 @@ def test_results_of_rows_with_and_without_a_temperature_are_no_fair_comparison(s
 def test_a_model_whose_order_of_passages_was_measured_ranks_texts():
     report = seeded(0, names=("hydra", "base"))
     row = report.rows[0]
-    ranked = row.model_copy(update={"values": row.values | {"ndcg": row.values["accuracy"]}})
+    ranked = row.model_copy(update={"values": row.values | {"mrr": row.values["accuracy"]}})
 
     tags = [told(Kind.HYDRA, PRUNED, report=report, row=each)[0]["pipeline_tag"] for each in (row, ranked)]
 

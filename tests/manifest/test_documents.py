@@ -259,6 +259,7 @@ BAD_HEADERS = {
     "members-beyond-all-hydras": (at(["masks"], [{}] * 257), "masks: Tuple should have at most 256 items"),
     "layers-beyond-all-models": (at(["architecture", "towers", "vision", "layers"], 10**9), "architecture.towers.vision.layers: Input should"),
     "heads-without-end": (at(["architecture", "towers", "vision"], {"layers": 300, "num_heads": 300, "head_dim": 1}), "architecture.towers.vision: 300 layers of 300 heads"),
+    "another-task": (at(["architecture", "problem_type"], "regression"), "architecture.problem_type: Input should be 'multi_label_classification' or 'token_"),
     "classes-without-end": (at(["architecture", "num_classes"], 10**9), "architecture.num_classes: Input should be less"),
     "images-without-end": (at(["preprocess", "input_size"], [1, 30000, 30000]), "preprocess.input_size[1]: Input should be less"),
     "deep": (at(["made_by", "inputs", 0, "made_by", "extra"], 1), "made_by.inputs[0].made_by.extra is not a known key"),

@@ -190,6 +190,18 @@ def test_what_does_not_measure_the_same_is_refused(other, said):
     assert refused.value.hint
 
 
+def test_what_a_report_may_lack_is_left_out_where_one_does():
+    """Where no span is predicted there is none to calibrate."""
+    with_spans, without = (
+        changed(seeded(seed), "base", span_f1=Value(value=0.5), **more)
+        for seed, more in ((8, {"span_ece": Value(value=0.1)}), (9, {}))
+    )
+    for reports in ([with_spans, without], [without, with_spans]):
+        compared = Compared.of(dict(zip("ab", reports, strict=True)))
+        assert Quantity("span_f1") in compared.rows["base"]
+        assert Quantity("span_ece") not in {*compared.rows["base"], *compared.quantities}
+
+
 def paired(report, *, marked=False, **update):
     """Return a report whose second row was measured on the resamples of the first."""
     first, second, *others = report.rows

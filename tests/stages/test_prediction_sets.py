@@ -332,7 +332,13 @@ def test_the_auto_class_has_those_that_predict_has(models, tmp_path, method):
 
     assert torch.equal(found.sets, expected)
     assert 1 < expected.sum(1).float().mean() < 7
-    assert theirs.train()(ours.encode(pictures)).sets is None
+    batch = ours.encode(pictures)
+    program = torch.export.export(theirs, (batch,))
+    assert torch.equal(program.module()(batch).sets, expected)
+    assert theirs(batch[:0]).sets.shape == (0, 7)
+    batch[1] = torch.nan
+    assert torch.equal(theirs(batch).sets, expected & (torch.arange(len(items)) != 1)[:, None])
+    assert theirs.train()(batch).sets is None
 
 
 def test_all_that_tells_a_model_tells_its_sets(models, stored, capsys):

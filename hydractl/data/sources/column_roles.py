@@ -264,9 +264,9 @@ class LabelReader:
 
     def _as_task(self, cells: Sequence[object], begin: int) -> Sequence[object]:
         """Return what cells say in the form of a task that has one of its own, which all rows have then; else cells as they are."""
-        for task in TASKS.values():
-            labels = [] if task.cell is None else [load(task.cell)(cell) for cell in cells]
-            if not (task is self._task and labels) and all(label is None for label in labels):
+        for task, path in ((task, task.cell) for task in TASKS.values() if task.cell and cells):
+            labels = [*map(load(path), cells)]
+            if task is not self._task and all(label is None for label in labels):
                 continue
             begins_late = begin > 0 and task is not self._task
             if begins_late or None in labels:

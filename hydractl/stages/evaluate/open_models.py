@@ -16,7 +16,7 @@ from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.manifest.header import Tokenization
 from hydractl.metrics.metric_spec import MetricNeeds
-from hydractl.metrics.registry import metrics_of, needing
+from hydractl.metrics.registry import METRICS, metrics_of, needing
 from hydractl.output.locks import OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.shared import outputs
@@ -78,7 +78,7 @@ def _check_metrics(config: EvalConfig, first: OpenModel, *, has_queries: bool) -
             raise UsageError(
                 f"`{name}` cannot be measured: it needs models that answer {other.labels}, but "
                 f"{first.reference} answers {task.labels}",
-                hint="for any model use accuracy",
+                hint=f"for any model use {'auroc' if METRICS[name].needs is MetricNeeds.OOD else 'accuracy'}",
             )
     has_sets = config.set_options.sets is not None or first.header.prediction_sets is not None
     if not has_sets and (metrics := needing(explicit, MetricNeeds.SETS)):

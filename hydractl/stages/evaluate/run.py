@@ -148,6 +148,7 @@ def _paths(config: EvalConfig) -> tuple[Path, ...]:
 def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
     config, summary = run.config, run.data.summary
     libraries = {model.family.library for models in run.opened for model in models}
+    # what only some rows and OOD sets have counts where one has it
     measured = {*config.chosen} - {*needing(config.chosen, *WHERE_PRESENT, MetricNeeds.OOD)}
     values = [values for row in table.rows for values in (row.values, *row.ood.values())]
     measured |= {name.partition("@")[0] for by_name in values for name in by_name}
