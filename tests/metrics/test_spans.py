@@ -219,7 +219,7 @@ def test_without_a_span_none_are_told_apart():
     assert not {name for name in sets["a"] if name.startswith("span")}
     assert {"span_auroc", "span_auroc@mi", "span_fpr95"} <= sets["b"].keys()
     assert sets["b"]["span_auroc"].value == 0.5
-    row = replace(RowNumbers(id_set={}, ood_sets=sets), groups={"all": ("a", "b")})
+    row = replace(RowNumbers(id_set={}, ood_sets=sets), groups={"all": ("b", "a")})
     shared = means(row.ood, row.groups)["all"]  # of what both have
     assert "auroc" in shared
     assert not {name for name in shared if name.startswith("span")}
