@@ -58,7 +58,7 @@ def padded(rows):
 @pytest.mark.parametrize("prefixes", ["BI", "I", "BIES", "IE"])
 def test_spans_are_those_of_seqeval(prefixes):
     names = tag_names(prefixes)
-    true, predicted = sequences(names, count=4_000, seed=len(prefixes))
+    true, predicted = sequences(names, count=5_000, seed=len(prefixes))
     spans = [spans_of(padded(rows), names) for rows in (true, predicted)]
     labels, found = span_labels(names), [[] for _ in true]
     for row, first, last, label in zip(*(x.tolist() for x in spans[0]), strict=True):

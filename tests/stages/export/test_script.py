@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -79,6 +80,8 @@ def answers(python):
     """Run a script, isolated from where hydractl lies."""
 
     def run(script_path: Path, *inputs: str, stdin: str = "") -> list[dict[str, object]]:
+        # a warm interpreter has libraries that a script must not need
+        assert not re.search(r"^\s*(import|from) (hydractl|timm)", script_path.read_text(), re.MULTILINE)
         done = subprocess.run(
             [python(), "-I", script_path, *inputs],
             cwd=script_path.parent, input=stdin, capture_output=True, text=True, timeout=300, check=False,
