@@ -343,7 +343,8 @@ def _limits(facts: Facts) -> str:
         "- The quality of probabilities is known only for data like those of the evaluation"
         + ("." if facts.row else ", and this card reports no evaluation."),
         (
-            f"- It has {counted(len(labels_of(header)), *(('label',) if header.architecture.task.by_label else ('class', 'classes')))} and predicts {header.architecture.task.answer}."
+            f"- It has {counted(len(labels_of(header)), *(('label',) if header.architecture.task.by_label else ('class', 'classes')))} "
+            f"and predicts {header.architecture.task.answer}."
         )
         if header.num_classes
         else "- It predicts one of the given classes for every input.",

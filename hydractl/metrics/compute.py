@@ -201,18 +201,38 @@ def measure(
     ood_sets: dict[str, dict[str, MetricEstimate]] = {}
     for name, predictions in foreign.items():
         ood_set = _summary(predictions, ranks, diverse)
-        ood_sets[name] = {}
-        for score in named:
-            by_score = places(id_set.scores[score], ood_set.scores[score])
-            sides = ({side: ranks_of} for side, ranks_of in by_score.items())
-            ranked = resampling.values(ranking, *sides, name=name)
-            ood_sets[name] |= {
-                number_name(metric, score, scores): estimate for metric, estimate in ranked.items()
-            }
-        ood_sets[name] |= ood_set.diversity
+        inside, outside = (
+            {score: by_score[score] for score in named} for by_score in (id_set.scores, ood_set.scores)
+        )
+        ood_sets[name] = rank(inside, outside, ranking, resampling, name=name) | ood_set.diversity
     per_sample = 1 if labels is None else labels[0].numel()
     values = resampling.values(labelled, id_set.answers, labels=per_sample) if labelled else {}
     return RowNumbers(id_set=values | id_set.diversity, ood_sets=ood_sets)
+
+
+def rank(
+    inside: Mapping[str, Tensor],
+    outside: Mapping[str, Tensor],
+    metrics: Sequence[Metric],
+    resampling: Resampling,
+    *,
+    name: str,
+) -> dict[str, MetricEstimate]:
+    """Return OOD metrics by each score, named by `number_name`.
+
+    Args:
+        inside: Scores (N,) on the ID set, by name; the first gives metrics their plain names.
+        outside: The same scores (N',) on an OOD set.
+        metrics: Those that read ranks.
+        resampling: Bootstrap settings.
+        name: Of the OOD set, which selects its resamples.
+    """
+    estimates: dict[str, MetricEstimate] = {}
+    for score, id_scores in inside.items():
+        sides = ({side: ranks} for side, ranks in places(id_scores, outside[score]).items())
+        by_metric = resampling.values(metrics, *sides, name=name)
+        estimates |= {number_name(metric, score, [*inside]): x for metric, x in by_metric.items()}
+    return estimates
 
 
 def means(

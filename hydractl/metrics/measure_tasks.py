@@ -14,10 +14,10 @@ from torch import Tensor
 
 from hydractl.manifest.header import Header
 from hydractl.metrics.classification import by_query
-from hydractl.metrics.compute import RowNumbers, answered, measure, question_scores
+from hydractl.metrics.compute import RowNumbers, answered, measure, question_scores, rank
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
-from hydractl.metrics.ood_scores import SCORES, number_name
-from hydractl.metrics.per_sample import StoredPredictions, at_once, mean_probabilities, most_probable, places
+from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.per_sample import StoredPredictions, at_once, mean_probabilities, most_probable
 from hydractl.metrics.registry import METRICS, metrics_of, needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling
 from hydractl.metrics.selective import HALF
@@ -69,20 +69,10 @@ def measure_all(
             for predictions in (tested, *foreign.values())
         )
         for name, by_score in zip(foreign, outside, strict=True):
-            ood_sets[name] = ood_sets[name] | _ranked(inside, by_score, metrics)
+            if all(len(x) for x in (*inside.values(), *by_score.values())):
+                ranked = rank(inside, by_score, metrics, selection.resampling, name=name)
+                ood_sets[name] = ood_sets[name] | ranked
     return replace(numbers, id_set=id_set, ood_sets=ood_sets)
-
-
-def _ranked(
-    inside: Mapping[str, Tensor], outside: Mapping[str, Tensor], metrics: Sequence[Metric]
-) -> dict[str, MetricEstimate]:
-    """Return OOD metrics of scores by name, without intervals; none where there is no score on either side."""
-    estimates: dict[str, MetricEstimate] = {}
-    for score in inside if all(len(x) for x in (*inside.values(), *outside.values())) else ():
-        sides = ({side: ranks} for side, ranks in places(inside[score], outside[score]).items())
-        of_score = Resampling(resamples=0).values(metrics, *sides)
-        estimates |= {number_name(name, score, [*inside]): x for name, x in of_score.items()}
-    return estimates
 
 
 def measure_order(

@@ -57,21 +57,16 @@ class Compared:
         if over == SETS:
             _check_apart(reports)
         names = [row.name for row in every[0].rows]
+        measured = quantities(every[0])
+        # what some report lacks is left out
         values = {
-            row: {
-                q: numbers
-                for q in quantities(every[0])
-                if len(numbers := _values(every, row, q))
-                == len(every)  # what may lack is left out where it does
-            }
-            for row in names
+            row: {q: x for q in measured if len(x := _values(every, row, q)) == len(every)} for row in names
         }
-        measured = tuple(q for q in quantities(every[0]) if any(q in of_row for of_row in values.values()))
         first, *others = names
         return cls(
             files=files,
             reports=every,
-            quantities=measured,
+            quantities=tuple(q for q in measured if any(q in of_row for of_row in values.values())),
             rows={
                 row: {q: _together(q, numbers, over) for q, numbers in by_quantity.items()}
                 for row, by_quantity in values.items()

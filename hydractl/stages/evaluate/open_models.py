@@ -72,11 +72,11 @@ def _check_metrics(config: EvalConfig, first: OpenModel, *, has_queries: bool) -
         *(condition.metric for condition in config.fail_if),
     ]
     task = first.header.architecture.task
-    for other in TASKS.values():
-        names = {metric.name for metric in metrics_of(other)}
-        if task is not other and (name := next((name for name in explicit if name in names), None)):
+    for owner in TASKS.values():
+        names = {metric.name for metric in metrics_of(owner)}
+        if task is not owner and (name := next((name for name in explicit if name in names), None)):
             raise UsageError(
-                f"`{name}` cannot be measured: it needs models that answer {other.labels}, but "
+                f"`{name}` cannot be measured: it needs models that answer {owner.labels}, but "
                 f"{first.reference} answers {task.labels}",
                 hint=f"for any model use {'auroc' if METRICS[name].needs is MetricNeeds.OOD else 'accuracy'}",
             )
