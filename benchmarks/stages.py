@@ -4,10 +4,11 @@ The inputs of a stage are those that the first device wrote, so differences do n
 the largest of all numbers that both files hold; of tensors, of head masks and of scores alike. What differs in anything but numbers,
 as in which heads are kept, is said.
 
-    python benchmarks/stages.py [--devices cpu cuda] [--arch vit_tiny_patch16_224] [--limit 320] [--only finetune fuse ...]
+    python benchmarks/stages.py [--devices cpu cuda] [--task images] [--arch vit_tiny_patch16_224] [--limit 320] [--only finetune fuse ...]
 
 With one device there are times alone. A row that fails is said to, and the exit code is 1. There are 252 images to validate on, and
-107 OOD ones, so a higher `--limit` is one of training images.
+107 OOD ones, so a higher `--limit` is one of training images. Tasks of texts are the kinds of words that a rule finds in queries (as in
+`tokens.py`): which ones a query has (`labels`), or the kind of each word (`words`). Their model is a BERT of MiniLM's size.
 """
 
 from __future__ import annotations
@@ -25,32 +26,52 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
+from tokens import tagged
 
 from hydractl.cli.app import main as command
+from hydractl.data.reference import DataRef
+from hydractl.data.toys.intents import open_intents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-TRAIN = "digits::classes=0-6,split=train,limit={n}"
-VAL = "digits::classes=0-6,split=val,limit={n}"
-OOD = "digits::classes=7-9,split=val,limit={n}"
-TUNE = f"--data {TRAIN} --val {VAL} --epochs 2 --batch-size 32 --keep-last --seed 1"
+IMAGES = "digits::classes={classes},split={split},limit={{n}}"
+BERT = (
+    "bert::hidden_size=384,num_hidden_layers=6,num_attention_heads=12,intermediate_size=1536,vocab_size=146,"
+    "tokenizer=tokenizer.json"
+)
+QUERIES = (BERT, "train.jsonl::limit={n}", "val.jsonl::limit={n}", "intents::domain=oos,limit={n}")
+ACCEPT = "--threshold-for risk<=0.9"
+TASKS: Mapping[str, tuple[str, str, str, str, str]] = {
+    "images": (
+        "vit_tiny_patch16_224::num_classes=7",
+        IMAGES.format(classes="0-6", split="train"),
+        IMAGES.format(classes="0-6", split="val"),
+        IMAGES.format(classes="7-9", split="val"),
+        f"--sets 0.9 {ACCEPT}",
+    ),
+    "labels": (*QUERIES, f"--label-thresholds {ACCEPT}"),
+    "words": (*QUERIES, ACCEPT),
+}
+"""Architecture, data to train and to validate on, OOD data, and what else `eval` finds."""
+TUNE = "--data {train} --val {val} --epochs 2 --batch-size 32 --keep-last --seed 1"
 THERE = "--device {device} -o {out}"
 STAGES: Mapping[str, tuple[str, str]] = {
     "finetune": (f"finetune {{model}} {TUNE} {THERE}", "base.st"),
     "finetune --precision bf16": (f"finetune {{model}} {TUNE} --precision bf16 {THERE}", "bf16.st"),
     "finetune --compile": (f"finetune {{model}} {TUNE} --compile {THERE}", "compiled.st"),
     "finetune --ema --accumulate": (f"finetune {{model}} {TUNE} --ema 0.9 --accumulate 2 --clip 1 {THERE}", "ema.st"),
-    "score taylor": (f"score {{base}} --method taylor --data {VAL} --remove 4 {THERE}", "taylor.json"),
-    "score circuit, lazily": (f"score {{base}} --data {VAL} --ood {OOD} --remove 4 --search lazy {THERE}", "circuit.json"),
-    "score hies": (f"score {{base}} --method hies --data {VAL} --remove 4 {THERE}", "hies.json"),
+    "score taylor": (f"score {{base}} --method taylor --data {{val}} --remove 4 {THERE}", "taylor.json"),
+    "score circuit, lazily": (f"score {{base}} --data {{val}} --ood {{ood}} --remove 4 --search lazy {THERE}", "circuit.json"),
+    "score hies": (f"score {{base}} --method hies --data {{val}} --remove 4 {THERE}", "hies.json"),
     "prune": ("prune {base} --scores {taylor} --remove 4 --members 2 --pool 6 -o {out}", "m-{i}.st"),
-    "prune --strategy diverse": (f"prune {{base}} --scores {{taylor}} --strategy diverse --data {VAL} --candidates 4 --remove 4 --members 2 --pool 6 {THERE}", "d-{i}.st"),
-    "fuse": (f"fuse {{m-0}} {{m-1}} --data {VAL} {THERE}", "hydra.st"),
+    "prune --strategy diverse": (f"prune {{base}} --scores {{taylor}} --strategy diverse --data {{val}} --candidates 4 --remove 4 --members 2 --pool 6 {THERE}", "d-{i}.st"),
+    "fuse": (f"fuse {{m-0}} {{m-1}} --data {{val}} {THERE}", "hydra.st"),
     "finetune a hydra": (f"finetune {{hydra}} {TUNE} {THERE}", "tuned.st"),
-    "eval": (f"eval {{hydra}} --compare base={{base}} --data {VAL} --near {OOD} --temperature {VAL} --no-latency {THERE}", "report.json"),
-    "predict": (f"predict {{hydra}} {VAL} {THERE}", "p.jsonl"),
-    "predict --dtype bf16": (f"predict {{hydra}} {VAL} --dtype bf16 {THERE}", "p16.jsonl"),
+    "eval": (f"eval {{hydra}} --compare base={{base}} --data {{val}} --near {{ood}} --temperature {{val}} --no-latency {THERE}", "report.json"),
+    "eval --store": ("eval {hydra} --data {val} --temperature {train} --no-latency --store {out} {finds} --device {device} -o {report}", "stored.st"),
+    "predict": (f"predict {{stored}} {{val}} {THERE}", "p.jsonl"),
+    "predict --dtype bf16": (f"predict {{stored}} {{val}} --dtype bf16 {THERE}", "p16.jsonl"),
 }  # fmt: skip
 """A command and what it writes; `{name}` is an earlier output of the first device."""
 
@@ -61,7 +82,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"])
-    parser.add_argument("--arch", default="vit_tiny_patch16_224")
+    parser.add_argument("--task", choices=TASKS, default="images")
+    parser.add_argument("--arch", help="as after `arch:`")
     parser.add_argument("--limit", type=int, default=320, help="samples of each set, which has fewer perhaps")
     parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES))
     options = parser.parse_args()
@@ -69,7 +91,9 @@ def main() -> int:
         torch.cuda.get_device_name(d) if d.startswith("cuda") else f"{d}, {torch.get_num_threads()} threads"
         for d in options.devices
     ]
-    print(f"{options.arch}, {options.limit} images; torch {torch.__version__}; {'; '.join(names)}")
+    print(
+        f"{options.task}, at most {options.limit}; {options.arch or TASKS[options.task][0]}; torch {torch.__version__}; {'; '.join(names)}"
+    )
     print(
         f"{'':30s}" + "".join(f"{device:>10s}" for device in options.devices) + "  largest difference",
         flush=True,
@@ -78,6 +102,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for place in range(len(options.devices)):
             Path(str(place)).mkdir()
+        if options.task != "images":
+            write_tables(words=options.task == "words")
         for name in options.only:
             words, out = STAGES[name]
             cells, said = [], ""
@@ -92,12 +118,31 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def write_tables(*, words: bool) -> None:
+    """Write a tokenizer, and queries with the kinds of their words or with those kinds that they have."""
+    run(["demo", "--task", "text", "--prepare", "-o", "."])
+    for split in ("train", "val"):
+        with Path(f"{split}.jsonl").open("w") as file:
+            for text in open_intents(DataRef.parse(f"intents::split={split}")).texts:
+                row = tagged(str(text))
+                kinds = sorted({tag[2:] for tag in row["ner_tags"] if tag != "O"})
+                print(json.dumps(row if words else {"text": text, "labels": kinds}), file=file)
+
+
 def filled(words: str, where: Mapping[str, str], options: argparse.Namespace) -> list[str]:
     """Return a command's words, with the files that the first device wrote, and where it runs."""
     earlier = {Path(file).stem: file for file in map(str, Path("0").glob("*"))}
-    model = f"arch:{options.arch}{',' if '::' in options.arch else '::'}num_classes=7"
-    values = defaultdict(lambda: "not-written.st", earlier, **where, model=model, n=str(options.limit))
-    return [word.format_map(values) for word in words.split()]
+    arch, *data, finds = TASKS[options.task]
+    values = defaultdict(
+        lambda: "not-written.st", earlier, **where, model=f"arch:{options.arch or arch}", finds=""
+    )
+    values["report"] = str(Path(where["out"]).with_suffix(".json"))
+    values |= zip(("train", "val", "ood"), (ref.format(n=options.limit) for ref in data), strict=True)
+    return [
+        w
+        for word in words.split()
+        for w in (finds.split() if word == "{finds}" else [word.format_map(values)])
+    ]
 
 
 def run(words: list[str]) -> tuple[float, str]:
