@@ -21,9 +21,10 @@ from hydractl.manifest.document import (
     Version,
 )
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
-from hydractl.manifest.header import Step, Threshold
+from hydractl.manifest.header import Step
 from hydractl.manifest.prediction_sets import OpenShare, SetNumbers
 from hydractl.manifest.shift_groups import ID_NAME, scopes
+from hydractl.manifest.threshold import Threshold
 
 USUAL = "msp"
 """OOD score of a report that does not name one."""

@@ -18,8 +18,8 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import open_model
 from hydractl.manifest.guarantee import Guarantee
-from hydractl.manifest.header import Threshold
 from hydractl.manifest.report import Report
+from hydractl.manifest.threshold import Threshold
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval

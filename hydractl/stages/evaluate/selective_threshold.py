@@ -15,9 +15,10 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.predictions import answered_classes
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.header import FittedScores, Header, InputFile, Threshold
+from hydractl.manifest.header import FittedScores, Header, InputFile
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once, mean_probabilities

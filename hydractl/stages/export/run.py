@@ -16,9 +16,10 @@ from hydractl.fusion.build import load_any
 from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.fusion.prompts import with_class_names
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.header import Header, Preprocess, Threshold, Tokenization
+from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.ood_scores import means_the_same
 from hydractl.metrics.selective import HALF
 from hydractl.model_inputs import PIXELS
@@ -104,7 +105,7 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
         source = _load(config, opened, classes, progress)
         exported = _convert(config, source, progress)
         progress.step("Comparing the exported model with the original")
-        differences = _compare_on_random_inputs(config, source, exported.program)
+        differences = _compare_on_random(config, source, exported.program)
         report = None
         if trial is not None:
             exported, report = _compare_on_data(config, source, exported, trial, differences, progress)
@@ -242,9 +243,7 @@ def _convert(config: ExportConfig, source: Source, progress: Progress) -> Export
     return Exported(content, formats.run_onnx(content), document)
 
 
-def _compare_on_random_inputs(
-    config: ExportConfig, source: Source, program: formats.Program
-) -> dict[str, float]:
+def _compare_on_random(config: ExportConfig, source: Source, program: formats.Program) -> dict[str, float]:
     """Return how far the exported model is from the model.
 
     Raises:

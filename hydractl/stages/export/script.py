@@ -6,7 +6,8 @@ from math import floor
 from pathlib import Path
 
 from hydractl.data.preprocess import MODES
-from hydractl.manifest.header import Header, Preprocess, Threshold
+from hydractl.manifest.header import Header, Preprocess
+from hydractl.manifest.threshold import Threshold
 from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
 from hydractl.stages.export.config import ONNX, ExportConfig
 
