@@ -21,6 +21,7 @@ from hydractl.families.attention import Attention
 from hydractl.families.attention_bias import QuietDropout
 from hydractl.families.batched_members import MemberParallel, Sources, all_same
 from hydractl.families.stream import Product, Stream, computed, share
+from hydractl.manifest.temperature import Temperature
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch
 
 
@@ -281,8 +282,13 @@ class Towers(nn.Module):
         for module in self.modules():
             if type(module) is nn.Dropout:
                 module.__class__ = QuietDropout
-        self.temperature = 1.0
-        """Temperature that divides logits in prediction, but not in scoring or training."""
+        self.set_temperature(Temperature())
+
+    def set_temperature(self, temperature: Temperature) -> None:
+        """Divide logits by a temperature in prediction, but not in scoring or training."""
+        self.temperature = temperature.common
+        by_label = torch.tensor(temperature.by_label).unsqueeze(-1) if temperature.by_label else None
+        self.register_buffer("label_temperatures", by_label, persistent=False)
 
     def tower(self, name: str | None = None) -> Tower:
         """Return a tower by name, or the only one."""
@@ -334,6 +340,8 @@ class Towers(nn.Module):
     def scaled_logits(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return `answered` divided by the temperature."""
         logits = self.answered(outputs)
+        if isinstance(self.label_temperatures, torch.Tensor):
+            return (logits / self.label_temperatures).to(logits.dtype)
         return logits if self.temperature == 1 else logits / self.temperature
 
     def routed(self, inputs: Inputs) -> dict[str, Inputs]:
@@ -345,8 +353,7 @@ class Towers(nn.Module):
         answers = [cast("OutputHead", answer) for answer in self.answers]
         if type(answers[0]) is OutputHead or all_same(answers):  # the plain one has nothing that could differ
             logits: torch.Tensor = answers[0](outputs)
-            repeats = len(answers), *(1,) * (logits.ndim - 1)
-            return logits if logits.shape[0] == len(answers) else logits.repeat(repeats)
+            return logits if len(logits) == len(answers) else torch.cat([logits] * len(answers))
         return torch.cat(
             [answer({name: share(x, m) for name, x in outputs.items()}) for m, answer in enumerate(answers)]
         )

@@ -115,7 +115,7 @@ def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | 
         model = hydra_from_state(
             opened.header, opened.checkpoint.tensors(), where=opened.reference, dtype=dtype
         )
-    model.temperature = opened.header.temperature
+    model.set_temperature(opened.header.scale)
     return model
 
 

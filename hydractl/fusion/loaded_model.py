@@ -268,7 +268,7 @@ def load(
     model.header = with_class_names(opened.header, prompt_classes)
     model.reference = str(reference)
     model.encoder = Encoder.of(model.header)
-    model.temperature = model.header.temperature
+    model.set_temperature(model.header.scale)
     if model.header.threshold is not None:
         check_threshold(model.header.threshold, where=str(reference))
     if model.header.fitted is not None:

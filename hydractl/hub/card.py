@@ -18,6 +18,7 @@ from hydractl.hub.repository import MAIN
 from hydractl.manifest.header import Header, Kind, Preprocess, steps_to
 from hydractl.manifest.report import Report, Row, Value, scaled_alike
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
@@ -192,8 +193,8 @@ def _description(facts: Facts) -> str:
         rows["computed once"] = f"the first {header.plan.trunk} of {counted(layers, 'block')}"
         fates = list(header.plan.fates.values())
         rows["tensors"] = ", ".join(f"{fates.count(fate)} {fate.value}" for fate in sorted(set(fates)))
-    if header.temperature != 1:
-        rows["temperature"] = f"{header.temperature:g} (divides all logits)"
+    if header.scale != Temperature():
+        rows["temperature"] = f"{header.scale}; divides logits"
     guarantees = {"threshold": header.threshold, "prediction sets": header.prediction_sets}
     rows |= {name: code(guarantee.summary) for name, guarantee in guarantees.items() if guarantee is not None}
     if facts.base_model is not None:

@@ -19,6 +19,7 @@ from hydractl.families.transformers.models import named
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
+from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of, unknown_token
 from hydractl.model_source import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
 from hydractl.strict_json import canonical, parse, plain
@@ -75,7 +76,7 @@ def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
     if (
         header.kind == Kind.HYDRA
         or any(mask != all_heads for mask in header.masks)
-        or header.temperature != 1
+        or header.scale != Temperature()
     ):
         return None
     if header.fitted is not None:  # its tensors are none that a library knows

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
+from pydantic import Field, JsonValue, PositiveFloat, ValidationInfo, field_validator, model_validator
 
 from hydractl.manifest.document import (
     Argv,
@@ -21,6 +21,7 @@ from hydractl.manifest.document import (
 )
 from hydractl.manifest.head_mask import WIDEST, Mask, TowerHeads, TowerKeep
 from hydractl.manifest.prediction_sets import OpenShare, PredictionSets
+from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.threshold import Threshold
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.strict_json import compact
@@ -269,9 +270,10 @@ class FittedScores(StrictModel):
 class Header(Document):
     """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`.
 
-    Every member's logits are divided by `temperature` before they become probabilities; `threshold` says which inputs the model
-    answers, so scaled, and `prediction_sets` sets of classes; `label_thresholds` the probability above which each of several labels is
-    predicted, 0.5 if empty; `fitted` that OOD scores of features lie beside the weights. Whatever changes weights drops all five. `assumed`
+    Every member's logits are divided by `temperature` before they become probabilities, or those of each of several labels by one of
+    `label_temperatures`; `threshold` says which inputs the model answers, so scaled, and `prediction_sets` sets of classes;
+    `label_thresholds` the probability above which each of several labels is predicted, 0.5 if empty; `fitted` that OOD scores of
+    features lie beside the weights. Whatever changes weights drops all six. `assumed`
     says that nothing told how images are read, and `preprocess` is what is usual for such models.
     """
 
@@ -288,6 +290,7 @@ class Header(Document):
     labels: tuple[str, ...] = ()
     prompting: Prompting | None = Field(default=None, exclude_if=lambda value: value is None)
     temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
+    label_temperatures: tuple[PositiveFloat, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
     label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
     prediction_sets: PredictionSets | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -296,9 +299,14 @@ class Header(Document):
 
     def of_other_weights(self, update: Mapping[str, object]) -> Self:
         """Return the header of a model with other weights, and with `update`: what was found for these is dropped."""
-        defaults = {"temperature": 1.0, "label_thresholds": ()}
+        defaults = {"temperature": 1.0, "label_temperatures": (), "label_thresholds": ()}
         defaults |= dict.fromkeys(("threshold", "prediction_sets", "fitted"))
         return self.model_copy(update=defaults | {**update})
+
+    @property
+    def scale(self) -> Temperature:
+        """What divides the model's logits."""
+        return Temperature(self.temperature, self.label_temperatures)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -324,8 +332,9 @@ class Header(Document):
             raise ValueError("prompting.templates: required if there are labels and excluded otherwise")
         if self.labels and len(self.labels) != self.num_classes:
             raise ValueError(f"labels: {len(self.labels)} names for {self.architecture.num_classes} classes")
-        if len(self.label_thresholds) not in {0, self.num_classes * self.architecture.task.by_label}:
-            raise ValueError("label_thresholds: must be one for each label of a model for several")
+        for field in ("label_temperatures", "label_thresholds"):
+            if len(getattr(self, field)) not in {0, self.num_classes * self.architecture.task.by_label}:
+                raise ValueError(f"{field}: must be one for each label of a model for several")
         if self.prediction_sets and len(self.prediction_sets.thresholds) not in {1, self.num_classes}:
             raise ValueError("prediction_sets.thresholds: must be one, or one for each class")
         return self

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.answers import ByClass, Examples
@@ -184,6 +184,7 @@ class Row(StrictModel):
         stored_temperatures: The models' own, if any has one.
         stored_scores: What each model's OOD scores of features were fitted on, where they are those that it holds.
         threshold: Which inputs it answers, where that was asked for.
+        label_temperatures: Of each of several labels in all, if they have temperatures of their own.
         label_thresholds: Of each of several labels, chosen on the ID set by `--label-thresholds`.
         sets: Size and coverage of its prediction sets, where it stores them or they were asked for.
         members: M of all models together.
@@ -208,6 +209,7 @@ class Row(StrictModel):
     stored_temperatures: tuple[float, ...] = Field(default=(), exclude_if=lambda value: not value)
     stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
+    label_temperatures: tuple[PositiveFloat, ...] = Field(default=(), exclude_if=lambda value: not value)
     label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
     sets: SetNumbers | None = Field(default=None, exclude_if=lambda value: value is None)
     members: int = Field(ge=1)

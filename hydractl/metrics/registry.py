@@ -40,7 +40,7 @@ _OTHERS = (
         column="T",
         definition="What the logits of every member are divided by before its softmax, for all numbers of the "
         "row: given, or fitted on the N samples of the data set `temperature` (Guo et al. 2017), where it minimises "
-        "N NLL(T) + (ln T)^2 / (2 * 0.5^2), times what the checkpoint stores.",
+        "N NLL(T) + (ln T)^2 / (2 * 0.5^2), times what the checkpoint stores. Of several labels, the one that theirs are drawn to.",
         needs=MetricNeeds.TEMPERATURE,
     ),
     Metric(

@@ -11,7 +11,12 @@ has a prior: ln T is normal with mean 0 and standard deviation 0.5. The fit mini
 
 The influence of the prior decreases with N; with a thousand samples it is negligible.
 
-Axes: M members, N samples, C classes.
+A model for several labels may be overconfident in one and not in another, so each label q has a T_q of its own. The samples of
+one label say less than those of all, so ln(T_q / T) is normal with mean 0 and a deviation that all labels share and that is not
+known either: a hierarchical model (Gelman et al. 2013, Bayesian Data Analysis, section 5.4). Where labels are alike the
+deviation is small, and T_q is T.
+
+Axes: M members, N samples, Q labels, C classes.
 """
 
 from __future__ import annotations
@@ -20,20 +25,27 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from scipy.interpolate import CubicSpline
 from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
 from torch import Tensor
 
+from hydractl.manifest.temperature import DIGITS, Temperature
 from hydractl.metrics.checks import check_labels
 from hydractl.metrics.per_sample import Responses, StoredPredictions, at_labels
 
 LOWEST, HIGHEST = 0.05, 20.0
 DEVIATION = 0.5
 """Standard deviation of the prior on ln T."""
-LOG_TOLERANCE = 1e-6
-DIGITS = 6
-"""Significant digits of a stored temperature, the precision of the search."""
+LOG_TOLERANCE = 10.0**-DIGITS
+NEUTRAL = Temperature()
 STARTS = 17
+LABEL_DEVIATIONS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Standard deviations of ln(T_q / T), each as likely as the others before a sample is seen."""
+LABEL_RANGE, LABEL_STEPS, LABEL_POINTS = 2.0, 41, 2001
+"""Largest |ln(T_q / T)|; where its NLL is computed, and where it is interpolated, evenly spaced."""
 NUMBERS_AT_ONCE = 2**19  # in float64
 
 
@@ -45,17 +57,18 @@ class FittedTemperature:
     at_bound: bool
 
 
-def rounded(temperature: float) -> float:
-    """Return a temperature rounded to the digits that a checkpoint stores."""
-    return float(f"{temperature:.{DIGITS}g}")
+def divisor(temperature: Temperature) -> float | Tensor:
+    """Return what logits (..., C) are divided by; a tensor (Q, 1), float64, where labels have temperatures of their own."""
+    by_label = torch.tensor(temperature.by_label, dtype=torch.float64)
+    return by_label.unsqueeze(-1) if len(by_label) else temperature.common
 
 
-def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
+def scale_log_probs(member_log_probs: Tensor, temperature: float | Tensor) -> Tensor:
     """Return log_softmax(z / T) of every member.
 
     Args:
-        member_log_probs: Shape (M, N, C), natural logarithms of probabilities: log_softmax(z) serves as well as z.
-        temperature: T > 0; 1 changes nothing.
+        member_log_probs: Shape (M, N, C) or (M, N, Q, C), natural logarithms of probabilities: log_softmax(z) serves as well as z.
+        temperature: T > 0; 1 changes nothing. Of Q labels perhaps one each, (Q, 1), float64.
 
     Returns:
         Shape and dtype as given, computed in float64.
@@ -63,9 +76,9 @@ def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
     Raises:
         ValueError: If T is not positive, or not finite.
     """
-    if not (math.isfinite(temperature) and temperature > 0):
+    if not all(math.isfinite(t) and t > 0 for t in torch.as_tensor(temperature).flatten().tolist()):
         raise ValueError(f"a temperature must be positive and finite, got {temperature}")
-    if temperature == 1:
+    if changes_nothing(temperature):
         return member_log_probs
     scaled = torch.empty_like(member_log_probs)
     size = _samples(member_log_probs.shape)
@@ -74,15 +87,21 @@ def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
     return scaled
 
 
-def scale(responses: Responses, temperature: float) -> Responses:
+def changes_nothing(temperature: float | Tensor) -> bool:
+    """Return whether logits stay what they are."""
+    return not isinstance(temperature, Tensor) and temperature == 1
+
+
+def scale(responses: Responses, temperature: float | Tensor) -> Responses:
     """Return the predictions with logits divided by T; arguments as in `scale_log_probs`."""
     log_probs, logsumexp = responses
     scaled = scale_log_probs(log_probs, temperature)
-    if logsumexp is None or temperature == 1:
+    if logsumexp is None or changes_nothing(temperature):
         return Responses(scaled, logsumexp)
+    by_answer = temperature.squeeze(-1) if isinstance(temperature, Tensor) else temperature
     # z / T is what it was, and at the largest logit both of its parts are known
     top, scaled_top = log_probs.amax(-1).double(), scaled.amax(-1).double()
-    return Responses(scaled, ((logsumexp + top) / temperature - scaled_top).to(logsumexp.dtype))
+    return Responses(scaled, ((logsumexp + top) / by_answer - scaled_top).to(logsumexp.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +109,7 @@ class Scaled:
     """Predictions with logits divided by T, computed lazily."""
 
     predictions: StoredPredictions
-    temperature: float
+    temperature: float | Tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,9 +144,9 @@ def scaled_nll(predictions: StoredPredictions | Tensor, labels: Tensor, temperat
     return total / count + math.log(members)
 
 
-def common_temperature(temperatures: Sequence[float]) -> float:
+def shared_temperature(temperatures: Sequence[Temperature]) -> Temperature:
     """Return the common value of temperatures; 1 if they differ."""
-    return temperatures[0] if len({*temperatures}) == 1 else 1.0
+    return temperatures[0] if len({*temperatures}) == 1 else Temperature()
 
 
 def fit_temperature(
@@ -192,6 +211,44 @@ def fit_temperature(
         if abs(best - math.log(bound)) < 2 * LOG_TOLERANCE:
             return FittedTemperature(bound, at_bound=True)
     return FittedTemperature(math.exp(best), at_bound=False)
+
+
+def fit_label_temperatures(
+    predictions: StoredPredictions, labels: Tensor, temperature: float, *, stored: Temperature = NEUTRAL
+) -> tuple[float, ...]:
+    """Return the temperature T_q of each label: ln(T_q / T) is its posterior mean in the hierarchical model above.
+
+    Its likelihood is that of the label's NLL, computed at 41 values and interpolated by a cubic spline. The posterior of
+    ln(T_q / T) under each of six deviations, and that of the deviation given all labels, are sums over 2001 values.
+
+    Args:
+        predictions: Finite natural logarithms, or logits, (M, N, Q, C); read once.
+        labels: Shape (N, Q), integer, in 0..C-1.
+        temperature: T, as `fit_temperature` finds it on the same samples.
+        stored: What the logits are already divided by; the model is one of the raw logits.
+    """
+    ln_stored = np.log(stored.by_label or np.full(labels.shape[1], stored.common)) - math.log(stored.common)
+    grid = np.linspace(-LABEL_RANGE, LABEL_RANGE, LABEL_STEPS)
+    candidates = temperature * torch.from_numpy(np.exp(grid[:, None] - ln_stored))
+    costs = torch.zeros_like(candidates)
+    size = _samples(predictions.shape)
+    for part, part_labels in zip(predictions.split(size), labels.split(size), strict=True):
+        log_probs = part.log_probs.double()
+        for i, by_label in enumerate(candidates):
+            logits = log_probs / by_label.unsqueeze(-1)
+            right = at_labels(logits, part_labels.long()) - logits.logsumexp(-1)
+            costs[i] -= right.logsumexp(0).sum(0)
+    points = np.linspace(-LABEL_RANGE, LABEL_RANGE, LABEL_POINTS)
+    log_likelihood = -CubicSpline(grid, costs.numpy())(points)
+    evidences, means = [], []
+    for deviation in LABEL_DEVIATIONS:
+        log_prior = -((points / deviation) ** 2) / 2 if deviation else np.where(points == 0, 0.0, -np.inf)
+        log_joint = log_likelihood + (log_prior - logsumexp(log_prior))[:, None]
+        log_evidence = logsumexp(log_joint, axis=0)
+        evidences.append(log_evidence.sum())
+        means.append(points @ np.exp(log_joint - log_evidence))
+    weights = np.exp(np.array(evidences) - logsumexp(evidences))
+    return tuple((temperature * np.exp(weights @ means - ln_stored)).tolist())
 
 
 def _parts(predictions: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import scipy
 import torch
 import torchmetrics
 from hypothesis import given, settings
@@ -13,6 +16,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
+import hydractl.metrics.temperature
+from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.compute import measure, scored
 from hydractl.metrics.measure_tasks import Selection, measure_all
 from hydractl.metrics.ood_scores import SCORES
@@ -20,7 +25,7 @@ from hydractl.metrics.per_sample import Responses, question_losses
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.selective import FEWEST_POSITIVES, label_thresholds
-from hydractl.metrics.temperature import fit_temperature, scaled_nll
+from hydractl.metrics.temperature import fit_label_temperatures, fit_temperature, scale, scaled_nll
 from hydractl.tasks import MULTI_LABEL
 from hydractl.training.distillation import DistillationLoss
 
@@ -148,6 +153,95 @@ def test_the_temperature_is_that_of_all_labels_as_samples():
     )
     found, expected = fit_temperature(responses(odds), applies), fit_temperature(flat, applies.flatten())
     assert found.temperature == pytest.approx(expected.temperature)
+
+
+def posterior_means(odds, applies, temperature):
+    """ln(T_q / T) of each label by adaptive quadrature, label by label and deviation by deviation, from the formulas alone."""
+    odds, applies = odds.double().numpy(), applies.bool().numpy()
+
+    def likelihood(ln, q):
+        logits = odds[:, :, q] / (temperature * math.exp(ln))
+        right = scipy.special.expit(np.where(applies[:, q], logits, -logits)).mean(0)
+        return math.prod(2 * right)
+
+    def moment(q, deviation, power):
+        if not deviation:
+            return 0.0**power * likelihood(0.0, q)
+        prior = scipy.stats.truncnorm(-2 / deviation, 2 / deviation, scale=deviation)
+        integrand = lambda ln: ln**power * likelihood(ln, q) * prior.pdf(ln)
+        return scipy.integrate.quad(integrand, -2, 2, points=[0], limit=200)[0]
+
+    deviations, labels = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8), range(applies.shape[1])
+    evidences, firsts = (np.array([[moment(q, d, k) for q in labels] for d in deviations]) for k in (0, 1))
+    weights = evidences.prod(1) / evidences.prod(1).sum()
+    return weights @ (firsts / evidences)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_temperatures_of_labels_are_posterior_means(members, seed):
+    generator = torch.Generator().manual_seed(seed)
+    odds = 3 * torch.randn(members, 12, 3, generator=generator) * torch.tensor([0.3, 1.0, 4.0])
+    applies = (torch.rand(12, 3, generator=generator) < odds[0].div(3).sigmoid()).long()
+    found = fit_label_temperatures(responses(odds), applies, 1.4)
+    expected = posterior_means(odds, applies, 1.4)
+    assert np.abs(expected).max() > 0.01
+    np.testing.assert_allclose(np.log(np.array(found) / 1.4), expected, atol=1e-4)
+
+
+def overconfident(factors, *, samples, seed=0, members=1):
+    """Log odds of labels that are overconfident by some factors, and which labels apply."""
+    generator = torch.Generator().manual_seed(seed)
+    true = 2 * torch.randn(samples, len(factors), generator=generator, dtype=torch.float64)
+    applies = torch.rand(true.shape, generator=generator, dtype=torch.float64) < true.sigmoid()
+    return (true * torch.tensor(factors)).expand(members, -1, -1), applies.long()
+
+
+def test_with_many_samples_each_label_has_the_temperature_that_it_would_have_alone():
+    odds, applies = overconfident([0.7, 1.0, 2.5], samples=20_000)
+    common = fit_temperature(responses(odds), applies).temperature
+    found = fit_label_temperatures(responses(odds), applies, common)
+    alone = [fit_temperature(responses(odds[..., [q]]), applies[:, [q]]).temperature for q in range(3)]
+    assert found == pytest.approx(alone, rel=0.01)
+
+
+def test_labels_that_are_alike_share_their_temperature():
+    """Apart they would spread more than ten times as much."""
+    odds, applies = overconfident([1.5] * 20, samples=100)
+    common = fit_temperature(responses(odds), applies).temperature
+    found = fit_label_temperatures(responses(odds), applies, common)
+    alone = [fit_temperature(responses(odds[..., [q]]), applies[:, [q]]).temperature for q in range(20)]
+    assert np.log(found).std() * 10 < np.log(alone).std()
+    assert found == pytest.approx([common] * 20, rel=0.02)
+
+
+def test_temperatures_on_top_of_stored_ones_are_those_of_raw_logits():
+    odds, applies = overconfident([0.7, 1.0, 2.5], samples=200)
+    stored = Temperature(1.3, (1.1, 1.3, 1.7))
+    raw = fit_label_temperatures(responses(odds), applies, 1.3)
+    scaled = responses(odds / torch.tensor(stored.by_label))
+    again = fit_label_temperatures(scaled, applies, 1.0, stored=stored)
+    assert (stored * Temperature(1.0, again)).by_label == pytest.approx(raw, rel=1e-6)
+    common = fit_label_temperatures(responses(odds / 1.3), applies, 1.0, stored=Temperature(1.3))
+    assert (Temperature(1.3) * Temperature(1.0, common)).by_label == pytest.approx(raw, rel=1e-6)
+
+
+def test_neither_the_order_nor_the_parts_of_samples_change_temperatures_of_labels(monkeypatch):
+    odds, applies = overconfident([0.7, 2.5], samples=64, members=2)
+    expected = fit_label_temperatures(responses(odds), applies, 1.2)
+    monkeypatch.setattr(hydractl.metrics.temperature, "NUMBERS_AT_ONCE", 24)
+    turned = fit_label_temperatures(responses(odds.flip(1)), applies.flip(0), 1.2)
+    assert turned == pytest.approx(expected, rel=1e-9)
+    swapped = fit_label_temperatures(responses(odds.flip(2)), applies.flip(1), 1.2)
+    assert swapped[::-1] == pytest.approx(expected, rel=1e-9)
+
+
+def test_predictions_are_scaled_label_by_label():
+    odds, _ = told(members=2, samples=7)
+    by_label = torch.tensor([0.5, 1.0, 2.0, 3.0, 0.1], dtype=torch.float64)
+    expected, found = responses(odds / by_label), scale(responses(odds), by_label.unsqueeze(-1))
+    torch.testing.assert_close(found.log_probs, expected.log_probs.to(found.log_probs.dtype))
+    torch.testing.assert_close(found.logits(), expected.logits())
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

@@ -17,11 +17,16 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import hydractl
 import hydractl.auto.register
+from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, HydraError, UsageError
 from hydractl.families.load import open_model
+from hydractl.hub.card import Facts, card_of
 from hydractl.hub.layout import is_stock
+from hydractl.manifest.temperature import Temperature
+from hydractl.metrics.per_sample import Responses
+from hydractl.metrics.temperature import fit_label_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -294,8 +299,8 @@ def small(place):
     for m, keep in enumerate((2, 3)):
         chosen = ("--strategy", "random", "--seed", m, "--keep", keep)
         run("prune", place / "small", *chosen, "-o", place / f"small-{m}.st")
-    members = tuple(str(place / f"small-{m}.st") for m in range(2))
-    run_fuse(FuseConfig(models=members, out=place / "small.st"))
+    members = (place / f"small-{m}.st" for m in range(2))
+    run("fuse", *members, "--temperature", place / "val.jsonl", "-o", place / "small.st")
     return place
 
 
@@ -320,6 +325,9 @@ def test_exported_it_says_the_same(small, model):
         json.loads(session.get_modelmeta().custom_metadata_map["hydractl.problem_type"])
         == "multi_label_classification"
     )
+    told = json.loads(session.get_modelmeta().custom_metadata_map["hydractl.label_temperatures"])
+    assert told == [*loaded.header.label_temperatures]
+    assert len(told) == (loaded.header.num_classes if model == "small.st" else 0)
 
 
 def test_the_auto_class_has_the_loss_of_the_library(place):
@@ -459,6 +467,158 @@ def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys,
         place / "on.st",
     )
     assert open_model(str(place / "on.st")).header.label_thresholds == ()
+
+
+@pytest.fixture(scope="module")
+def warm(place):
+    """A copy of the hydra in which each label has a temperature, and the report of the command that wrote it."""
+    run(
+        *("eval", place / "hydra.st", "--data", place / "test.jsonl", "--temperature", place / "val.jsonl"),
+        *("--no-latency", "--bootstrap", 0, "--store", place / "warm.st", "-o", place / "warm.json"),
+    )
+    return json.loads((place / "warm.json").read_text())["rows"][0]
+
+
+def raw_logits(place, file, model="hydra.st"):
+    """Log odds (M, N, Q) of a model that stores no temperature, and which labels apply (N, Q)."""
+    rows = [json.loads(line) for line in (place / file).read_text().splitlines()]
+    loaded = hydractl.load(place / model)
+    with torch.inference_mode():
+        logits = loaded.member_logits(loaded.encode([row["text"] for row in rows])).double()
+    return logits[..., 1] - logits[..., 0], torch.tensor(
+        [[n in row["labels"] for n in NAMES] for row in rows]
+    )
+
+
+def test_each_label_has_a_temperature_that_a_copy_stores_and_every_way_to_ask_applies(place, warm):
+    header = open_model(str(place / "warm.st")).header
+    held, held_applies = raw_logits(place, "val.jsonl")
+    member_logits = F.pad(held.unsqueeze(-1), (1, 0))
+    expected = fit_label_temperatures(Responses(member_logits), held_applies.long(), header.temperature)
+    assert header.label_temperatures == pytest.approx(expected, rel=1e-4)
+    assert warm["label_temperatures"] == pytest.approx(expected, rel=1e-4)
+    assert len({*header.label_temperatures, header.temperature}) == 4
+
+    raw, applies = raw_logits(place, "test.jsonl")
+    each = torch.tensor(header.label_temperatures, dtype=torch.float64)
+    probabilities = (raw / each).sigmoid().mean(0)
+    nll = F.binary_cross_entropy(probabilities, applies.double()).item()
+    assert warm["values"]["nll"]["value"] == pytest.approx(nll, abs=1e-6)
+    again = evaluate(place, "warm.st").rows[0]
+    assert again.values["nll"].value == pytest.approx(nll, abs=1e-6)
+    assert again.label_temperatures == header.label_temperatures
+
+    texts, _ = labels_of(place)
+    loaded = hydractl.load(place / "warm.st")
+    predictions = loaded.predict(texts)
+    torch.testing.assert_close(predictions.probabilities.double(), probabilities, atol=1e-6, rtol=0)
+    loaded.save_pretrained(place / "folder", force=True)
+    assert not is_stock(header)
+    library = AutoModelForSequenceClassification.from_pretrained(place / "folder")
+    torch.testing.assert_close(
+        library(**loaded.encode(texts)).logits.sigmoid().double(), probabilities, atol=1e-6, rtol=0
+    )
+    half = loaded.to(torch.bfloat16)
+    assert half.member_logits(loaded.encode(texts)).dtype == torch.bfloat16
+    torch.testing.assert_close(half.predict(texts).probabilities.double(), probabilities, atol=0.05, rtol=0)
+
+
+def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hold(place, warm, capsys):
+    given = evaluate(place, "warm.st", temperature=2.0, store=place / "hot.st")
+    each, common = (
+        (h.label_temperatures, h.temperature)
+        for h in (open_model(str(place / f"{name}.st")).header for name in ("warm", "hot"))
+    )
+    assert each[0] == pytest.approx([t / 2 for t in common[0]], rel=1e-5)
+    assert each[1] * 2 == pytest.approx(common[1], rel=1e-5)
+    assert given.rows[0].stored_temperatures == (each[1],)
+
+    common = ("--data", place / "val.jsonl", "--no-latency")
+    run("eval", place / "warm.st", *common, "--label-thresholds", "--store", place / "bounds.st")
+    assert open_model(str(place / "bounds.st")).header.label_temperatures == tuple(each[0])
+    fit = ("--temperature", place / "test.jsonl")
+    argv = ["eval", place / "bounds.st", *common, *fit, "--store", place / "other.st", "--force"]
+    assert main([*map(str, argv)]) == 0
+    assert "label thresholds are not kept, as they are not valid for another temp" in capsys.readouterr().err
+    report = ("-o", place / "accepts.json")
+    run("eval", place / "warm.st", *common, *fit, "--threshold-for", "risk<=0.9", *report)
+    argv = ["predict", place / "warm.st", place / "test.jsonl", "--threshold", place / "accepts.json"]
+    assert main([*map(str, argv)]) == 3
+    assert "its threshold is for the temperature" in capsys.readouterr().err
+
+
+def test_fuse_fits_temperatures_of_labels_and_keeps_those_that_all_members_store(place, warm, capsys):
+    merge = ("--merge-trunk", 1, "--data", place / "test.jsonl", "--temperature", place / "val.jsonl")
+    train(place, str(place / "0.st"), "tuned.st")
+    run("fuse", place / "0.st", place / "tuned.st", *merge, "-o", place / "merged.st")
+    header = open_model(str(place / "merged.st")).header
+    assert len({*header.label_temperatures, header.temperature}) == 4
+    measured = header.made_by.results["validation_nll"]
+    assert evaluate(place, "merged.st").rows[0].values["nll"].value == pytest.approx(measured, abs=1e-6)
+
+    for m in range(2):
+        options = ("--temperature", place / "val.jsonl", "--no-latency", "--store", place / f"warm-{m}.st")
+        run("eval", place / f"{m}.st", "--data", place / "test.jsonl", *options)
+    argv = ["fuse", place / "warm-0.st", place / "warm-1.st", "-o", place / "odd.st"]
+    assert main([*map(str, argv)]) == 3
+    assert "by label); the members of a hydra share one temperature" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    run("fuse", place / "warm-0.st", place / "warm-0.st", "-o", place / "twice.st")
+    kept, stored = (open_model(str(place / f"{name}.st")).header for name in ("twice", "warm-0"))
+    assert kept.scale == stored.scale != Temperature()
+
+
+def test_models_are_told_apart_by_temperatures_of_labels_alone(place, warm, capsys):
+    """Files that differ in nothing else: their common temperature is 1, as that of a model without any."""
+    for name, each in {"plain": (), "same": (1.0,) * 3, "other": (1.0, 2.0, 1.0)}.items():
+        for m in range(2):
+            checkpoint = Checkpoint.open(place / f"{m}.st")
+            header = checkpoint.header.model_copy(
+                update={"label_temperatures": each, "label_thresholds": (0.4,) * 3}
+            )
+            with (place / f"{name}-{m}.st").open("wb") as file:
+                write_checkpoint(file, checkpoint.specs, lambda n, c=checkpoint: [c.spans[n]], header=header)
+    argv = ["fuse", place / "same-0.st", place / "other-1.st", "-o", place / "odd.st"]
+    assert main([*map(str, argv)]) == 3
+    assert "1 (1 to 2 by label), " in " ".join(capsys.readouterr().err.split())
+    base = open_model(str(place / "base.st")).header
+    assert is_stock(base)
+    assert not is_stock(base.model_copy(update={"label_temperatures": (1.0, 2.0, 1.0)}))
+
+    data = ("--data", place / "val.jsonl", "--no-latency", "--force")
+    argv = ["eval", place / "plain-0.st", *data, "--temperature", 1, "--store", place / "kept.st"]
+    assert main([*map(str, argv)]) == 0
+    assert "not kept" not in capsys.readouterr().err
+    run("eval", place / "plain-0.st", *data, "--threshold-for", "risk<=0.9", "-o", place / "accepts.json")
+    report = json.loads((place / "accepts.json").read_text())
+    report["rows"][0]["models"][0]["sha256"] = Checkpoint.open(place / "other-0.st").digest
+    (place / "accepts.json").write_text(json.dumps(report))
+    argv = ["predict", place / "other-0.st", place / "test.jsonl", "--threshold", place / "accepts.json"]
+    assert main([*map(str, argv)]) == 3
+    assert "for the temperature 1, but" in " ".join(capsys.readouterr().err.split())
+    heard = Heard()
+    train(place, str(place / "other-0.st"), "colder.st", progress=heard)
+    assert any("its temperature 1 (1 to 2 by label) is not kept" in warning for warning in heard.warnings)
+
+
+def test_temperatures_of_labels_are_shown(place, warm, capsys):
+    header = open_model(str(place / "warm.st")).header
+    each, card = (
+        header.label_temperatures,
+        card_of(Facts(name="a/b", revision="main", header=header, specs={})),
+    )
+    shown = f"({min(each):g} to {max(each):g} by label)"
+    assert main(["inspect", str(place / "warm.st")]) == 0
+    assert f"{shown}; divides logits" in capsys.readouterr().out
+    assert main(["inspect", str(place / "warm.st"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["label_temperatures"] == [*each]
+    assert shown in card.decode()
+    assert main(["eval", str(place / "warm.st"), "--data", str(place / "test.jsonl"), "--no-latency"]) == 0
+    assert f"label temperatures {', '.join(f'{t:.3g}' for t in each)}" in capsys.readouterr().out
+    train(place, str(place / "warm.st"), "colder.st", progress=(heard := Heard()))
+    assert any(f"{shown} is not kept" in warning for warning in heard.warnings)
+    assert open_model(str(place / "colder.st")).header.scale == Temperature()
 
 
 def test_the_example_pipeline_runs_on_such_data(place, tmp_path, monkeypatch, capsys):

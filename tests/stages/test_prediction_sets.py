@@ -22,6 +22,7 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.guarantee import SetMethod
 from hydractl.manifest.prediction_sets import PredictionSets, SetNumbers
 from hydractl.manifest.report import Report
+from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.conformal import fewest_samples, nonconformity, quantile
 from hydractl.metrics.per_sample import Responses
 from hydractl.stages.evaluate.config import EvalConfig
@@ -265,8 +266,8 @@ def test_sets_of_other_classes_are_not_applied(tmp_path):
 def test_another_length_of_texts_drops_them(models):
     config = EvalConfig(model=str(models / "hydra.st"), data=DataRef.parse(HELD))
     opened = open_model(str(models / "hydra.st"))
-    assert why_lapses(config, opened, 1.0) is None
-    assert why_lapses(replace(config, max_length=8), opened, 1.0) == "another `--max-length`"
+    assert why_lapses(config, opened, Temperature()) is None
+    assert why_lapses(replace(config, max_length=8), opened, Temperature()) == "another `--max-length`"
 
 
 def test_a_report_with_sets_is_another_report(models):

@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from hydractl.cli.command import command
-from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summarize, table, table_of
+from hydractl.cli.output import (
+    Terminal,
+    abridged,
+    as_json,
+    leader_is_silent,
+    line,
+    summarize,
+    table,
+    table_of,
+)
 from hydractl.errors import CheckFailed, Interrupted, UsageError
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted, listed
@@ -29,8 +38,6 @@ if TYPE_CHECKING:
 
 OF_PAGES = ("classes", "examples", "costs")
 """The sections that only pages show; costs are in the first table."""
-SHOWN = 20
-"""Number of thresholds of labels."""
 
 
 def show_stored(config: EvalConfig, terminal: Terminal) -> None:
@@ -136,13 +143,10 @@ def render(document: Report, out: Console) -> None:
         line(out, remark)
     for row in document.rows if "threshold_for" in document.options else ():
         line(out, _threshold(row, document))
-    for row in document.rows if "label_thresholds" in document.options else ():
-        numbers = ", ".join(f"{threshold:.3g}" for threshold in row.label_thresholds[:SHOWN])
-        line(
-            out,
-            f"{row.name}: label thresholds {numbers}{', ...' if len(row.label_thresholds) > SHOWN else ''}",
-        )
     for row in document.rows:
+        for what, numbers in (("temperatures", row.label_temperatures), ("thresholds", row.label_thresholds)):
+            if numbers:
+                line(out, f"{row.name}: label {what} {abridged(numbers)}")
         if row.sets is not None:
             line(out, f"{row.name}: {row.sets.summary}")
     compared = Compared.of({"report": document})

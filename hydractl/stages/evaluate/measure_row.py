@@ -19,6 +19,7 @@ from hydractl.manifest.header import Header
 from hydractl.manifest.prediction_sets import SetNumbers
 from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.by_class import by_class
 from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means
 from hydractl.metrics.curves import curves_of
@@ -142,10 +143,11 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     numbers = replace(_numbers(run, predictions, _label_thresholds(models)), shift=shift)
     sizes = count_sizes(loaded, config.chosen, models, score_sizes(scored_models))
     sets = _sets(run, named.name, () if any(derived) else models, predictions[ID_NAME], scaling)
-    values = scaling.values(_temperatures(models)) | set_values(config.chosen, sets) | sizes
+    values = scaling.values(_stored(models)) | set_values(config.chosen, sets) | sizes
     row = _row(run, named.name, models, predictions, numbers).model_copy(
         update={
             "values": numbers.values | values,
+            "label_temperatures": scaling.on_top_of(_stored(models)).by_label,
             "difference": None if table.first_numbers is None else table.first_numbers.difference(numbers),
             "derived": derived,
             "stored_scores": stored_scores(config, models, scored_models),
@@ -204,7 +206,7 @@ def _predict(
 ) -> tuple[Scaling, dict[str, StoredPredictions]]:
     """Return the temperature of a row and its predictions on every data set, scaled; in processes that do not lead none."""
     data = run.data
-    scaling = _scaling(run, name, row, _temperatures(models))
+    scaling = _scaling(run, name, row, models)
     predictions = {
         dataset: predict_together(row, inputs, run.keeping, progress=run.progress)
         for dataset, inputs in data.inputs.items()
@@ -215,14 +217,24 @@ def _predict(
     }
 
 
-def _scaling(run: Evaluation, name: str, row: Sequence[NamedPredictor], stored: Sequence[float]) -> Scaling:
+def _scaling(
+    run: Evaluation, name: str, row: Sequence[NamedPredictor], models: Sequence[OpenModel]
+) -> Scaling:
     """Return the temperature of a row: fitted on the held-out split, or the number of the configuration."""
     if run.data.temperature_data is not None:
         inputs, labels = run.data.temperature_data
         predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
         if predictions is not None:
-            return Scaling.fit(predictions, labels, row=name, progress=run.progress, stored=stored)
-    return Scaling(temperature=run.config.given_temperature)
+            return Scaling.fit(
+                predictions,
+                labels,
+                row=name,
+                progress=run.progress,
+                by_label=models[0].header.architecture.task.by_label,
+                stored=_stored(models),
+            )
+    number = run.config.given_temperature
+    return Scaling(temperature=None if number is None else Temperature(number))
 
 
 def _measure_corrupted(
@@ -288,13 +300,13 @@ def _row(
     """Return a row of what follows from predictions and headers."""
     config = run.config
     by_score, best = best_on_validation(config, predictions)
-    ood, temperatures = numbers.ood, _temperatures(models)
+    ood, stored = numbers.ood, _stored(models)
     labels = run.data.summary.labels
     by_label = label_thresholds_of(config, predictions[ID_NAME], labels)
     return Row(
         name=name,
         models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
-        stored_temperatures=temperatures if {*temperatures} != {1.0} else (),
+        stored_temperatures=tuple(t.common for t in stored) if {*stored} != {Temperature()} else (),
         members=predictions[ID_NAME].shape[0],
         values=numbers.values,
         ood=ood,
@@ -328,16 +340,17 @@ def _sets(
     labels, tested = data.summary.labels, data.summary.fingerprints[ID_NAME]
     rule = fit_sets(config.set_options, predictions, labels, tested)
     if rule is None and len(models) == 1:
-        rule, temperature = models[0].header.prediction_sets, models[0].header.temperature
-        why = why_lapses(config, models[0], temperature * (scaling.temperature or 1), data.classes)
+        rule = models[0].header.prediction_sets
+        why = why_lapses(config, models[0], scaling.on_top_of(_stored(models)), data.classes)
         if rule and why:
             run.progress.warn(f"{name}: its prediction sets are not measured: they are not valid for {why}")
             return None
     return None if rule is None else measure_sets(rule, predictions, labels, data.class_names, tested)
 
 
-def _temperatures(models: Sequence[OpenModel]) -> tuple[float, ...]:
-    return tuple(model.header.temperature for model in models)
+def _stored(models: Sequence[OpenModel]) -> tuple[Temperature, ...]:
+    """Return the temperatures that models store."""
+    return tuple(model.header.scale for model in models)
 
 
 def _fitted_scores(run: Evaluation, models: Sequence[Predictor | WithOodScores]) -> Scores | None:

@@ -18,13 +18,13 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import FittedScores, Header, InputFile
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once, mean_probabilities
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
-from hydractl.metrics.temperature import rounded
 from hydractl.output.atomic_write import Sink
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
@@ -139,7 +139,8 @@ class ModelCopy:
     ) -> Self:
         """Return the copy; arguments as of the run, whose first row this is."""
         header, update = opened.header, _header_changes(config, opened, row, data)
-        why = why_lapses(config, opened, update["temperature"])
+        scale = Temperature(update["temperature"], update["label_temperatures"])
+        why = why_lapses(config, opened, scale)
         if config.threshold_for is None and header.threshold is not None:
             refitted = scores is not None and is_fitted(header.threshold.score)
             if reason := why or ("newly fitted scores" if refitted else None):
@@ -149,7 +150,7 @@ class ModelCopy:
             else:
                 update["threshold"] = header.threshold
         if header.label_thresholds and not config.label_thresholds:
-            if update["temperature"] == header.temperature:
+            if scale == header.scale:
                 update["label_thresholds"] = header.label_thresholds
             else:
                 progress.warn(
@@ -215,12 +216,12 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
 
 
 def why_lapses(
-    config: EvalConfig, opened: OpenModel, temperature: float, classes: Classes | None = None
+    config: EvalConfig, opened: OpenModel, temperature: Temperature, classes: Classes | None = None
 ) -> str | None:
     """Return what of that which a model's threshold and prediction sets were found with is another now, None if nothing is."""
     if stores_other_classes(opened, classes):
         return "other classes"
-    if temperature != opened.header.temperature:
+    if temperature != opened.header.scale:
         return "another temperature"
     return None if config.max_length is None else "another `--max-length`"
 
@@ -230,7 +231,9 @@ def _header_changes(
 ) -> dict[str, Any]:
     """Return what of the header is another in the copy; the step names ID data first, as `sources_of_stored` reads it."""
     scaled = row.values.get(TEMPERATURE)
-    temperature = opened.header.temperature if scaled is None else rounded(scaled.value)
+    temperature = (
+        opened.header.scale if scaled is None else Temperature(scaled.value, row.label_temperatures).rounded()
+    )
     roles = (
         ID_NAME,
         *(TEMPERATURE,) * (config.temperature_data is not None),
@@ -255,13 +258,14 @@ def _header_changes(
             opened.as_input(),
             *(InputFile(name=data[role].reference, sha256=data[role].sha256) for role in roles),
         ],
-        results={"temperature": temperature}
+        results={"temperature": temperature.common}
         | ({} if row.threshold is None else {"coverage": row.threshold.coverage}),
     )
     fitted = row.sets.rule if row.sets is not None and config.set_options.sets is not None else None
     return {
         "base": opened.base,
-        "temperature": temperature,
+        "temperature": temperature.common,
+        "label_temperatures": temperature.by_label,
         "threshold": row.threshold,
         "label_thresholds": row.label_thresholds,
         "prediction_sets": fitted,

@@ -373,6 +373,7 @@ def _of_labels(header: Header) -> dict[str, object]:
         return {}
     return {
         "labels": header.class_names,
+        "label_temperatures": header.label_temperatures,
         "label_thresholds": header.label_thresholds or (HALF,) * header.num_classes,
         **problem_type_of(header.architecture),
     }

@@ -11,6 +11,7 @@ from hydractl.families.load import OpenModel, check_tensors
 from hydractl.families.registry import architecture_differences, expected_specs
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Kind
+from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted, quoted
 from hydractl.stages.fuse.config import FuseConfig, Measuring
 
@@ -45,23 +46,23 @@ def merge_trunk_of(config: FuseConfig, members: Sequence[OpenModel]) -> int:
     )
 
 
-def starting_temperature(measuring: Measuring, members: Sequence[OpenModel]) -> float:
+def starting_temperature(measuring: Measuring, members: Sequence[OpenModel]) -> Temperature:
     """Return the temperature that is given, or that all members store, as a hydra has one; 1 where one is to be fitted.
 
     Raises:
         CheckpointError: If they store different ones.
     """
     if measuring.given_temperature or measuring.temperature_data:
-        return measuring.given_temperature or 1.0
+        return Temperature(measuring.given_temperature or 1.0)
     first = members[0]
     for member in members:
-        if member.header.temperature != first.header.temperature:
+        if member.header.scale != first.header.scale:
             raise CheckpointError(
-                f"{member.reference}: stores the temperature {member.header.temperature:g}, {first.reference} "
-                f"{first.header.temperature:g}; the members of a hydra share one temperature",
+                f"{member.reference}: stores the temperature {member.header.scale}, {first.reference} "
+                f"{first.header.scale}; the members of a hydra share one temperature",
                 hint="add `--temperature val/` to fit one, or `--temperature 1` to use none",
             )
-    return first.header.temperature
+    return first.header.scale
 
 
 def _check_architecture(member: OpenModel, first: OpenModel) -> None:

@@ -115,7 +115,7 @@ class ScoreFitter:
         with fits(HYDRA, device):
             tensors = {name: outcome.fusion.tensor(name) for name in outcome.fusion.specs}
             hydra = hydra_from_state(header, tensors, where=HYDRA).to(device)
-        hydra.temperature = outcome.temperature
+        hydra.set_temperature(outcome.temperature)
         scores = fitted_beside(
             FeatureExtractor.of(hydra, self.members[0].family, name=HYDRA),
             (ENERGY_DENSITY,),

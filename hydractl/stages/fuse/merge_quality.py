@@ -21,10 +21,11 @@ from hydractl.fusion.build import hydra_from_state
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.header import Fate, InputFile
+from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted
 from hydractl.metrics.diversity import mutual_information
 from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
-from hydractl.metrics.temperature import rounded, scale_log_probs
+from hydractl.metrics.temperature import divisor, scale_log_probs
 from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
@@ -53,7 +54,7 @@ class MergeEvaluator:
         self,
         config: FuseConfig,
         members: Sequence[OpenModel],
-        stored: float,
+        stored: Temperature,
         team: ProcessGroup,
         progress: Progress,
     ) -> None:
@@ -121,14 +122,14 @@ class MergeEvaluator:
         member_log_probs = {
             ref: torch.cat([by_set[ref] for by_set in log_probs_by_member]) for ref in self.sets
         }
-        before, predicted = self.quality(member_log_probs, ENSEMBLE)
+        before, predicted, of_members = self.quality(member_log_probs, ENSEMBLE)
         tried: list[Tried] = []
         for merge_trunk in range(fusion.merge_trunk, -1, -1):
             candidate = fusion.merging(merge_trunk)
-            quality, classes = before, predicted
+            quality, classes, temperature = before, predicted, of_members
             if Fate.MERGED in candidate.fates.values():
                 name = f"{HYDRA} merged before block {merge_trunk}" if auto else HYDRA
-                quality, classes = self.quality(self.log_probs_of_hydra(candidate, name), name)
+                quality, classes, temperature = self.quality(self.log_probs_of_hydra(candidate, name), name)
             agreement = float((classes == predicted).double().mean())
             loss = quality.nll - before.nll
             tried.append(Tried(merge_trunk=merge_trunk, hydra=quality, loss=loss, agreement=agreement))
@@ -144,7 +145,7 @@ class MergeEvaluator:
                 items = self.sets[data].inputs.dataset
                 measured = Measured(data=items.name, samples=items.total, members=before, tried=tuple(tried))
                 return Outcome(
-                    fusion=candidate, temperature=quality.temperature, measured=measured, sources=self.sources
+                    fusion=candidate, temperature=temperature, measured=measured, sources=self.sources
                 )
         least = min(tried, key=lambda trial: trial.loss)
         raise CheckFailed(
@@ -165,7 +166,7 @@ class MergeEvaluator:
 
     def log_probs_of_hydra(self, fusion: Fusion, name: str) -> LogProbs:
         """Return what a hydra says that is not written yet, its logits as they are."""
-        draft = Outcome(fusion=fusion, temperature=1.0)
+        draft = Outcome(fusion=fusion, temperature=Temperature())
         header = make_header(self.config, self.members, draft, digest=UNKNOWN_DIGEST)
 
         def load() -> Hydra:
@@ -188,18 +189,25 @@ class MergeEvaluator:
             for ref, labelled_set in self.sets.items()
         }
 
-    def temperature(self, log_probs: LogProbs, name: str) -> float:
+    def temperature(self, log_probs: LogProbs, name: str) -> Temperature:
         """Return the temperature of whoever said it: fitted, or the one that was given or stored."""
         ref = self.measuring.temperature_data
         if ref is None:
             return self.stored
-        scaling = Scaling.fit(
-            Responses(log_probs[ref]), self.sets[ref].labels, row=name, progress=self.progress
+        return (
+            Scaling.fit(
+                Responses(log_probs[ref]),
+                self.sets[ref].labels,
+                row=name,
+                progress=self.progress,
+                by_label=self.members[0].header.architecture.task.by_label,
+            )
+            .on_top_of(())
+            .rounded()
         )
-        return rounded(scaling.temperature or 1.0)
 
-    def quality(self, log_probs_by_set: LogProbs, name: str) -> tuple[Quality, Tensor]:
-        """Return how good the ensemble of those who said it is on `--data`, and which classes (N,) it predicts.
+    def quality(self, log_probs_by_set: LogProbs, name: str) -> tuple[Quality, Tensor, Temperature]:
+        """Return how good the ensemble of those who said it is on `--data`, which classes (N,) it predicts, and its temperature.
 
         Each label or word of a sample counts as one.
         """
@@ -207,14 +215,14 @@ class MergeEvaluator:
         if ref is None:
             raise ValueError("no data set is given to measure on")
         temperature = self.temperature(log_probs_by_set, name)
-        scaled = Responses(scale_log_probs(log_probs_by_set[ref], temperature))
+        scaled = Responses(scale_log_probs(log_probs_by_set[ref], divisor(temperature)))
         member_log_probs, labels = scaled.flattened().log_probs.double(), self.sets[ref].labels
         log_probs = ensemble_log_probs(member_log_probs)
         per_sample = answers(log_probs.exp(), labels[labels >= 0], log_probs=log_probs)
         quality = Quality(
             accuracy=float(per_sample["hits"].double().mean()),
             nll=float(per_sample["nll"].mean()),
-            temperature=temperature,
+            temperature=temperature.common,
             mutual_information=mutual_information(member_log_probs.exp()),
         )
-        return quality, log_probs.argmax(1)
+        return quality, log_probs.argmax(1), temperature

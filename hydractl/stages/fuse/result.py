@@ -12,6 +12,7 @@ from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import FittedScores, Header, InputFile, Kind
+from hydractl.manifest.temperature import Temperature
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.shared.output_record import make_step
 
@@ -90,7 +91,7 @@ class Outcome:
     """Contents of the output: fused tensors, temperature and OOD scores, with their measurements and data."""
 
     fusion: Fusion
-    temperature: float
+    temperature: Temperature
     measured: Measured | None = None
     scores: Scores | None = None
     fitted: FittedScores | None = None
@@ -125,14 +126,15 @@ def make_header(
         seed=config.seed if config.verify else None,
         results=({"verified": True} if config.verify else {})
         | ({} if measured is None else measured.results())
-        | ({} if config.measuring.temperature_data is None else {"temperature": outcome.temperature}),
+        | ({} if config.measuring.temperature_data is None else {"temperature": outcome.temperature.common}),
     )
     return first.header.of_other_weights(
         {
             "kind": Kind.HYDRA,
             "masks": tuple(m.header.masks[0] for m in members),
             "plan": fusion.plan,
-            "temperature": outcome.temperature,
+            "temperature": outcome.temperature.common,
+            "label_temperatures": outcome.temperature.by_label,
             "fitted": outcome.fitted,
             "made_by": step,
         }

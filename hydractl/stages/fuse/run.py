@@ -18,6 +18,7 @@ from hydractl.fusion.plan import Fusion
 from hydractl.fusion.streaming import hydra_logits, member_logits
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Fate, Header
+from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import ensemble_log_probs
 from hydractl.output.atomic_write import is_stream
@@ -171,7 +172,7 @@ def _name_classes(
 def _open_evaluator(
     config: FuseConfig,
     members: Sequence[OpenModel],
-    temperature: float,
+    temperature: Temperature,
     team: ProcessGroup,
     progress: Progress,
 ) -> MergeEvaluator | None:
@@ -332,7 +333,7 @@ def _report(
         layers=sum(tower.layers for tower in fusion.towers.values()),
         trunk=fusion.plan.trunk,
         merge_trunk=fusion.merge_trunk,
-        temperature=outcome.temperature,
+        temperature=outcome.temperature.common,
         tensors={fate: len(named) for fate, named in names.items()},
         stored_bytes={fate: sum(fusion.specs[n].size_bytes for n in named) for fate, named in names.items()},
         members_bytes=sum(m.checkpoint.size_bytes for m in members),

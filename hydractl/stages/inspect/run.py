@@ -107,6 +107,8 @@ class CheckpointReport:
         kind: `base`, `member`, `hydra`, `predictions`, or `foreign` if hydractl did not write it.
         model: Identity of the model.
         temperature: Temperature of the model.
+        label_temperatures: Of each label, if they have temperatures of their own.
+        label_thresholds: Above which each label is predicted, if stored.
         threshold: Stored threshold, if any.
         prediction_sets: Stored prediction sets, if any.
         fitted: Stored feature-based OOD scores, if any.
@@ -127,6 +129,8 @@ class CheckpointReport:
     kind: str
     model: ModelIdentity
     temperature: float
+    label_temperatures: tuple[float, ...]
+    label_thresholds: tuple[float, ...]
     threshold: Threshold | None
     prediction_sets: PredictionSets | None
     fitted: FittedScores | None
@@ -245,6 +249,8 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
         if foreign_model
         else ModelIdentity(),
         temperature=header.temperature if header else 1.0,
+        label_temperatures=header.label_temperatures if header else (),
+        label_thresholds=header.label_thresholds if header else (),
         threshold=header.threshold if header else None,
         prediction_sets=header.prediction_sets if header else None,
         fitted=header.fitted if header else None,

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from hydractl.errors import InputError, UsageError
@@ -16,6 +17,7 @@ from hydractl.fusion.prompts import with_class_names
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.manifest.report import Report
+from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.metrics.per_sample import in_memory
@@ -254,11 +256,12 @@ def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
             f"{path}: has no threshold for `{row.name}`",
             hint="`hydractl eval ... --threshold-for 'risk<=0.01'`",
         )
-    scaled = row.values[TEMPERATURE].value if TEMPERATURE in row.values else 1.0
-    if not math.isclose(scaled, opened.header.temperature, rel_tol=1e-5):
+    common = row.values[TEMPERATURE].value if TEMPERATURE in row.values else 1.0
+    scale, stored = Temperature(common, row.label_temperatures), opened.header.scale
+    pairs = zip_longest(scale.numbers, stored.numbers, fillvalue=math.nan)
+    if not all(math.isclose(number, stored_number, rel_tol=1e-5) for number, stored_number in pairs):
         raise InputError(
-            f"{path}: its threshold is for the temperature {scaled:g}, but {opened.reference} "
-            f"stores {opened.header.temperature:g}",
+            f"{path}: its threshold is for the temperature {scale}, but {opened.reference} stores {stored}",
             hint="store both together: `hydractl eval ... --store PATH`",
         )
     return row.threshold

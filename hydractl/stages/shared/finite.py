@@ -13,6 +13,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.inference import NOT_FINITE
+from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted, quoted
 from hydractl.progress import Progress
 from hydractl.tensor_spec import TensorSpec
@@ -109,9 +110,9 @@ def stored_tensors(
 def warn_temperature(opened: OpenModel, progress: Progress) -> None:
     """Say what is left behind with the weights that it was found for: a temperature, and what `warn_refusing` says."""
     warn_refusing([opened], progress)
-    if opened.header.temperature != 1:
+    if opened.header.scale != Temperature():
         progress.warn(
-            f"{opened.reference}: its temperature {opened.header.temperature:g} is not kept, "
+            f"{opened.reference}: its temperature {opened.header.scale} is not kept, "
             "because the weights have changed"
         )
 

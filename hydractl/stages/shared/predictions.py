@@ -25,11 +25,20 @@ from hydractl.fusion.baseline_model import WithConfidence
 from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.fusion.inference import gathered, responses
 from hydractl.manifest.report import Value
+from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, in_memory, together
 from hydractl.metrics.registry import TEMPERATURE
-from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, common_temperature, fit_temperature
+from hydractl.metrics.temperature import (
+    HIGHEST,
+    LOWEST,
+    Scaled,
+    divisor,
+    fit_label_temperatures,
+    fit_temperature,
+    shared_temperature,
+)
 from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT, Progress
@@ -261,7 +270,7 @@ class Scaling:
         fitted_on: How many samples; None if it was given.
     """
 
-    temperature: float | None = None
+    temperature: Temperature | None = None
     fitted_on: int | None = None
 
     @classmethod
@@ -272,44 +281,52 @@ class Scaling:
         *,
         row: str,
         progress: Progress,
-        stored: Sequence[float] = (),
+        by_label: bool = False,
+        stored: Sequence[Temperature] = (),
     ) -> Self:
         """Return the scaling that is likeliest after a held-out split, and warn if a bound of the search is it.
 
         Args:
             predictions: There, by every member.
-            labels: Shape (N,), in 0..C-1.
+            labels: Shape (N,), or (N, Q), in 0..C-1.
             row: What messages call the model.
             progress: Hears the result.
+            by_label: Whether each of Q labels has a temperature of its own.
             stored: The temperatures of the row's checkpoints, as in `values`.
         """
-        fitted = fit_temperature(predictions, labels, stored=common_temperature(stored))
+        common = shared_temperature(stored)
+        fitted = fit_temperature(predictions, labels, stored=common.common)
         temperature = fitted.temperature
+        of_labels = (
+            fit_label_temperatures(predictions, labels, temperature, stored=common) if by_label else ()
+        )
         progress.step(f"{row}: temperature {temperature:.4f}, fitted on {counted(len(labels), 'sample')}")
         if fitted.at_bound:
             progress.warn(
                 f"{row}: the fitted temperature is {temperature:g}, a bound of the search ({LOWEST:g} to "
                 f"{HIGHEST:g}): check that the labels fit the model; the scale of its logits may be unusual"
             )
-        return cls(temperature=temperature, fitted_on=len(labels))
+        return cls(temperature=Temperature(temperature, of_labels), fitted_on=len(labels))
 
     def __call__(self, predictions: StoredPredictions) -> StoredPredictions:
         """Return what every member says once its logits are scaled, float32."""
         if self.temperature is None:
             return predictions
         if isinstance(predictions, Scored):  # they are of the model as it is stored
-            return Scored(Scaled(predictions.predictions, self.temperature), predictions.scores)
-        return Scaled(predictions, self.temperature)
+            return Scored(Scaled(predictions.predictions, divisor(self.temperature)), predictions.scores)
+        return Scaled(predictions, divisor(self.temperature))
 
-    def values(self, stored: Sequence[float]) -> dict[str, Value]:
+    def on_top_of(self, stored: Sequence[Temperature]) -> Temperature:
+        """Return what logits are divided by in all; where the temperatures of a row's checkpoints differ, without them."""
+        return shared_temperature(stored) * (self.temperature or Temperature())
+
+    def values(self, stored: Sequence[Temperature]) -> dict[str, Value]:
         """Return what a report says of it.
 
         Args:
             stored: The temperatures of the row's checkpoints; where they differ, only what they share is said.
         """
-        shared_temperature = common_temperature(stored)
-        if self.temperature is None and shared_temperature == 1:
+        temperature = self.on_top_of(stored)
+        if self.temperature is None and temperature == Temperature():
             return {}
-        return {
-            TEMPERATURE: Value(value=shared_temperature * (self.temperature or 1.0), count=self.fitted_on)
-        }
+        return {TEMPERATURE: Value(value=temperature.common, count=self.fitted_on)}

@@ -15,7 +15,8 @@ from hydractl.cli.commands.inspect.documents import (
     show_scores,
     show_state,
 )
-from hydractl.cli.output import Terminal, line, model_cell, size, table
+from hydractl.cli.output import Terminal, abridged, line, model_cell, size, table
+from hydractl.manifest.temperature import Temperature
 from hydractl.messages import count, counted
 from hydractl.reporting.lineage import pairs, plain
 from hydractl.stages.inspect.config import InspectConfig
@@ -128,8 +129,10 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
     if model.prompting:
         rows.append(("prompts", _preprocess(model.prompting.tokenization, model.tokenizer_size)))
         rows += [("template", template) for template in model.prompting.templates]
-    if report.temperature != 1:
-        rows.append(("temperature", f"{report.temperature:g} (divides all logits)"))
+    if (scale := Temperature(report.temperature, report.label_temperatures)) != Temperature():
+        rows.append(("temperature", f"{scale}; divides logits"))
+    if report.label_thresholds:
+        rows.append(("label thresholds", abridged(report.label_thresholds)))
     guarantees = {"threshold": report.threshold, "prediction sets": report.prediction_sets}
     rows += [(name, guarantee.summary) for name, guarantee in guarantees.items() if guarantee is not None]
     if report.fitted is not None:
