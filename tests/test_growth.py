@@ -164,7 +164,7 @@ def test_a_scoring_method_with_a_setting_is_two_files(copy):
     )
     copy.insert(
         table,
-        'Method(name="level", summary="all alike", run=_lazily("level", "score_level"), settings=LevelSettings, '
+        'Method(name="level", summary="all alike", run="hydractl.scoring.level:score_level", settings=LevelSettings, '
         "needs_data=False),\n            ",
         before='Method(\n                name="random"',
     )

@@ -11,7 +11,6 @@ from hydractl.errors import DataError
 from hydractl.families.base import Family
 from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.progress import Progress
 from hydractl.scoring.settings import Settings
 from hydractl.training.run_log import NO_LOG, RunLog
 
@@ -208,7 +207,7 @@ class Method:
     Attributes:
         name: Name on the command line.
         summary: One line for the help text.
-        run: Function that scores all heads.
+        run: Function that scores all heads, `(ScoreJob, Progress) -> Ranking`, as `module:name`; imported when it is called.
         settings: Class of its settings.
         needs_data: Whether it needs labelled data.
         default_limit: Default number of ID samples; None for all.
@@ -221,7 +220,7 @@ class Method:
 
     name: str
     summary: str
-    run: Callable[[ScoreJob, Progress], Ranking]
+    run: str
     settings: type[Settings] = Settings
     needs_data: bool = True
     default_limit: int | None = None

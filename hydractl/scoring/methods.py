@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
-from hydractl.progress import Progress
 from hydractl.scoring.cahp.settings import CahpSettings
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.gates.settings import DspSettings, L0Settings
@@ -21,22 +19,12 @@ from hydractl.scoring.gradients.settings import (
     MichelSettings,
     TaylorSettings,
 )
-from hydractl.scoring.job import Method, Ranking, ScoreJob
+from hydractl.scoring.job import Method
 from hydractl.scoring.settings import PANELS, Settings
 from hydractl.settings import Option, declared, long_option
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
-
-
-def _lazily(module: str, name: str) -> Callable[[ScoreJob, Progress], Ranking]:
-    """Return a function that imports its method on the first call."""
-
-    def run(job: ScoreJob, progress: Progress) -> Ranking:
-        ranking: Ranking = getattr(import_module(f"hydractl.scoring.{module}"), name)(job, progress)
-        return ranking
-
-    return run
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -46,45 +34,45 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="circuit",
                 summary="greedy removal by an objective on validation data",
-                run=_lazily("circuit.method", "score_circuit"),
+                run="hydractl.scoring.circuit.method:score_circuit",
                 settings=CircuitSettings,
                 searches=True,
             ),
             Method(
                 name="taylor",
                 summary="|weight × gradient| of q, k and v",
-                run=_lazily("gradients.taylor", "score_taylor"),
+                run="hydractl.scoring.gradients.taylor:score_taylor",
                 settings=TaylorSettings,
             ),
             Method(
                 name="michel",
                 summary="mean |∂loss/∂gate| of heads (Michel et al. 2019)",
-                run=_lazily("gradients.michel", "score_michel"),
+                run="hydractl.scoring.gradients.michel:score_michel",
                 settings=MichelSettings,
             ),
             Method(
                 name="gnorm",
                 summary="greedy removal by gradient norms of q, k and v (Greedy-Gnorm)",
-                run=_lazily("gradients.gnorm", "score_gnorm"),
+                run="hydractl.scoring.gradients.gnorm:score_gnorm",
                 settings=GnormSettings,
             ),
             Method(
                 name="hies",
                 summary="michel and entropy of attention (HIES)",
-                run=_lazily("gradients.hies", "score_hies"),
+                run="hydractl.scoring.gradients.hies:score_hies",
                 settings=HiesSettings,
                 default_limit=32,  # the source's calibration set
             ),
             Method(
                 name="headmap",
                 summary="loss increase when a head is masked (HeadMap)",
-                run=_lazily("headmap", "score_headmap"),
+                run="hydractl.scoring.headmap:score_headmap",
                 settings=HeadmapSettings,
             ),
             Method(
                 name="cahp",
                 summary="one head of each group of similar heads; determines the number of groups (CAHP)",
-                run=_lazily("cahp.method", "score_cahp"),
+                run="hydractl.scoring.cahp.method:score_cahp",
                 settings=CahpSettings,
                 seeded=True,  # t-SNE, and the first medoids
                 as_given=True,  # the salience is of the first batches
@@ -92,7 +80,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="l0",
                 summary="gates closed by a penalty (Voita et al. 2019)",
-                run=_lazily("gates.l0", "score_l0"),
+                run="hydractl.scoring.gates.l0:score_l0",
                 settings=L0Settings,
                 seeded=True,  # the first gates, their noise and the order of the data
                 trains=True,
@@ -100,7 +88,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="dsp",
                 summary="gates of which K remain open (Li et al. 2021)",
-                run=_lazily("gates.dsp", "score_dsp"),
+                run="hydractl.scoring.gates.dsp:score_dsp",
                 settings=DspSettings,
                 seeded=True,
                 trains=True,
@@ -108,14 +96,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="magnitude",
                 summary="mean |weight|, a control",
-                run=_lazily("baselines", "score_magnitude"),
+                run="hydractl.scoring.baselines:score_magnitude",
                 settings=MagnitudeSettings,
                 needs_data=False,
             ),
             Method(
                 name="random",
                 summary="random scores, a control",
-                run=_lazily("baselines", "score_random"),
+                run="hydractl.scoring.baselines:score_random",
                 needs_data=False,
                 seeded=True,
             ),

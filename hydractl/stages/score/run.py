@@ -20,6 +20,7 @@ from hydractl.manifest.head_mask import HeadScores, TowerHeads, TowerScores
 from hydractl.manifest.header import Architecture, Kind
 from hydractl.messages import counted
 from hydractl.output.locks import OutputLock
+from hydractl.plugins import load
 from hydractl.processes.distributed import ProcessGroup, own_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
@@ -280,11 +281,12 @@ def _rank(config: ScoreConfig, job: ScoreJob, state: State, progress: Progress) 
     Data that cannot be read now may be so later.
     """
     try:
-        return config.entry.run(job, progress)
+        ranking: Ranking = load(config.entry.run)(job, progress)
     except CheckFailed:
         if job.team.leads:
             state.clear()
         raise
+    return ranking
 
 
 def _add_ranking(
