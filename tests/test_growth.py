@@ -98,11 +98,12 @@ def measure(tested, labels, header, *, metrics, resampling):
     return resampling.values(metrics, {"distance": distance})
 
 
-def lines(predictions, names, uncertainties, *, top_k):
+def lines(predictions, names, uncertainties, *, top_k, score):
     from hydractl.stages.predict.writers import class_lines, shortest
 
     grades = shortest(expected(predictions.probabilities, names))
-    for line, number in zip(class_lines(predictions, names, uncertainties, top_k=top_k), grades, strict=True):
+    told = class_lines(predictions, names, uncertainties, top_k=top_k, score=score)
+    for line, number in zip(told, grades, strict=True):
         yield {"grade": number, **line}
 '''
 GRADING = """GRADING = Task(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hydractl.manifest.prediction_sets import PredictionSets
-from hydractl.metrics.compute import scored
+from hydractl.metrics.compute import question_scores, scored
 from hydractl.metrics.conformal import class_sets
 from hydractl.metrics.ood_scores import SCORES, mutual_information
 from hydractl.metrics.per_sample import (
@@ -186,6 +186,7 @@ class Entity(NamedTuple):
         end: The character behind its last.
         probability: The lowest probability of the predicted tags among its words.
         mutual_information: The highest mutual information among its words, in nats.
+        ood_scores: The highest of each OOD score of logits among its words, by its name in `eval`.
     """
 
     label: str
@@ -194,6 +195,7 @@ class Entity(NamedTuple):
     end: int
     probability: float
     mutual_information: float
+    ood_scores: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -242,7 +244,7 @@ class WordPredictions(Uncertainties):
         return cls(
             words=tuple(tuple(text[begin:end] for begin, end in spans) for text, spans in texts),
             labels=tuple(tuple(names[c] for c in row if c >= 0) for row in classes.tolist()),
-            entities=_entities(classes, names, mean.amax(-1), information, texts),
+            entities=_entities(classes, names, mean.amax(-1), information, responses, texts),
             classes=classes,
             probabilities=mean,
             member_probabilities=members,
@@ -260,19 +262,26 @@ def _entities(
     names: Sequence[str],
     confidence: Tensor,
     information: Tensor,
+    responses: Responses,
     texts: Sequence[tuple[str, Sequence[tuple[int, int]]]],
 ) -> tuple[tuple[Entity, ...], ...]:
     spans, labels = spans_of(classes, names), span_labels(names)
     numbers = spans.word_numbers(*classes.shape)
     probability = lowest(confidence.flatten(), numbers, len(spans.rows))
-    disputed = -lowest(-information.flatten(), numbers, len(spans.rows))
+    by_word = {name: question_scores(responses, score).float() for name, score in SCORES.items()}
+    disputed, *scores = (
+        shortest(-lowest(-values.flatten(), numbers, len(spans.rows)))
+        for values in (information, *by_word.values())
+    )
     entities: list[list[Entity]] = [[] for _ in texts]
-    for row, first, last, label, p, mi in zip(
-        *(x.tolist() for x in spans), shortest(probability), shortest(disputed), strict=True
+    for row, first, last, label, p, mi, *ood in zip(
+        *(x.tolist() for x in spans), shortest(probability), disputed, *scores, strict=True
     ):
         text, words = texts[row]
         start, end = words[first][0], words[last][1]
-        entities[row].append(Entity(labels[label], text[start:end], start, end, p, mi))
+        entities[row].append(
+            Entity(labels[label], text[start:end], start, end, p, mi, dict(zip(by_word, ood, strict=True)))
+        )
     return tuple(map(tuple, entities))
 
 

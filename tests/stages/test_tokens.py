@@ -20,6 +20,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError
 from hydractl.families.load import open_model
 from hydractl.hub.layout import is_stock
+from hydractl.metrics.ood_scores import SCORES
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -34,7 +35,7 @@ from support.heard import Heard
 from support.text_folders import edit_config, save_text_model
 from support.variants import variant
 
-NAMES = ("B-animal", "B-thing", "I-thing", "O")
+NAMES = ("B-act", "B-animal", "B-thing", "I-act", "I-thing", "O")
 WORDS = ("the", "cat", "sat", "on", "a", "mat")
 TEXTS = (
     "the cat sat on a mat",
@@ -48,8 +49,9 @@ TEXTS = (
 
 
 def tags_of(words):
-    """Return the tags of words: every cat is an animal, and a mat behind an `a` a thing."""
-    tags = ["O"] * len(words)
+    """Return the tags of words: every cat is an animal, `sat on` an act, and a mat behind an `a` a thing."""
+    acts = {"sat": "B-act", "on": "I-act"}
+    tags = [acts.get(word, "O") for word in words]
     for i, word in enumerate(words):
         if word == "cat":
             tags[i] = "B-animal"
@@ -223,8 +225,31 @@ def test_predict_says_what_the_pipeline_says(place, folder):
             assert entity.text == text[entity.start : entity.end]
             within = [w["score"] for w in words if entity.start <= w["start"] < entity.end]
             assert entity.probability == pytest.approx(min(map(float, within)), abs=1e-5)
+            assert entity.ood_scores["msp"] == -entity.probability
+            assert entity.ood_scores["mi"] == entity.mutual_information
         found += len(entities)
     assert found >= 3
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_ood_score_of_an_entity_is_the_highest_of_its_words_each_an_input_of_its_own(place, score):
+    words = []
+    for model in map(hydractl.load, (place / "base.st", place / "hydra.st")):
+        for text in TEXTS[:5]:
+            predictions = model.predict([text])
+            logits = model.member_logits(model.encode([text]))[
+                :, 0, 1:-1
+            ]  # of tokens, which are words: (M, Q, C)
+            of_words, begins = SCORES[score].of(logits.double()), []
+            for word in predictions.words[0]:
+                begins.append(text.index(word, begins[-1] + 1 if begins else 0))
+            for entity in predictions.entities[0]:
+                places = zip(of_words, begins, strict=True)
+                within = [x.item() for x, begin in places if entity.start <= begin < entity.end]
+                assert entity.ood_scores[score] == pytest.approx(max(within), abs=1e-5)
+                words.append(len(within))
+    assert min(words) == 1
+    assert max(words) == 2
 
 
 def test_lines_tell_entities_by_their_characters(place, tmp_path):
@@ -240,6 +265,7 @@ def test_lines_tell_entities_by_their_characters(place, tmp_path):
             (e.label, e.start, e.end) for e in entities
         ]
         assert all(e["text"] == text[e["start"] : e["end"]] for e in line["entities"])
+        assert [e["ood_score"] for e in line["entities"]] == [e.ood_scores["msp"] for e in entities]
     assert lines[5] == {
         "row": 5, "entities": [], "entropy": None, "mutual_information": None, "ood_score": None,
     }  # fmt: skip
@@ -341,23 +367,23 @@ def test_a_teacher_teaches_words(place):
     own = train(place, place / "base.st", "o.st", teacher=(str(place / "base.st"),), dropout=0.0)
     assert taught.nll != plain.nll
     assert own.accuracy > 0.8
-    write(place / "four.jsonl", [{"text": f"the {word}", "label": word} for word in WORDS[:4] * 6])
+    write(place / "six.jsonl", [{"text": f"the {word}", "label": word} for word in WORDS[:6] * 4])
     run(
         "finetune",
         place / "encoder",
         "--data",
-        place / "four.jsonl",
+        place / "six.jsonl",
         "--val",
-        place / "four.jsonl",
+        place / "six.jsonl",
         "-o",
-        place / "four.st",
+        place / "six.st",
         "--epochs",
         1,
     )
     with pytest.raises(
         CheckpointError, match="answers one label for each item, but the student a label for each word"
     ):
-        train(place, place / "0.st", "x.st", teacher=(str(place / "four.st"),))
+        train(place, place / "0.st", "x.st", teacher=(str(place / "six.st"),))
 
 
 @torch.inference_mode()
@@ -426,7 +452,7 @@ def test_ranks_of_texts_and_pages(place, tmp_path):
 
 
 def test_what_was_chosen_and_is_not_there_is_said(place, tmp_path):
-    write(tmp_path / "plain.jsonl", [{"text": "on the"}])
+    write(tmp_path / "plain.jsonl", [{"text": "the the"}])
     report = evaluate(
         place, "base.st", far=NamedData.parse_all(f"plain={tmp_path / 'plain.jsonl'}"), metrics=("span_auroc", "auroc")
     )  # fmt: skip

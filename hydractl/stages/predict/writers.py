@@ -55,7 +55,7 @@ def lines_of(
         decides: Whether they say if it is accepted, null where no threshold is known.
     """
     uncertainties = _uncertainties(predictions, score, decides=decides)
-    lines: Iterator[Line] = load(task.lines)(predictions, names, uncertainties, top_k=top_k)
+    lines: Iterator[Line] = load(task.lines)(predictions, names, uncertainties, top_k=top_k, score=score)
     return lines
 
 
@@ -65,6 +65,7 @@ def class_lines(
     uncertainties: Iterator[tuple[Line, Line]],
     *,
     top_k: int,
+    score: str,
 ) -> Iterator[Line]:
     """Yield what is told of each sample that has one label.
 
@@ -73,7 +74,9 @@ def class_lines(
         names: Of the classes.
         uncertainties: What comes before votes and behind them, of each sample.
         top_k: How many classes are told, at most all.
+        score: The OOD score that is told.
     """
+    del score
     likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True)
     probabilities, classes = (x[:, :top_k] for x in likeliest)
     samples = zip(
@@ -102,8 +105,10 @@ def label_lines(
     uncertainties: Iterator[tuple[Line, Line]],
     *,
     top_k: int,
+    score: str,
 ) -> Iterator[Line]:
     """Yield what is told of each sample that may have several labels; arguments as of `class_lines`."""
+    del score
     likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     samples = zip(
         predictions.labels,
@@ -135,12 +140,17 @@ def entity_lines(
     uncertainties: Iterator[tuple[Line, Line]],
     *,
     top_k: int,
+    score: str,
 ) -> Iterator[Line]:
     """Yield what is told of each text whose words are answered, null where it has none; arguments as of `class_lines`."""
     del names, top_k
     for words, entities, parts in zip(predictions.words, predictions.entities, uncertainties, strict=True):
         uncertainty, ood = parts if words else [dict.fromkeys(part) for part in parts]
-        yield {ENTITIES: [entity._asdict() for entity in entities], **uncertainty, **ood}
+        told = [
+            dict(zip(entity._fields[:-1], entity, strict=False)) | {"ood_score": entity.ood_scores[score]}
+            for entity in entities
+        ]
+        yield {ENTITIES: told, **uncertainty, **ood}
 
 
 def _uncertainties(predictions: Uncertainties, score: str, *, decides: bool) -> Iterator[tuple[Line, Line]]:
