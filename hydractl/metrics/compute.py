@@ -30,6 +30,7 @@ from hydractl.metrics.per_sample import (
 )
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling, mean_of
+from hydractl.metrics.spans import filled_up
 
 Estimates = Mapping[str, MetricEstimate]
 """Values by metric name."""
@@ -217,6 +218,7 @@ def rank(
     resampling: Resampling,
     *,
     name: str,
+    counts: Sequence[Tensor] = (),
 ) -> dict[str, MetricEstimate]:
     """Return OOD metrics by each score, named by `number_name`.
 
@@ -226,11 +228,19 @@ def rank(
         metrics: Those that read ranks.
         resampling: Bootstrap settings.
         name: Of the OOD set, which selects its resamples.
+        counts: How many scores each unit that is resampled has, on the ID and the OOD set; one each if empty.
     """
     estimates: dict[str, MetricEstimate] = {}
+    width = max((int(numbers.max()) for numbers in counts), default=1)
     for score, id_scores in inside.items():
-        sides = ({side: ranks} for side, ranks in places(id_scores, outside[score]).items())
-        by_metric = resampling.values(metrics, *sides, name=name)
+        ranks = places(id_scores, outside[score])
+        if counts:
+            ranks = {
+                side: filled_up(x, numbers, width, -1)
+                for (side, x), numbers in zip(ranks.items(), counts, strict=True)
+            }
+        sides = ({side: x} for side, x in ranks.items())
+        by_metric = resampling.values(metrics, *sides, name=name, labels=width)
         estimates |= {number_name(metric, score, [*inside]): x for metric, x in by_metric.items()}
     return estimates
 

@@ -64,13 +64,14 @@ def measure_all(
     if queries is not None:
         id_set |= measure_order(tested, labels, queries, selection)
     if foreign and (metrics := selection.of_task(task, MetricNeeds.OOD)) and task.scores is not None:
-        inside, *outside = (
+        (inside, inside_counts), *outside = (
             load(task.scores)(predictions, header, selection.scores)
             for predictions in (tested, *foreign.values())
         )
-        for name, by_score in zip(foreign, outside, strict=True):
-            if all(len(x) for x in (*inside.values(), *by_score.values())):
-                ranked = rank(inside, by_score, metrics, selection.resampling, name=name)
+        for name, (by_score, counts) in zip(foreign, outside, strict=True):
+            if inside_counts.any() and counts.any():
+                per_text = (inside_counts, counts)
+                ranked = rank(inside, by_score, metrics, selection.resampling, name=name, counts=per_text)
                 ood_sets[name] = ood_sets[name] | ranked
     return replace(numbers, id_set=id_set, ood_sets=ood_sets)
 
@@ -153,8 +154,12 @@ def measure_spans(
     return values | resampling.values(calibrated, sample, labels=len(sample["span_correct"]) // rows)
 
 
-def span_scores(predictions: StoredPredictions, header: Header, scores: Sequence[str]) -> dict[str, Tensor]:
-    """Return OOD scores of each predicted span, (E,), float64, by name: the highest score of its words.
+def span_scores(
+    predictions: StoredPredictions, header: Header, scores: Sequence[str]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return OOD scores of each predicted span, (E,), float64, by name, and how many spans each text has, (N,).
+
+    The score of a span is the highest of its words.
 
     Args:
         predictions: Of words.
@@ -162,11 +167,13 @@ def span_scores(predictions: StoredPredictions, header: Header, scores: Sequence
         scores: Names from `ood_scores.SCORES`.
     """
     parts: dict[str, list[Tensor]] = {score: [] for score in scores}
+    counts = []
     for part in predictions.split(at_once(predictions)):
         tags = most_probable(mean_probabilities(part))
         spans = spans_of(tags, header.class_names)
         numbers = spans.word_numbers(*tags.shape)
+        counts.append(spans.rows.bincount(minlength=len(tags)))
         for score in scores:
             by_word = question_scores(part, SCORES[score]).flatten()
             parts[score].append(-lowest(-by_word, numbers, len(spans.rows)))
-    return {score: torch.cat(scores_of_parts) for score, scores_of_parts in parts.items()}
+    return {score: torch.cat(scores_of_parts) for score, scores_of_parts in parts.items()}, torch.cat(counts)

@@ -6,6 +6,7 @@ OOD is the positive class unless a name says `in`. All metrics are computed from
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,15 +26,16 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     on every device.
 
     Args:
-        inside: Ranks of ID samples, shape (..., N), int64.
-        outside: Ranks of OOD samples, shape (..., N'), int64.
+        inside: Ranks of ID samples, shape (..., N), int64; below 0 for none.
+        outside: Ranks of OOD samples, shape (..., N'), int64; likewise.
 
     Returns:
-        Shape (...), float64.
+        Shape (...), float64; not-a-number where a side has no sample.
     """
     ids, oods = _counts(inside, outside)
-    beaten = 2 * (inside.shape[-1] - ids.cumsum(-1)) + ids
-    return (oods * beaten).sum(-1).double() / (2 * inside.shape[-1] * outside.shape[-1])
+    number = ids.sum(-1, keepdim=True)
+    beaten = 2 * (number - ids.cumsum(-1)) + ids
+    return (oods * beaten).sum(-1).double() / (2 * number.squeeze(-1) * oods.sum(-1))
 
 
 def fpr_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
@@ -53,8 +55,9 @@ def fpr_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
     if not 0 < tpr <= 1:
         raise ValueError(f"tpr must be in (0, 1], got {tpr}")
     ids, oods = _counts(inside, outside)
-    first = (oods.cumsum(-1).double() / outside.shape[-1] < tpr).sum(-1, keepdim=True)
-    return ids.cumsum(-1).gather(-1, first).squeeze(-1).double() / inside.shape[-1]
+    flagged, caught = (counts.cumsum(-1).double() / counts.sum(-1, keepdim=True) for counts in (ids, oods))
+    first = (caught < tpr).sum(-1, keepdim=True)
+    return flagged.gather(-1, first).squeeze(-1).where(caught[..., -1] == 1, math.nan)
 
 
 def aupr_out(inside: Tensor, outside: Tensor) -> Tensor:
@@ -87,11 +90,11 @@ def aupr_in_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
 
 def _counts(negative: Tensor, positive: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
     """Return the number of ID and OOD samples at each of P ranks, both (..., P), with the last rank first if reversed."""
-    size = int(max(negative.max(), positive.max())) + 1
+    size = int(max(negative.max(), positive.max())) + 2
     counts_by_kind = [
         places.new_zeros(*places.shape[:-1], size).scatter_add_(
-            -1, places, places.new_ones(1).expand_as(places)
-        )
+            -1, places + 1, places.new_ones(1).expand_as(places)
+        )[..., 1:]
         for places in (negative, positive)
     ]
     negatives, positives = (counts.flip(-1) for counts in counts_by_kind) if reverse else counts_by_kind

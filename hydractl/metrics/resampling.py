@@ -161,10 +161,11 @@ class Resampling:
         gaps = {
             m.name: _gaps(m, sample, bins[m.name], every[m.name].shape[-1]) for m in metrics if m.name in bins
         }
+        lacking = {m.name for m in metrics if m.may_lack and m.name in every and every[m.name].isnan().any()}
         return {
             name: calibration_error(value, gaps[name], every[name], count=sum(counts))
             if name in gaps
-            else measured(value, every.get(name), count=sum(counts))
+            else measured(value, None if name in lacking else every.get(name), count=sum(counts))
             for name, value in point_estimates.items()
         }
 

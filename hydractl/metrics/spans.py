@@ -9,6 +9,7 @@ Axes: N rows, Q words of a row at most, E spans. Importing this module does not 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -142,16 +143,20 @@ def calibration_of(
         rows: N.
         words: Q.
     """
-    import torch  # noqa: PLC0415 - as above
-
     counts = predicted.rows.bincount(minlength=rows)
-    in_row = torch.arange(int(counts.max())) < counts[:, None]
     by_name = {
         "span_confidence": lowest(confidence, predicted.word_numbers(rows, words), len(correct)),
         "span_correct": correct.double(),
     }
-    absent = torch.full(in_row.shape, float("nan"), dtype=torch.float64)
-    return {name: absent.masked_scatter(in_row, x).flatten() for name, x in by_name.items()}
+    return {name: filled_up(x, counts, int(counts.max()), math.nan) for name, x in by_name.items()}
+
+
+def filled_up(values: Tensor, counts: Tensor, width: int, absent: float) -> Tensor:
+    """Return values (E,) of spans, so many of each row (N,), as (N S,): S of each row, with `absent` where it has no more."""
+    import torch  # noqa: PLC0415 - as above
+
+    in_row = torch.arange(width) < counts[:, None]
+    return values.new_full(in_row.shape, absent).masked_scatter(in_row, values).flatten()
 
 
 def _most(*several: Spans) -> int:
@@ -212,9 +217,8 @@ SPANS = (
         may_lack=True,
         column="span AUROC",
         definition="AUROC of predicted spans: those in OOD texts against those in ID texts; the score of a span is the highest of "
-        "its words. Not measured where no span is predicted.",
+        "its words. Not measured where no span is predicted. Intervals resample texts; there is none if a resample lacks spans.",
         needs=MetricNeeds.OOD,
-        interval=False,
         reads=("inside", "outside"),
         compute=auroc,
     ),
@@ -224,7 +228,6 @@ SPANS = (
         column="span FPR95",
         definition="FPR95 of predicted spans, as `span_auroc`.",
         needs=MetricNeeds.OOD,
-        interval=False,
         higher_is_better=False,
         reads=("inside", "outside"),
         compute=fpr_at_tpr,

@@ -182,7 +182,7 @@ def test_without_a_predicted_span_there_is_nothing_to_calibrate():
 
 
 def span_scores(told, labels, names, score):
-    """Return the highest score of a word within each span that seqeval finds in the predicted tags."""
+    """Return the highest score of a word within each span that seqeval finds in the predicted tags, of each text."""
     tags = ensemble_log_probs(told.log_probs.double()).argmax(-1)
     found = []
     for i, row in enumerate(labels):
@@ -190,8 +190,16 @@ def span_scores(told, labels, names, score):
         logits = told.logits()[:, i, :there].double()
         by_word = SCORES[score].of(logits)
         spans = get_entities([names[tag] for tag in tags[i, :there].tolist()])
-        found += [float(by_word[first : last + 1].max()) for _, first, last in spans]
-    return np.array(found)
+        found.append([float(by_word[first : last + 1].max()) for _, first, last in spans])
+    return found
+
+
+def rates(inside, outside):
+    """AUROC and FPR95 of scores by scikit-learn."""
+    kinds, scores = np.r_[np.zeros(len(inside)), np.ones(len(outside))], np.r_[inside, outside]
+    curve = roc_curve(kinds, scores, drop_intermediate=False)
+    flagged = next(false for false, true, _ in zip(*curve, strict=True) if true >= 0.95)
+    return roc_auc_score(kinds, scores), flagged
 
 
 @pytest.mark.parametrize("score", ["msp", "mi", "energy"])
@@ -201,15 +209,52 @@ def test_spans_of_other_texts_are_told_by_their_highest_words(score):
     other, other_labels, _ = ragged(classes=len(names), rows=60, seed=1)
     inside = span_scores(told, labels, names, score)
     outside = span_scores(other, other_labels, names, score)
-    kinds = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
 
     found = measured(told, labels, names, foreign={"o": other}, scores=(score,)).ood_sets["o"]
 
-    assert found["span_auroc"].value == pytest.approx(roc_auc_score(kinds, np.r_[inside, outside]), abs=1e-9)
-    rates = roc_curve(kinds, np.r_[inside, outside], drop_intermediate=False)
-    flagged = next(false for false, true, _ in zip(*rates, strict=True) if true >= 0.95)
-    assert found["span_fpr95"].value == pytest.approx(flagged, abs=1e-9)
+    expected = rates(*(np.concatenate(texts) for texts in (inside, outside)))
+    assert (found["span_auroc"].value, found["span_fpr95"].value) == pytest.approx(expected, abs=1e-9)
     assert found["span_auroc"].value != found["auroc"].value
+
+
+def test_texts_are_resampled_with_all_their_spans():
+    names = tag_names("BI")
+    told, labels, _ = ragged(classes=len(names))
+    other, other_labels, _ = ragged(classes=len(names), rows=60, seed=1)
+    resampling = Resampling(resamples=20)
+    found = measured(
+        told, labels, names, foreign={"o": other}, scores=("msp",), resamples=resampling.resamples
+    ).ood_sets["o"]
+
+    texts = [span_scores(*said, names, "msp") for said in ((told, labels), (other, other_labels))]
+    assert len({len(spans) for spans in texts[0]}) > 3
+    drawn = [
+        rates(*(np.concatenate([side[i] for i in index]) for side, index in zip(texts, indices, strict=True)))
+        for chunk in resampling.draws(len(labels), len(other_labels), name="o")
+        for indices in zip(*(x.tolist() for x in chunk), strict=True)
+    ]
+    for name, expected in zip(("span_auroc", "span_fpr95"), zip(*drawn, strict=True), strict=True):
+        assert found[name].low.tolist() == pytest.approx(expected, abs=1e-9)
+        assert found[name].high is found[name].low
+        assert found[name].count == len(labels) + len(other_labels)
+
+
+@pytest.mark.parametrize("side", ["tested", "foreign"])
+def test_where_a_resample_has_no_span_there_is_no_interval(side):
+    """One text of six has a span; one draw in three lacks it."""
+    words = torch.tensor([[0.9, 0.1]]).expand(6, 3, 2).clone()
+    words[0, 0] = torch.tensor([0.2, 0.8])
+    rare, common = (Responses(x.log().unsqueeze(0)) for x in (words, words.flip(2)))
+    tested, other = (rare, common) if side == "tested" else (common, rare)
+    labels = torch.zeros(6, 3, dtype=torch.int64)
+    resampling = Resampling(resamples=50)
+    sets = measured(
+        tested, labels, ("O", "B-x"), foreign={"o": other}, scores=("msp",), resamples=resampling.resamples
+    ).ood_sets["o"]
+    for name in ("span_auroc", "span_fpr95"):
+        assert 0 <= sets[name].value <= 1
+        assert sets[name].low is sets[name].high is None
+    assert sets["auroc"].low is not None
 
 
 def test_without_a_span_none_are_told_apart():
