@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 _LIKELIEST = (("label", str), ("probability", float))
 
@@ -91,6 +90,4 @@ TOKENS = Task(
     columns=(("entities", str),),
     likeliest=(),
 )
-TASKS: Mapping[str, Task] = MappingProxyType(
-    {task.problem_type: task for task in (SINGLE_LABEL, MULTI_LABEL, TOKENS)}
-)
+TASKS: Mapping[str, Task] = {task.problem_type: task for task in (SINGLE_LABEL, MULTI_LABEL, TOKENS)}

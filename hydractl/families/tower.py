@@ -302,8 +302,7 @@ class Towers(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights, which inputs are cast to."""
-        first = _first_floating(self)
-        if first is None:
+        if (first := _first_floating(self)) is None:
             raise ValueError("the model has no weights")
         return first.dtype
 
@@ -374,8 +373,10 @@ def _first_floating(module: nn.Module) -> torch.Tensor | None:
     for tensor in module._parameters.values():
         if tensor is not None and tensor.is_floating_point():
             return tensor
-    first_of_children = (_first_floating(child) for child in module._modules.values() if child is not None)
-    return next((tensor for tensor in first_of_children if tensor is not None), None)
+    for child in module._modules.values():
+        if child is not None and (first := _first_floating(child)) is not None:
+            return first
+    return None
 
 
 class Model(Towers):
@@ -394,7 +395,5 @@ class Model(Towers):
 
     def library_state(self) -> dict[str, torch.Tensor]:
         """Return parameters and persistent buffers under the library's state-dict names, not detached."""
-        tensors = dict(
-            pair for tower in self.towers.values() for pair in cast("Tower", tower).library_tensors()
-        )
-        return tensors | self.answer.state_dict(keep_vars=True)
+        pairs = (pair for tower in self.towers.values() for pair in cast("Tower", tower).library_tensors())
+        return dict(pairs) | self.answer.state_dict(keep_vars=True)
