@@ -27,6 +27,7 @@ class Task:
         cell: Path of a function that maps a cell of a table to its label or list of labels, and a cell of another form to None;
             None where cells are names or class numbers.
         metrics: Path of the metrics that only this task has.
+        temperature: Path of what fits temperatures that only this task has, like `metrics.measure_tasks.label_scale`.
         measure: Path of what computes those of labelled data, like `metrics.measure_tasks.measure_labels`.
         scores: Path of what gives the OOD scores that those of OOD data rank, like `span_scores` there.
         lines: Path of what tells the lines of `predict`, like `stages.predict.writers.class_lines`.
@@ -45,6 +46,7 @@ class Task:
     answer: str = "one of them for every input"
     cell: str | None = None
     metrics: str | None = None
+    temperature: str | None = None
     measure: str | None = None
     scores: str | None = None
     lines: str = "hydractl.stages.predict.writers:class_lines"
@@ -70,6 +72,7 @@ MULTI_LABEL = Task(
     cell="hydractl.data.sources.column_roles:list_in",
     answer="any number of them for every input",
     metrics="hydractl.metrics.classification:MULTI_LABEL",
+    temperature="hydractl.metrics.measure_tasks:label_scale",
     measure="hydractl.metrics.measure_tasks:measure_labels",
     lines="hydractl.stages.predict.writers:label_lines",
     columns=(("labels", str),),
@@ -84,6 +87,7 @@ TOKENS = Task(
     pipeline="token-classification",
     answer="one of them for every word",
     metrics="hydractl.metrics.spans:SPANS",
+    temperature="hydractl.metrics.measure_tasks:entity_scale",
     measure="hydractl.metrics.measure_tasks:measure_spans",
     scores="hydractl.metrics.measure_tasks:span_scores",
     lines="hydractl.stages.predict.writers:entity_lines",

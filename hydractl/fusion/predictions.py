@@ -26,7 +26,7 @@ from hydractl.metrics.per_sample import (
     most_probable,
 )
 from hydractl.metrics.selective import HALF
-from hydractl.metrics.spans import lowest, span_labels, spans_of
+from hydractl.metrics.spans import entity_probability, lowest, span_labels, spans_of
 
 
 class Bound(NamedTuple):
@@ -184,7 +184,7 @@ class Entity(NamedTuple):
         text: What stands there.
         start: Its first character in the text.
         end: The character behind its last.
-        probability: The lowest probability of the predicted tags among its words.
+        probability: That it is one, by the lowest probability of the predicted tags among its words and the temperature of entities.
         mutual_information: The highest mutual information among its words, in nats.
         ood_scores: The highest of each OOD score of logits among its words, by its name in `eval`.
     """
@@ -229,6 +229,8 @@ class WordPredictions(Uncertainties):
         names: Sequence[str],
         texts: Sequence[tuple[str, Sequence[tuple[int, int]]]],
         bound: Bound | None = None,
+        *,
+        entity_temperature: float = 1.0,
     ) -> WordPredictions:
         """Return the predictions from the outputs of members on the words of texts.
 
@@ -237,18 +239,18 @@ class WordPredictions(Uncertainties):
             names: Names of the C classes.
             texts: Each text, and the characters of its words.
             bound: Threshold that accepts texts.
+            entity_temperature: Divides the log odds of entities' probabilities.
         """
         mean, members = _probabilities(responses)
         classes = most_probable(mean)
-        information = mutual_information(responses.log_probs.double()).float()
         return cls(
             words=tuple(tuple(text[begin:end] for begin, end in spans) for text, spans in texts),
             labels=tuple(tuple(names[c] for c in row if c >= 0) for row in classes.tolist()),
-            entities=_entities(classes, names, mean.amax(-1), information, responses, texts),
+            entities=_entities(classes, names, mean.amax(-1), responses, texts, entity_temperature),
             classes=classes,
             probabilities=mean,
             member_probabilities=members,
-            word_information=information,
+            word_information=mutual_information(responses.log_probs.double()).float(),
             **_uncertainties(responses, responses, bound),
         )
 
@@ -261,27 +263,26 @@ def _entities(
     classes: Tensor,
     names: Sequence[str],
     confidence: Tensor,
-    information: Tensor,
     responses: Responses,
     texts: Sequence[tuple[str, Sequence[tuple[int, int]]]],
+    temperature: float,
 ) -> tuple[tuple[Entity, ...], ...]:
     spans, labels = spans_of(classes, names), span_labels(names)
-    numbers = spans.word_numbers(*classes.shape)
-    probability = lowest(confidence.flatten(), numbers, len(spans.rows))
-    by_word = {name: question_scores(responses, score).float() for name, score in SCORES.items()}
-    disputed, *scores = (
-        shortest(-lowest(-values.flatten(), numbers, len(spans.rows)))
-        for values in (information, *by_word.values())
-    )
+    numbers, count = spans.word_numbers(*classes.shape), len(spans.rows)
+    probability = entity_probability(lowest(confidence.double().flatten(), numbers, count), temperature)
+    highest = [
+        shortest(-lowest(-question_scores(responses, score).float().flatten(), numbers, count))
+        for score in SCORES.values()
+    ]
     entities: list[list[Entity]] = [[] for _ in texts]
-    for row, first, last, label, p, mi, *ood in zip(
-        *(x.tolist() for x in spans), shortest(probability), disputed, *scores, strict=True
+    for row, first, last, label, p, *scores in zip(
+        *(x.tolist() for x in spans), shortest(probability.float()), *highest, strict=True
     ):
         text, words = texts[row]
         start, end = words[first][0], words[last][1]
-        entities[row].append(
-            Entity(labels[label], text[start:end], start, end, p, mi, dict(zip(by_word, ood, strict=True)))
-        )
+        ood_scores = dict(zip(SCORES, scores, strict=True))
+        entity = Entity(labels[label], text[start:end], start, end, p, ood_scores["mi"], ood_scores)
+        entities[row].append(entity)
     return tuple(map(tuple, entities))
 
 

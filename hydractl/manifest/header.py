@@ -271,7 +271,7 @@ class Header(Document):
     """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`.
 
     Every member's logits are divided by `temperature` before they become probabilities, or those of each of several labels by one of
-    `label_temperatures`; `threshold` says which inputs the model answers, so scaled, and `prediction_sets` sets of classes;
+    `label_temperatures`, and the log odds of an entity's probability by `entity_temperature`; `threshold` says which inputs the model answers, so scaled, and `prediction_sets` sets of classes;
     `label_thresholds` the probability above which each of several labels is predicted, 0.5 if empty; `fitted` that OOD scores of
     features lie beside the weights. Whatever changes weights drops all six. `assumed`
     says that nothing told how images are read, and `preprocess` is what is usual for such models.
@@ -291,6 +291,7 @@ class Header(Document):
     prompting: Prompting | None = Field(default=None, exclude_if=lambda value: value is None)
     temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
     label_temperatures: tuple[PositiveFloat, ...] = Field(default=(), exclude_if=lambda value: not value)
+    entity_temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
     label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
     prediction_sets: PredictionSets | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -299,14 +300,14 @@ class Header(Document):
 
     def of_other_weights(self, update: Mapping[str, object]) -> Self:
         """Return the header of a model with other weights, and with `update`: what was found for these is dropped."""
-        defaults = {"temperature": 1.0, "label_temperatures": (), "label_thresholds": ()}
+        defaults: dict[str, object] = {**Temperature().fields, "label_thresholds": ()}
         defaults |= dict.fromkeys(("threshold", "prediction_sets", "fitted"))
         return self.model_copy(update=defaults | {**update})
 
     @property
     def scale(self) -> Temperature:
         """What divides the model's logits."""
-        return Temperature(self.temperature, self.label_temperatures)
+        return Temperature(self.temperature, self.label_temperatures, self.entity_temperature)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -332,11 +333,17 @@ class Header(Document):
             raise ValueError("prompting.templates: required if there are labels and excluded otherwise")
         if self.labels and len(self.labels) != self.num_classes:
             raise ValueError(f"labels: {len(self.labels)} names for {self.architecture.num_classes} classes")
+        if self.prediction_sets and len(self.prediction_sets.thresholds) not in {1, self.num_classes}:
+            raise ValueError("prediction_sets.thresholds: must be one, or one for each class")
+        return self
+
+    @model_validator(mode="after")
+    def _of_task(self) -> Self:
         for field in ("label_temperatures", "label_thresholds"):
             if len(getattr(self, field)) not in {0, self.num_classes * self.architecture.task.by_label}:
                 raise ValueError(f"{field}: must be one for each label of a model for several")
-        if self.prediction_sets and len(self.prediction_sets.thresholds) not in {1, self.num_classes}:
-            raise ValueError("prediction_sets.thresholds: must be one, or one for each class")
+        if self.entity_temperature != 1 and not self.architecture.task.by_word:
+            raise ValueError("entity_temperature: excluded unless the model answers words")
         return self
 
     def to_metadata(self) -> str:

@@ -24,6 +24,7 @@ from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Step
 from hydractl.manifest.prediction_sets import OpenShare, SetNumbers
 from hydractl.manifest.shift_groups import ID_NAME, scopes
+from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.threshold import Threshold
 
 USUAL = "msp"
@@ -185,6 +186,7 @@ class Row(StrictModel):
         stored_scores: What each model's OOD scores of features were fitted on, where they are those that it holds.
         threshold: Which inputs it answers, where that was asked for.
         label_temperatures: Of each of several labels in all, if they have temperatures of their own.
+        entity_temperature: Of entities of words, in place of a stored one.
         label_thresholds: Of each of several labels, chosen on the ID set by `--label-thresholds`.
         sets: Size and coverage of its prediction sets, where it stores them or they were asked for.
         members: M of all models together.
@@ -210,6 +212,7 @@ class Row(StrictModel):
     stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
     label_temperatures: tuple[PositiveFloat, ...] = Field(default=(), exclude_if=lambda value: not value)
+    entity_temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
     label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
     sets: SetNumbers | None = Field(default=None, exclude_if=lambda value: value is None)
     members: int = Field(ge=1)
@@ -228,6 +231,12 @@ class Row(StrictModel):
     by_class: ByClass | None = Field(default=None, exclude_if=lambda value: value is None)
     origins: tuple[Origin, ...] = Field(default=(), exclude_if=lambda value: not value)
     analyses: Analyses | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @property
+    def scale(self) -> Temperature:
+        """What logits are divided by, if that is measured."""
+        common = self.values["temperature"].value if "temperature" in self.values else 1.0
+        return Temperature(common, self.label_temperatures, self.entity_temperature)
 
     @model_validator(mode="after")
     def _drawn_whole(self) -> Self:

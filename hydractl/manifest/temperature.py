@@ -12,33 +12,46 @@ DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """A temperature T, and those of the labels of a model for several if each has its own.
+    """A temperature T, those of the labels of a model for several, and that of the entities of a model that answers words.
 
     Attributes:
         common: T > 0; divides all logits where `by_label` is empty.
         by_label: T > 0 of each of Q labels, which divide their logits instead.
+        of_entities: T > 0; divides the log odds of an entity's probability, which is made of probabilities at `common`.
     """
 
     common: float = 1.0
     by_label: tuple[float, ...] = ()
+    of_entities: float = 1.0
+
+    @property
+    def fields(self) -> dict[str, float | tuple[float, ...]]:
+        """As the header of a checkpoint and a row of a report have it."""
+        return {
+            "temperature": self.common,
+            "label_temperatures": self.by_label,
+            "entity_temperature": self.of_entities,
+        }
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """T, and those of labels."""
-        return self.common, *self.by_label
+        """All of it."""
+        return self.common, self.of_entities, *self.by_label
 
     def __mul__(self, other: Temperature) -> Temperature:
-        """Return what logits are divided by that are divided by one temperature after the other."""
-        if not (self.by_label or other.by_label):
-            return Temperature(self.common * other.common)
+        """Return what logits are divided by that are divided by one temperature after the other; entities have the last one."""
+        if other == Temperature():
+            return self
         factors = (temperature.by_label or repeat(temperature.common) for temperature in (self, other))
-        return Temperature(self.common * other.common, tuple(map(mul, *factors)))
+        by_label = tuple(map(mul, *factors)) if self.by_label or other.by_label else ()
+        return Temperature(self.common * other.common, by_label, other.of_entities)
 
     def __str__(self) -> str:
         labels = f" ({min(self.by_label):g} to {max(self.by_label):g} by label)" if self.by_label else ""
-        return f"{self.common:g}{labels}"
+        entities = f" ({self.of_entities:g} of entities)" if self.of_entities != 1 else ""
+        return f"{self.common:g}{labels}{entities}"
 
     def rounded(self) -> Temperature:
         """Return it as a checkpoint stores it."""
-        common, *by_label = (float(f"{number:.{DIGITS}g}") for number in self.numbers)
-        return Temperature(common, tuple(by_label))
+        common, of_entities, *by_label = (float(f"{number:.{DIGITS}g}") for number in self.numbers)
+        return Temperature(common, tuple(by_label), of_entities)

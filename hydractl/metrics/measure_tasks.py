@@ -5,6 +5,7 @@ Axes: M members, N samples, Q labels or words of a sample, C classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hydractl.manifest.header import Header
+from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.classification import by_query
 from hydractl.metrics.compute import RowNumbers, answered, measure, question_scores, rank
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
@@ -21,9 +23,13 @@ from hydractl.metrics.per_sample import StoredPredictions, at_once, mean_probabi
 from hydractl.metrics.registry import METRICS, metrics_of, needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling
 from hydractl.metrics.selective import HALF
-from hydractl.metrics.spans import calibration_of, lowest, span_counts, spans_of
+from hydractl.metrics.spans import Spans, entity_probability, filled_up, lowest, span_counts, spans_of
+from hydractl.metrics.temperature import Scaled, fit_label_temperatures, fit_temperature
 from hydractl.plugins import load
 from hydractl.tasks import Task
+
+CERTAIN = 1e-12
+"""Distance from 0 and 1 of the probabilities that a temperature is fitted on."""
 
 
 class Selection(NamedTuple):
@@ -122,6 +128,68 @@ def measure_labels(
     return resampling.values(metrics, sample, labels=number)
 
 
+def label_scale(
+    predictions: StoredPredictions, labels: Tensor, temperature: float, header: Header, stored: Temperature
+) -> Temperature:
+    """Return a temperature with those of labels, see `fit_label_temperatures`; the header is not read."""
+    del header
+    each = fit_label_temperatures(predictions, labels, temperature, stored=stored)
+    return Temperature(temperature, each)
+
+
+def entity_scale(
+    predictions: StoredPredictions, labels: Tensor, temperature: float, header: Header, stored: Temperature
+) -> Temperature:
+    """Return a temperature with that of entities, as `fit_temperature` finds it: each predicted span is a sample of two classes.
+
+    The lowest of several words' probabilities is another quantity than a word's, and most words are in no entity. It is 1 without a
+    predicted span.
+
+    Args:
+        predictions: Of words, of logits that are divided by `stored`.
+        labels: Shape (N, Q), as for `measure_spans`.
+        temperature: Of words, on top of `stored`.
+        header: Says the names of the C classes, which are tags.
+        stored: Not read: the temperature of entities is no factor.
+    """
+    del stored
+    predicted = predicted_spans(Scaled(predictions, temperature), labels, header)
+    if not len(predicted.correct):
+        return Temperature(temperature)
+    share = predicted.confidence.clamp(CERTAIN, 1 - CERTAIN)
+    log_probs = torch.stack([1 - share, share], -1).log().unsqueeze(0)
+    fitted = fit_temperature(log_probs, predicted.correct.long())
+    return Temperature(temperature, of_entities=fitted.temperature)
+
+
+class PredictedSpans(NamedTuple):
+    """Spans of predicted tags beside those of labels.
+
+    Attributes:
+        spans: The predicted ones, E.
+        counts: How many each text has, and how many are found, each (N,); see `span_counts`.
+        correct: Which predicted ones are true, (E,), boolean.
+        confidence: The lowest probability of the predicted tag among their words, (E,), float64.
+    """
+
+    spans: Spans
+    counts: dict[str, Tensor]
+    correct: Tensor
+    confidence: Tensor
+
+
+def predicted_spans(tested: StoredPredictions, labels: Tensor, header: Header) -> PredictedSpans:
+    """Return the spans of predictions of words, labels (N, Q)."""
+    per_word, (rows, words) = answered(tested, labels), labels.shape
+    predicted, true = (
+        spans_of(tags.view(labels.shape), header.class_names) for tags in (per_word["predicted"], labels)
+    )
+    counts = span_counts(predicted, true, rows=rows, words=words)
+    correct = counts.pop("span_correct")
+    confidence = lowest(per_word["confidence"], predicted.word_numbers(rows, words), len(correct))
+    return PredictedSpans(predicted, counts, correct, confidence)
+
+
 def measure_spans(
     tested: StoredPredictions,
     labels: Tensor,
@@ -135,23 +203,24 @@ def measure_spans(
     Args:
         tested: Predictions of words.
         labels: Shape (N, Q), int64, below 0 for words that a text has not.
-        header: Says the names of the C classes, which are tags.
+        header: Says the names of the C classes, which are tags, and the temperature of entities.
         metrics: Of `spans.SPANS`.
         resampling: Bootstrap settings, of texts.
     """
-    per_word, (rows, words) = answered(tested, labels), labels.shape
-    predicted, true = (
-        spans_of(tags.view(labels.shape), header.class_names) for tags in (per_word["predicted"], labels)
-    )
-    counts = span_counts(predicted, true, rows=rows, words=words)
-    correct = counts.pop("span_correct")
+    spans, counts, correct, confidence = predicted_spans(tested, labels, header)
     counted = [metric for metric in metrics if metric.bins is None]
     values = resampling.values(counted, counts) if counted else {}
     calibrated = [metric for metric in metrics if metric.bins is not None]
     if not calibrated or not len(correct):
         return values
-    sample = calibration_of(per_word["confidence"], predicted, correct, rows=rows, words=words)
-    return values | resampling.values(calibrated, sample, labels=len(sample["span_correct"]) // rows)
+    per_text = spans.rows.bincount(minlength=len(labels))
+    width = int(per_text.max())
+    by_name = {
+        "span_confidence": entity_probability(confidence, header.entity_temperature),
+        "span_correct": correct.double(),
+    }
+    sample = {name: filled_up(x, per_text, width, math.nan) for name, x in by_name.items()}
+    return values | resampling.values(calibrated, sample, labels=width)
 
 
 def span_scores(

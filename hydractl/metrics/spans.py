@@ -9,7 +9,6 @@ Axes: N rows, Q words of a row at most, E spans. Importing this module does not 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -131,24 +130,11 @@ def span_counts(predicted: Spans, true: Spans, *, rows: int, words: int) -> dict
     }
 
 
-def calibration_of(
-    confidence: Tensor, predicted: Spans, correct: Tensor, *, rows: int, words: int
-) -> dict[str, Tensor]:
-    """Return how sure each predicted span is, and whether it is true, (N S), float64, S of a row at most; not-a-number for no span.
-
-    Args:
-        confidence: Probability of the predicted tag of each word, (N Q,).
-        predicted: The spans.
-        correct: Which of them are true, (E,), boolean.
-        rows: N.
-        words: Q.
-    """
-    counts = predicted.rows.bincount(minlength=rows)
-    by_name = {
-        "span_confidence": lowest(confidence, predicted.word_numbers(rows, words), len(correct)),
-        "span_correct": correct.double(),
-    }
-    return {name: filled_up(x, counts, int(counts.max()), math.nan) for name, x in by_name.items()}
+def entity_probability(lowest_probabilities: Tensor, temperature: float) -> Tensor:
+    """Return the probability of entities (E,), given the lowest ones of the predicted tags among their words, in [0, 1]."""
+    return (
+        lowest_probabilities if temperature == 1 else (lowest_probabilities.logit() / temperature).sigmoid()
+    )
 
 
 def filled_up(values: Tensor, counts: Tensor, width: int, absent: float) -> Tensor:
@@ -203,7 +189,7 @@ SPANS = (
         name="span_ece",
         may_lack=True,
         column="span ECE",
-        definition="Calibration error as `ece` of predicted spans: their confidence is the lowest probability of the predicted tag among their words.",
+        definition="Calibration error as `ece` of predicted spans: their confidence is the lowest probability of the predicted tag among their words, whose log odds are divided by a temperature of entities (`entity_temperature`) if there is one.",
         needs=MetricNeeds.TASK,
         interval=True,
         high=1.0,

@@ -8,14 +8,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.classification import ece
 from hydractl.metrics.compute import RowNumbers, answered, means, measure, scored
-from hydractl.metrics.measure_tasks import Selection, measure_all
+from hydractl.metrics.measure_tasks import Selection, entity_scale, measure_all
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.per_sample import Responses, ensemble_log_probs, question_losses
@@ -147,8 +149,14 @@ def test_padding_further_changes_no_interval():
         assert torch.allclose(one[name].high, other[name].high, atol=1e-12), name
 
 
-def measured(told, labels, names, *, foreign=None, scores=(), resamples=0):
-    header = SimpleNamespace(architecture=SimpleNamespace(task=TOKENS), class_names=names)
+def header_of(names, *, temperature=1.0):
+    return SimpleNamespace(
+        architecture=SimpleNamespace(task=TOKENS), class_names=names, entity_temperature=temperature
+    )
+
+
+def measured(told, labels, names, *, foreign=None, scores=(), resamples=0, temperature=1.0):
+    header = header_of(names, temperature=temperature)
     selection = Selection(tuple(METRICS), scores, Resampling(resamples=resamples))
     return measure_all(told, labels, foreign or {}, header, selection)
 
@@ -172,6 +180,57 @@ def test_a_span_is_as_sure_as_its_least_sure_word():
     assert all(values[name].low is not None for name in needing(values, MetricNeeds.TASK))
     shown = values["span_ece"].to_value()
     assert shown.low <= shown.value <= shown.high
+
+
+def entities(told, labels, names, *, temperature=1.0):
+    """Lowest probabilities of the predicted tags within spans that seqeval finds, and whether they are true ones, by text."""
+    log_probs = (told.log_probs.double() / temperature).log_softmax(-1)
+    probs = log_probs.exp().mean(0)
+    for i, row in enumerate(labels):
+        there = int((row >= 0).sum())
+        predicted, true = (
+            get_entities([names[tag] for tag in tags[:there].tolist()]) for tags in (probs[i].argmax(-1), row)
+        )
+        for span in predicted:
+            yield float(probs[i, span[1] : span[2] + 1].amax(-1).min()), span in true
+
+
+@pytest.mark.parametrize(("seed", "temperature"), [(0, 1.0), (1, 0.4), (2, 3.0)])
+def test_the_temperature_of_entities_is_that_of_their_log_odds(seed, temperature):
+    """Posterior mode under the prior of all temperatures, by another minimizer; reports are of what it makes of entities."""
+    names = tag_names("BI")
+    told, labels, _ = ragged(classes=len(names), seed=seed)
+    found = entity_scale(told, labels, temperature, header_of(names), Temperature(1.7, of_entities=9.0))
+    shares, hits = map(np.array, zip(*entities(told, labels, names, temperature=temperature), strict=True))
+
+    def cost(ln):
+        right = scipy.special.expit(np.where(hits, 1, -1) * scipy.special.logit(shares) / np.exp(ln))
+        return ln**2 / 0.5 - np.log(right).sum()
+
+    expected = np.exp(scipy.optimize.minimize_scalar(cost, bounds=(-3, 3), method="bounded").x)
+    assert 10 < hits.sum() < len(hits) - 10
+    assert abs(np.log(expected)) > 0.05
+    assert found == Temperature(temperature, of_entities=pytest.approx(expected, rel=1e-4))
+
+    value = measured(told, labels, names, temperature=2.5).id_set["span_ece"].value
+    shares, _ = map(np.array, zip(*entities(told, labels, names), strict=True))
+    confidence = torch.tensor(scipy.special.expit(scipy.special.logit(shares) / 2.5))
+    hits = torch.tensor([hit for _, hit in entities(told, labels, names)])
+    assert value == pytest.approx(float(ece(confidence, hits)), abs=1e-8)
+    assert value != measured(told, labels, names).id_set["span_ece"].value
+
+
+def test_without_a_predicted_span_entities_have_no_temperature():
+    told = Responses(torch.tensor([[0.9, 0.1]]).log().expand(1, 4, 3, 2))
+    labels = torch.ones(4, 3, dtype=torch.int64)
+    assert entity_scale(told, labels, 1.3, header_of(("O", "B-x")), Temperature()) == Temperature(1.3)
+
+
+def test_entities_that_are_certain_have_a_temperature():
+    told = Responses(torch.tensor([[0.0, -800.0], [-800.0, 0.0]]).expand(1, 4, 2, 2))
+    labels = torch.tensor([[0, 1], [0, 1], [0, 0], [0, 1]])
+    found = entity_scale(told, labels, 1.0, header_of(("O", "B-x")), Temperature())
+    assert 1 < found.of_entities <= 20
 
 
 def test_without_a_predicted_span_there_is_nothing_to_calibrate():

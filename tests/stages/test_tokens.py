@@ -20,6 +20,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError
 from hydractl.families.load import open_model
 from hydractl.hub.layout import is_stock
+from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
@@ -250,6 +251,88 @@ def test_the_ood_score_of_an_entity_is_the_highest_of_its_words_each_an_input_of
                 words.append(len(within))
     assert min(words) == 1
     assert max(words) == 2
+
+
+def test_entities_have_a_temperature_of_their_own(place, tmp_path, capsys):
+    test, val = place / "test.jsonl", place / "val.jsonl"
+    common = ("--data", test, "--no-latency", "--bootstrap", 0)
+    run(
+        "eval",
+        place / "hydra.st",
+        *common,
+        "--temperature",
+        val,
+        "--store",
+        tmp_path / "warm.st",
+        "-o",
+        tmp_path / "r.json",
+    )
+    row = json.loads((tmp_path / "r.json").read_text())["rows"][0]
+    header = open_model(str(tmp_path / "warm.st")).header
+    assert header.entity_temperature != 1
+    assert row["entity_temperature"] == pytest.approx(header.entity_temperature, rel=1e-5)
+    again = evaluate(place, tmp_path / "warm.st").rows[0]
+    assert again.values["span_ece"].value == pytest.approx(row["values"]["span_ece"]["value"], abs=1e-6)
+    assert again.entity_temperature == header.entity_temperature
+
+    run(
+        "eval",
+        place / "hydra.st",
+        *common,
+        "--temperature",
+        header.temperature,
+        "--store",
+        tmp_path / "words.st",
+        "-o",
+        tmp_path / "w.json",
+    )
+    words = open_model(str(tmp_path / "words.st")).header
+    assert words.scale == Temperature(header.temperature)
+    plain, warm = (hydractl.load(tmp_path / f"{name}.st").predict(list(TEXTS)) for name in ("words", "warm"))
+    pairs = [
+        pair for texts in zip(plain.entities, warm.entities, strict=True) for pair in zip(*texts, strict=True)
+    ]
+    assert len(pairs) > 5
+    for before, entity in pairs:
+        odds = before.probability / (1 - before.probability)
+        expected = 1 / (1 + odds ** (-1 / header.entity_temperature))
+        assert entity.probability == pytest.approx(expected, rel=1e-4)
+        assert entity._replace(probability=0) == before._replace(probability=0)
+    run("predict", tmp_path / "warm.st", test, "-o", tmp_path / "p.jsonl")
+    texts = [" ".join(json.loads(line)["tokens"]) for line in test.read_text().splitlines()]
+    lines = map(json.loads, (tmp_path / "p.jsonl").read_text().splitlines())
+    expected = hydractl.load(tmp_path / "warm.st").predict(texts).entities
+    for line, found in zip(lines, expected, strict=True):
+        assert [e["probability"] for e in line["entities"]] == pytest.approx(
+            [e.probability for e in found], abs=1e-5
+        )
+
+    assert main(["inspect", str(tmp_path / "warm.st")]) == 0
+    assert (
+        f"{header.temperature:g} ({header.entity_temperature:g} of entities); divides"
+        in capsys.readouterr().out
+    )
+    run(
+        "eval",
+        tmp_path / "warm.st",
+        *common,
+        "--temperature",
+        2,
+        "--store",
+        tmp_path / "hot.st",
+        "-o",
+        tmp_path / "h.json",
+    )
+    assert main(["eval", str(tmp_path / "warm.st"), *map(str, common)]) == 0
+    assert f"warm: temperature of entities {header.entity_temperature:.3g}" in capsys.readouterr().out
+    hot = open_model(str(tmp_path / "hot.st")).header.scale
+    assert hot == Temperature(pytest.approx(2 * header.temperature, rel=1e-5))
+    run("fuse", place / "tuned-0.st", place / "tuned-1.st", "--temperature", val, "-o", tmp_path / "fused.st")
+    assert open_model(str(tmp_path / "fused.st")).header.entity_temperature == pytest.approx(
+        header.entity_temperature, rel=1e-2
+    )
+    train(place, tmp_path / "warm.st", "cold.st")
+    assert open_model(str(place / "cold.st")).header.scale == Temperature()
 
 
 def test_lines_tell_entities_by_their_characters(place, tmp_path):

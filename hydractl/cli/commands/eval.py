@@ -144,9 +144,13 @@ def render(document: Report, out: Console) -> None:
     for row in document.rows if "threshold_for" in document.options else ():
         line(out, _threshold(row, document))
     for row in document.rows:
-        for what, numbers in (("temperatures", row.label_temperatures), ("thresholds", row.label_thresholds)):
+        for what, numbers in {
+            "label temperatures": row.label_temperatures,
+            "label thresholds": row.label_thresholds,
+            "temperature of entities": (row.entity_temperature,) * (row.entity_temperature != 1),
+        }.items():
             if numbers:
-                line(out, f"{row.name}: label {what} {abridged(numbers)}")
+                line(out, f"{row.name}: {what} {abridged(numbers)}")
         if row.sets is not None:
             line(out, f"{row.name}: {row.sets.summary}")
     compared = Compared.of({"report": document})

@@ -135,19 +135,20 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     loaded, files, derived = derive(named, _load(run, models), models, data, run.progress)
     scored_models = with_ood_scores(loaded, files, data, config, run.keeping.team, run.progress)
     scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files), models)
-    row_models = _row_models(loaded.models, loaded, files)
-    shift = _measure_corrupted(run, row_models, scaling, _label_thresholds(models))
+    header = _header(run, models, scaling)
+    shift = _measure_corrupted(run, _row_models(loaded.models, loaded, files), scaling, header)
     analyses = run.analyst.of(named, loaded, models, predictions, scaling)
     if not run.leads:
         return
-    numbers = replace(_numbers(run, predictions, _label_thresholds(models)), shift=shift)
+    numbers = replace(_numbers(run, predictions, header), shift=shift)
     sizes = count_sizes(loaded, config.chosen, models, score_sizes(scored_models))
     sets = _sets(run, named.name, () if any(derived) else models, predictions[ID_NAME], scaling)
     values = scaling.values(_stored(models)) | set_values(config.chosen, sets) | sizes
     row = _row(run, named.name, models, predictions, numbers).model_copy(
         update={
             "values": numbers.values | values,
-            "label_temperatures": scaling.on_top_of(_stored(models)).by_label,
+            "label_temperatures": header.label_temperatures,
+            "entity_temperature": header.entity_temperature,
             "difference": None if table.first_numbers is None else table.first_numbers.difference(numbers),
             "derived": derived,
             "stored_scores": stored_scores(config, models, scored_models),
@@ -225,20 +226,16 @@ def _scaling(
         inputs, labels = run.data.temperature_data
         predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
         if predictions is not None:
+            header, stored = _header(run, models, Scaling()), _stored(models)
             return Scaling.fit(
-                predictions,
-                labels,
-                row=name,
-                progress=run.progress,
-                by_label=models[0].header.architecture.task.by_label,
-                stored=_stored(models),
+                predictions, labels, row=name, progress=run.progress, header=header, stored=stored
             )
     number = run.config.given_temperature
     return Scaling(temperature=None if number is None else Temperature(number))
 
 
 def _measure_corrupted(
-    run: Evaluation, row: Sequence[NamedPredictor], scaling: Scaling, label_thresholds: Sequence[float]
+    run: Evaluation, row: Sequence[NamedPredictor], scaling: Scaling, header: Header
 ) -> ShiftNumbers | None:
     """Return what a row's numbers on labelled data become under each corruption; None without one, or in processes that do not lead.
 
@@ -257,7 +254,7 @@ def _measure_corrupted(
             scaling(predictions),
             run.data.summary.labels,
             {},
-            _header(run, label_thresholds),
+            header,
             Selection(metrics, (), run.resampling),
         ).id_set
     return ShiftNumbers(cells=cells) if cells else None
@@ -269,21 +266,23 @@ def _label_thresholds(models: Sequence[OpenModel]) -> tuple[float, ...]:
     return () if others else first
 
 
-def _header(run: Evaluation, label_thresholds: Sequence[float]) -> Header:
-    """Return the header of the first model with the classes of the run and a row's thresholds."""
-    update = {"labels": run.data.class_names, "label_thresholds": tuple(label_thresholds)}
+def _header(run: Evaluation, models: Sequence[OpenModel], scaling: Scaling) -> Header:
+    """Return the header of the first model with the classes of the run, and a row's thresholds and temperatures."""
+    update = {
+        "labels": run.data.class_names,
+        "label_thresholds": _label_thresholds(models),
+        **scaling.on_top_of(_stored(models)).fields,
+    }
     return run.opened[0][0].header.model_copy(update=update)
 
 
-def _numbers(
-    run: Evaluation, predictions: Mapping[str, StoredPredictions], label_thresholds: Sequence[float]
-) -> RowNumbers:
+def _numbers(run: Evaluation, predictions: Mapping[str, StoredPredictions], header: Header) -> RowNumbers:
     config = run.config
     numbers = measure_all(
         predictions[ID_NAME],
         run.data.summary.labels,
         {d.name: predictions[d.name] for d in config.ood},
-        _header(run, label_thresholds),
+        header,
         Selection(config.chosen, config.scores, run.resampling),
         queries=run.data.queries,
     )
@@ -349,7 +348,6 @@ def _sets(
 
 
 def _stored(models: Sequence[OpenModel]) -> tuple[Temperature, ...]:
-    """Return the temperatures that models store."""
     return tuple(model.header.scale for model in models)
 
 

@@ -139,7 +139,7 @@ class ModelCopy:
     ) -> Self:
         """Return the copy; arguments as of the run, whose first row this is."""
         header, update = opened.header, _header_changes(config, opened, row, data)
-        scale = Temperature(update["temperature"], update["label_temperatures"])
+        scale = Temperature(*(update[field] for field in Temperature().fields))
         why = why_lapses(config, opened, scale)
         if config.threshold_for is None and header.threshold is not None:
             refitted = scores is not None and is_fitted(header.threshold.score)
@@ -230,10 +230,7 @@ def _header_changes(
     config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Fingerprint]
 ) -> dict[str, Any]:
     """Return what of the header is another in the copy; the step names ID data first, as `sources_of_stored` reads it."""
-    scaled = row.values.get(TEMPERATURE)
-    temperature = (
-        opened.header.scale if scaled is None else Temperature(scaled.value, row.label_temperatures).rounded()
-    )
+    temperature = row.scale.rounded() if TEMPERATURE in row.values else opened.header.scale
     roles = (
         ID_NAME,
         *(TEMPERATURE,) * (config.temperature_data is not None),
@@ -264,8 +261,7 @@ def _header_changes(
     fitted = row.sets.rule if row.sets is not None and config.set_options.sets is not None else None
     return {
         "base": opened.base,
-        "temperature": temperature.common,
-        "label_temperatures": temperature.by_label,
+        **temperature.fields,
         "threshold": row.threshold,
         "label_thresholds": row.label_thresholds,
         "prediction_sets": fitted,

@@ -200,7 +200,7 @@ class MergeEvaluator:
                 self.sets[ref].labels,
                 row=name,
                 progress=self.progress,
-                by_label=self.members[0].header.architecture.task.by_label,
+                header=self.members[0].header,
             )
             .on_top_of(())
             .rounded()

@@ -133,8 +133,7 @@ def make_header(
             "kind": Kind.HYDRA,
             "masks": tuple(m.header.masks[0] for m in members),
             "plan": fusion.plan,
-            "temperature": outcome.temperature.common,
-            "label_temperatures": outcome.temperature.by_label,
+            **outcome.temperature.fields,
             "fitted": outcome.fitted,
             "made_by": step,
         }

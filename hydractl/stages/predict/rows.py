@@ -17,11 +17,9 @@ from hydractl.fusion.prompts import with_class_names
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.manifest.report import Report
-from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.metrics.per_sample import in_memory
-from hydractl.metrics.registry import TEMPERATURE
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
 from hydractl.stages.predict.sources import Source
@@ -134,7 +132,13 @@ class RowFormatter:
                 answered.responses, self.names, bound, self.sets, label_thresholds=header.label_thresholds
             )
             if answered.words is None
-            else WordPredictions.of(in_memory(answered.responses), self.names, answered.words, bound)
+            else WordPredictions.of(
+                in_memory(answered.responses),
+                self.names,
+                answered.words,
+                bound,
+                entity_temperature=header.entity_temperature,
+            )
         )
         lines = lines_of(
             predictions,
@@ -256,8 +260,7 @@ def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
             f"{path}: has no threshold for `{row.name}`",
             hint="`hydractl eval ... --threshold-for 'risk<=0.01'`",
         )
-    common = row.values[TEMPERATURE].value if TEMPERATURE in row.values else 1.0
-    scale, stored = Temperature(common, row.label_temperatures), opened.header.scale
+    scale, stored = row.scale, opened.header.scale
     pairs = zip_longest(scale.numbers, stored.numbers, fillvalue=math.nan)
     if not all(math.isclose(number, stored_number, rel_tol=1e-5) for number, stored_number in pairs):
         raise InputError(

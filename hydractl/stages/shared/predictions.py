@@ -24,22 +24,16 @@ from hydractl.families.tower import Towers
 from hydractl.fusion.baseline_model import WithConfidence
 from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.fusion.inference import gathered, responses
+from hydractl.manifest.header import Header
 from hydractl.manifest.report import Value
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, in_memory, together
 from hydractl.metrics.registry import TEMPERATURE
-from hydractl.metrics.temperature import (
-    HIGHEST,
-    LOWEST,
-    Scaled,
-    divisor,
-    fit_label_temperatures,
-    fit_temperature,
-    shared_temperature,
-)
+from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, divisor, fit_temperature, shared_temperature
 from hydractl.model_inputs import Inputs
+from hydractl.plugins import load
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.shared.prediction_store import Filled, PredictionStore
@@ -281,7 +275,7 @@ class Scaling:
         *,
         row: str,
         progress: Progress,
-        by_label: bool = False,
+        header: Header,
         stored: Sequence[Temperature] = (),
     ) -> Self:
         """Return the scaling that is likeliest after a held-out split, and warn if a bound of the search is it.
@@ -291,22 +285,23 @@ class Scaling:
             labels: Shape (N,), or (N, Q), in 0..C-1.
             row: What messages call the model.
             progress: Hears the result.
-            by_label: Whether each of Q labels has a temperature of its own.
+            header: Says the task, which may have temperatures of its own, and the names of the classes.
             stored: The temperatures of the row's checkpoints, as in `values`.
         """
         common = shared_temperature(stored)
         fitted = fit_temperature(predictions, labels, stored=common.common)
         temperature = fitted.temperature
-        of_labels = (
-            fit_label_temperatures(predictions, labels, temperature, stored=common) if by_label else ()
-        )
         progress.step(f"{row}: temperature {temperature:.4f}, fitted on {counted(len(labels), 'sample')}")
         if fitted.at_bound:
             progress.warn(
                 f"{row}: the fitted temperature is {temperature:g}, a bound of the search ({LOWEST:g} to "
                 f"{HIGHEST:g}): check that the labels fit the model; the scale of its logits may be unusual"
             )
-        return cls(temperature=Temperature(temperature, of_labels), fitted_on=len(labels))
+        fit = header.architecture.task.temperature
+        scale = (
+            load(fit)(predictions, labels, temperature, header, common) if fit else Temperature(temperature)
+        )
+        return cls(temperature=scale, fitted_on=len(labels))
 
     def __call__(self, predictions: StoredPredictions) -> StoredPredictions:
         """Return what every member says once its logits are scaled, float32."""

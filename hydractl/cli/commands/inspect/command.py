@@ -129,7 +129,8 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
     if model.prompting:
         rows.append(("prompts", _preprocess(model.prompting.tokenization, model.tokenizer_size)))
         rows += [("template", template) for template in model.prompting.templates]
-    if (scale := Temperature(report.temperature, report.label_temperatures)) != Temperature():
+    scale = Temperature(report.temperature, report.label_temperatures, report.entity_temperature)
+    if scale != Temperature():
         rows.append(("temperature", f"{scale}; divides logits"))
     if report.label_thresholds:
         rows.append(("label thresholds", abridged(report.label_thresholds)))
