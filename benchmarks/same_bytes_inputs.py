@@ -113,8 +113,9 @@ def save_timm(folder: Path, arch: str, options: Options) -> None:
     """Write timm's folder."""
     import timm
 
+    problem = {key: options.pop(key) for key in ("problem_type",) if key in options}
     model = perturbed(timm.create_model(arch, pretrained=False, **options))
-    config = {
+    config = problem | {
         "architecture": arch, "num_classes": model.num_classes, "model_args": options, "label_names": DIGITS,
         "pretrained_cfg": {"mean": [0.4], "std": [0.3], "interpolation": "bicubic", "crop_pct": 0.9},
     }  # fmt: skip
@@ -136,13 +137,16 @@ def save_transformers(folder: Path, arch: str, options: Options) -> None:
     image = "image_size" in options or "vision" in nested
     labels = DIGITS if image else ["negative", "positive"]
     flat |= {"num_labels": len(labels), "id2label": dict(enumerate(labels))}
+    by_word = flat.get("problem_type") == "token_classification"  # which is no `problem_type` to the library
+    flat = {k: v for k, v in flat.items() if not (by_word and k == "problem_type")}
     named = getattr(transformers, arch, None)
     if named is not None:
         model = named(named.config_class(**flat))
     else:
-        kind = "AutoModelForImageClassification" if image else "AutoModelForSequenceClassification"
+        kind = "Image" if image else "Token" if by_word else "Sequence"
         config = transformers.AutoConfig.for_model(arch, architectures=[], **flat)
-        model = getattr(transformers, "AutoModel" if pair else kind).from_config(config)
+        auto = "AutoModel" if pair else f"AutoModelFor{kind}Classification"
+        model = getattr(transformers, auto).from_config(config)
     perturbed(model).save_pretrained(folder, max_shard_size="30KB" if arch == "deit" else "1GB")
     if image:
         size: Any = nested.get("vision", options)["image_size"]
