@@ -287,7 +287,8 @@ class Towers(nn.Module):
     def set_temperature(self, temperature: Temperature) -> None:
         """Divide logits by a temperature in prediction, but not in scoring or training."""
         self.temperature = temperature.common
-        by_label = torch.tensor(temperature.by_label).unsqueeze(-1) if temperature.by_label else None
+        numbers = temperature.by_label
+        by_label = torch.tensor(numbers, device=self.device).unsqueeze(-1) if numbers else None
         self.register_buffer("label_temperatures", by_label, persistent=False)
 
     def tower(self, name: str | None = None) -> Tower:

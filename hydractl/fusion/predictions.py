@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,7 +187,6 @@ class Entity(NamedTuple):
         end: The character behind its last.
         probability: That it is one, by the lowest probability of the predicted tags among its words and the temperature of entities.
         mutual_information: The highest mutual information among its words, in nats.
-        ood_scores: The highest of each OOD score of logits among its words, by its name in `eval`.
     """
 
     label: str
@@ -195,7 +195,6 @@ class Entity(NamedTuple):
     end: int
     probability: float
     mutual_information: float
-    ood_scores: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,6 +207,7 @@ class WordPredictions(Uncertainties):
         words: Each text's words.
         labels: Name of the most probable class of each of them.
         entities: Spans of words that these labels make, in order.
+        entity_scores: OOD scores of logits by their names in `eval`, of each entity of each text: the highest of its words.
         classes: Index of the class of each word, (N, Q), int64; -1 where a text has no more.
         probabilities: Mean of the members' probabilities, (N, Q, C), float32; not-a-number where a text has no more, as below.
         member_probabilities: Those of each member, (M, N, Q, C), float32.
@@ -217,6 +217,7 @@ class WordPredictions(Uncertainties):
     words: tuple[tuple[str, ...], ...]
     labels: tuple[tuple[str, ...], ...]
     entities: tuple[tuple[Entity, ...], ...]
+    entity_scores: Mapping[str, tuple[tuple[float, ...], ...]]
     classes: Tensor
     probabilities: Tensor
     member_probabilities: Tensor
@@ -246,7 +247,7 @@ class WordPredictions(Uncertainties):
         return cls(
             words=tuple(tuple(text[begin:end] for begin, end in spans) for text, spans in texts),
             labels=tuple(tuple(names[c] for c in row if c >= 0) for row in classes.tolist()),
-            entities=_entities(classes, names, mean.amax(-1), responses, texts, entity_temperature),
+            **_entities(classes, names, mean.amax(-1), responses, texts, entity_temperature),
             classes=classes,
             probabilities=mean,
             member_probabilities=members,
@@ -266,24 +267,28 @@ def _entities(
     responses: Responses,
     texts: Sequence[tuple[str, Sequence[tuple[int, int]]]],
     temperature: float,
-) -> tuple[tuple[Entity, ...], ...]:
+) -> dict[str, Any]:
+    """Return the fields of `WordPredictions` that are of entities."""
     spans, labels = spans_of(classes, names), span_labels(names)
     numbers, count = spans.word_numbers(*classes.shape), len(spans.rows)
     probability = entity_probability(lowest(confidence.double().flatten(), numbers, count), temperature)
-    highest = [
-        shortest(-lowest(-question_scores(responses, score).float().flatten(), numbers, count))
-        for score in SCORES.values()
-    ]
-    entities: list[list[Entity]] = [[] for _ in texts]
-    for row, first, last, label, p, *scores in zip(
-        *(x.tolist() for x in spans), shortest(probability.float()), *highest, strict=True
+    scores = {
+        name: shortest(-lowest(-question_scores(responses, score).float().flatten(), numbers, count))
+        for name, score in SCORES.items()
+    }
+    entities = []
+    for row, first, last, label, p, mi in zip(
+        *(x.tolist() for x in spans), shortest(probability.float()), scores["mi"], strict=True
     ):
         text, words = texts[row]
         start, end = words[first][0], words[last][1]
-        ood_scores = dict(zip(SCORES, scores, strict=True))
-        entity = Entity(labels[label], text[start:end], start, end, p, ood_scores["mi"], ood_scores)
-        entities[row].append(entity)
-    return tuple(map(tuple, entities))
+        entities.append(Entity(labels[label], text[start:end], start, end, p, mi))
+    ends = spans.rows.bincount(minlength=len(texts)).cumsum(0).tolist()
+    by_text = [slice(begin, end) for begin, end in pairwise([0, *ends])]
+    return {
+        "entities": tuple(tuple(entities[part]) for part in by_text),
+        "entity_scores": {n: tuple(tuple(values[part]) for part in by_text) for n, values in scores.items()},
+    }
 
 
 def shortest(x: Tensor) -> Any:  # noqa: ANN401 - lists of lists

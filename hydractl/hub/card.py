@@ -194,7 +194,7 @@ def _description(facts: Facts) -> str:
         fates = list(header.plan.fates.values())
         rows["tensors"] = ", ".join(f"{fates.count(fate)} {fate.value}" for fate in sorted(set(fates)))
     if header.scale != Temperature():
-        rows["temperature"] = f"{header.scale}; divides logits"
+        rows["temperature"] = str(header.scale)
     guarantees = {"threshold": header.threshold, "prediction sets": header.prediction_sets}
     rows |= {name: code(guarantee.summary) for name, guarantee in guarantees.items() if guarantee is not None}
     if facts.base_model is not None:

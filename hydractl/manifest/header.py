@@ -271,10 +271,10 @@ class Header(Document):
     """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`.
 
     Every member's logits are divided by `temperature` before they become probabilities, or those of each of several labels by one of
-    `label_temperatures`, and the log odds of an entity's probability by `entity_temperature`; `threshold` says which inputs the model answers, so scaled, and `prediction_sets` sets of classes;
-    `label_thresholds` the probability above which each of several labels is predicted, 0.5 if empty; `fitted` that OOD scores of
-    features lie beside the weights. Whatever changes weights drops all six. `assumed`
-    says that nothing told how images are read, and `preprocess` is what is usual for such models.
+    `label_temperatures`; the log odds of an entity's probability by `entity_temperature`. `threshold` says which inputs the model
+    answers, so scaled, and `prediction_sets` sets of classes; `label_thresholds` the probability above which each of several labels is
+    predicted, 0.5 if empty; `fitted` that OOD scores of features lie beside the weights. Whatever changes weights drops all of these.
+    `assumed` says that nothing told how images are read, and `preprocess` is what is usual for such models.
     """
 
     kind_of_file: ClassVar[str] = "checkpoint"

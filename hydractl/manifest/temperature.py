@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import repeat
-from operator import mul
+from operator import mul, truediv
 
 DIGITS = 6
 """Significant digits of a stored temperature, the precision of the search for it."""
@@ -40,16 +41,20 @@ class Temperature:
 
     def __mul__(self, other: Temperature) -> Temperature:
         """Return what logits are divided by that are divided by one temperature after the other; entities have the last one."""
-        if other == Temperature():
-            return self
-        factors = (temperature.by_label or repeat(temperature.common) for temperature in (self, other))
-        by_label = tuple(map(mul, *factors)) if self.by_label or other.by_label else ()
-        return Temperature(self.common * other.common, by_label, other.of_entities)
+        return self._combined(mul, other)
+
+    def __truediv__(self, other: Temperature) -> Temperature:
+        """Return what divides logits after another temperature has, to the same effect."""
+        return replace(self._combined(truediv, other), of_entities=self.of_entities)
+
+    def _combined(self, operator: Callable[[float, float], float], other: Temperature) -> Temperature:
+        pairs = (temperature.by_label or repeat(temperature.common) for temperature in (self, other))
+        by_label = tuple(map(operator, *pairs)) if self.by_label or other.by_label else ()
+        return Temperature(operator(self.common, other.common), by_label, other.of_entities)
 
     def __str__(self) -> str:
-        labels = f" ({min(self.by_label):g} to {max(self.by_label):g} by label)" if self.by_label else ""
-        entities = f" ({self.of_entities:g} of entities)" if self.of_entities != 1 else ""
-        return f"{self.common:g}{labels}{entities}"
+        labels = f", of labels {min(self.by_label):g} to {max(self.by_label):g}" if self.by_label else ""
+        return f"{self.common:g}{labels}" + f", of entities {self.of_entities:g}" * (self.of_entities != 1)
 
     def rounded(self) -> Temperature:
         """Return it as a checkpoint stores it."""

@@ -131,10 +131,9 @@ def measure_labels(
 def label_scale(
     predictions: StoredPredictions, labels: Tensor, temperature: float, header: Header, stored: Temperature
 ) -> Temperature:
-    """Return a temperature with those of labels, see `fit_label_temperatures`; the header is not read."""
-    del header
-    each = fit_label_temperatures(predictions, labels, temperature, stored=stored)
-    return Temperature(temperature, each)
+    """Return a temperature with those of labels, see `fit_label_temperatures`; neither the header nor what is stored is read."""
+    del header, stored
+    return Temperature(temperature, fit_label_temperatures(predictions, labels, temperature))
 
 
 def entity_scale(
@@ -142,20 +141,19 @@ def entity_scale(
 ) -> Temperature:
     """Return a temperature with that of entities, as `fit_temperature` finds it: each predicted span is a sample of two classes.
 
-    The lowest of several words' probabilities is another quantity than a word's, and most words are in no entity. It is 1 without a
-    predicted span.
+    The lowest of several words' probabilities is another quantity than a word's, and most words are in no entity. Without a predicted
+    span it is the stored one.
 
     Args:
         predictions: Of words, of logits that are divided by `stored`.
         labels: Shape (N, Q), as for `measure_spans`.
         temperature: Of words, on top of `stored`.
         header: Says the names of the C classes, which are tags.
-        stored: Not read: the temperature of entities is no factor.
+        stored: The temperature of entities is no factor, but replaced.
     """
-    del stored
     predicted = predicted_spans(Scaled(predictions, temperature), labels, header)
     if not len(predicted.correct):
-        return Temperature(temperature)
+        return Temperature(temperature, of_entities=stored.of_entities)
     share = predicted.confidence.clamp(CERTAIN, 1 - CERTAIN)
     log_probs = torch.stack([1 - share, share], -1).log().unsqueeze(0)
     fitted = fit_temperature(log_probs, predicted.correct.long())

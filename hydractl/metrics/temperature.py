@@ -40,11 +40,10 @@ LOWEST, HIGHEST = 0.05, 20.0
 DEVIATION = 0.5
 """Standard deviation of the prior on ln T."""
 LOG_TOLERANCE = 10.0**-DIGITS
-NEUTRAL = Temperature()
 STARTS = 17
-LABEL_DEVIATIONS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+LABEL_DEVIATIONS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Standard deviations of ln(T_q / T), each as likely as the others before a sample is seen."""
-LABEL_RANGE, LABEL_STEPS, LABEL_POINTS = 2.0, 41, 2001
+LABEL_RANGE, LABEL_STEPS, LABEL_POINTS = 3.0, 61, 3001
 """Largest |ln(T_q / T)|; where its NLL is computed, and where it is interpolated, evenly spaced."""
 NUMBERS_AT_ONCE = 2**19  # in float64
 
@@ -214,41 +213,48 @@ def fit_temperature(
 
 
 def fit_label_temperatures(
-    predictions: StoredPredictions, labels: Tensor, temperature: float, *, stored: Temperature = NEUTRAL
+    predictions: StoredPredictions, labels: Tensor, temperature: float
 ) -> tuple[float, ...]:
-    """Return the temperature T_q of each label: ln(T_q / T) is its posterior mean in the hierarchical model above.
+    """Return the temperature T_q of each label: ln(T_q / T), between -3 and 3, is its posterior mean in the hierarchical model above.
 
-    Its likelihood is that of the label's NLL, computed at 41 values and interpolated by a cubic spline. The posterior of
-    ln(T_q / T) under each of six deviations, and that of the deviation given all labels, are sums over 2001 values.
+    Its likelihood is that of the label's NLL, computed at 61 values and interpolated by a cubic spline. The posterior of
+    ln(T_q / T) under each of seven deviations, and that of the deviation given all labels, are sums over 3001 values. A single
+    label has T.
 
     Args:
         predictions: Finite natural logarithms, or logits, (M, N, Q, C); read once.
         labels: Shape (N, Q), integer, in 0..C-1.
         temperature: T, as `fit_temperature` finds it on the same samples.
-        stored: What the logits are already divided by; the model is one of the raw logits.
     """
-    ln_stored = np.log(stored.by_label or np.full(labels.shape[1], stored.common)) - math.log(stored.common)
+    count = labels.shape[1]
+    if count == 1:
+        return (temperature,)
     grid = np.linspace(-LABEL_RANGE, LABEL_RANGE, LABEL_STEPS)
-    candidates = temperature * torch.from_numpy(np.exp(grid[:, None] - ln_stored))
-    costs = torch.zeros_like(candidates)
-    size = _samples(predictions.shape)
+    costs, size = np.zeros((LABEL_STEPS, count)), _samples(predictions.shape)
     for part, part_labels in zip(predictions.split(size), labels.split(size), strict=True):
         log_probs = part.log_probs.double()
-        for i, by_label in enumerate(candidates):
-            logits = log_probs / by_label.unsqueeze(-1)
+        for i, ln_ratio in enumerate(grid):
+            logits = log_probs / (temperature * math.exp(ln_ratio))
             right = at_labels(logits, part_labels.long()) - logits.logsumexp(-1)
-            costs[i] -= right.logsumexp(0).sum(0)
-    points = np.linspace(-LABEL_RANGE, LABEL_RANGE, LABEL_POINTS)
-    log_likelihood = -CubicSpline(grid, costs.numpy())(points)
+            costs[i] -= right.logsumexp(0).sum(0).numpy()
+    moments = [_moments(grid, costs[:, [q]]) for q in range(count)]
+    evidences, means = (np.concatenate(part, axis=1) for part in zip(*moments, strict=True))
+    log_weights = evidences.sum(1)
+    weights = np.exp(log_weights - logsumexp(log_weights))
+    return tuple((temperature * np.exp(weights @ means)).tolist())
+
+
+def _moments(grid: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the log evidence and the posterior mean of ln(T_q / T) under each deviation, (D, 1) each, for costs on a grid (K, 1)."""
+    points = np.linspace(grid[0], grid[-1], LABEL_POINTS)[:, None]
+    log_likelihood = -CubicSpline(grid, costs - costs.min())(points[:, 0])
     evidences, means = [], []
     for deviation in LABEL_DEVIATIONS:
         log_prior = -((points / deviation) ** 2) / 2 if deviation else np.where(points == 0, 0.0, -np.inf)
-        log_joint = log_likelihood + (log_prior - logsumexp(log_prior))[:, None]
-        log_evidence = logsumexp(log_joint, axis=0)
-        evidences.append(log_evidence.sum())
-        means.append(points @ np.exp(log_joint - log_evidence))
-    weights = np.exp(np.array(evidences) - logsumexp(evidences))
-    return tuple((temperature * np.exp(weights @ means - ln_stored)).tolist())
+        log_joint = log_likelihood + log_prior - logsumexp(log_prior)
+        evidences.append(logsumexp(log_joint, axis=0))
+        means.append((points * np.exp(log_joint - evidences[-1])).sum(0))
+    return np.array(evidences), np.array(means)
 
 
 def _parts(predictions: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

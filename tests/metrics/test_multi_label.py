@@ -25,7 +25,9 @@ from hydractl.metrics.per_sample import Responses, question_losses
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.selective import FEWEST_POSITIVES, label_thresholds
-from hydractl.metrics.temperature import fit_label_temperatures, fit_temperature, scale, scaled_nll
+from hydractl.metrics.temperature import divisor, fit_label_temperatures, fit_temperature, scale, scaled_nll
+from hydractl.progress import SILENT
+from hydractl.stages.shared.predictions import Scaling
 from hydractl.tasks import MULTI_LABEL
 from hydractl.training.distillation import DistillationLoss
 
@@ -167,11 +169,11 @@ def posterior_means(odds, applies, temperature):
     def moment(q, deviation, power):
         if not deviation:
             return 0.0**power * likelihood(0.0, q)
-        prior = scipy.stats.truncnorm(-2 / deviation, 2 / deviation, scale=deviation)
+        prior = scipy.stats.truncnorm(-3 / deviation, 3 / deviation, scale=deviation)
         integrand = lambda ln: ln**power * likelihood(ln, q) * prior.pdf(ln)
-        return scipy.integrate.quad(integrand, -2, 2, points=[0], limit=200)[0]
+        return scipy.integrate.quad(integrand, -3, 3, points=[0], limit=200)[0]
 
-    deviations, labels = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8), range(applies.shape[1])
+    deviations, labels = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6), range(applies.shape[1])
     evidences, firsts = (np.array([[moment(q, d, k) for q in labels] for d in deviations]) for k in (0, 1))
     weights = evidences.prod(1) / evidences.prod(1).sum()
     return weights @ (firsts / evidences)
@@ -215,15 +217,32 @@ def test_labels_that_are_alike_share_their_temperature():
     assert found == pytest.approx([common] * 20, rel=0.02)
 
 
-def test_temperatures_on_top_of_stored_ones_are_those_of_raw_logits():
+@pytest.mark.parametrize("stored", [Temperature(1.3, (1.1, 1.3, 1.7)), Temperature(1.3), Temperature()])
+def test_temperatures_on_top_of_stored_ones_are_those_of_raw_logits(stored):
+    """Those of before have no part in them, but where they differ from label to label the prior is one of all logits at once."""
     odds, applies = overconfident([0.7, 1.0, 2.5], samples=200)
-    stored = Temperature(1.3, (1.1, 1.3, 1.7))
-    raw = fit_label_temperatures(responses(odds), applies, 1.3)
-    scaled = responses(odds / torch.tensor(stored.by_label))
-    again = fit_label_temperatures(scaled, applies, 1.0, stored=stored)
-    assert (stored * Temperature(1.0, again)).by_label == pytest.approx(raw, rel=1e-6)
-    common = fit_label_temperatures(responses(odds / 1.3), applies, 1.0, stored=Temperature(1.3))
-    assert (Temperature(1.3) * Temperature(1.0, common)).by_label == pytest.approx(raw, rel=1e-6)
+    header = SimpleNamespace(architecture=SimpleNamespace(task=MULTI_LABEL))
+    options = {"row": "x", "progress": SILENT, "header": header}
+    raw = Scaling.fit(responses(odds), applies, **options).temperature
+    scaled = responses(odds / divisor(stored).squeeze() if stored.by_label else odds / stored.common)
+    found = Scaling.fit(scaled, applies, **options, stored=[stored]).temperature
+    total = stored * found
+    assert total.common == pytest.approx(raw.common, rel=1e-5)
+    assert total.by_label == pytest.approx(raw.by_label, rel=1e-5)
+    assert len(total.by_label) == 3
+
+
+def test_a_single_label_has_the_temperature_of_all():
+    odds, applies = overconfident([2.5], samples=50)
+    assert fit_label_temperatures(responses(odds), applies, 1.4) == (1.4,)
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e20])
+def test_temperatures_of_labels_stay_in_their_range(size):
+    odds, applies = overconfident([1.0, size], samples=50)
+    found = fit_label_temperatures(responses(odds), applies, 1.0)
+    assert np.isfinite(found).all()
+    assert np.abs(np.log(found)).max() <= 3 + 1e-9
 
 
 def test_neither_the_order_nor_the_parts_of_samples_change_temperatures_of_labels(monkeypatch):

@@ -220,10 +220,12 @@ def test_the_temperature_of_entities_is_that_of_their_log_odds(seed, temperature
     assert value != measured(told, labels, names).id_set["span_ece"].value
 
 
-def test_without_a_predicted_span_entities_have_no_temperature():
+def test_without_a_predicted_span_entities_have_the_temperature_of_before():
     told = Responses(torch.tensor([[0.9, 0.1]]).log().expand(1, 4, 3, 2))
     labels = torch.ones(4, 3, dtype=torch.int64)
-    assert entity_scale(told, labels, 1.3, header_of(("O", "B-x")), Temperature()) == Temperature(1.3)
+    stored = Temperature(1.7, of_entities=2.0)
+    found = entity_scale(told, labels, 1.3, header_of(("O", "B-x")), stored)
+    assert found == Temperature(1.3, of_entities=2.0)
 
 
 def test_entities_that_are_certain_have_a_temperature():

@@ -536,7 +536,16 @@ def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hol
     assert given.rows[0].stored_temperatures == (each[1],)
 
     common = ("--data", place / "val.jsonl", "--no-latency")
-    run("eval", place / "warm.st", *common, "--label-thresholds", "--store", place / "bounds.st")
+    run(
+        "eval", place / "warm.st", *common, "--temperature", place / "val.jsonl", "--store", place / "same.st"
+    )
+    before, after = (open_model(str(place / f"{name}.st")).header.scale for name in ("warm", "same"))
+    assert after.numbers == pytest.approx(before.numbers, rel=1e-3)  # the same data say the same again
+    bounds = ("--label-thresholds", "--threshold-for", "risk<=0.9", "-o", place / "bounds.json")
+    run("eval", place / "warm.st", *common, *bounds, "--store", place / "bounds.st")
+    argv = ["predict", place / "warm.st", place / "test.jsonl", "--threshold", place / "bounds.json"]
+    assert main([*map(str, argv)]) == 3
+    assert "its threshold is for label thresholds that" in capsys.readouterr().err
     assert open_model(str(place / "bounds.st")).header.label_temperatures == tuple(each[0])
     fit = ("--temperature", place / "test.jsonl")
     argv = ["eval", place / "bounds.st", *common, *fit, "--store", place / "other.st", "--force"]
@@ -563,9 +572,7 @@ def test_fuse_fits_temperatures_of_labels_and_keeps_those_that_all_members_store
         run("eval", place / f"{m}.st", "--data", place / "test.jsonl", *options)
     argv = ["fuse", place / "warm-0.st", place / "warm-1.st", "-o", place / "odd.st"]
     assert main([*map(str, argv)]) == 3
-    assert "by label); the members of a hydra share one temperature" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "; the members of a hydra share one temperature" in " ".join(capsys.readouterr().err.split())
     run("fuse", place / "warm-0.st", place / "warm-0.st", "-o", place / "twice.st")
     kept, stored = (open_model(str(place / f"{name}.st")).header for name in ("twice", "warm-0"))
     assert kept.scale == stored.scale != Temperature()
@@ -583,7 +590,7 @@ def test_models_are_told_apart_by_temperatures_of_labels_alone(place, warm, caps
                 write_checkpoint(file, checkpoint.specs, lambda n, c=checkpoint: [c.spans[n]], header=header)
     argv = ["fuse", place / "same-0.st", place / "other-1.st", "-o", place / "odd.st"]
     assert main([*map(str, argv)]) == 3
-    assert "1 (1 to 2 by label), " in " ".join(capsys.readouterr().err.split())
+    assert "stores the temperature 1, of labels 1 to 2, " in " ".join(capsys.readouterr().err.split())
     base = open_model(str(place / "base.st")).header
     assert is_stock(base)
     assert not is_stock(base.model_copy(update={"label_temperatures": (1.0, 2.0, 1.0)}))
@@ -601,7 +608,7 @@ def test_models_are_told_apart_by_temperatures_of_labels_alone(place, warm, caps
     assert "for the temperature 1, but" in " ".join(capsys.readouterr().err.split())
     heard = Heard()
     train(place, str(place / "other-0.st"), "colder.st", progress=heard)
-    assert any("its temperature 1 (1 to 2 by label) is not kept" in warning for warning in heard.warnings)
+    assert any("its temperature 1, of labels 1 to 2 is not kept" in warning for warning in heard.warnings)
 
 
 def test_temperatures_of_labels_are_shown(place, warm, capsys):
@@ -610,9 +617,9 @@ def test_temperatures_of_labels_are_shown(place, warm, capsys):
         header.label_temperatures,
         card_of(Facts(name="a/b", revision="main", header=header, specs={})),
     )
-    shown = f"({min(each):g} to {max(each):g} by label)"
+    shown = f"of labels {min(each):g} to {max(each):g}"
     assert main(["inspect", str(place / "warm.st")]) == 0
-    assert f"{shown}; divides logits" in capsys.readouterr().out
+    assert shown in capsys.readouterr().out
     assert main(["inspect", str(place / "warm.st"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["label_temperatures"] == [*each]
     assert shown in card.decode()

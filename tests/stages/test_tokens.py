@@ -217,7 +217,11 @@ def test_predict_says_what_the_pipeline_says(place, folder):
         with warnings.catch_warnings():  # it has no words of its own where a tokenizer marks none
             warnings.simplefilter("ignore")
             expected = ask(text)
-        (entities,) = model.predict([text]).entities
+        predictions = model.predict([text])
+        (entities,) = predictions.entities
+        assert [-e.probability for e in entities] == [*predictions.entity_scores["msp"][0]]
+        assert [e.mutual_information for e in entities] == [*predictions.entity_scores["mi"][0]]
+        assert len({*entities}) == len(entities)
         assert [(e.label, e.start, e.end) for e in entities] == [
             (e["entity_group"], e["start"], e["end"]) for e in expected
         ], text
@@ -226,8 +230,6 @@ def test_predict_says_what_the_pipeline_says(place, folder):
             assert entity.text == text[entity.start : entity.end]
             within = [w["score"] for w in words if entity.start <= w["start"] < entity.end]
             assert entity.probability == pytest.approx(min(map(float, within)), abs=1e-5)
-            assert entity.ood_scores["msp"] == -entity.probability
-            assert entity.ood_scores["mi"] == entity.mutual_information
         found += len(entities)
     assert found >= 3
 
@@ -244,10 +246,11 @@ def test_the_ood_score_of_an_entity_is_the_highest_of_its_words_each_an_input_of
             of_words, begins = SCORES[score].of(logits.double()), []
             for word in predictions.words[0]:
                 begins.append(text.index(word, begins[-1] + 1 if begins else 0))
-            for entity in predictions.entities[0]:
+            of_entities = zip(predictions.entities[0], predictions.entity_scores[score][0], strict=True)
+            for entity, found in of_entities:
                 places = zip(of_words, begins, strict=True)
                 within = [x.item() for x, begin in places if entity.start <= begin < entity.end]
-                assert entity.ood_scores[score] == pytest.approx(max(within), abs=1e-5)
+                assert found == pytest.approx(max(within), abs=1e-5)
                 words.append(len(within))
     assert min(words) == 1
     assert max(words) == 2
@@ -308,10 +311,7 @@ def test_entities_have_a_temperature_of_their_own(place, tmp_path, capsys):
         )
 
     assert main(["inspect", str(tmp_path / "warm.st")]) == 0
-    assert (
-        f"{header.temperature:g} ({header.entity_temperature:g} of entities); divides"
-        in capsys.readouterr().out
-    )
+    assert f"{header.temperature:g}, of entities {header.entity_temperature:g}" in capsys.readouterr().out
     run(
         "eval",
         tmp_path / "warm.st",
@@ -331,6 +331,24 @@ def test_entities_have_a_temperature_of_their_own(place, tmp_path, capsys):
     assert open_model(str(tmp_path / "fused.st")).header.entity_temperature == pytest.approx(
         header.entity_temperature, rel=1e-2
     )
+    write(tmp_path / "none.jsonl", [{"tokens": ["the"] * 4, "ner_tags": ["O"] * 4}] * 8)
+    none = ("--temperature", tmp_path / "none.jsonl", "--store", tmp_path / "none.st")
+    run("eval", tmp_path / "warm.st", *common, *none, "-o", tmp_path / "n.json")
+    kept = open_model(str(tmp_path / "none.st")).header
+    assert kept.entity_temperature == header.entity_temperature  # there is no span to fit another one on
+    assert kept.temperature != header.temperature
+    run(
+        "eval",
+        tmp_path / "warm.st",
+        *common,
+        "--temperature",
+        1,
+        "--store",
+        tmp_path / "one.st",
+        "-o",
+        tmp_path / "o.json",
+    )
+    assert open_model(str(tmp_path / "one.st")).header.scale == Temperature(header.temperature)
     train(place, tmp_path / "warm.st", "cold.st")
     assert open_model(str(place / "cold.st")).header.scale == Temperature()
 
@@ -343,12 +361,13 @@ def test_lines_tell_entities_by_their_characters(place, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     expected = hydractl.load(place / "hydra.st").predict(list(TEXTS))
     assert [line["row"] for line in lines] == [*range(len(TEXTS))]
-    for line, text, entities in zip(lines, TEXTS, expected.entities, strict=True):
+    scores = expected.entity_scores["msp"]
+    for line, text, entities, of_entities in zip(lines, TEXTS, expected.entities, scores, strict=True):
         assert [(e["label"], e["start"], e["end"]) for e in line["entities"]] == [
             (e.label, e.start, e.end) for e in entities
         ]
         assert all(e["text"] == text[e["start"] : e["end"]] for e in line["entities"])
-        assert [e["ood_score"] for e in line["entities"]] == [e.ood_scores["msp"] for e in entities]
+        assert [e["ood_score"] for e in line["entities"]] == [*of_entities]
     assert lines[5] == {
         "row": 5, "entities": [], "entropy": None, "mutual_information": None, "ood_score": None,
     }  # fmt: skip

@@ -236,7 +236,8 @@ def _scaling(document: Report) -> str:
         sources.append("times the stored temperature" if sources else "as stored in the checkpoint")
     mixed_rows = [row.name for row in document.rows if len({*row.stored_temperatures}) > 1]
     mixed = f"; the models of {listed(mixed_rows)} store different temperatures, which T does not include"
-    return f"Logits are divided by T, {', '.join(sources)}{mixed if mixed_rows else ''}"
+    of_labels = " (of labels: by their own)" * any(row.label_temperatures for row in document.rows)
+    return f"Logits are divided by T{of_labels}, {', '.join(sources)}{mixed if mixed_rows else ''}"
 
 
 def _best(row: Row, document: Report) -> str:

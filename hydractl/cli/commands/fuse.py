@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, size, table
+from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted
 from hydractl.stages.fuse.config import FuseConfig
 
@@ -61,8 +62,9 @@ def render(report: FuseReport, out: Console) -> None:
         f"Trunk: {report.trunk} of {counted(report.layers, 'block')}, computed once"
         + (f", tensors that differ before block {report.merge_trunk} averaged" if report.merge_trunk else ""),
     )
-    if report.temperature != 1:
-        line(out, f"Temperature: {report.temperature:g}")
+    scale = Temperature(report.temperature, report.label_temperatures, report.entity_temperature)
+    if scale != Temperature():
+        line(out, f"Temperature: {scale}")
     if report.ood_scores:
         line(
             out,

@@ -65,6 +65,8 @@ class FuseReport:
         trunk: Number of blocks that are computed once.
         merge_trunk: Block of each tower before which tensors that differ are averaged.
         temperature: Temperature of the hydra.
+        label_temperatures: Of each label, if they have temperatures of their own.
+        entity_temperature: Of entities of words.
         tensors: Number of tensors with each fate.
         stored_bytes: Their size in bytes.
         members_bytes: Size of the separate members in bytes.
@@ -80,6 +82,8 @@ class FuseReport:
     trunk: int
     merge_trunk: int
     temperature: float
+    label_temperatures: tuple[float, ...]
+    entity_temperature: float
     tensors: dict[str, int]
     stored_bytes: dict[str, int]
     members_bytes: int
@@ -334,6 +338,8 @@ def _report(
         trunk=fusion.plan.trunk,
         merge_trunk=fusion.merge_trunk,
         temperature=outcome.temperature.common,
+        label_temperatures=outcome.temperature.by_label,
+        entity_temperature=outcome.temperature.of_entities,
         tensors={fate: len(named) for fate, named in names.items()},
         stored_bytes={fate: sum(fusion.specs[n].size_bytes for n in named) for fate, named in names.items()},
         members_bytes=sum(m.checkpoint.size_bytes for m in members),

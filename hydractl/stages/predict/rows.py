@@ -267,4 +267,9 @@ def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
             f"{path}: its threshold is for the temperature {scale}, but {opened.reference} stores {stored}",
             hint="store both together: `hydractl eval ... --store PATH`",
         )
+    if row.label_thresholds and row.label_thresholds != opened.header.label_thresholds:
+        raise InputError(
+            f"{path}: its threshold is for label thresholds that {opened.reference} does not store",
+            hint="store both together: `hydractl eval ... --store PATH`",
+        )
     return row.threshold

@@ -144,12 +144,12 @@ def entity_lines(
 ) -> Iterator[Line]:
     """Yield what is told of each text whose words are answered, null where it has none; arguments as of `class_lines`."""
     del names, top_k
-    for words, entities, parts in zip(predictions.words, predictions.entities, uncertainties, strict=True):
+    texts = zip(
+        predictions.words, predictions.entities, predictions.entity_scores[score], uncertainties, strict=True
+    )
+    for words, entities, scores, parts in texts:
         uncertainty, ood = parts if words else [dict.fromkeys(part) for part in parts]
-        told = [
-            dict(zip(entity._fields[:-1], entity, strict=False)) | {"ood_score": entity.ood_scores[score]}
-            for entity in entities
-        ]
+        told = [{**entity._asdict(), "ood_score": x} for entity, x in zip(entities, scores, strict=True)]
         yield {ENTITIES: told, **uncertainty, **ood}
 
 

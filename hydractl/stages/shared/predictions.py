@@ -288,19 +288,21 @@ class Scaling:
             header: Says the task, which may have temperatures of its own, and the names of the classes.
             stored: The temperatures of the row's checkpoints, as in `values`.
         """
-        common = shared_temperature(stored)
+        before = shared_temperature(stored)
+        common = Temperature(before.common, of_entities=before.of_entities)
+        if before.by_label:  # temperatures of labels are fitted anew, on logits that one divides
+            predictions = Scaled(predictions, divisor(common / before))
         fitted = fit_temperature(predictions, labels, stored=common.common)
-        temperature = fitted.temperature
+        temperature, scale = fitted.temperature, Temperature(fitted.temperature)
+        if fit := header.architecture.task.temperature:
+            scale = load(fit)(predictions, labels, temperature, header, common)
         progress.step(f"{row}: temperature {temperature:.4f}, fitted on {counted(len(labels), 'sample')}")
         if fitted.at_bound:
             progress.warn(
                 f"{row}: the fitted temperature is {temperature:g}, a bound of the search ({LOWEST:g} to "
                 f"{HIGHEST:g}): check that the labels fit the model; the scale of its logits may be unusual"
             )
-        fit = header.architecture.task.temperature
-        scale = (
-            load(fit)(predictions, labels, temperature, header, common) if fit else Temperature(temperature)
-        )
+        scale = common * scale / before if before.by_label else scale
         return cls(temperature=scale, fitted_on=len(labels))
 
     def __call__(self, predictions: StoredPredictions) -> StoredPredictions:
@@ -313,7 +315,8 @@ class Scaling:
 
     def on_top_of(self, stored: Sequence[Temperature]) -> Temperature:
         """Return what logits are divided by in all; where the temperatures of a row's checkpoints differ, without them."""
-        return shared_temperature(stored) * (self.temperature or Temperature())
+        before = shared_temperature(stored)
+        return before if self.temperature is None else before * self.temperature
 
     def values(self, stored: Sequence[Temperature]) -> dict[str, Value]:
         """Return what a report says of it.

@@ -131,7 +131,7 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
         rows += [("template", template) for template in model.prompting.templates]
     scale = Temperature(report.temperature, report.label_temperatures, report.entity_temperature)
     if scale != Temperature():
-        rows.append(("temperature", f"{scale}; divides logits"))
+        rows.append(("temperature", str(scale)))
     if report.label_thresholds:
         rows.append(("label thresholds", abridged(report.label_thresholds)))
     guarantees = {"threshold": report.threshold, "prediction sets": report.prediction_sets}
