@@ -103,9 +103,13 @@ class Loaded(Towers):
         header = self.header
         if texts is not None and rows is not None:
             by_text = in_memory(responses).mapped(rows.by_document)
-            words = whole_words(texts, rows)
-            scale = header.entity_temperature
-            return WordPredictions.of(by_text, self.labels, words, bound, entity_temperature=scale)
+            return WordPredictions.of(
+                by_text,
+                self.labels,
+                whole_words(texts, rows),
+                bound,
+                entity_temperature=header.entity_temperature,
+            )
         return predictions_of(
             responses,
             self.labels,

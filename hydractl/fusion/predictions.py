@@ -25,6 +25,7 @@ from hydractl.metrics.per_sample import (
     in_memory,
     mean_probabilities,
     most_probable,
+    of_samples,
 )
 from hydractl.metrics.selective import HALF
 from hydractl.metrics.spans import entity_probability, lowest, span_labels, spans_of
@@ -112,7 +113,7 @@ class Predictions(Uncertainties):
             member_probabilities=members,
             votes=members.argmax(2),
             sets=None if rule is None else class_sets(mean, rule),
-            **_uncertainties(member_answers, responses, bound),
+            **_uncertainties(_scores(member_answers, responses), bound),
         )
 
     def __len__(self) -> int:
@@ -169,7 +170,7 @@ class LabelPredictions(Uncertainties):
             member_probabilities=members,
             votes=_above(thresholds, members),
             label_information=torch.cat([mutual_information(p.log_probs.double()).float() for p in parts]),
-            **_uncertainties(member_answers, responses, bound),
+            **_uncertainties(_scores(member_answers, responses), bound),
         )
 
     def __len__(self) -> int:
@@ -244,15 +245,16 @@ class WordPredictions(Uncertainties):
         """
         mean, members = _probabilities(responses)
         classes = most_probable(mean)
+        by_word = {name: question_scores(responses, score) for name, score in SCORES.items()}
         return cls(
             words=tuple(tuple(text[begin:end] for begin, end in spans) for text, spans in texts),
             labels=tuple(tuple(names[c] for c in row if c >= 0) for row in classes.tolist()),
-            **_entities(classes, names, mean.amax(-1), responses, texts, entity_temperature),
+            **_entities(classes, names, mean.amax(-1), by_word, texts, entity_temperature),
             classes=classes,
             probabilities=mean,
             member_probabilities=members,
-            word_information=mutual_information(responses.log_probs.double()).float(),
-            **_uncertainties(responses, responses, bound),
+            word_information=by_word["mi"].float(),
+            **_uncertainties({name: of_samples(scores) for name, scores in by_word.items()}, bound),
         )
 
     def __len__(self) -> int:
@@ -264,7 +266,7 @@ def _entities(
     classes: Tensor,
     names: Sequence[str],
     confidence: Tensor,
-    responses: Responses,
+    by_word: Mapping[str, Tensor],
     texts: Sequence[tuple[str, Sequence[tuple[int, int]]]],
     temperature: float,
 ) -> dict[str, Any]:
@@ -272,10 +274,7 @@ def _entities(
     spans, labels = spans_of(classes, names), span_labels(names)
     numbers, count = spans.word_numbers(*classes.shape), len(spans.rows)
     probability = entity_probability(lowest(confidence.double().flatten(), numbers, count), temperature)
-    scores = {
-        name: shortest(-lowest(-question_scores(responses, score).float().flatten(), numbers, count))
-        for name, score in SCORES.items()
-    }
+    scores = {name: shortest(-lowest(-x.float().flatten(), numbers, count)) for name, x in by_word.items()}
     entities = []
     for row, first, last, label, p, mi in zip(
         *(x.tolist() for x in spans), shortest(probability.float()), scores["mi"], strict=True
@@ -334,11 +333,13 @@ def _probabilities(responses: Responses) -> tuple[Tensor, Tensor]:
     return mean, responses.log_probs.exp()
 
 
-def _uncertainties(
-    member_answers: Responses | Scored, responses: Responses, bound: Bound | None
-) -> dict[str, Any]:
-    """Return the fields of `Uncertainties`."""
-    scores = {name: scored(responses, name).float() for name in SCORES}
-    if isinstance(member_answers, Scored):
-        scores |= {name: member_scores.float() for name, member_scores in member_answers.scores.items()}
-    return {"scores": scores, "accepted": None if bound is None else scores[bound.score] < bound.below}
+def _scores(member_answers: Responses | Scored, responses: Responses) -> dict[str, Tensor]:
+    """Return all scores of logits (N,), and those that come with the outputs."""
+    beside = member_answers.scores if isinstance(member_answers, Scored) else {}
+    return {name: scored(responses, name) for name in SCORES} | dict(beside)
+
+
+def _uncertainties(scores: Mapping[str, Tensor], bound: Bound | None) -> dict[str, Any]:
+    """Return the fields of `Uncertainties`, given all scores (N,)."""
+    single = {name: score.float() for name, score in scores.items()}
+    return {"scores": single, "accepted": None if bound is None else single[bound.score] < bound.below}

@@ -237,24 +237,22 @@ def fit_label_temperatures(
             logits = log_probs / (temperature * math.exp(ln_ratio))
             right = at_labels(logits, part_labels.long()) - logits.logsumexp(-1)
             costs[i] -= right.logsumexp(0).sum(0).numpy()
-    moments = [_moments(grid, costs[:, [q]]) for q in range(count)]
-    evidences, means = (np.concatenate(part, axis=1) for part in zip(*moments, strict=True))
-    log_weights = evidences.sum(1)
-    weights = np.exp(log_weights - logsumexp(log_weights))
-    return tuple((temperature * np.exp(weights @ means)).tolist())
-
-
-def _moments(grid: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log evidence and the posterior mean of ln(T_q / T) under each deviation, (D, 1) each, for costs on a grid (K, 1)."""
-    points = np.linspace(grid[0], grid[-1], LABEL_POINTS)[:, None]
-    log_likelihood = -CubicSpline(grid, costs - costs.min())(points[:, 0])
+    points = np.linspace(-LABEL_RANGE, LABEL_RANGE, LABEL_POINTS)
+    log_priors = np.stack([_log_prior(points, deviation) for deviation in LABEL_DEVIATIONS])
     evidences, means = [], []
-    for deviation in LABEL_DEVIATIONS:
-        log_prior = -((points / deviation) ** 2) / 2 if deviation else np.where(points == 0, 0.0, -np.inf)
-        log_joint = log_likelihood + log_prior - logsumexp(log_prior)
-        evidences.append(logsumexp(log_joint, axis=0))
-        means.append((points * np.exp(log_joint - evidences[-1])).sum(0))
-    return np.array(evidences), np.array(means)
+    for of_label in costs.T:
+        log_joint = log_priors - CubicSpline(grid, of_label - of_label.min())(points)
+        evidences.append(logsumexp(log_joint, axis=1))
+        means.append(np.exp(log_joint - evidences[-1][:, None]) @ points)
+    log_weights = np.sum(evidences, axis=0)
+    weights = np.exp(log_weights - logsumexp(log_weights))
+    return tuple((temperature * np.exp(np.stack(means) @ weights)).tolist())
+
+
+def _log_prior(points: np.ndarray, deviation: float) -> np.ndarray:
+    """Return the logarithms (K,) of a normal distribution with mean 0 over values (K,), which sums to one; all of it at 0 without deviation."""
+    log_density = -((points / deviation) ** 2) / 2 if deviation else np.where(points == 0, 0.0, -np.inf)
+    return np.asarray(log_density - logsumexp(log_density))
 
 
 def _parts(predictions: StoredPredictions | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -139,7 +139,7 @@ class ModelCopy:
     ) -> Self:
         """Return the copy; arguments as of the run, whose first row this is."""
         header, update = opened.header, _header_changes(config, opened, row, data)
-        scale = Temperature(*(update[field] for field in Temperature().fields))
+        scale = header.model_copy(update=update).scale
         why = why_lapses(config, opened, scale)
         if config.threshold_for is None and header.threshold is not None:
             refitted = scores is not None and is_fitted(header.threshold.score)

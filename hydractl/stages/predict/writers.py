@@ -149,8 +149,8 @@ def entity_lines(
     )
     for words, entities, scores, parts in texts:
         uncertainty, ood = parts if words else [dict.fromkeys(part) for part in parts]
-        told = [{**entity._asdict(), "ood_score": x} for entity, x in zip(entities, scores, strict=True)]
-        yield {ENTITIES: told, **uncertainty, **ood}
+        described = [{**entity._asdict(), "ood_score": x} for entity, x in zip(entities, scores, strict=True)]
+        yield {ENTITIES: described, **uncertainty, **ood}
 
 
 def _uncertainties(predictions: Uncertainties, score: str, *, decides: bool) -> Iterator[tuple[Line, Line]]:
