@@ -599,7 +599,7 @@ def predict(
         num_workers: Processes that decode and augment images; 0 uses threads. Default: auto.
         device: Device: auto, cpu, cuda, cuda:N or mps.
         dtype: Data type of the weights: bf16, fp16 or fp32 (default: as stored).
-        force: Overwrite existing output and discard an unfinished run.
+        force: Overwrite existing output.
         wait: Wait while another command writes the same output, instead of exiting with 6.
         progress: Receives progress messages: a function of one string, or a `Progress`. If None, the stage is silent and warns through Python's `warnings`.
 
