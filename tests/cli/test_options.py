@@ -56,7 +56,6 @@ CONFIGS = {
 }
 BY_HAND = {"schema", "demo", "completion", "run"}
 TERMINAL = ("json", "quiet")
-MAKERS = {"prune", "finetune", "fuse", "import"}
 TEXTS = {
     "max_memory": "2KiB",
     "num_workers": "3",
@@ -266,9 +265,7 @@ def reached(held, name):
 def test_a_command_has_the_options_that_are_declared_and_no_others(name):
     names = [p.name for p in command_tree().commands[name].params]
 
-    assert sorted(names) == sorted(
-        [*(o.name for o in options_of(CONFIGS[name])), *TERMINAL, *["provenance"] * (name in MAKERS)]
-    )
+    assert sorted(names) == sorted([*(o.name for o in options_of(CONFIGS[name])), *TERMINAL])
     assert {*COMMANDS} == {*CONFIGS} | BY_HAND
 
 

@@ -129,14 +129,6 @@ class ScoreConfig(CommandConfig):
             only_with=SEARCHING,
         )
     )
-    estimate: bool = flag(
-        Setting(
-            "Estimate time and memory of a circuit search from a few candidates and write nothing.",
-            panel=CIRCUIT,
-            role=Role.EXECUTION,
-            only_with=SEARCHING,
-        )
-    )
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
     if_changed: bool = flag(shared.IF_CHANGED)
@@ -215,35 +207,3 @@ class ScoreReport:
     def paths(self) -> tuple[Path, ...]:
         """Files written."""
         return (self.path,) if self.trained is None else (self.path, self.trained)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Estimated cost of a circuit search, from a few candidates.
-
-    Attributes:
-        removals: Number of heads to remove.
-        candidates: Number of candidates to evaluate on all data.
-        passes: Equivalent number of forward passes of the whole model on all data.
-        samples: ID and OOD samples per pass.
-        seconds: Time on one such device.
-        compiling: Part of the time for compilation, once per device; 0 without `--compile`.
-        memory: Bytes per device: weights, a share of the data and activations.
-        by_devices: Seconds by number of devices; batches are not split.
-        device: Device of the measurement.
-    """
-
-    removals: int
-    candidates: int
-    passes: float
-    samples: int
-    seconds: float
-    compiling: float
-    memory: int
-    by_devices: Mapping[int, float]
-    device: str
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Files written: none."""
-        return ()

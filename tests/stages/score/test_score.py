@@ -370,7 +370,6 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
         ({"given": {"search": "lazy", "doubt": -1.0}}, UsageError, "`--doubt -1`: must be at least 0"),
         ({"given": {"search": "lazy", "recheck": 0}}, UsageError, "`--recheck 0`: must be at least 1"),
         ({"max_memory": 1000}, UsageError, "the removal of one head from one batch needs"),
-        ({"method": "random", "ood": None, "estimate": True}, UsageError, "`--estimate` has no effect with"),
         ({"method": "random", "ood": None, "max_memory": 1}, UsageError, "`--max-memory` has no effect with"),
         ({"method": "random", "ood": None, "compile": True}, UsageError, "`--compile` has no effect with"),
         (
