@@ -15,6 +15,7 @@ SYNONYMS = {"--learning-rate": "--lr", "--num-epochs": "--epochs", "--train-batc
 REMOVED = {
     "--estimate": "the progress bar of a run shows the remaining time",
     "--provenance": "`hydractl lineage MODEL --json` prints how a model was made",
+    "--plot": "`hydractl inspect FILE` prints which heads a model or a mask keeps",
 }
 """Options of earlier releases, with the replacement of each."""
 

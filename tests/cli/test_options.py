@@ -148,10 +148,6 @@ COMPANIONS = {
         "val": ("--fit", "digits"),
         **dict.fromkeys(("max_length", "batch_size", "num_workers", "device"), ("--data", "digits")),
     },
-    "inspect": {
-        **dict.fromkeys(("keep", "remove", "keep_fraction"), ("--plot", "heads.svg")),
-        "force": ("--plot", "heads.svg"),
-    },
     "export": dict.fromkeys(("ood", "report", "quantize"), ("--data", "digits")),
     "eval": {
         "ood_score": ("--near", "birds=noise"),

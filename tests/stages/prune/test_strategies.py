@@ -11,7 +11,6 @@ from hydractl.errors import ManifestError, UsageError
 from hydractl.families.load import open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, HeadName, Removal
-from hydractl.stages.inspect.head_choices import read_choices
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.prune.strategy import Diversity, Strategy
@@ -176,14 +175,6 @@ def test_without_a_budget_a_member_of_each_file_keeps_one_head_of_each_cluster(t
         prune(model, tmp_path / f"{i}.st", scores=(file,), auto=True) for i, file in enumerate((cahp, other))
     ]
     assert keeps(both) == [keep for report in alone for keep in keeps(report)]
-
-
-def test_what_inspect_cuts_is_what_prune_keeps(tmp_path, model, cahp):
-    report = prune(model, tmp_path / "m.st", scores=(cahp,), auto=True)
-
-    [(choice, _)], _ = read_choices(str(cahp), None)
-
-    assert [choice.mask["vision"].keep] == keeps(report)
 
 
 # --- what is said --------------------------------------------------------------------------------------------------------

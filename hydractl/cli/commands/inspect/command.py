@@ -7,14 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import QUIET, command
-from hydractl.cli.commands.inspect.documents import (
-    lineage_tree,
-    maps,
-    show_comparison,
-    show_mask,
-    show_scores,
-    show_state,
-)
+from hydractl.cli.commands.inspect.documents import lineage_tree, maps, show_mask, show_scores, show_state
 from hydractl.cli.output import Terminal, abridged, line, model_cell, size, table
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import count, counted
@@ -41,31 +34,21 @@ LINES_SHOWN = 5000
 
 @command(
     InspectConfig,
-    quiet=replace(
-        QUIET, help="Print only the path of a figure; the exit code says whether the files are valid."
-    ),
+    quiet=replace(QUIET, help="Print nothing; the exit code says whether the file is valid."),
 )
 def inspect(config: InspectConfig, terminal: Terminal) -> None:
     """Show what a file holds: sizes, heads, scores, predictions.
 
-    Reads headers only, so files of any size are quick. Several scores, masks and checkpoints are compared in pairs: removed heads in common,
-    the layers that lose heads, and the rank correlation of scores.
+    Reads headers only, so files of any size are quick.
 
     Examples:
       hydractl inspect hydra.st
       hydractl inspect base.st --tensors
       hydractl inspect -q mask.json && echo valid
-      hydractl inspect taylor.json scores.json --keep 8
-      hydractl inspect scores.json hydra.st --plot heads.svg
     """
-    if config.compares:
-        from hydractl.stages.inspect.compare import run_compare
+    from hydractl.stages.inspect.run import run_inspect
 
-        terminal.result(run_compare(config, terminal.progress()), show_comparison)
-    else:
-        from hydractl.stages.inspect.run import run_inspect
-
-        terminal.result(run_inspect(config, terminal.progress()), render)
+    terminal.result(run_inspect(config, terminal.progress()), render)
 
 
 def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
