@@ -29,10 +29,7 @@ def score(
     objective: str | None = ...,
     ood_score: Literal["msp", "entropy", "mi", "msp+mi", "energy", "max-logit", "gen", "energy+density"] | None = ...,
     search: Literal["exact", "lazy"] | None = ...,
-    recheck: int | None = ...,
     max_memory: str | int | None = ...,
-    doubt: float | None = ...,
-    swaps: int | None = ...,
     scope: Literal["layer", "global"] | None = ...,
     variant: Literal["l1", "molchanov"] | None = ...,
     form: Literal["sample", "batch"] | None = ...,
@@ -89,10 +86,7 @@ def score(
         objective: Objective to maximise: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `acc-0.1*nll`.
         ood_score: OOD score of the objective: msp, entropy, energy, max-logit, gen, or energy+density, fitted on `--data` (default: msp).
         search: Evaluate only promising heads at each removal (lazy, default: 2 to 4 times faster; no difference was found on held-out data), or every head (exact: Algorithm 1).
-        recheck: lazy: evaluate every head at each N-th removal (default: 24).
         max_memory: Memory for activations, for example 2GiB or 512MB (default: as the device allows); results change by rounding only.
-        doubt: lazy: skip heads with an expected gain below X times the initial spread (default: 0.5; 0 skips none).
-        swaps: lazy: try up to N swaps of removed and kept heads at the end (default: the number of removed heads).
         scope: Score layers one after another without heads removed before (default), or all at once.
         variant: Score by Σ|w g| (default) or (Σ w g)² per batch.
         form: michel: take absolute gradients per sample (default) or per batch.

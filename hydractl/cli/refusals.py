@@ -16,6 +16,7 @@ REMOVED = {
     "--estimate": "the progress bar of a run shows the remaining time",
     "--provenance": "`hydractl lineage MODEL --json` prints how a model was made",
     "--plot": "`hydractl inspect FILE` prints which heads a model or a mask keeps",
+    **dict.fromkeys(("--doubt", "--recheck", "--swaps"), "`--search exact` evaluates every head"),
 }
 """Options of earlier releases, with the replacement of each."""
 

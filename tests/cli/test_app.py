@@ -56,6 +56,7 @@ REMOVED = {
     "finetune --estimate": "the progress bar of a run shows the remaining time",
     "fuse --provenance=x.json": "`hydractl lineage MODEL --json` prints how a model was made",
     "inspect --plot": "`hydractl inspect FILE` prints which heads a model or a mask keeps",
+    "score --doubt": "`--search exact` evaluates every head",
 }
 
 

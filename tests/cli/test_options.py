@@ -125,7 +125,6 @@ COMPANIONS = {
         "ood": (),
         "ood_score": ("--ood", "noise"),
         "search": ("--objective", "acc"),
-        **dict.fromkeys(("recheck", "doubt", "swaps"), ("--objective", "acc", "--search", "lazy")),
         "weights_lr": ("--method", "l0", "--training", "joint"),
         "log_to": ("--method", "l0"),
         "log_dir": ("--method", "l0", "--log-to", "tensorboard"),

@@ -84,8 +84,8 @@ def test_an_exact_search_has_nothing_to_tell(call, work):
     ("options", "given", "bound"),
     [
         ((), {}, None),
-        (("--objective=-nll", "--search", "lazy", "--recheck", "4"),
-         {"objective": "-nll", "search": "lazy", "recheck": 4}, None),
+        (("--objective=-nll", "--search", "lazy"),
+         {"objective": "-nll", "search": "lazy"}, None),
         (("--ood-score", "max-logit", "--max-memory", "1.5GiB"), {"ood_score": "max-logit"}, 3 << 29),
     ],
 )  # fmt: skip

@@ -89,7 +89,7 @@ class ScoreConfig(CommandConfig):
         "Memory for activations, for example 2GiB or 512MB (default: as the device allows); results change by rounding only.",
         metavar="SIZE",
         panel=CIRCUIT,
-        after="recheck",
+        after="search",
         parse=partial(bytes_of, "--max-memory"),
         role=Role.EXECUTION,
         only_with=SEARCHING,
