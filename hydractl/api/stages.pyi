@@ -22,7 +22,7 @@ def score(
     model: str | Path,
     *,
     out: str | Path,
-    method: Literal["circuit", "taylor", "michel", "gnorm", "hies", "headmap", "cahp", "l0", "dsp", "magnitude", "random"] | None = ...,
+    method: Literal["circuit", "taylor", "michel", "headmap", "cahp", "l0", "dsp", "magnitude", "random"] | None = ...,
     data: str | None = ...,
     limit: int | None = ...,
     max_length: int | None = ...,
@@ -35,7 +35,6 @@ def score(
     form: Literal["sample", "batch"] | None = ...,
     recompute: int | None = ...,
     normalize: Literal["none", "layer", "tower"] | None = ...,
-    alpha: float | None = ...,
     samples: int | None = ...,
     training: Literal["pipelined", "joint"] | None = ...,
     epochs: int | None = ...,
@@ -79,9 +78,9 @@ def score(
     Args:
         model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
         out: Output file, or `-` for standard output.
-        method: Scoring method. circuit: greedy removal by an objective on validation data; taylor: |weight × gradient| of q, k and v; michel: mean |∂loss/∂gate| of heads (Michel et al. 2019); gnorm: greedy removal by gradient norms of q, k and v (Greedy-Gnorm); hies: michel and entropy of attention (HIES); headmap: loss increase when a head is masked (HeadMap); cahp: one head of each group of similar heads; determines the number of groups (CAHP); l0: gates closed by a penalty (Voita et al. 2019); dsp: gates of which K remain open (Li et al. 2021); magnitude: mean |weight|, a control; random: random scores, a control.
+        method: Scoring method. circuit: greedy removal by an objective on validation data; taylor: |weight × gradient| of q, k and v; michel: mean |∂loss/∂gate| of heads (Michel et al. 2019); headmap: loss increase when a head is masked (HeadMap); cahp: one head of each group of similar heads; determines the number of groups (CAHP); l0: gates closed by a penalty (Voita et al. 2019); dsp: gates of which K remain open (Li et al. 2021); magnitude: mean |weight|, a control; random: random scores, a control.
         data: Labelled data (validation data for circuits): digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
-        limit: Use N random samples of `--data` (default: all; hies: 32).
+        limit: Use N random samples of `--data` (default: all).
         max_length: Truncate texts to N tokens (default: the model's maximum).
         objective: Objective to maximise: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `acc-0.1*nll`.
         ood_score: OOD score of the objective: msp, entropy, energy, max-logit, gen, or energy+density, fitted on `--data` (default: msp).
@@ -92,7 +91,6 @@ def score(
         form: michel: take absolute gradients per sample (default) or per batch.
         recompute: michel: remove N heads at a time and score again (default: 0, score once).
         normalize: Divide scores by the norm of their layer or the RMS of their tower (default: layer for michel, else none).
-        alpha: hies: weight of importance against entropy (default: 0.5).
         samples: headmap: use the N samples with the lowest loss (default: 64).
         training: Train gates with frozen weights (pipelined, default) or together with them (joint).
         epochs: Passes over the data (default: 3; for dsp with frozen weights 1).

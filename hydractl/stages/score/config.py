@@ -68,13 +68,12 @@ class ScoreConfig(CommandConfig):
     )
     limit: int | None = setting(
         None,
-        "Use N random samples of `--data` (default: all; hies: 32).",
+        "Use N random samples of `--data` (default: all).",
         low=1,
         metavar="N",
         panel=shared.DATA,
         only_with=READING,
     )
-    """None for the default of the method."""
     max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, only_with=READING))
     given: Mapping[str, OptionValue] = by_default({}, OptionGroup(dict, SETTINGS))
     """Settings of the method that are not its defaults."""
@@ -166,21 +165,10 @@ class ScoreConfig(CommandConfig):
         return frozenset() if self.entry.needs_data else frozenset({"data"})
 
     @property
-    @override
-    def implied(self) -> dict[str, int | None]:
-        """Implied defaults: the method's number of samples."""
-        return {"limit": self.entry.default_limit}
-
-    @property
     def references(self) -> dict[str, str]:
         """Data references by role."""
         references = {"id": self.data if self.entry.needs_data else None, "ood": self.ood}
         return {role: reference for role, reference in references.items() if reference is not None}
-
-    @property
-    def sample_limit(self) -> int | None:
-        """Maximum number of ID samples; None for all."""
-        return self.entry.default_limit if self.limit is None else self.limit
 
     @property
     def logs_figures(self) -> bool:

@@ -287,7 +287,7 @@ def test_a_circuit_goes_up_to_its_knee(tmp_path, model, knee, stop):
 
 
 def test_a_greedy_run_without_a_name_for_what_it_maximised(tmp_path, model):
-    file = circuit(tmp_path / "c.json", objective=None, method="gnorm")
+    file = circuit(tmp_path / "c.json", objective=None, method="michel")
     report = prune(model, tmp_path / "m.st", scores=(file,), auto=True)
     assert ": the objective drops after 6 removals" in report.found[0]
 
