@@ -14,11 +14,12 @@ SYNONYMS = {"--learning-rate": "--lr", "--num-epochs": "--epochs", "--train-batc
 """Names of options in transformers' `TrainingArguments`, for suggestions."""
 REMOVED = {
     "--estimate": "the progress bar of a run shows the remaining time",
-    "--provenance": "`hydractl lineage MODEL --json` prints how a model was made",
+    "--provenance": "`hydractl inspect MODEL --lineage --json` prints how a model was made",
     "--plot": "`hydractl inspect FILE` prints which heads a model or a mask keeps",
     **dict.fromkeys(("--doubt", "--recheck", "--swaps"), "`--search exact` evaluates every head"),
+    "lineage": "type `hydractl inspect MODEL --lineage`, or `hydractl inspect MODEL --verify FILE...`",
 }
-"""Options of earlier releases, with the replacement of each."""
+"""Commands and options of earlier releases, with the replacement of each."""
 
 
 def usage_error(error: Exception) -> UsageError | None:

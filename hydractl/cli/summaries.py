@@ -14,7 +14,6 @@ SUMMARIES = {
     "export": "Export a model to ONNX or torch.export, to run without hydractl.",
     "push": "Push a base, a member or a hydra to the Hub with a model card.",
     "inspect": "Show what a file holds: sizes, heads, scores, predictions.",
-    "lineage": "Show or verify the files and stages that made a model.",
     "data": "List the named data sets, or show the references of some.",
     "doctor": "Check libraries, devices, cache, Hub and token.",
     "run": "Run the stages of a pipeline file that are not up to date.",

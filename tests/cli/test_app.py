@@ -54,7 +54,7 @@ def test_an_error_is_one_message_its_hint_and_the_code_of_its_class(call, raisin
 REMOVED = {
     "score --estimate": "the progress bar of a run shows the remaining time",
     "finetune --estimate": "the progress bar of a run shows the remaining time",
-    "fuse --provenance=x.json": "`hydractl lineage MODEL --json` prints how a model was made",
+    "fuse --provenance=x.json": "`hydractl inspect MODEL --lineage --json` prints how a model was made",
     "inspect --plot": "`hydractl inspect FILE` prints which heads a model or a mask keeps",
     "score --doubt": "`--search exact` evaluates every head",
 }
@@ -69,6 +69,14 @@ def test_a_removed_option_is_refused_with_its_replacement(call, line):
     assert (seen.code, seen.out) == (2, "")
     option = option.partition("=")[0]
     assert seen.err == f"error: `{option}` was removed from `hydractl {name}`\n\nhint: {REMOVED[line]}\n"
+
+
+def test_a_removed_command_is_refused_with_its_replacement(call):
+    seen = call("lineage", "x.st")
+
+    assert (seen.code, seen.out) == (2, "")
+    hint = "type `hydractl inspect MODEL --lineage`, or `hydractl inspect MODEL --verify FILE...`"
+    assert seen.err == f"error: `lineage` was removed from `hydractl`\n\nhint: {hint}\n"
 
 
 def test_exit_codes_are_those_of_the_contract():

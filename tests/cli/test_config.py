@@ -71,9 +71,9 @@ TABLE = [
     ("fuse a.st - -o h.st --seed 3 --no-verify --force",
      FuseConfig(models=("a.st", "-"), out=Path("h.st"), seed=3, verify=False, force=True)),
     ("fuse a.st -o - --quiet", FuseConfig(models=("a.st",), out=Path("-"))),
-    ("inspect a.st", InspectConfig(file="a.st")),
-    ("inspect -q a.st", InspectConfig(file="a.st")),
-    ("inspect - --tensors --json", InspectConfig(file="-", tensors=True)),
+    ("inspect a.st", InspectConfig(files=("a.st",))),
+    ("inspect -q a.st", InspectConfig(files=("a.st",))),
+    ("inspect - --tensors --json", InspectConfig(files=("-",), tensors=True)),
 ]  # fmt: skip
 
 

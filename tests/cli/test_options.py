@@ -28,7 +28,6 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.inspect.config import InspectConfig
-from hydractl.stages.lineage.config import LineageConfig
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.push.config import PushConfig
@@ -49,7 +48,6 @@ CONFIGS = {
     "import": ImportConfig,
     "push": PushConfig,
     "export": ExportConfig,
-    "lineage": LineageConfig,
     "report": ReportConfig,
     "doctor": DoctorConfig,
     "data": DataConfig,
@@ -140,7 +138,7 @@ COMPANIONS = {
         "strategy": ("--pool", "9", "--data", "d", *ALWAYS["prune"]),
         "members": ("--pool", "9", *ALWAYS["prune"]),
     },
-    "lineage": {"verify": ("b.st",)},
+    "inspect": {"verify": ("b.st",)},
     "fuse": {
         "max_loss": ("--merge-trunk", "auto", "--data", "digits"),
         "fit": ("--val", "digits"),

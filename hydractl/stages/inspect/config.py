@@ -6,28 +6,45 @@ import shlex
 from dataclasses import dataclass
 
 from hydractl.errors import UsageError
-from hydractl.settings import Setting, check, flag, required
+from hydractl.settings import Constraint, Setting, check, flag, required
 from hydractl.stages.shared.command_config import CommandConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectConfig(CommandConfig):
-    """The file to inspect."""
+    """The file to inspect, and files to compare with its lineage."""
 
-    file: str = required(
+    files: tuple[str, ...] = required(
         Setting(
-            "A checkpoint, a folder, scores, a head mask, a report or predictions, or `-`.",
+            "A checkpoint, a folder, scores, a head mask, a report or predictions, or `-`; with `--verify`, then the files "
+            "that the checkpoint was made from.",
             positional=True,
-            metavar="FILE",
+            metavar="FILE...",
             shows_default=False,
         )
     )
-    tensors: bool = flag(Setting("List the tensors of a checkpoint."))
+    tensors: bool = flag(Setting("List the tensors of a checkpoint.", excludes=Constraint("lineage")))
+    lineage: bool = flag(Setting("Show the files and stages that made a checkpoint."))
+    verify: bool = flag(
+        Setting(
+            "Compare the digests of the other files with the lineage; exit with 5 if one differs.",
+            excludes=Constraint("tensors"),
+        )
+    )
 
     def __post_init__(self) -> None:
         check(self)
         file = self.file
-        if file.startswith(("arch:", "hf-hub:")):
+        if self.verify and not self.of:
+            raise UsageError(
+                "`--verify` needs files to verify", hint=f"give them: `{file} --verify a.st scores.json`"
+            )
+        if self.of and not self.verify:
+            raise UsageError(
+                f"`{self.of[0]}`: `inspect` shows only one file",
+                hint="`--verify` compares more files with the lineage of the first",
+            )
+        if file.startswith(("arch:", "hf-hub:")) and not self.shows_lineage:
             raise UsageError(
                 f"{file}: `inspect` reads only local files",
                 hint=(
@@ -37,3 +54,18 @@ class InspectConfig(CommandConfig):
                 if file.startswith("arch:")
                 else ("download a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder"),
             )
+
+    @property
+    def file(self) -> str:
+        """The file to describe."""
+        return self.files[0]
+
+    @property
+    def of(self) -> tuple[str, ...]:
+        """The files to verify."""
+        return self.files[1:]
+
+    @property
+    def shows_lineage(self) -> bool:
+        """Whether the lineage is shown or verified."""
+        return self.lineage or self.verify

@@ -36,7 +36,7 @@ def saved(variant, folder):
 
 
 def look(path):
-    return run_inspect(InspectConfig(file=str(path)))
+    return run_inspect(InspectConfig(files=(str(path),)))
 
 
 @pytest.mark.spread

@@ -86,7 +86,7 @@ def write(path: Path, about: Header | None, specs: dict[str, TensorSpec] = SPECS
 
 
 def look(path: object, **options: bool) -> CheckpointReport:
-    report = run_inspect(InspectConfig(file=str(path), **options))
+    report = run_inspect(InspectConfig(files=(str(path),), **options))
     assert isinstance(report, CheckpointReport)
     return report
 
@@ -188,7 +188,7 @@ def test_documents(tmp_path, document, before):
     path = tmp_path / "x"
     path.write_text(before + document.to_json(), encoding="utf-8")
 
-    report = run_inspect(InspectConfig(file=str(path)))
+    report = run_inspect(InspectConfig(files=(str(path),)))
 
     assert isinstance(report, DocumentReport)
     assert (report.kind, report.document) == (document.kind_of_file, document)
@@ -267,7 +267,7 @@ def through_fifo(path: Path, content: bytes, **options: bool):
     writer = threading.Thread(target=feed)
     writer.start()
     try:
-        return run_inspect(InspectConfig(file=str(path), **options))
+        return run_inspect(InspectConfig(files=(str(path),), **options))
     finally:
         writer.join(timeout=10)
         assert not broken
@@ -314,7 +314,7 @@ def test_standard_input_in_small_pieces(tmp_path, monkeypatch, kind):
     )
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Trickle(content)))
 
-    report = run_inspect(InspectConfig(file="-"))
+    report = run_inspect(InspectConfig(files=("-",)))
 
     assert report.file == "-"
     assert report.kind == ("base" if kind == "checkpoint" else "head-mask")
@@ -371,7 +371,7 @@ def test_a_broken_file_is_one_message_that_names_it(tmp_path, case, streamed):
         path.write_bytes(content)
 
     with pytest.raises(kind) as caught:
-        through_fifo(path, content) if streamed else run_inspect(InspectConfig(file=str(path)))
+        through_fifo(path, content) if streamed else run_inspect(InspectConfig(files=(str(path),)))
 
     assert caught.value.exit_code == 3
     assert caught.value.message.startswith(str(path))
@@ -399,7 +399,7 @@ def test_what_cannot_be_inspected(tmp_path, monkeypatch, file, kind, text):
     Path("m.json").write_text(MASK.to_json(), encoding="utf-8")
 
     with pytest.raises(kind, match=text):
-        run_inspect(InspectConfig(file=file, tensors=True))
+        run_inspect(InspectConfig(files=(file,), tensors=True))
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_what_cannot_be_inspected(tmp_path, monkeypatch, file, kind, text):
 )
 def test_what_is_no_file_yet_is_told_how_it_becomes_one(file, way):
     with pytest.raises(UsageError) as caught:
-        InspectConfig(file=file)
+        InspectConfig(files=(file,))
 
     assert way in str(caught.value.hint)
 
@@ -522,7 +522,7 @@ import sys, time
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import run_inspect
 begin = time.perf_counter()
-run_inspect(InspectConfig(file=sys.argv[1], tensors=True))
+run_inspect(InspectConfig(files=(sys.argv[1],), tensors=True))
 took = time.perf_counter() - begin
 loaded = {"torch", "timm", "transformers", "numpy", "safetensors"} & set(sys.modules)
 print(took, sorted(loaded))

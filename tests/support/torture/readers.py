@@ -93,7 +93,7 @@ UNITS = {
         *_stages("fuse"), *_listed("m-0.st"), _tuned("m-0.st", VAL),
     )),
     "h.st": Unit(kind="checkpoints", lines=(
-        *_stages("eval"), *_listed("h.st"), _tuned("h.st", VAL), ("lineage", "h.st"), ("lineage", "h.st", "--json"),
+        *_stages("eval"), *_listed("h.st"), _tuned("h.st", VAL), ("inspect", "h.st", "--lineage"), ("inspect", "h.st", "--lineage", "--json"),
         _predicted("h.st", VAL), ("push", "h.st", "org/name", "--dry-run"),
     )),
     "w.safetensors": Unit(kind="checkpoints", lines=(*_stages("import"), ("inspect", "w.safetensors", "--tensors"))),

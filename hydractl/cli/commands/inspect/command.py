@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import QUIET, command
-from hydractl.cli.commands.inspect.documents import lineage_tree, maps, show_mask, show_scores, show_state
+from hydractl.cli.commands.inspect.documents import (
+    lineage_tree,
+    maps,
+    show_lineage,
+    show_mask,
+    show_scores,
+    show_state,
+)
 from hydractl.cli.output import Terminal, abridged, line, model_cell, size, table
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import count, counted
@@ -34,21 +41,33 @@ LINES_SHOWN = 5000
 
 @command(
     InspectConfig,
-    quiet=replace(QUIET, help="Print nothing; the exit code says whether the file is valid."),
+    quiet=replace(
+        QUIET, help="Print nothing; the exit code says whether the file is valid, or the files match."
+    ),
 )
 def inspect(config: InspectConfig, terminal: Terminal) -> None:
     """Show what a file holds: sizes, heads, scores, predictions.
 
-    Reads headers only, so files of any size are quick.
+    Reads headers only, so files of any size are quick. A checkpoint holds the digest of every file that a stage read.
+    `--verify` finds files by content, then by name. Data sets are recorded by their items and cannot be verified.
 
     Examples:
       hydractl inspect hydra.st
       hydractl inspect base.st --tensors
       hydractl inspect -q mask.json && echo valid
+      hydractl inspect hydra.st --lineage
+      hydractl inspect hydra.st --verify a.st b.st c.st
     """
-    from hydractl.stages.inspect.run import run_inspect
+    if config.shows_lineage:
+        from hydractl.stages.inspect.lineage import run_lineage
 
-    terminal.result(run_inspect(config, terminal.progress()), render)
+        report = run_lineage(config, terminal.progress())
+        terminal.result(report, show_lineage)
+        report.require_checks()
+    else:
+        from hydractl.stages.inspect.run import run_inspect
+
+        terminal.result(run_inspect(config, terminal.progress()), render)
 
 
 def render(report: CheckpointReport | DocumentReport, out: Console) -> None:

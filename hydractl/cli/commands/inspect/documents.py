@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.cli.output import line
+from hydractl.cli.output import line, model_cell
 from hydractl.errors import harmless_line
-from hydractl.messages import counted
+from hydractl.messages import counted, quoted
 from hydractl.reporting.lineage import Node, lineage, pairs, short
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
     from hydractl.manifest.header import Step
+    from hydractl.stages.inspect.lineage import LineageReport
     from hydractl.training.resume import StateFile
 
 
@@ -139,6 +140,24 @@ def lineage_tree(file: str, step: Step) -> Tree:
 
     root = lineage(file, step)
     return grow(Tree(text(root)), root)
+
+
+def show_lineage(report: LineageReport, out: Console) -> None:
+    """Show the stages that made a model, or the result of the verification of each file."""
+    for verified_file in report.verified:
+        as_read = (
+            f" is `{verified_file.read_as}`" if not verified_file.problem else f": {verified_file.problem}"
+        )
+        line(
+            out,
+            f"{'failed' if verified_file.problem else 'ok'}: {verified_file.file}{as_read}, {short(verified_file.sha256)}",
+        )
+    if report.left:
+        line(out, f"not verified: {quoted(report.left)}")
+    if report.step is None:
+        line(out, f"{model_cell(report.model)}: a {report.kind} that was not made by hydractl")
+    elif not report.verified:
+        out.print(lineage_tree(model_cell(report.model), report.step))
 
 
 def fingerprint(reference: str, digest: str, number: int | None) -> str:
