@@ -15,7 +15,7 @@ SUMMARIES = {
     "push": "Push a base, a member or a hydra to the Hub with a model card.",
     "inspect": "Show what a file holds: sizes, heads, scores, predictions.",
     "data": "List the named data sets, or show the references of some.",
-    "doctor": "Check libraries, devices, cache, Hub and token.",
+    "doctor": "Show versions, devices, cache, Hub and token.",
     "run": "Run the stages of a pipeline file that are not up to date.",
     "demo": "Make a hydra of handwritten digits in two minutes.",
     "schema": "Print the JSON Schema of scores, head masks or reports.",
