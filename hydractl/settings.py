@@ -5,6 +5,7 @@ Options of commands, help, completions and validation follow from the declaratio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
@@ -162,6 +163,35 @@ class Setting:
             return self.parse(command_value)
         # the choice itself, which may be of an enumeration; another text is refused by `check`
         return next((choice for choice in self.choices if choice == command_value), command_value)
+
+    def typed(self, name: str, kind: str, value: Any) -> Any:  # noqa: ANN401 - of any field
+        """Return a value in the type of its field: lists as tuples, texts parsed as on the command line.
+
+        Args:
+            name: The name of the field.
+            kind: The annotation of the field.
+            value: A value of this type, a text, a path, or a list of these.
+
+        Raises:
+            UsageError: If a text is not of this type.
+        """
+        if kind.startswith("tuple[") and value is not None:
+            read = self.read(value) if isinstance(value, str) else value
+            items = read if isinstance(read, list | tuple) else (read,)
+            parts = [(item, self.typed(name, kind.removeprefix("tuple["), item)) for item in items]
+            # a text may stand for several items
+            several = [
+                part if isinstance(item, str) and isinstance(part, tuple) else (part,) for item, part in parts
+            ]
+            return tuple(x for part in several for x in part)
+        types = {*re.findall(r"\w+", kind)}
+        if isinstance(value, Path) and "Path" not in types:
+            value = str(value)
+        if not isinstance(value, str) or types & {"str", "Literal"}:
+            return value
+        if self.parse is None and types & {"int", "float", "bool"}:
+            raise UsageError(f"`{self.option(name)} {value}`: is a text, not a number or a truth value")
+        return Path(value) if "Path" in types and self.parse is None else self.read(value)
 
     def check(self, name: str, value: object) -> None:
         """Refuse a value, or an item of one, that is no choice or out of range.
@@ -327,7 +357,7 @@ def declared(config: type[Any]) -> Mapping[str, Setting]:
 
 
 def check(config: object, *, may_idle: bool = False) -> None:
-    """Refuse values that contradict their declarations.
+    """Convert values to the types of their fields, and refuse those that contradict their declarations.
 
     Args:
         config: The configuration.
@@ -336,7 +366,9 @@ def check(config: object, *, may_idle: bool = False) -> None:
     Raises:
         UsageError: Naming the first.
     """
-    for name, setting in declared(type(config)).items():
+    settings, kinds = declared(type(config)), {f.name: str(f.type) for f in fields(config)}  # type: ignore[arg-type]
+    for name, setting in settings.items():
+        object.__setattr__(config, name, setting.typed(name, kinds[name], getattr(config, name)))
         setting.check(name, getattr(config, name))
     defaults = {f.name: f.default for f in fields(config)}  # type: ignore[arg-type]  # a dataclass, as `declared` takes it
     for relation in ("needs", "excludes") if may_idle else ("needs", "only_with", "excludes"):
