@@ -165,25 +165,14 @@ class Setting:
         return next((choice for choice in self.choices if choice == command_value), command_value)
 
     def typed(self, name: str, kind: str, value: Any) -> Any:  # noqa: ANN401 - of any field
-        """Return a value in the type of its field: lists as tuples, texts parsed as on the command line.
-
-        Args:
-            name: The name of the field.
-            kind: The annotation of the field.
-            value: A value of this type, a text, a path, or a list of these.
-
-        Raises:
-            UsageError: If a text is not of this type.
-        """
+        """Return a value in the type of its field, of annotation `kind`: lists as tuples, texts parsed as on the command line."""
         if kind.startswith("tuple[") and value is not None:
             read = self.read(value) if isinstance(value, str) else value
             items = read if isinstance(read, list | tuple) else (read,)
             parts = [(item, self.typed(name, kind.removeprefix("tuple["), item)) for item in items]
             # a text may stand for several items
-            several = [
-                part if isinstance(item, str) and isinstance(part, tuple) else (part,) for item, part in parts
-            ]
-            return tuple(x for part in several for x in part)
+            groups = (p if isinstance(item, str) and isinstance(p, tuple) else (p,) for item, p in parts)
+            return tuple(x for group in groups for x in group)
         types = {*re.findall(r"\w+", kind)}
         if isinstance(value, Path) and "Path" not in types:
             value = str(value)
@@ -194,15 +183,7 @@ class Setting:
         return Path(value) if "Path" in types and self.parse is None else self.read(value)
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value, or an item of one, that is no choice or out of range.
-
-        Args:
-            name: The field's.
-            value: What it holds; None is let through.
-
-        Raises:
-            UsageError: With what is allowed.
-        """
+        """Raise a UsageError if the value of a field, or an item of a tuple, is not a choice or out of range."""
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, str):
                 self._check_choice(name, item)
