@@ -15,6 +15,7 @@ from hydractl.manifest.header import Step
 from hydractl.model_source import WEIGHTS
 from hydractl.output.atomic_write import is_stream, publish_text
 from hydractl.output.paths import check_output, is_folder
+from hydractl.output.sync import has_content
 from hydractl.runtime import digest_file
 from hydractl.stages.shared.command_config import CommandConfig, input_refs
 from hydractl.strict_json import NotJSONError, canonical, parse
@@ -61,7 +62,7 @@ def write_statement(path: Path, config: CommandConfig) -> None:
     header = Checkpoint.open(first).header
     if header is None or header.made_by is None:
         raise InputError(f"{first}: does not record how it was made")
-    if path.exists() and not _is_statement(path):
+    if has_content(path) and not _is_statement(path):
         raise OutputExists(f"{path}: already exists", hint="choose another name with `--provenance`")
     publish_text(path, canonical(statement(files, header.made_by)))
 
