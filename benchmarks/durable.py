@@ -9,12 +9,14 @@ exits with 1 if the ratio exceeds 1.05.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 from hydractl.families.load import open_model
 from hydractl.stages.fuse.config import FuseConfig
@@ -62,15 +64,10 @@ def _fuse(members: tuple[str, ...], out: Path, *, stores: bool) -> float:
     """Return the seconds of one fuse, with or without `fsync`."""
     out.unlink(missing_ok=True)
     os.sync()
-    fsync = os.fsync
-    if not stores:
-        os.fsync = lambda _: None
-    try:
+    with contextlib.nullcontext() if stores else mock.patch.object(os, "fsync"):
         begin = time.monotonic()
         run_fuse(FuseConfig(models=members, out=out, mlp="keep", force_merge=True))
         return time.monotonic() - begin
-    finally:
-        os.fsync = fsync
 
 
 if __name__ == "__main__":

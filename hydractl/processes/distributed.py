@@ -33,7 +33,8 @@ begins with the process that failed."""
 HEAD_START_S = 1.0
 """Time in which errors of all processes count as simultaneous, so that only the first process reports."""
 PROCESS_ENDED = "another process of this run has ended"
-HINT = "the report of the launcher names it"
+REPORT = "the report of the launcher names it"
+HINT = f"{REPORT}; run the same command again"
 
 
 def rank() -> int:
