@@ -187,12 +187,9 @@ def publish_scratch(outputs: Collection[TempFile | TempFolder], claim: OutputLoc
         output.store()
     renames = {output.target: output.scratch for output in outputs if output.scratch}
     claim.publishing(renames)
-    folders = {target.parent for target in renames}
-    for folder in folders:
-        sync_path(folder)
     for target, scratch in renames.items():
         scratch.replace(target)
-    for folder in folders:
+    for folder in {target.parent for target in renames}:
         sync_path(folder)
     claim.published()
 
@@ -203,11 +200,8 @@ def make_folder(folder: Path, *, hint: str | None = None) -> None:
     Raises:
         OutputError: If it cannot be made.
     """
-    parents = [path.parent for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for parent in parents:
-            sync_path(parent)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be made: {error.strerror}", hint=hint) from error
 

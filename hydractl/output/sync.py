@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -27,18 +28,14 @@ def sync_path(path: Path) -> None:
     """Do the same for a path. A folder that this process must not read is skipped.
 
     Raises:
-        OSError: If the disk fails. The error names no file, because `path` may be a scratch name.
+        OSError: If the disk fails.
     """
-    try:
+    with contextlib.suppress(PermissionError):
         descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:
-        return
-    except OSError as error:
-        raise OSError(error.errno, error.strerror) from error
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
+        try:
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def has_content(path: Path) -> bool:

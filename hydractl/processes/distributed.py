@@ -33,8 +33,7 @@ begins with the process that failed."""
 HEAD_START_S = 1.0
 """Time in which errors of all processes count as simultaneous, so that only the first process reports."""
 PROCESS_ENDED = "another process of this run has ended"
-REPORT = "the report of the launcher names it"
-HINT = f"{REPORT}; run the same command again"
+HINT = "the report of the launcher names it; run the same command again"
 
 
 def rank() -> int:
@@ -321,7 +320,8 @@ class _Voice(NamedTuple):
 
     def ending(self, error: Exception) -> BaseException:
         """Return what this process ends with: the error itself, or silence."""
-        if _is_lost_connection(error):
+        # gloo raises a plain RuntimeError, and torch subclasses of DistError
+        if isinstance(error, RuntimeError) and ("gloo/" in str(error) or type(error).__name__[:4] == "Dist"):
             error = Interrupted(PROCESS_ENDED, hint=HINT)
         ours = isinstance(error, HydraError)
         if isinstance(error, Interrupted) and not error.message:
@@ -347,13 +347,6 @@ class _Voice(NamedTuple):
         if not self.is_speaker():
             return Interrupted("")
         return Interrupted(PROCESS_ENDED, hint=HINT) if self.rank else KeyboardInterrupt()
-
-
-def _is_lost_connection(error: Exception) -> bool:
-    """Return whether a library reports that another process has ended. Gloo raises a plain RuntimeError."""
-    from torch.distributed import DistError  # noqa: PLC0415 - as above
-
-    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
 
 
 @contextmanager

@@ -194,8 +194,11 @@ class StateFolder:
         is_of_another_run = others and self._is_of_another()
         if not self.check(force=force or is_of_another_run):
             if self.path.exists():
-                why = FORCED if force else OTHERS if is_of_another_run else EMPTY
-                progress.warn(DROPPED.format(why=why, where=self.path))
+                progress.warn(
+                    DROPPED.format(
+                        why=FORCED if force else OTHERS if is_of_another_run else EMPTY, where=self.path
+                    )
+                )
             return Snapshot()
         start = self.load()
         progress.step(f"Resuming at step {start.position.step} from {self.path}")

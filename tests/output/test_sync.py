@@ -82,15 +82,6 @@ def test_names_of_several_outputs_are_recorded_on_the_disk_before_the_first_appe
     assert (tmp_path.stat().st_ino, False) in stored  # the folder holds the name of the record
 
 
-def test_parents_of_a_new_folder_are_stored(tmp_path, monkeypatch):
-    stored, real = set(), os.fsync
-    monkeypatch.setattr(os, "fsync", lambda d: (stored.add(os.fstat(d).st_ino), real(d)))
-
-    make_folder(tmp_path / "a" / "b" / "c")
-
-    assert stored == {path.stat().st_ino for path in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")}
-
-
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
 def test_a_file_system_without_fsync_is_served(tmp_path, monkeypatch, number):
     def unsupported(_):

@@ -13,7 +13,7 @@ from hydractl.errors import Interrupted, OutputExists
 from hydractl.output.atomic_write import is_stream
 from hydractl.output.locks import OutputLock, claimed
 from hydractl.output.paths import check_folder, check_output, is_folder
-from hydractl.processes.distributed import REPORT
+from hydractl.processes.distributed import HINT
 from hydractl.progress import Progress
 from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.strict_json import parse
@@ -119,7 +119,7 @@ def resumable(out: Path, *, force: bool = False) -> Iterator[None]:
         if note := resume_hint(out, force=force):
             error.add_note(note)
             if isinstance(error, Interrupted):
-                error.hint = f"{REPORT}; {note}"
+                error.hint = HINT.replace("run the same command again", note)
         raise
 
 

@@ -356,8 +356,7 @@ class _Reader:
         caught = CONFIGURATIONS.set(configurations)
         try:
             # typer prints the help of a command without words; `--` makes it name the missing argument
-            words = [*line[1:]] or ["--"]
-            with command.make_context(f"hydractl {command.name}", words) as context:
+            with command.make_context(f"hydractl {command.name}", [*line[1:]] or ["--"]) as context:
                 if hasattr(command.callback, "is_configured"):
                     command.invoke(context)
         except HydraError as error:
@@ -370,5 +369,8 @@ class _Reader:
             raise InputError(f"{where}: {refused.message}", hint=refused.hint) from error
         finally:
             CONFIGURATIONS.reset(caught)
-        outputs = [str(path) for configuration in configurations for path in configuration.outputs()]
-        return [f"./{output}" if output.startswith("-") else output for output in outputs]
+        return [
+            f"./{path}" if str(path).startswith("-") else str(path)
+            for configuration in configurations
+            for path in configuration.outputs()
+        ]

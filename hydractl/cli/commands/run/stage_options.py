@@ -15,11 +15,11 @@ def check_texts(option: Any, value: object, texts: Sequence[str], where: str) ->
     """Refuse texts that would have another meaning in a command line than in the file."""
     is_argument, repeats = option.param_type_name == "argument", getattr(option, "multiple", False)
     joins = not (is_argument or repeats) and "," in str(option.metavar).replace("::K=V,...", "")
-    is_list = joins or repeats or option.nargs != 1
-    if len(texts) != 1 and not (is_list and (texts or repeats)):
-        raise InputError(f"{where}: takes {'at least ' * is_list}one value, not {len(texts)}")
-    scalars = value if isinstance(value, list) else [value]
-    if not getattr(option, "is_flag", False) and any(isinstance(scalar, bool) for scalar in scalars):
+    if len(texts) != 1 and not (repeats or (texts and (joins or option.nargs != 1))):
+        raise InputError(f"{where}: {len(texts)} values are too {'many' if texts else 'few'}")
+    if not getattr(option, "is_flag", False) and bool in map(
+        type, value if isinstance(value, list) else [value]
+    ):
         raise InputError(f"{where}: needs a value")
     for text in texts:
         if _CONTROL.search(text) or (is_argument and not text):
