@@ -66,7 +66,7 @@ def _fuse(members: tuple[str, ...], out: Path, *, stores: bool) -> float:
     os.sync()
     with contextlib.nullcontext() if stores else mock.patch.object(os, "fsync"):
         begin = time.monotonic()
-        run_fuse(FuseConfig(models=members, out=out, mlp="keep", force_merge=True))
+        run_fuse(FuseConfig(models=members, out=out, mlp="keep"))
         return time.monotonic() - begin
 
 
