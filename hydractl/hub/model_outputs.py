@@ -12,6 +12,7 @@ from hydractl.model_source import WEIGHTS
 from hydractl.output.atomic_write import Sink, publish_together
 from hydractl.output.locks import OutputLock
 from hydractl.output.paths import is_folder
+from hydractl.output.sync import has_content
 
 if TYPE_CHECKING:
     from hydractl.manifest.header import Header
@@ -26,7 +27,9 @@ def check_replaces(path: Path, claim: OutputLock) -> None:
     from hydractl.hub.layout import of_model  # noqa: PLC0415 - most outputs are files
 
     if remaining := [
-        file for file in of_model(path) if not (claim.may_replace(path) or claim.may_replace(file))
+        file
+        for file in of_model(path)
+        if has_content(file) and not (claim.may_replace(path) or claim.may_replace(file))
     ]:
         raise OutputExists(
             f"{path}: already contains a model (`{remaining[0].name}`)",

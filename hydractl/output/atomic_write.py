@@ -2,7 +2,8 @@
 
 A regular file is written under a scratch name beside its target and renamed, so a reader never sees half of it
 and an interrupted command leaves nothing behind; what a killed one leaves, the next one that makes the same output removes.
-What is replaced keeps its mode and owner. Pipes, FIFOs and devices cannot be renamed into; they are
+The disk stores each file before it gets its name, and the folder after that: a power loss leaves the old file or the
+new one. What is replaced keeps its mode and owner. Pipes, FIFOs and devices cannot be renamed into; they are
 written straight through. A symbolic link is followed: the file it points to is replaced, the link stays.
 
 A folder that is not there yet grows under a scratch name likewise; in one that is, its files are replaced one by one, as
@@ -19,7 +20,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PosixPath
 from typing import Protocol
@@ -28,6 +29,7 @@ from typing_extensions import override
 
 from hydractl.errors import OutputError, OutputExists
 from hydractl.output.locks import OutputLock, keep, remove_dead_parts, scratch_beside
+from hydractl.output.sync import has_content, sync, sync_path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STDOUT = Path("-")
@@ -166,10 +168,30 @@ def publish_together(claim: OutputLock) -> Iterator[Callable[[Path], Sink]]:
             *folders.values(),
             *(output for output in grown if claim.force or not output.is_there()),
         ]
-        claim.publishing({output.target: output.scratch for output in unpublished if output.scratch})
-        for one in unpublished:
-            one.publish()
-        claim.published()
+        publish_scratch(unpublished, claim)
+
+
+def publish_scratch(outputs: Collection[TempFile | TempFolder], claim: OutputLock) -> None:
+    """Store outputs on the disk, then give them their names. Streams are flushed.
+
+    The outputs are still locked, so no other command takes them for files of a killed command.
+
+    Args:
+        outputs: Complete outputs.
+        claim: Records the names of several outputs before the first one gets its name.
+
+    Raises:
+        OSError: If the disk fails.
+    """
+    for output in outputs:
+        output.store()
+    renames = {output.target: output.scratch for output in outputs if output.scratch}
+    claim.publishing(renames)
+    for target, scratch in renames.items():
+        scratch.replace(target)
+    for folder in {target.parent for target in renames}:
+        sync_path(folder)
+    claim.published()
 
 
 def make_folder(folder: Path, *, hint: str | None = None) -> None:
@@ -206,7 +228,7 @@ class TempFile:
             OutputExists: If another file is.
         """
         self.file.flush()
-        if self.scratch is None or not self.target.exists():
+        if self.scratch is None or not has_content(self.target):
             return False
         if not filecmp.cmp(self.scratch, self.target, shallow=False):
             raise OutputExists(
@@ -215,11 +237,11 @@ class TempFile:
             )
         return True
 
-    def publish(self) -> None:
-        """Give it its name, while it is held: nobody then takes it for a dead one's."""
+    def store(self) -> None:
+        """Store the file on the disk; flush a stream."""
         self.file.flush()
         if self.scratch is not None:
-            self.scratch.replace(self.target)
+            sync(self.file.fileno())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,11 +260,12 @@ class TempFolder:
             self.files.append(file)
             yield file
 
-    def publish(self) -> None:
-        """Give it its name, while it is held."""
+    def store(self) -> None:
+        """Store the folder on the disk, with all files in it."""
         for file in self.files:
             file.flush()
-        self.scratch.replace(self.target)
+        for path in (*self.scratch.rglob("*"), self.scratch):
+            sync_path(path)
 
 
 @contextlib.contextmanager
@@ -337,7 +360,7 @@ def append(path: Path, data: bytes) -> None:
         with path.open("ab") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
     except OSError as error:
         raise OutputError(
             f"{path}: cannot be written: {error.strerror or error}",

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hydractl.errors import OutputError, OutputExists
+from hydractl.output.sync import sync, sync_path
 from hydractl.progress import SILENT, Progress
 
 _PART = re.compile(r"\..*\.[0-9a-f]{8}\.hydractl-part", re.DOTALL)
@@ -124,6 +125,8 @@ class OutputLock:
                 name: identity for name, identity in identities.items() if identity is not None
             }
             self._write()
+            sync(self._descriptor)
+            sync_path(Path(self._within()))
 
     def published(self) -> None:
         """Forget it: all of them are there."""

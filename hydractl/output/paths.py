@@ -17,6 +17,7 @@ from hydractl.output.atomic_write import (
     temp_folder,
     translated,
 )
+from hydractl.output.sync import has_content
 
 
 def output(text: str) -> Path:
@@ -100,7 +101,7 @@ def check_output(
 
     Args:
         path: Where the output will go; `-` is standard output.
-        force: Whether an existing file may be replaced. An input never may.
+        force: Whether an existing file may be replaced. An input never may; a file of 0 bytes always may.
         inputs: Files that the command reads.
         folders: Folders of which it may read every file.
         option: What names the output on the command line, for hints.
@@ -131,7 +132,7 @@ def check_output(
             f"{path}: is a folder, not a file",
             hint=f"give a file in it, for example `{option} {path}/out.st`",
         )
-    if target.exists() and not force:
+    if has_content(target) and not force:
         raise OutputExists(
             f"{path}: already exists",
             hint=f"add `--force` to replace it, or choose another name with `{option}`",

@@ -33,7 +33,7 @@ begins with the process that failed."""
 HEAD_START_S = 1.0
 """Time in which errors of all processes count as simultaneous, so that only the first process reports."""
 PROCESS_ENDED = "another process of this run has ended"
-HINT = "the report of the launcher names it; the same command resumes if there is a journal"
+HINT = "the report of the launcher names it; run the same command again"
 
 
 def rank() -> int:
@@ -320,7 +320,12 @@ class _Voice(NamedTuple):
 
     def ending(self, error: Exception) -> BaseException:
         """Return what this process ends with: the error itself, or silence."""
+        # gloo raises a plain RuntimeError, and torch subclasses of DistError
+        if isinstance(error, RuntimeError) and ("gloo/" in str(error) or type(error).__name__[:4] == "Dist"):
+            error = Interrupted(PROCESS_ENDED, hint=HINT)
         ours = isinstance(error, HydraError)
+        if isinstance(error, Interrupted) and not error.message:
+            return error  # a group within this one has decided who speaks
         try:
             if not isinstance(error, Interrupted):
                 # a bug in ours may be a connection of accelerate's that was closed: then a signal is on its way
@@ -345,6 +350,29 @@ class _Voice(NamedTuple):
 
 
 @contextmanager
+def one_voice(store: Store, rank: int) -> Iterator[None]:
+    """Let one process report why all processes of a run end.
+
+    Args:
+        store: Shared by the processes.
+        rank: Number of this process.
+
+    Raises:
+        Interrupted: In a process that ends because another did; without a message where that has said why.
+    """
+    voice = _Voice(store, rank)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise voice.interrupted() from None
+    except Exception as error:
+        ending = voice.ending(error)
+        if ending is error:
+            raise
+        raise ending from None
+
+
+@contextmanager
 def start_team(device: torch.device | str = "cpu") -> Iterator[ProcessGroup]:
     """Meet the other processes of this run, if there are any; if one ends early, all do, and one says why.
 
@@ -365,13 +393,5 @@ def start_team(device: torch.device | str = "cpu") -> Iterator[ProcessGroup]:
         store, rank, world = meeting("score")
         waiting = timedelta(seconds=PATIENCE_S)
         group = cast("TorchGroup", ProcessGroupGloo(store, rank, world, waiting))
-    voice = _Voice(store, rank)
-    try:
+    with one_voice(store, rank):
         yield ProcessGroup(group, rank=rank, world=world, device=device)
-    except KeyboardInterrupt:
-        raise voice.interrupted() from None
-    except Exception as error:
-        ending = voice.ending(error)
-        if ending is error:
-            raise
-        raise ending from None

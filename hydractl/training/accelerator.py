@@ -14,7 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hydractl.processes.distributed import PATIENCE_S, meeting, own_device, refuse_shared_device, world_size
+from hydractl.processes.distributed import (
+    PATIENCE_S,
+    meeting,
+    one_voice,
+    own_device,
+    refuse_shared_device,
+    world_size,
+)
 from hydractl.runtime import pick_device
 from hydractl.training import fsdp
 
@@ -237,18 +244,21 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
 
     Raises:
         UsageError: If the device is absent, or names one GPU for several processes, or there are fewer GPUs than these.
+        Interrupted: As `one_voice`.
     """
     from accelerate import Accelerator  # noqa: PLC0415 - a second that refused inputs need not pay
     from accelerate.state import AcceleratorState  # noqa: PLC0415 - as above
 
     chosen = pick_device(device)
     refuse_shared_device(device)
+    voice: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if world_size() > 1 and chosen.type in {"cpu", "cuda"}:
         # accelerate would start the group at a place where an earlier stage of this process may have left its notes
         device_of_process = own_device(device)
         if device_of_process.type == "cuda":
             torch.cuda.set_device(device_of_process)
         store, rank, world = meeting("train")
+        voice = one_voice(store, rank)
         dist.init_process_group(
             "gloo" if device_of_process.type == "cpu" else "nccl",
             store=store,
@@ -258,7 +268,7 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
         )
     mixed = "bf16" if precision == "bf16" else "no"
     on_one = torch.cuda.device(chosen) if ":" in device else contextlib.nullcontext()
-    with on_one, _told_by_us_alone():
+    with voice, on_one, _told_by_us_alone():
         accelerator = Accelerator(cpu=chosen.type == "cpu", mixed_precision=mixed)
         try:
             yield Engine(accelerator, shards=shards)

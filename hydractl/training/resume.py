@@ -7,11 +7,10 @@ with anything besides that is not ours, is never touched.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -19,10 +18,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hydractl.checkpoint import Checkpoint, write_tensors
-from hydractl.errors import CheckpointError, InputError, ManifestError, OutputError, OutputExists
+from hydractl.errors import CheckpointError, InputError, ManifestError, OutputExists
 from hydractl.manifest.document import Digest, Document, StrictModel
-from hydractl.output.atomic_write import Digested, publish, publish_text
-from hydractl.output.locks import keep, remove_dead_parts, scratch_beside
+from hydractl.output.atomic_write import Digested, publish, publish_scratch, publish_text, temp_folder
+from hydractl.output.locks import OutputLock, keep, remove_dead_parts, scratch_beside
+from hydractl.output.sync import has_content
 from hydractl.progress import Progress
 from hydractl.strict_json import MAX_BYTES
 from hydractl.training.run_settings import changes
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "state.json"
-DROPPED, FORCED, OTHERS = (
+DROPPED, FORCED, OTHERS, EMPTY = (
     "{why}: the state of an unfinished run in {where} is discarded",
     "`--force` starts again",
     "options, inputs or versions have changed",
+    f"{NAME} is empty, as after a power loss",
 )
 _ANEW = "add `--force` to start again"
 _OURS = re.compile(
@@ -193,7 +194,11 @@ class StateFolder:
         is_of_another_run = others and self._is_of_another()
         if not self.check(force=force or is_of_another_run):
             if self.path.exists():
-                progress.warn(DROPPED.format(why=OTHERS if is_of_another_run else FORCED, where=self.path))
+                progress.warn(
+                    DROPPED.format(
+                        why=FORCED if force else OTHERS if is_of_another_run else EMPTY, where=self.path
+                    )
+                )
             return Snapshot()
         start = self.load()
         progress.step(f"Resuming at step {start.position.step} from {self.path}")
@@ -218,7 +223,7 @@ class StateFolder:
                 f"{self.path}: the state of the run goes here, but it {strange}",
                 hint="move it to another place, or choose another name with `-o`",
             )
-        return not force and bool(self._read_state_file())
+        return not force and has_content(self.path / NAME) and bool(self._read_state_file())
 
     def _strange(self) -> str | None:
         """Return why what stands there is not ours, None if it is."""
@@ -232,7 +237,8 @@ class StateFolder:
         state_file = self.path / NAME
         try:
             with state_file.open("rb") as file:
-                marked = _MARK in file.read(MAX_BYTES)
+                content = file.read(MAX_BYTES)
+            marked = not content or _MARK in content
         except OSError:
             marked = False
         return None if marked else f"has no `{NAME}` that hydractl wrote"
@@ -281,17 +287,11 @@ class StateFolder:
         if self._digests is not None:
             self._write(self.path, snapshot, self._digests)
             return
-        self.clear()  # what another run left
-        grown = scratch_beside(self.path)
-        try:
-            with _locked(grown, make=True):
-                digests = self._write(grown, snapshot, {})
-                grown.rename(self.path)
-                self._digests = digests
-        except OSError as error:
-            raise OutputError(f"{self.path}: cannot be made: {error.strerror}") from error
-        finally:
-            shutil.rmtree(grown, ignore_errors=True)
+        with temp_folder(self.path) as folder:
+            digests = self._write(folder.scratch, snapshot, {})
+            self.clear()  # the state of another run, only after this one is complete
+            publish_scratch([folder], OutputLock(force=True))
+            self._digests = digests
 
     def _write(self, folder: Path, snapshot: Snapshot, digests: dict[str, str]) -> dict[str, str]:
         """Write a snapshot; `digests` are the digests of files that are there, and then those of its own."""
@@ -328,22 +328,11 @@ class StateFolder:
                 path.unlink()
             return
         scratch = scratch_beside(self.path)  # from one moment to the next, as it came
-        with _locked(self.path):
-            try:
-                self.path.rename(scratch)
-                shutil.rmtree(scratch)
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)  # a signal may have come in between
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, *, make: bool = False) -> Iterator[None]:
-    """Hold a folder, so that nobody takes it for one that a killed command left."""
-    if make:
-        folder.mkdir()
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        keep(descriptor, folder)
-        yield
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            keep(descriptor, self.path)  # so that nobody takes it for one that a killed command left
+            self.path.rename(scratch)
+            shutil.rmtree(scratch)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)  # a signal may have come in between
+            os.close(descriptor)

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from hydractl.errors import InputError, OutputError, UsageError, reason_of
 from hydractl.output.atomic_write import is_stream, make_folder, publish_text
+from hydractl.output.sync import has_content
 from hydractl.strict_json import parse
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _without_launcher() -> Iterator[None]:
 
 def _read(path: Path) -> dict[str, str]:
     """Return the stored names of an interrupted run; empty if it was not logged."""
-    if not path.exists():
+    if not has_content(path):
         return {}
     try:
         record = parse(path.read_text(encoding="utf-8"))

@@ -147,7 +147,7 @@ CHANGES = {
         "prune",
         lambda folder: (folder / "p-1.st").unlink(),
         [],
-        "p-1.st does not exist",
+        "p-1.st is missing or empty",
     ),
     "a mask beside it": (
         "prune at random",

@@ -165,6 +165,48 @@ def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work, st
     assert not journal.exists()
 
 
+@needs_proc
+def test_a_killed_rank_of_a_training_ends_the_run_with_one_line(work, python):
+    data = ("--data", "digits::classes=0-6", "--val", "digits::classes=0-6,limit=7")
+    steps = ("--steps", "1000000", "--batch-size", "4", "--save-every", "5", "--eval-every", "1000000")
+    process = subprocess.Popen(
+        [
+            *launcher(2, python()),
+            "-m",
+            "hydractl",
+            "finetune",
+            "base.st",
+            *data,
+            *steps,
+            "--device",
+            "cpu",
+            "-q",
+            "-o",
+            "t.st",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(PYTHON_EXEC=str(python())),
+        start_new_session=True,
+    )
+    end = time.monotonic() + 120
+    while not Path("t.st.state/state.json").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+    os.kill(ranks()[0], signal.SIGKILL)
+    out, said = ended(process)
+
+    assert (out, process.returncode != 0) == ("", True)
+    check_one_voice(said, "rank 1: error: another process of this run has ended")
+    assert said[-1] == (
+        "hint: the report of the launcher names it; the progress is saved in t.st.state; the same command resumes it"
+    )
+    assert not Path("t.st").exists()
+
+
 def test_an_error_in_one_share_is_said_once_by_its_rank(work, start):
     for c in range(7):
         for i in range(2):

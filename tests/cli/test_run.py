@@ -121,6 +121,26 @@ def test_defaults_hold_for_all_stages_of_a_command_that_do_not_say_otherwise(pip
     assert words("d.toml") == words("p.toml")
 
 
+def test_values_that_begin_with_a_dash_stay_values(pipeline, call):
+    text = PIPELINE.replace('"my hydra.st"', '"-my {keep} hydra.st"').replace(
+        '["scores.json"]', '["-s.json"]'
+    )
+    Path("p.toml").write_text(text)
+
+    words = [
+        stage["command"] for stage in json.loads(call("run", "p.toml", "--dry-run", "--json").out)["stages"]
+    ]
+
+    assert "--scores=-s.json" in words[2]
+    assert words[3][-3:] == ["-o", "-my 2 hydra.st", "--if-changed"]
+    assert words[4][2] == words[5][2] == "./-my 2 hydra.st"
+    seen = call("run", "p.toml", "--only", "members")
+    assert seen.code == 0, seen.err
+    Path("p.toml").write_text(text.replace(', "@together"', ""))
+    seen = call("run", "p.toml", "--only", "fuse", "--only", "predict")
+    assert (seen.code, Path("-my 2 hydra.st").exists()) == (0, True), seen.err
+
+
 def test_folders_of_outputs_are_made(pipeline, call):
     seen = call("run", "p.toml", "--only", "members", "--set", "out=new/folder/r")
 
@@ -202,6 +222,22 @@ def test_an_interrupted_stage_ends_the_run(pipeline, call, monkeypatch):
         ("pool = 7", "pool = true", "needs a value"),
         ("verify = false\nout = \"{out}", "verify = 3\nout = \"{out}", "is a flag"),
         ("pool = 7", "pool = {}", "is not a string, number"),
+        ("pool = 7", "pool = [true]", "needs a value"),
+        ("pool = 7", "pool = [7, 8]", "stage `together`: pool: 2 values are too many"),
+        ("pool = 7", "pool = []", "stage `together`: pool: 0 values are too few"),
+        ('"@fuse"\ndata = "', '"@members"\ndata = "', "stage `eval`: model: 2 values are too many"),
+        ('models = ["@members", "@together"]', "models = []", "models: 0 values are too few"),
+        ('models = ["@members", "@together"]', "", "stage `fuse`: `MODEL...` is missing"),
+        ('models = ["@members", "@together"]\nout = "my hydra.st"', "", "see `hydractl fuse --help`"),
+        ('"@members", "@together"', '"--force"', "stage `fuse`: models: `--force` begins with `-`"),
+        ('"@members", "@together"', '"--force"', "for a file of that name write `./--force`"),
+        ('"@members", "@together"', '"a.st", "-o=b.st"', "`-o=b.st` begins with `-`"),
+        ('"@members", "@together"', '"--", "a.st"', "`--` begins with `-`"),
+        ('model = "base.st"\nscores', 'model = "--help"\nscores', "model: `--help` begins with `-`"),
+        ('"@members", "@together"', '"a\\u0000b.st"', "'a\\x00b.st' is empty or has a control character"),
+        ('"@members", "@together"', '""', "models: '' is empty or has a control character"),
+        ('"my hydra.st"', '"\\u001b[2J.st"', "out: '\\x1b[2J.st' is empty or has a control character"),
+        ("bootstrap = 0", 'bootstrap = 0\nmetrics = ["a,b", "c"]', "metrics: `a,b` has a comma"),
         ("pool = 7", "", "stage `together`: `--members` needs a pool"),
         ('"random"', '"randm"', "stage `members`"),
         ("[params]", "[parms]", "did you mean `params`"),

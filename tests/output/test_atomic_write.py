@@ -219,7 +219,7 @@ def test_a_long_name_can_be_published(tmp_path):
 
 
 def test_an_existing_file_needs_force(tmp_path):
-    (tmp_path / "a.st").touch()
+    (tmp_path / "a.st").write_bytes(b"old")
     with pytest.raises(OutputExists, match=r"a\.st: already exists") as caught:
         check_output(tmp_path / "a.st", force=False)
     assert (caught.value.exit_code, "--force" in str(caught.value.hint)) == (6, True)

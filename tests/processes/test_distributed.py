@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import DistNetworkError, HashStore
 
 from hydractl.errors import DataError, Interrupted, UsageError
 from hydractl.processes import distributed
 from hydractl.processes.distributed import (
     LINGER_S,
+    PROCESS_ENDED,
     ProcessGroup,
     _Voice,
     refuse_shared_device,
@@ -112,7 +113,7 @@ def test_a_process_that_ends_is_noticed():
             team.in_order([torch.zeros(1)])
         return caught.value.hint
 
-    assert "same command resumes" in together(2, work)[0]
+    assert "run the same command again" in together(2, work)[0]
 
 
 def test_one_process_needs_no_group(monkeypatch):
@@ -210,3 +211,38 @@ def test_nobody_else_speaks_when_the_store_is_gone(sleeps):
             raise RuntimeError("connection refused")
 
     assert [_Voice(Gone(), rank).is_speaker() for rank in (0, 1)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(
+            "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error: Connection reset by peer."
+        ),
+        DistNetworkError("The client socket has failed"),
+    ],
+)
+def test_a_library_that_lost_a_process_is_said_without_its_traceback(error):
+    ending = _Voice(HashStore(), 0).ending(error)
+
+    assert (type(ending), ending.message) == (Interrupted, PROCESS_ENDED)
+
+
+def test_other_errors_of_libraries_keep_their_traceback(monkeypatch):
+    monkeypatch.setattr(distributed.time, "sleep", lambda _: None)
+    error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    assert _Voice(HashStore(), 0).ending(error) is error
+
+
+def test_a_group_within_a_group_leaves_the_choice_of_the_speaker(monkeypatch):
+    """The process that is silent in the inner group claims nothing in the outer one."""
+    monkeypatch.setattr(distributed.time, "sleep", lambda _: None)
+    inner, outer = ([_Voice(store, rank) for rank in range(2)] for store in (HashStore(), HashStore()))
+    error = DataError("rank 1's")
+
+    said = inner[1].ending(error)
+    silent = inner[0].ending(Interrupted(PROCESS_ENDED))
+
+    assert outer[0].ending(silent).message == ""
+    assert outer[1].ending(said) is error

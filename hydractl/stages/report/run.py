@@ -13,6 +13,7 @@ from hydractl.manifest.report import Report
 from hydractl.output.atomic_write import is_stream, publish_together
 from hydractl.output.locks import OutputLock
 from hydractl.output.paths import check_folder
+from hydractl.output.sync import has_content
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.chart import Figure
@@ -95,7 +96,7 @@ def check_ours(paths: Iterable[Path]) -> None:
         ForeignOutputError: Naming the first.
     """
     for path in paths:
-        if path.exists() and MARK.encode() not in path.read_bytes():
+        if has_content(path) and MARK.encode() not in path.read_bytes():
             raise ForeignOutputError(
                 path,
                 "was not written by hydractl",

@@ -8,7 +8,6 @@ counts. Of several processes one writes. A file whose first line is not of this 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from hydractl.errors import ManifestError, reason_of
 from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape
 from hydractl.messages import counted
 from hydractl.output.atomic_write import append, is_stream, publish_text
+from hydractl.output.sync import has_content
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.runtime import digest_text
@@ -227,7 +227,7 @@ def _text(path: Path) -> str:
         OutputExists: If something stands there that is not ours.
         ManifestError: If it cannot be read.
     """
-    if not os.path.lexists(path):
+    if not (path.is_symlink() or has_content(path)):
         return ""
     first_line(path, SCHEMA)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import WEIGHTS
 from hydractl.output.atomic_write import Digested, Sink, is_stream
 from hydractl.output.paths import is_folder
+from hydractl.output.sync import has_content
 from hydractl.runtime import digest_file, versions
 from hydractl.stages.shared.command_config import CommandConfig, config_digest, input_refs, recorded_argv
 from hydractl.strict_json import MAX_BYTES, NotJSONError, parse
@@ -98,7 +98,7 @@ class ForeignOutputError(OutputExists):
 
 
 def read_record(path: Path, command: str, *, beside: bool = False) -> OutputRecord | None:
-    """Return what an output says; None where there is none.
+    """Return what an output says; None for a missing file, and for one of 0 bytes.
 
     Args:
         path: The output.
@@ -197,7 +197,7 @@ def check_sidecar(path: Path) -> None:
         OutputExists: If it does.
     """
     beside = Sidecar.path_of(path)
-    if os.path.lexists(beside) and not has_sidecar(path):
+    if (beside.is_symlink() or has_content(beside)) and not has_sidecar(path):
         raise OutputExists(
             f"{beside}: the record of how {path.name} was made goes here, but the existing file is not from hydractl",
             hint="move it to another place, or choose another name with `-o`",
@@ -252,9 +252,9 @@ def scoring_step(scores: HeadScores, opened: OpenModel) -> Step | None:
 def _read(path: Path) -> OutputRecord | None:
     if is_folder(path):
         return _of_folder(path)
-    if not path.exists():
+    if not has_content(path):
         return None
-    if (beside := Sidecar.path_of(path)).exists():
+    if has_content(beside := Sidecar.path_of(path)):
         sidecar = Sidecar.read(beside)
         if sidecar.sha256 != digest_file(path):  # somebody else has changed it since
             raise InputError(f"{path}: has changed since it was written")
@@ -275,8 +275,8 @@ def _read(path: Path) -> OutputRecord | None:
 def _of_folder(folder: Path) -> OutputRecord | None:
     from hydractl.hub.layout import files_of, of_model  # noqa: PLC0415 - most outputs are files
 
-    if not (folder / WEIGHTS).is_file():
-        if of_model(folder):
+    if not has_content(folder / WEIGHTS):
+        if of_model(folder) and not (folder / WEIGHTS).exists():
             raise InputError(f"{folder}: contains a model that hydractl did not write")
         return None
     checkpoint = Checkpoint.open(folder / WEIGHTS)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.data.reference import DataRef, SourceKind
-from hydractl.errors import OutputExists
+from hydractl.errors import Interrupted, OutputExists
 from hydractl.output.atomic_write import is_stream
 from hydractl.output.locks import OutputLock, claimed
 from hydractl.output.paths import check_folder, check_output, is_folder
+from hydractl.processes.distributed import HINT
 from hydractl.progress import Progress
 from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.strict_json import parse
@@ -102,20 +103,23 @@ def claim(
 
 @contextmanager
 def resumable(out: Path, *, force: bool = False) -> Iterator[None]:
-    """Note on what interrupts the block what it leaves beside its output, and that the same command goes on.
+    """Add a note or a hint to an interruption: where the progress is saved, and how to resume.
 
     Args:
         out: The output; a run keeps what it has done in a `.journal` or a `.state` beside it.
         force: Whether the command drops what an earlier run kept.
 
     Raises:
-        KeyboardInterrupt: What came, with a note to print.
+        KeyboardInterrupt: With a note to print.
+        Interrupted: With a hint.
     """
     try:
         yield
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, Interrupted) as error:
         if note := resume_hint(out, force=force):
             error.add_note(note)
+            if isinstance(error, Interrupted):
+                error.hint = HINT.replace("run the same command again", note)
         raise
 
 

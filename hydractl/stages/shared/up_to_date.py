@@ -42,7 +42,7 @@ def check_up_to_date(config: CommandConfig) -> UpToDate:
     records = _output_records(config)
     missing = next((path for path, record in records.items() if record is None), None)
     if missing is not None:
-        return UpToDate(paths=(*records,), reason=f"{missing} does not exist")
+        return UpToDate(paths=(*records,), reason=f"{missing} is missing or empty")
     try:
         reason = _reason(config, [record for record in records.values() if record is not None])
     except HydraError:  # the command itself says best which input cannot be read

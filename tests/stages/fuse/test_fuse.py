@@ -395,7 +395,7 @@ PLACES = {
     "missing": (lambda f: (f / "1.st").unlink(), {}, "1.st: no such file or folder", 3),
     "truncated": (truncated, {}, "it may be truncated", 3),
     "empty": (lambda f: (f / "1.st").write_bytes(b""), {}, "0 bytes are too few for its header", 3),
-    "exists": (lambda f: (f / "hydra.st").touch(), {}, "hydra.st: already exists", 6),
+    "exists": (lambda f: (f / "hydra.st").write_bytes(b"x"), {}, "hydra.st: already exists", 6),
     "input": (
         lambda f: (f / "hydra.st").symlink_to(f / "1.st"),
         {"force": True},

@@ -64,7 +64,8 @@ def train_clips(out: Path, seed: int, progress: Progress) -> None:
     from hydractl.data.datasets import ImageSet
     from hydractl.data.encode import of_kind
     from hydractl.data.open_dataset import open_data
-    from hydractl.output.atomic_write import temp_folder
+    from hydractl.output.atomic_write import publish_scratch, temp_folder
+    from hydractl.output.locks import OutputLock
     from hydractl.runtime import one_thread
     from hydractl.training.clip_pretraining import PairConfig, train_pair
 
@@ -76,7 +77,7 @@ def train_clips(out: Path, seed: int, progress: Progress) -> None:
         progress.step(f"Training {path}, a small CLIP, on {len(images)} images of shapes and their captions")
         with one_thread(), temp_folder(path) as folder:
             loss = train_pair(images, folder.scratch, PairConfig(templates=CAPTIONS, seed=seed + i))
-            folder.publish()
+            publish_scratch([folder], OutputLock(force=True))
         progress.step(f"{path}: loss {loss:.2f} in the last epoch")
 
 

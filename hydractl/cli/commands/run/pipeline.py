@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 import typer
 
 from hydractl.cli.command import CONFIGURATIONS
+from hydractl.cli.commands.run.stage_options import check_texts, typed_option
 from hydractl.cli.refusals import usage_error
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.messages import did_you_mean, quoted
@@ -311,10 +312,11 @@ class _Reader:
                     else did_you_mean(key, options) or f"see `hydractl {command.name} --help`",
                 )
             texts = self._values(value, params, f"{where}: {key}")
+            check_texts(chosen, value, texts, f"{where}: {key}")
             if chosen.param_type_name == "argument":
-                plain += texts if chosen.nargs != 1 else [",".join(texts)]
+                plain += texts
             else:
-                named += _typed_option(chosen, key, value, texts, f"{where}: {key}")
+                named += typed_option(chosen, key, texts, f"{where}: {key}")
         return [str(command.name), *plain, *named]
 
     def _values(self, value: object, params: Mapping[str, Value], where: str) -> list[str]:
@@ -353,7 +355,8 @@ class _Reader:
         configurations: list[Any] = []
         caught = CONFIGURATIONS.set(configurations)
         try:
-            with command.make_context(str(command.name), [*line[1:]]) as context:
+            # typer prints the help of a command without words; `--` makes it name the missing argument
+            with command.make_context(f"hydractl {command.name}", [*line[1:]] or ["--"]) as context:
                 if hasattr(command.callback, "is_configured"):
                     command.invoke(context)
         except HydraError as error:
@@ -366,23 +369,8 @@ class _Reader:
             raise InputError(f"{where}: {refused.message}", hint=refused.hint) from error
         finally:
             CONFIGURATIONS.reset(caught)
-        return [str(path) for configuration in configurations for path in configuration.outputs()]
-
-
-def _typed_option(option: Any, key: str, value: object, option_texts: Sequence[str], where: str) -> list[str]:  # noqa: ANN401 - of a private class of typer's
-    """Return an option as it is typed."""
-    if option.is_flag:
-        if option_texts not in (["true"], ["false"]):
-            raise InputError(f"{where}: is a flag: write `{key} = true` or `{key} = false`")
-        if f"--{key.replace('_', '-')}" in option.secondary_opts:
-            option_texts = ["true" if option_texts == ["false"] else "false"]
-        names = option.opts if option_texts == ["true"] else option.secondary_opts
-        return [names[0]] if names else []
-    if isinstance(value, bool):
-        raise InputError(f"{where}: needs a value")
-    name = option.opts[0]
-    return [
-        part
-        for text in (option_texts if option.multiple else [",".join(option_texts)])
-        for part in ([f"{name}={text}"] if text.startswith("-") and name.startswith("--") else [name, text])
-    ]
+        return [
+            f"./{path}" if str(path).startswith("-") else str(path)
+            for configuration in configurations
+            for path in configuration.outputs()
+        ]

@@ -14,6 +14,7 @@ from hydractl.cli.commands.run.pipeline import Stage, parsed
 from hydractl.cli.output import Terminal
 from hydractl.errors import OutputExists
 from hydractl.output.atomic_write import make_folder, publish_text
+from hydractl.output.sync import has_content
 
 StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"
 """A stage of a pipeline file: its name, its command and the options of the command."""
@@ -54,7 +55,7 @@ def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:
     from hydractl.cli.app import command_tree
 
     stages = parsed(plan, text, {}, command_tree())
-    if plan.exists() and not force and plan.read_text(encoding="utf-8") != text:
+    if has_content(plan) and not force and plan.read_text(encoding="utf-8") != text:
         raise OutputExists(
             f"{plan}: is a different plan, made with other options or another release",
             hint=f"`hydractl run {plan}` resumes that plan; `--force` replaces it and runs the stages that change",
