@@ -43,8 +43,11 @@ def unknown_token(text: str) -> str | None:
     Unigram models name it by its number; the library does not tell that of a tokenizer that it has opened.
     """
     model = parse(text)["model"]
-    number = model.get("unk_id")
-    token: str | None = model.get("unk_token") if number is None else model["vocab"][number][0]
+    number, vocab = model.get("unk_id"), model["vocab"]
+    # models with another vocabulary than Unigram's may have the key, which the library ignores
+    token: str | None = (
+        vocab[number][0] if number is not None and isinstance(vocab, list) else model.get("unk_token")
+    )
     return token
 
 

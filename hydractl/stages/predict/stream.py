@@ -93,15 +93,15 @@ class BatchPredictor:
             step = window(size)
             for begin in range(start, len(items), step):
                 part = items.subset(range(begin, min(begin + step, len(items))))
-                rows = (
-                    by_word(part, self.how)
-                    if isinstance(self.how, Tokenization) and self.how.by_word
-                    else part
-                )
+                how = self.how
+                words = by_word(part, how) if isinstance(how, Tokenization) and how.by_word else None
                 answered = self._together(
-                    encoded(rows, self.how, batch_size=size, deal=deal), items, begin, offset=begin
+                    encoded(part if words is None else words, how, batch_size=size, deal=deal),
+                    items,
+                    begin,
+                    offset=begin,
                 )
-                yield _of_texts(answered, part, rows) if isinstance(rows, WordSet) else answered
+                yield answered if words is None else _of_texts(answered, part, words)
             return
         order = range(start, len(items))
         stream = iter(encoded(items, self.how, batch_size=size, indices=order, limit_bytes=0, deal=deal))
