@@ -129,7 +129,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     opened = fitted(config, opened, items, progress)
     header = opened.header
     if isinstance(how, Tokenization) and items.task.by_word and isinstance(items, Items):
-        how = how.model_copy(update={"by_word": True})
+        how = how.model_copy(update=dict(header.preprocess) | {"max_length": how.max_length})
         items = check_answerable(by_word(items, how, progress))
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
