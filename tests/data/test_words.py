@@ -15,7 +15,8 @@ from hydractl.data.datasets import TextSet
 from hydractl.data.encode import encoded, open_items, open_stream
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
 from hydractl.data.reference import DataRef
-from hydractl.data.words import WordSet, by_word, open_whole, tokens_of, whole_words
+from hydractl.data.tokenize import open_whole
+from hydractl.data.words import WordSet, by_word, tokens_of, whole_words
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture, Tokenization

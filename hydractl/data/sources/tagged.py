@@ -10,7 +10,8 @@ from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.column_roles import UNKNOWN, LabelReader, find_column, list_in
 from hydractl.data.sources.tables import DataTable
-from hydractl.data.words import Span, WordSet
+from hydractl.data.word_windows import Span
+from hydractl.data.words import WordSet
 from hydractl.errors import DataError
 from hydractl.progress import Progress
 from hydractl.tasks import TOKENS

@@ -16,7 +16,8 @@ from hydractl.data.batches import Batch, BatchShare
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, encoded
 from hydractl.data.sources.stream import BATCHES, ItemStream
-from hydractl.data.words import Span, WordSet, by_word, whole_words
+from hydractl.data.word_windows import Span
+from hydractl.data.words import WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
 from hydractl.families.tower import Towers
 from hydractl.fusion.feature_ood import WithOodScores
