@@ -13,13 +13,18 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 import hydractl
+from hydractl.cli.app import main
 from hydractl.data.datasets import TextSet
 from hydractl.data.word_windows import Cutter, words_in
 from hydractl.data.words import WordSet, by_word, tokens_of
 from hydractl.errors import CheckpointError, DataError
 from hydractl.manifest.header import Tokenization
+from hydractl.manifest.tokenizers import with_leading_blank
 from hydractl.tasks import TOKENS
+from support.builders import base
 from support.heard import Heard
+from support.text_folders import save_text_model
+from support.variants import variant
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 NAMED = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
@@ -300,3 +305,43 @@ def test_a_tokenizer_without_its_unknown_token_is_refused():
     text = made.to_str().replace('"unk_token"', '"unk_id":7,"unk_token"')
     how = reading(made).model_copy(update={"tokenizer": text})
     assert by_word(word_set([["a"]]), how).words == (((0, 1),),)
+
+
+def test_a_text_classifier_reads_lists_of_words_as_texts(tmp_path):
+    sample = save_text_model(variant("transformers-bert-plain"), tmp_path / "texts")
+    assert not sample.header.preprocess.by_word
+    (tmp_path / "w.jsonl").write_text('{"tokens": ["the", "cat"]}\n{"tokens": ["on", "a", "mat"]}\n')
+    (tmp_path / "t.jsonl").write_text('{"text": "the cat"}\n{"text": "on a mat"}\n')
+    lines = []
+    for name in ("w", "t"):
+        out = tmp_path / f"{name}.out.jsonl"
+        assert (
+            main(["predict", str(tmp_path / "texts"), str(tmp_path / f"{name}.jsonl"), "-o", str(out), "-q"])
+            == 0
+        )
+        lines.append(out.read_text())
+    assert lines[0] == lines[1]
+
+
+def test_a_header_whose_parts_disagree_about_words_is_refused():
+    header = base(variant("transformers-bert-plain")).header
+    fields = header.model_dump(by_alias=True)
+    fields["preprocess"] |= {"by_word": True}
+    with pytest.raises(ValueError, match="required if the model answers words"):
+        type(header).model_validate(fields)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_tokenizer_with_a_leading_blank_reads_lists_as_transformers_scripts(sequence):
+    made, expected = KINDS["byte-level-True-False"], KINDS["byte-level-True-True"]
+    if sequence:
+        made = Tokenizer.from_str(made.to_str())
+        pattern = pre_tokenizers.Split(Regex(r"'\w+| ?\w+| ?[^\s\w]+|\s+"), "isolated")
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [pattern, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+    with_blank = Tokenizer.from_str(with_leading_blank(made.to_str()))
+    words = ["Anna", "booked", "(", "Ж", "12"]
+    ids = with_blank.encode(words, is_pretokenized=True).ids
+    assert ids == expected.encode(words, is_pretokenized=True).ids
+    assert with_leading_blank(KINDS["wordpiece"].to_str()) == KINDS["wordpiece"].to_str()
