@@ -26,7 +26,7 @@ from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_se
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.data.sources.stream import ItemStream
 from hydractl.data.tokenize import TokenBatches, require_tokenizer
-from hydractl.data.words import WordSet, by_word, tokens_of
+from hydractl.data.words import WordSet, by_word, check_answerable, tokens_of
 from hydractl.data.worker_pool import MANY, WorkerPool
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess, Tokenization
@@ -85,11 +85,7 @@ def open_items(
     items = crewed(open_data(ref, content=content_of(how), labelled=labelled, progress=progress), workers)
     if not (isinstance(how, Tokenization) and how.by_word):
         return items
-    rows = by_word(items, how, progress)
-    if () in rows.words:
-        key = rows.key(rows.words.index(()))
-        raise DataError(f"{rows.name}: text {key} has no word to answer", hint="leave it out")
-    return rows
+    return check_answerable(by_word(items, how, progress))
 
 
 def open_stream(

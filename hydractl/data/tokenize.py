@@ -8,7 +8,7 @@ Axes: N texts, B batch, T tokens.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -106,20 +106,27 @@ class Tokens:
         return {name: inputs[name] for name in ("input_ids", *self.how.names)}
 
 
-def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data") -> Tokens:
+def tokenize(
+    texts: Sequence[Text] | Sequence[str | list[str]],
+    how: Tokenization,
+    *,
+    where: str = "the data",
+    encode: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
+) -> Tokens:
     """Return texts as tokens: cut to `max_length`, of a pair the longer text first.
 
     Args:
         texts: At least one.
         how: Of the model.
         where: What messages call the texts.
+        encode: Returns the encodings of some of the texts, which must be cut; None for the model's tokenizer.
 
     Raises:
         CheckpointError: If the model has no tokenizer, or one that cannot be read or has other tokens than the model.
         UsageError: If `max_length` leaves no room beside the special tokens.
         DataError: If a text becomes no token at all.
     """
-    tokenizer = _opened(how)
+    tokenizer = open_cutting(how)
     special = tokenizer.num_special_tokens_to_add(is_pair=any(isinstance(text, tuple) for text in texts))
     if how.max_length <= special:
         raise UsageError(
@@ -128,12 +135,13 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
             hint=f"add `--max-length {2 * special + 1}` or more",
         )
     shorten = partial(_shortened, tokenizer=tokenizer, how=how)
+    encode = encode or (
+        lambda part: tokenizer.encode_batch_fast([change_text(text, shorten) for text in part])
+    )
     ids, segments, lengths = [], [], []
     for begin in range(0, len(texts), CHUNK):
-        with _translated("fails on the data"):
-            encodings = tokenizer.encode_batch_fast(
-                [change_text(text, shorten) for text in texts[begin : begin + CHUNK]]
-            )
+        with translated("fails on the data"):
+            encodings = encode(texts[begin : begin + CHUNK])
         lengths += [len(encoding.ids) for encoding in encodings]
         ids.append(torch.tensor([*chain.from_iterable(e.ids for e in encodings)], dtype=torch.int32))
         marks = torch.tensor([*chain.from_iterable(e.type_ids for e in encodings)], dtype=torch.int64)
@@ -219,13 +227,15 @@ def open_whole(how: Tokenization) -> Tokenizer:
     return _whole_tokenizer(how.tokenizer or "")
 
 
-def _opened(how: Tokenization) -> Tokenizer | PythonTokenizer:
+def open_cutting(how: Tokenization) -> Any:  # noqa: ANN401 - a `Tokenizer` or `PythonTokenizer`
+    """Return a model's tokenizer, which cuts texts to `max_length`; raises as `open_whole`."""
     require_tokenizer(how, model="the model")
     return _tokenizer(how.tokenizer or "", how.max_length, how.truncation_side)
 
 
 @contextmanager
-def _translated(failure: str) -> Iterator[None]:
+def translated(failure: str) -> Iterator[None]:
+    """Raise errors and panics of the tokenizers library in the block as `CheckpointError`, with `failure` in the message."""
     try:
         with without_panic():
             yield
@@ -238,7 +248,7 @@ def _translated(failure: str) -> Iterator[None]:
 @lru_cache(maxsize=4)
 def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer | PythonTokenizer:
     if is_python_tokenizer(text):
-        with _translated("cannot be read"):
+        with translated("cannot be read"):
             return _python_tokenizer(text, max_length=max_length, truncation_side=side)
     tokenizer = _read(text)
     tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
@@ -255,7 +265,7 @@ def _whole_tokenizer(text: str) -> Tokenizer:
 def _read(text: str) -> Tokenizer:
     from tokenizers import Tokenizer  # noqa: PLC0415 - what reads no text need not load it
 
-    with _translated("cannot be read"):
+    with translated("cannot be read"):
         check_document(parse(text), "the model")
         tokenizer = Tokenizer.from_str(text)
     tokenizer.no_padding()

@@ -1,4 +1,4 @@
-"""Texts whose words are answered one by one: which words there are, and long texts in windows.
+"""Texts whose words are answered one by one, as rows and as tokens.
 
 Axes: N rows, Q words of a row at most, A members, D texts.
 """
@@ -8,34 +8,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from hydractl.data.datasets import UNASKED, ItemLabels, Items, Text, TextSet, fingerprint_of
-from hydractl.data.tokenize import CHUNK, Tokens, open_whole, tokenize
+from hydractl.data.tokenize import Tokens, open_cutting, tokenize
+from hydractl.data.word_windows import Cutter, Span, Window, Word, sources_of, spans_of_window, words_of_text
 from hydractl.errors import DataError
-from hydractl.manifest.tokenizers import unknown_token
 from hydractl.messages import counted
 from hydractl.model_inputs import WORDS
 from hydractl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Encoding
 
     from hydractl.manifest.header import Tokenization
 
-Span: TypeAlias = tuple[int, int]
-"""First character and the one behind the last."""
-OVERLAP = 4
-"""Neighbouring windows share one in so many tokens: each word has an eighth of a window before and behind it, if its text has."""
-SHRINK = 8
-"""By itself a window may have more tokens than within its text; it is then made shorter by one in so many."""
+WORDS_HINT = "check that the column of words is the right one: `::text=COLUMN`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,12 +39,15 @@ class WordSet(TextSet):
 
     Attributes:
         words: Of each row the characters of the words that it answers, in order; a window has others around them.
+        pieces: Characters of all words of each row, if rows are lists of words; empty for running texts. Rows that `by_word` has
+            not read yet are lists of words: if `pieces` is empty, of `words`.
         documents: Of which text each row is a window, from 0 and increasing; empty where each row is a text.
         offsets: Where each row begins in its text, in characters; empty where each row is a text.
         digests: `item_digest` of the text of each row; empty where it is that of the row.
     """
 
     words: tuple[tuple[Span, ...], ...]
+    pieces: tuple[tuple[Span, ...], ...] = ()
     documents: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     digests: tuple[bytes, ...] = ()
@@ -92,6 +90,7 @@ class WordSet(TextSet):
             texts=tuple(self.texts[i] for i in indices),
             keys=tuple(map(self.key, indices)),
             words=tuple(self.words[i] for i in indices),
+            pieces=tuple(self.pieces[i] for i in indices) if self.pieces else (),
             documents=tuple(numbers[document] for document in documents),
             offsets=tuple(self.offsets[i] for i in indices) if self.offsets else (),
             digests=tuple(self.digests[i] for i in indices) if self.digests else (),
@@ -126,47 +125,77 @@ def whole_words(texts: TextSet, rows: WordSet) -> list[tuple[str, list[Span]]]:
     return words
 
 
-class Window(NamedTuple):
-    """Characters of a text, and which of its words are answered there."""
+class Row(NamedTuple):
+    """A window as a row of a `WordSet`.
 
-    characters: Span
-    words: range
+    Attributes:
+        text: Number of the text.
+        begin: First character in the text.
+        end: Character behind the last.
+        pieces: Characters of all words in the row, counted from `begin`.
+        words: Characters of the answered words, counted from `begin`.
+        places: Positions of the answered words among the labels of the text.
+    """
+
+    text: int
+    begin: int
+    end: int
+    pieces: tuple[Span, ...]
+    words: tuple[Span, ...]
+    places: tuple[int, ...]
 
 
 def by_word(items: Items, how: Tokenization, progress: Progress = SILENT) -> WordSet:
-    """Return texts as rows of which each word is answered once: those longer than the model reads as windows that overlap.
+    """Return texts as rows in which each word is answered once. Texts longer than the model reads become windows that overlap.
 
-    Texts without words of their own have those of the tokenizer, see `words_in`.
+    Lists of words are tokenized word by word, as transformers' scripts for token classification do. Running texts have the
+    words of the tokenizer, see `words_in`. Words without tokens are left out.
 
     Args:
         items: Texts, not yet in windows.
         how: Of the model.
-        progress: Hears of long texts.
+        progress: Receives the number of long texts, and warnings.
 
     Raises:
         DataError: If items are images or pairs of texts.
         UsageError: If `max_length` leaves no room beside the special tokens.
-        UnsupportedModelError: If the tokenizer does not tell where in a text its tokens stand.
+        UnsupportedModelError: If the tokenizer has no offsets.
         CheckpointError: As `tokenize`.
     """
     if not isinstance(items, TextSet):
         raise DataError(f"{items.name}: contains {items.content}, but the model reads {TextSet.content}")
-    texts = [_single(text, items.name) for text in items.texts]
-    cutter, rows, windows = Cutter.of(how), list[int](), list[Window]()
-    spans: list[tuple[Span, ...]] = []
-    for number, (text, encoding) in enumerate(zip(texts, cutter.encode(texts), strict=True)):
-        spans_of_text = (
-            items.words[number] if isinstance(items, WordSet) else words_in(text, encoding, cutter)
-        )
-        of_text = cutter.windows(text, spans_of_text, encoding)
-        windows += of_text
-        rows += [number] * len(of_text)
-        spans.append(spans_of_text)
-    if len(windows) > len(texts):
-        long = len({number for i, number in enumerate(rows[1:]) if number == rows[i]})
+    texts, cutter = [_single(text, items.name) for text in items.texts], Cutter.of(how)
+    labelled, lists = (items.words, items.pieces or items.words) if isinstance(items, WordSet) else ((), ())
+    rows, unread = list[Row](), list[str]()
+    sources = sources_of(texts, lists)
+    for number, (text, encoding) in enumerate(zip(texts, cutter.encode(sources), strict=True)):
+        words = words_of_text(text, lists[number] if lists else None, encoding, cutter)
+        places: Sequence[int | None] = range(len(words))
+        if lists:
+            place_of_span = {span: place for place, span in enumerate(labelled[number])}
+            places = [place_of_span.pop(word.span, None) for word in words]
+            unread += [f"`{text[begin:end]}` in text {items.key(number)}" for begin, end in place_of_span]
+        of_text = [
+            _row(number, window, words, places)
+            for window in cutter.windows(text, words, encoding, in_words=bool(lists))
+        ]
+        answering = [row for row in of_text if row.words]
+        # a labelled text whose words have no tokens is left out; all others keep a row
+        rows += answering or ([] if unread and labelled[number] and items.labels else of_text[:1])
+    numbers = [row.text for row in rows]
+    documents = {number: i for i, number in enumerate(dict.fromkeys(numbers))}
+    has_windows = len(rows) > len(documents)
+    if has_windows:
+        long = len({number for i, number in enumerate(numbers[1:]) if number == numbers[i]})
         progress.step(
             f"{items.name}: {counted(long, 'text')} longer than {how.max_length} tokens, read in windows that overlap"
         )
+    if unread:
+        progress.warn(
+            f"{items.name}: {counted(len(unread), 'word')} without tokens of the model, left out; the first is {unread[0]}"
+        )
+    if not rows:
+        raise DataError(f"{items.name}: no word has a token of the model", hint=WORDS_HINT)
     shared = {
         field.name: getattr(items, field.name)
         for field in fields(TextSet)
@@ -174,19 +203,27 @@ def by_word(items: Items, how: Tokenization, progress: Progress = SILENT) -> Wor
     }
     return WordSet(
         **shared,
-        texts=tuple(texts[n][slice(*window.characters)] for n, window in zip(rows, windows, strict=True)),
-        keys=tuple(map(items.key, rows)),
-        labels=_labels(items, rows, windows),
-        words=tuple(
-            tuple(
-                (b - w.characters[0], e - w.characters[0]) for b, e in spans[n][w.words.start : w.words.stop]
-            )
-            for n, w in zip(rows, windows, strict=True)
-        ),
-        documents=tuple(rows) if len(windows) > len(texts) else (),
-        offsets=tuple(w.characters[0] for w in windows) if len(windows) > len(texts) else (),
-        digests=tuple(map(items.item_digest, rows)),
+        texts=tuple(texts[row.text][row.begin : row.end] for row in rows),
+        keys=tuple(map(items.key, numbers)),
+        labels=_labels(items, rows),
+        words=tuple(row.words for row in rows),
+        pieces=tuple(row.pieces for row in rows) if lists else (),
+        documents=tuple(documents[number] for number in numbers) if has_windows else (),
+        offsets=tuple(row.begin for row in rows) if has_windows else (),
+        digests=tuple(map(items.item_digest, numbers)),
     )
+
+
+def check_answerable(rows: WordSet) -> WordSet:
+    """Return the rows.
+
+    Raises:
+        DataError: If a text has no word to answer.
+    """
+    if () in rows.words:
+        key = rows.key(rows.words.index(()))
+        raise DataError(f"{rows.name}: text {key} has no word to answer", hint="leave it out")
+    return rows
 
 
 def _single(text: Text, name: str) -> str:
@@ -198,111 +235,37 @@ def _single(text: Text, name: str) -> str:
     return text
 
 
-def _labels(items: TextSet, rows: Sequence[int], windows: Sequence[Window]) -> ItemLabels | None:
+def _row(number: int, window: Window, words: Sequence[Word], places: Sequence[int | None]) -> Row:
+    pieces = spans_of_window(window, words)
+    answered = [i for i in window.answered if places[i] is not None]
+    return Row(
+        number,
+        *window.characters,
+        tuple(pieces),
+        tuple(pieces[i - window.words.start] for i in answered),
+        tuple(place for i in answered if (place := places[i]) is not None),
+    )
+
+
+def _labels(items: TextSet, rows: Sequence[Row]) -> ItemLabels | None:
     if items.labels is None or not items.task.by_word:
-        return items.labels_at(rows)
+        return items.labels_at([row.text for row in rows])
     labels = cast("tuple[tuple[int, ...], ...]", items.labels)
-    return tuple(labels[n][w.words.start : w.words.stop] for n, w in zip(rows, windows, strict=True))
+    return tuple(tuple(labels[row.text][place] for place in row.places) for row in rows)
 
 
-def words_in(text: str, encoding: Encoding, cutter: Cutter) -> tuple[Span, ...]:
-    """Return the words of a text as transformers' pipeline for token classification tells them by the tokens.
-
-    Where the tokenizer marks tokens within words, a token that is longer than its characters goes on with a word; where it
-    does not, one at whose begin there is no blank. An unknown token begins a word.
-    """
-    marks = bool(getattr(cutter.tokenizer.model, "continuing_subword_prefix", None))
-    spans: list[Span] = []
-    for token, number, (begin, end), special in zip(
-        encoding.tokens, encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True
-    ):
-        if special or end <= begin:
-            continue
-        inner = len(token) != end - begin if marks else begin > 0 and " " not in text[begin - 1 : begin + 1]
-        if spans and inner and number != cutter.unknown:
-            spans[-1] = (spans[-1][0], end)
-        else:
-            spans.append((begin, end))
-    return tuple(spans)
+def _tokens_of_spans(spans: Sequence[Span], words: Iterable[Word]) -> list[int]:
+    """Return the first token of the word at each span, -1 where `words`, which has the same order, has no such word."""
+    rest = iter(words)
+    return [next((word.token for word in rest if word.span == span), -1) for span in spans]
 
 
-def first_tokens(spans: Sequence[Span], encoding: Encoding) -> list[int]:
-    """Return each word's first token, the first that reaches into it; that of the next word, or the last, where it has none."""
+def _tokens_at(spans: Sequence[Span], encoding: Encoding) -> list[int]:
+    """Return the first token that ends behind the begin of each span, -1 for none: spans are words of another tokenizer."""
+    offsets = encoding.offsets
     places = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
-    ends = [encoding.offsets[i][1] for i in places]
-    numbers = (bisect_right(ends, begin) for begin, _ in spans)
-    return [places[min(number, len(places) - 1)] if places else 0 for number in numbers]
-
-
-class Cutter(NamedTuple):
-    """Cuts texts into windows of at most `capacity` tokens without special ones; `unknown` is the unknown token's number."""
-
-    how: Tokenization
-    tokenizer: Tokenizer
-    capacity: int
-    unknown: int | None
-
-    @classmethod
-    def of(cls, how: Tokenization) -> Cutter:
-        """Return what cuts texts for a model; raises as `open_whole`."""
-        tokenizer = open_whole(how)
-        unknown = unknown_token(how.tokenizer or "")
-        return cls(
-            how,
-            tokenizer,
-            capacity=how.max_length - tokenizer.num_special_tokens_to_add(is_pair=False),
-            unknown=None if unknown is None else tokenizer.token_to_id(unknown),
-        )
-
-    def encode(self, texts: Sequence[str]) -> Iterator[Encoding]:
-        """Yield the tokens of texts, of which memory holds some at a time."""
-        for begin in range(0, len(texts), CHUNK):
-            yield from self.tokenizer.encode_batch(list(texts[begin : begin + CHUNK]))
-
-    def windows(self, text: str, spans: Sequence[Span], encoding: Encoding) -> list[Window]:
-        """Return the windows of a text, of which `encoding` is the whole."""
-        full_text = Window((0, len(text)), range(len(spans)))
-        if len(encoding.ids) <= self.how.max_length or not spans:
-            return [full_text]
-        ordinary = (i for i, special in enumerate(encoding.special_tokens_mask) if not special)
-        starts = [*first_tokens(spans, encoding), max(ordinary, default=0) + 1]
-        bounds = [0, *(begin for begin, _ in spans[1:])], [*(end for _, end in spans[:-1]), len(text)]
-        capacity, windows = self.capacity, [full_text]
-        while capacity > 1:
-            cuts = _cut(starts, capacity)
-            windows = [Window((bounds[0][first], bounds[1][last - 1]), words) for first, last, words in cuts]
-            parts = self.encode([text[slice(*window.characters)] for window in windows])
-            too_long = (len(part.ids) > self.how.max_length for part in parts)
-            # a word that is longer than any window is read as far as it fits
-            if not any(
-                long and last - first > 1 for long, (first, last, _) in zip(too_long, cuts, strict=True)
-            ):
-                return windows
-            capacity -= max(1, capacity // SHRINK)
-        return windows
-
-
-def _cut(starts: Sequence[int], capacity: int) -> list[tuple[int, int, range]]:
-    """Return each window's first word and the one behind its last, and the words that it answers.
-
-    Args:
-        starts: Each word's first token, and the number of all tokens.
-        capacity: Tokens in a window; a longer word has one of its own.
-    """
-    windows: list[tuple[int, int, range]] = []
-    first, answered, number = 0, 0, len(starts) - 1
-    while True:
-        last = max(first + 1, bisect_right(starts, starts[first] + capacity) - 1)
-        if last >= number:
-            return [*windows, (first, number, range(answered, number))]
-        overlapping = bisect_left(starts, starts[last] - capacity // OVERLAP)
-        reaching = bisect_left(starts, starts[last + 1] - capacity)  # so far that the next word fits
-        following = min(last, max(overlapping, reaching))
-        border = min(last, bisect_left(starts, (starts[following] + starts[last]) // 2))
-        border = max(border, following, answered)
-        if border > answered:
-            windows.append((first, last, range(answered, border)))
-        first, answered = following, border
+    ends = [offsets[i][1] for i in places]
+    return [[*places, -1][bisect_right(ends, begin)] for begin, _ in spans]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -326,18 +289,39 @@ class WordTokens(Tokens):
 
 
 def tokens_of(items: TextSet, how: Tokenization) -> Tokens:
-    """Return texts as tokens, with the words of a `WordSet` where the model answers these; raises as `tokenize`."""
+    """Return texts as tokens, with the words of a `WordSet` where the model answers these.
+
+    Raises:
+        DataError: If an answered word has no token. `by_word` leaves out such words for the tokenizer of its model only.
+        CheckpointError: As `tokenize`.
+        UsageError: Likewise.
+    """
     if not how.by_word or not isinstance(items, WordSet):
         return tokenize(items.texts, how, where=items.name)
-    tokens, encodings = (
-        tokenize(items.texts, how, where=items.name),
-        Cutter.of(how).encode([_single(text, items.name) for text in items.texts]),
-    )
-    longest = max(1, *map(len, items.words))
-    word_starts = torch.full((len(items), longest), -1)
-    lengths = tokens.starts.diff().tolist()
-    for row, spans, encoding, length in zip(word_starts, items.words, encodings, lengths, strict=True):
-        starts = torch.tensor(first_tokens(spans, encoding), dtype=torch.int64)
-        row[: len(spans)] = starts.clamp(max=length - 1)
+    from_begin = how.model_copy(update={"truncation_side": "right"})
+    cutter = Cutter.of(how)._replace(tokenizer=open_cutting(from_begin))
+    texts = [_single(text, items.name) for text in items.texts]
+    word_starts = torch.full((len(items), max(1, *map(len, items.words))), -1)
+    numbers = iter(range(len(items)))
+
+    def encode(sources: Sequence[str | list[str]]) -> list[Encoding]:
+        encodings = cutter.encode_part(sources)
+        for encoding, i in zip(encodings, numbers):  # noqa: B905 - the numbers go on with the next part
+            words = words_of_text(texts[i], items.pieces[i] if items.pieces else None, encoding, cutter)
+            spans = items.words[i]
+            starts = _tokens_of_spans(spans, words)
+            if -1 in starts and not items.pieces:
+                starts = _tokens_at(spans, encoding)
+            if -1 in starts:
+                begin, end = spans[starts.index(-1)]
+                raise DataError(
+                    f"{items.name}: text {items.key(i)}: the model has no token for the word `{texts[i][begin:end]}`, "
+                    "which another model has",
+                    hint="evaluate models with different tokenizers apart",
+                )
+            word_starts[i, : len(spans)] = torch.tensor(starts, dtype=torch.int64)
+        return encodings
+
+    tokens = tokenize(sources_of(texts, items.pieces), from_begin, where=items.name, encode=encode)
     shared: dict[str, Any] = {field.name: getattr(tokens, field.name) for field in fields(Tokens)}
-    return WordTokens(**shared, word_starts=word_starts)
+    return WordTokens(**shared | {"how": how}, word_starts=word_starts)

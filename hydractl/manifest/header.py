@@ -344,6 +344,9 @@ class Header(Document):
                 raise ValueError(f"{field}: must be one for each label of a model for several")
         if self.entity_temperature != 1 and not self.architecture.task.by_word:
             raise ValueError("entity_temperature: excluded unless the model answers words")
+        by_word = isinstance(self.preprocess, Tokenization) and self.preprocess.by_word
+        if by_word != self.architecture.task.by_word:
+            raise ValueError("preprocess.by_word: required if the model answers words and excluded otherwise")
         return self
 
     def to_metadata(self) -> str:

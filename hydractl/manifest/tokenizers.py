@@ -43,9 +43,31 @@ def unknown_token(text: str) -> str | None:
     Unigram models name it by its number; the library does not tell that of a tokenizer that it has opened.
     """
     model = parse(text)["model"]
-    number = model.get("unk_id")
-    token: str | None = model.get("unk_token") if number is None else model["vocab"][number][0]
+    number, vocab = model.get("unk_id"), model["vocab"]
+    # models with another vocabulary than Unigram's may have the key, which the library ignores
+    token: str | None = (
+        vocab[number][0] if number is not None and isinstance(vocab, list) else model.get("unk_token")
+    )
     return token
+
+
+def with_leading_blank(text: str) -> str:
+    """Return a tokenizer whose byte-level BPE puts a blank before each text and each word of a list; others are unchanged.
+
+    transformers' scripts for token classification set `add_prefix_space` in the same way: without it, the words of a list have
+    no blank between them. If a regular expression splits texts first, `add_prefix_space` would put a blank before each piece,
+    so a normalizer puts the blank there.
+    """
+    document = parse(text)
+    first, after = document.get("pre_tokenizer") or {}, document.get("post_processor") or {}
+    if all(part.get("type") != "ByteLevel" for part in (first, *first.get("pretokenizers", ()))):
+        return text
+    for part in (first, after, *after.get("processors", ())):
+        part.update({"add_prefix_space": True} if "add_prefix_space" in part else {})
+    if first["type"] == "Sequence":
+        normalizers = [*filter(None, [document.get("normalizer")]), {"type": "Prepend", "prepend": " "}]
+        document["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
+    return compact(document)
 
 
 def to_text(tokenizer: Any, folder: Path) -> str:  # noqa: ANN401 - as above

@@ -159,6 +159,13 @@ def span_f1(hits: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
     return 2 * hits.double().sum(-1) / (predicted.double().sum(-1) + true.double().sum(-1)).clamp(min=1)
 
 
+def span_f1_of(tags: Tensor, names: Sequence[str]) -> float:
+    """Return the F1 of spans of predicted and true tags (2, N, Q), int64, indices into `names`, below 0 for no word."""
+    predicted, true = (spans_of(rows, names) for rows in tags)
+    counts = span_counts(predicted, true, rows=tags.shape[1], words=tags.shape[2])
+    return float(span_f1(counts["span_hits"], counts["span_predicted"], counts["span_true"]))
+
+
 _of_spans = partial(
     Metric, needs=MetricNeeds.TASK, interval=True, unit=Unit.SHARE, high=1.0, higher_is_better=True
 )

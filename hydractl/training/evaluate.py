@@ -18,7 +18,10 @@ TALLIED = 4
 
 
 def classifier_metrics(
-    engine: Engine, batches: Iterable[Batch[Inputs]], labels: torch.Tensor
+    engine: Engine,
+    batches: Iterable[Batch[Inputs]],
+    labels: torch.Tensor,
+    span_f1: Callable[[torch.Tensor], float] | None = None,
 ) -> Callable[[nn.Module], Metrics | None]:
     """Return a function that measures a model which maps inputs to logits (B, C).
 
@@ -27,10 +30,11 @@ def classifier_metrics(
         batches: The validation data, in the same order each time they are gone over.
         labels: Shape (N,), int64, the model's class of each item of the data set; or (N, Q), which of its Q labels apply, or the
             class of each word, below 0 for none.
+        span_f1: Returns the F1 of spans, given the predicted class of each word (N, Q); None for models without words.
     """
 
     def measure(model: nn.Module) -> Metrics | None:
-        sums = [0.0] * TALLIED
+        sums, classes = [0.0] * TALLIED, torch.zeros_like(labels)
         # what is made whole in inference is of no use in training
         with torch.no_grad() if engine.shards else torch.inference_mode():
             i, last = 0, None
@@ -39,11 +43,19 @@ def classifier_metrics(
                 if (i - 1) % engine.world != engine.rank:
                     continue
                 inputs = inputs_on(batch.inputs, engine.device)
-                batch_sums = tally(model(inputs), labels[batch.indices])
+                logits = model(inputs)
+                if span_f1 is not None:
+                    classes[batch.indices, : logits.shape[1]] = logits.argmax(-1).cpu()
+                batch_sums = tally(logits, labels[batch.indices])
                 sums = [total + batch_sum for total, batch_sum in zip(sums, batch_sums, strict=True)]
             if engine.shards and last is not None and engine.rank >= i % engine.world > 0:
                 model(inputs_on(last, engine.device))  # the others need this process's parts
-        return metrics_of(engine.sum(sums))
+        metrics = metrics_of(engine.sum(sums))
+        if span_f1 is None or metrics is None:
+            return metrics
+        if engine.world > 1:  # each process has the classes of its batches, and zeros
+            classes = torch.tensor(engine.sum(classes.flatten().tolist())).long().view(labels.shape)
+        return metrics.model_copy(update={"span_f1": span_f1(classes)})
 
     return measure
 

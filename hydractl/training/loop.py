@@ -213,4 +213,5 @@ def _line(run: TrainingRun, *, loss: float | None, left_s: float) -> str:
         return f"{grid}{where}: outputs are not finite"
     ahead = " · stopping early" if position.ended else f" · {left_s:.0f} s left" if left_s else ""
     trained = "" if loss is None else f"loss {loss:.4f} · "
-    return f"{grid}{where}: {trained}{run.job.measured_on} accuracy {metrics.accuracy:.4f}, nll {metrics.nll:.4f}{ahead}"
+    spans = "" if metrics.span_f1 is None else f"span F1 {metrics.span_f1:.4f}, "
+    return f"{grid}{where}: {trained}{run.job.measured_on} {spans}accuracy {metrics.accuracy:.4f}, nll {metrics.nll:.4f}{ahead}"

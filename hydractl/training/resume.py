@@ -56,10 +56,11 @@ class OtherRunError(OutputExists):
 
 
 class Metrics(StrictModel):
-    """How good a model is on the validation data: accuracy in [0, 1], mean negative log-likelihood in nats."""
+    """Metrics on the validation data: accuracy in [0, 1], mean negative log-likelihood in nats, and of words the F1 of spans."""
 
     accuracy: float
     nll: float
+    span_f1: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def beats(self, reference: Metrics | None, *, delta: float = 0.0) -> bool:
         """Return whether this is better: more accurate by more than `delta`, or as accurate and likelier by so much."""

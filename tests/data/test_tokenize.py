@@ -168,8 +168,8 @@ def test_long_texts_are_cut_before_they_are_tokenised(monkeypatch, text, short, 
     how = tokenization(max_length=15, truncation_side=side)
     monkeypatch.setattr(LIBRARY, "truncation_side", side)
     expected = LIBRARY(*([short] if isinstance(short, str) else short), truncation=True, max_length=15)
-    spy = Spy(tokenize_module._opened(how))
-    monkeypatch.setattr(tokenize_module, "_opened", lambda _: spy)
+    spy = Spy(tokenize_module.open_cutting(how))
+    monkeypatch.setattr(tokenize_module, "open_cutting", lambda _: spy)
 
     assert encode_texts([text], how)["input_ids"].tolist() == [expected["input_ids"]]
     assert (max(spy.lengths) > 20_000) == all_read

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import warnings
 from functools import cache
-from itertools import pairwise
 
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
 
 from hydractl.data.datasets import TextSet
 from hydractl.data.encode import encoded, open_items, open_stream
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
 from hydractl.data.reference import DataRef
-from hydractl.data.words import Cutter, WordSet, by_word, open_whole, tokens_of, whole_words, words_in
+from hydractl.data.tokenize import open_whole
+from hydractl.data.words import WordSet, by_word, tokens_of, whole_words
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture, Tokenization
@@ -105,56 +102,6 @@ NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 
 
 @every_kind
-def test_words_of_a_text_are_those_of_the_pipeline(kind):
-    made = KINDS[kind]()
-    cutter = Cutter.of(reading(made))
-    library = PreTrainedTokenizerFast(tokenizer_object=made, **NAMED)
-    pipeline = object.__new__(transformers.TokenClassificationPipeline)
-    pipeline.tokenizer = library
-    for text in (*TEXTS, "anna€smith, anna € x"):
-        found = words_in(text, cutter.tokenizer.encode(text), cutter)
-        inputs = library(text, return_offsets_mapping=True, return_special_tokens_mask=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tokens = pipeline.gather_pre_entities(
-                text,
-                inputs["input_ids"],
-                [[1.0]] * len(inputs["input_ids"]),
-                inputs["offset_mapping"],
-                inputs["special_tokens_mask"],
-                transformers.pipelines.token_classification.AggregationStrategy.FIRST,
-            )
-        expected = []
-        for token in tokens:
-            if expected and token["is_subword"]:
-                expected[-1] = (expected[-1][0], token["end"])
-            elif token["end"] > token["start"]:
-                expected.append((token["start"], token["end"]))
-        assert list(found) == expected, text
-
-
-@given(
-    st.lists(
-        st.sampled_from(
-            ["Anna", "anna's", "flew-to", "New", "York", ",", ".", "!", "(x)", "12.50", "Ünknown", "🐈"]
-        ),
-        min_size=1,
-        max_size=12,
-    )
-)
-@settings(max_examples=40, deadline=None)
-def test_a_word_is_read_at_its_first_token_as_the_library_tells_words(words):
-    made = wordpiece()
-    how = reading(made)
-    library = PreTrainedTokenizerFast(tokenizer_object=made, **NAMED)
-    begins = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
-    spans = tuple((begin, begin + len(word)) for begin, word in zip(begins, words, strict=True))
-    items = by_word(WordSet(name="t", texts=(" ".join(words),), words=(spans,)), how)
-    of_tokens = library(words, is_split_into_words=True).word_ids()
-    assert tokens_of(items, how).word_starts[0].tolist() == [of_tokens.index(i) for i in range(len(words))]
-
-
-@every_kind
 @given(
     st.lists(
         st.sampled_from(["Anna", "flew", "didn't", "x", "hotels-in-new-york", "12.50"]),
@@ -181,7 +128,8 @@ def test_of_a_long_text_each_word_is_answered_once(kind, words, max_length):
     tokens = tokens_of(rows, how)
     tokenizer = open_whole(how)
     longest = max(len(tokenizer.encode(word).ids) for word in words)
-    lengths = [len(tokenizer.encode(row).ids) for row in rows.texts]
+    lists = [[text[b:e] for b, e in row] for text, row in zip(rows.texts, rows.pieces, strict=True)]
+    lengths = [len(tokenizer.encode(row, is_pretokenized=True).ids) for row in lists]
     assert max(lengths) <= max(max_length, longest)
     assert (tokens.word_starts >= 0).sum(1).tolist() == [len(row) for row in rows.words]
     values = torch.full((1, *tokens.word_starts.shape), float("nan"))
@@ -214,31 +162,6 @@ def test_a_word_that_is_longer_than_a_window_costs_no_other_its_neighbours():
     assert [len(row) for row in rows.words] == [14, 6, 1, 14, 6]
     assert tokens_of(rows, how).lengths.max() == 18
     assert (tokens_of(rows, how).word_starts >= 0).sum() == 41
-
-
-@every_kind
-def test_words_without_a_blank_between_are_read_at_tokens_of_their_own(kind):
-    """A word's first token is the first that shares a character with it."""
-    how = reading(KINDS[kind]())
-    items = by_word(TextSet(name="t", texts=TEXTS[:5]), how)
-    starts = tokens_of(items, how).word_starts
-    for text, spans, row in zip(items.texts, items.words, starts.tolist(), strict=True):
-        offsets = open_whole(how).encode(text).offsets
-        for (begin, end), start in zip(spans, row, strict=False):
-            assert start == next(i for i, (b, e) in enumerate(offsets) if b < end and e > begin)
-    assert any(before[1] == after[0] for before, after in pairwise(items.words[0]))
-
-
-def test_a_word_without_tokens_is_read_at_the_next_token():
-    how = reading(wordpiece())
-    words = ["x", "\u0001", "friday", "\u0001"]
-    begins = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
-    spans = tuple((begin, begin + len(word)) for begin, word in zip(begins, words, strict=True))
-    items = by_word(WordSet(name="t", texts=(" ".join(words),), words=(spans,)), how)
-    first, middle, last = tokens_of(items, how).word_starts[0].tolist()[:3]
-    assert first < middle == last
-    ids = open_whole(how).encode(items.texts[0]).ids
-    assert tokens_of(items, how).word_starts[0, 3] == len(ids) - 2
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -305,7 +228,7 @@ def test_files_of_a_word_a_line(tmp_path, suffix):
     assert items.labels == ((1, 3, 4), (4, 0, 2, 4))
     assert open_items(f"{path}::label=column 2", reading(wordpiece())).class_names == (".", "NN", "TO", "VB")
     path.write_text("-DOCSTART- O\nAnna O\n-DOCSTART- O\n10\u00a0000 O\na\u2028b  O \n \n\x85 O")
-    assert open_items(str(path), reading(wordpiece())).texts == ("Anna", "10\u00a0000 a\u2028b", "\x85")
+    assert open_items(str(path), reading(wordpiece())).texts == ("Anna", "10\u00a0000 a\u2028b")
     path.write_text("Anna B-PER\n\nflew\n")
     with pytest.raises(DataError, match="line 3 has 1 columns, but the first word has 2"):
         open_items(str(path), reading(wordpiece()))

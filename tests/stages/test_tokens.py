@@ -161,7 +161,8 @@ def test_an_encoder_learns_tags_and_its_folder_is_the_library_s(place):
 
 
 def test_training_says_the_loss_and_accuracy_of_words(place):
-    report = train(place, place / "base.st", "again.st")
+    progress = Heard()
+    report = train(place, place / "base.st", "again.st", progress=progress)
     config = EvalConfig(
         model=str(place / "again.st"), data=DataRef.parse(str(place / "val.jsonl")), latency=False, device="cpu",
         bootstrap=0,
@@ -169,6 +170,8 @@ def test_training_says_the_loss_and_accuracy_of_words(place):
     values = run_eval(config, Heard()).document.rows[0].values
     assert report.accuracy == pytest.approx(values["accuracy"].value, abs=1e-6)
     assert report.nll == pytest.approx(values["nll"].value, abs=1e-5)
+    assert report.span_f1 == pytest.approx(values["span_f1"].value, abs=1e-6)
+    assert f"validation span F1 {report.span_f1:.4f}, accuracy" in progress.steps[-1]
 
 
 def test_a_batch_in_pieces_is_the_batch(place):

@@ -44,7 +44,9 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
 
 def render(report: FinetuneReport, out: Console) -> None:
     """Show what came of it."""
+    spans = {} if report.span_f1 is None else {"validation span F1 ↑": f"{report.span_f1:.4f}"}
     cells = (
+        *spans.values(),
         f"{report.accuracy:.4f}",
         f"{report.nll:.4f}",
         f"{report.lr:g}",
@@ -52,5 +54,5 @@ def render(report: FinetuneReport, out: Console) -> None:
         count(report.trained_parameters),
         count(report.frozen_parameters),
     )
-    columns = ["model", "validation accuracy ↑", "NLL ↓", "lr", "steps", "trained", "frozen"]
+    columns = ["model", *spans, "validation accuracy ↑", "NLL ↓", "lr", "steps", "trained", "frozen"]
     out.print(table(columns, [(str(report.path), *cells)]))

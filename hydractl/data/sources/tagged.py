@@ -10,7 +10,8 @@ from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.column_roles import UNKNOWN, LabelReader, find_column, list_in
 from hydractl.data.sources.tables import DataTable
-from hydractl.data.words import Span, WordSet
+from hydractl.data.word_windows import Span
+from hydractl.data.words import WordSet
 from hydractl.errors import DataError
 from hydractl.progress import Progress
 from hydractl.tasks import TOKENS
@@ -47,18 +48,20 @@ def words_of(
     place = table.place(column)
     words = [_words(cell, f"{place}: row {row}") for row, cell in enumerate(table.cells(column), table.first)]
     tag_column = find_column(table, column=ref.label, usual=TAG_COLUMNS, role="label") if labelled else None
-    spans, labels = [_spans(row) for row in words], Labels()
+    pieces, labels = [_spans(row) for row in words], Labels()
+    spans = pieces
     if tag_column is not None:
         tags = _tags(table, tag_column, [len(row) for row in words])
         labels = _labels(tags, table.classes(tag_column), table.place(tag_column), progress)
         if labels.labels is not None:
             spans = [
                 tuple(span for span, tag in zip(row, row_tags, strict=True) if tag != UNASKED)
-                for row, row_tags in zip(spans, tags, strict=True)
+                for row, row_tags in zip(pieces, tags, strict=True)
             ]
     return WordSet(
         texts=tuple(" ".join(row) for row in words),
         words=tuple(spans),
+        pieces=tuple(pieces),
         keys=tuple(range(table.first, table.first + len(table))) if table.first else (),
         name=table.name,
         columns=tuple(table.columns),

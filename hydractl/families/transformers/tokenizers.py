@@ -64,7 +64,7 @@ def read_tokenizer(
         tokenizer=_text_of(tokenizer, backend, source),
         names=_input_names(config, padding, getattr(tokenizer, "model_input_names", UNLISTED)),
         max_length=int(limit),
-        pad_id=int(pad or 0),
+        pad_id=max(0, int(pad or 0)),  # some configurations have -1 for none
         vocab_size=int(config.vocab_size),
         padding=padding,
         padding_side="left" if getattr(tokenizer, "padding_side", None) == "left" else "right",
@@ -175,6 +175,6 @@ def read_texts(config: Any, source: Path | None, *, unused: int, padding: Paddin
         names=_input_names(config, padding, UNLISTED),
         padding=padding,
         max_length=length,
-        pad_id=int(config.pad_token_id or 0),
+        pad_id=max(0, int(config.pad_token_id or 0)),
         vocab_size=int(config.vocab_size),
     )

@@ -14,6 +14,7 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.build import member_headers
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Fate, Header, Tokenization
+from hydractl.manifest.tokenizers import with_leading_blank
 from hydractl.messages import counted
 from hydractl.progress import Progress
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -126,9 +127,10 @@ def _answering(header: Header, task: Task, *, where: str) -> Header:
             hint="use a text model of transformers",
         )
     described = answering(Described(architecture=header.architecture, preprocess=header.preprocess), task)
-    return header.model_copy(
-        update={"architecture": described.architecture, "preprocess": described.preprocess}
-    )
+    how = described.preprocess
+    if task.by_word and not header.architecture.task.by_word and isinstance(how, Tokenization):
+        how = how.model_copy(update={"tokenizer": how.tokenizer and with_leading_blank(how.tokenizer)})
+    return header.model_copy(update={"architecture": described.architecture, "preprocess": how})
 
 
 def _shares_head(opened: OpenModel) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 from hydractl.data.batches import Batch
+from hydractl.data.datasets import UNASKED
 from hydractl.data.encode import encoded
+from hydractl.data.words import WordSet
 from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import question_losses
+from hydractl.metrics.spans import span_f1_of
 from hydractl.model_inputs import Inputs, inputs_on
 from hydractl.progress import Progress
 from hydractl.runtime import on_device
@@ -111,7 +114,22 @@ def val_batches(work: TrainingPlan, features: KeptFeatures | None) -> Iterable[B
 
 def validate(work: TrainingPlan, engine: Engine, model: nn.Module) -> Metrics | None:
     """Return a model's metrics on the validation data."""
-    return classifier_metrics(engine, val_batches(work, None), work.val.labels)(model)
+    return measure_of(work, engine, val_batches(work, None))(model)
+
+
+def measure_of(
+    work: TrainingPlan, engine: Engine, batches: Iterable[Batch[Inputs]]
+) -> Callable[[nn.Module], Metrics | None]:
+    """Return a function that measures a model on the validation data, of words with the F1 of spans in whole texts."""
+    items, labels = work.val.items, work.val.labels
+    if not isinstance(items, WordSet) or not work.header.architecture.task.by_word:
+        return classifier_metrics(engine, batches, labels)
+
+    def span_f1(classes: torch.Tensor) -> float:
+        tags = torch.stack([classes.masked_fill(labels < 0, UNASKED), labels])
+        return span_f1_of(items.by_document(tags), work.header.class_names)
+
+    return classifier_metrics(engine, batches, labels, span_f1)
 
 
 def _job(
@@ -139,7 +157,7 @@ def _job(
             by_member=has_member_feed,
             several=config.models > 1,
         ),
-        evaluate=classifier_metrics(engine, batches, work.val.labels),
+        evaluate=measure_of(work, engine, batches),
         probe=blank_inputs(work.header.preprocess, 1, device="cpu")
         if features is None
         else features.train[:1],

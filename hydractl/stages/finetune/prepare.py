@@ -22,7 +22,7 @@ from hydractl.data.labels import check_labels, check_training_labels, first_name
 from hydractl.data.matching import filled_names, match_classes
 from hydractl.data.names import folded
 from hydractl.data.sources.stream import Shuffled
-from hydractl.data.words import by_word
+from hydractl.data.words import by_word, check_answerable
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import Family
 from hydractl.families.load import OpenModel, check_tensors, open_model
@@ -129,8 +129,8 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     opened = fitted(config, opened, items, progress)
     header = opened.header
     if isinstance(how, Tokenization) and items.task.by_word and isinstance(items, Items):
-        how = how.model_copy(update={"by_word": True})
-        items = by_word(items, how, progress)
+        how = how.model_copy(update=dict(header.preprocess) | {"max_length": how.max_length})
+        items = check_answerable(by_word(items, how, progress))
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
     _check_repulsion(config, header, how)

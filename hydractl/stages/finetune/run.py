@@ -64,6 +64,7 @@ class FinetuneReport:
         training_macs: Multiply-accumulates of the training of the written weights; see the metric.
         resumed_from: Step at which the run was resumed, None if it was not.
         members: Paths of several outputs.
+        span_f1: F1 of spans on the validation data; None for models that do not answer words.
     """
 
     path: Path
@@ -78,6 +79,7 @@ class FinetuneReport:
     training_macs: int
     resumed_from: int | None
     members: tuple[Path, ...] = ()
+    span_f1: float | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -233,6 +235,7 @@ def _report(
         kind=work.header.kind,
         accuracy=trained.metrics.accuracy,
         nll=trained.metrics.nll,
+        span_f1=trained.metrics.span_f1,
         lr=trained.lr,
         step=trained.step,
         total_steps=job.total,
@@ -272,6 +275,7 @@ def _publish(
         results={
             "validation_accuracy": report.accuracy,
             "validation_nll": report.nll,
+            **({} if report.span_f1 is None else {"validation_span_f1": report.span_f1}),
             "validation_count": len(work.val.items),
             "lr": report.lr,
             "steps": report.step,

@@ -16,7 +16,8 @@ from hydractl.data.batches import Batch, BatchShare
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, encoded
 from hydractl.data.sources.stream import BATCHES, ItemStream
-from hydractl.data.words import Span, WordSet, by_word, whole_words
+from hydractl.data.word_windows import Span
+from hydractl.data.words import WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
 from hydractl.families.tower import Towers
 from hydractl.fusion.feature_ood import WithOodScores
@@ -93,15 +94,15 @@ class BatchPredictor:
             step = window(size)
             for begin in range(0, len(items), step):
                 part = items.subset(range(begin, min(begin + step, len(items))))
-                rows = (
-                    by_word(part, self.how)
-                    if isinstance(self.how, Tokenization) and self.how.by_word
-                    else part
-                )
+                how = self.how
+                words = by_word(part, how) if isinstance(how, Tokenization) and how.by_word else None
                 answered = self._together(
-                    encoded(rows, self.how, batch_size=size, deal=deal), items, begin, offset=begin
+                    encoded(part if words is None else words, how, batch_size=size, deal=deal),
+                    items,
+                    begin,
+                    offset=begin,
                 )
-                yield _of_texts(answered, part, rows) if isinstance(rows, WordSet) else answered
+                yield answered if words is None else _of_texts(answered, part, words)
             return
         stream = iter(encoded(items, self.how, batch_size=size, limit_bytes=0, deal=deal))
         for begin in range(0, len(items), size * BATCHES * self.team.world):
