@@ -11,6 +11,7 @@ import torch
 from hydractl.data.batches import BatchShare, epoch_order
 from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
+from hydractl.data.sources.stream import samples_in
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, load_model
 from hydractl.fusion.features import FeatureExtractor
@@ -18,6 +19,7 @@ from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadScores, TowerHeads, TowerScores
 from hydractl.manifest.header import Architecture, Kind
+from hydractl.manifest.samples import pack, union
 from hydractl.messages import counted
 from hydractl.output.locks import OutputLock
 from hydractl.plugins import load
@@ -206,21 +208,24 @@ def _describe(
     config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, options: dict[str, OptionValue]
 ) -> HeadScores:
     """Return the scores file without its scores: everything that decides them."""
+    data, samples = dict[str, Fingerprint](), list[dict[str, str]]()
+    for role, item_set in inputs.sets.items():
+        read = [*digests(item_set, team)]
+        data[role] = Fingerprint(
+            reference=config.references[role], sha256=item_set.fingerprint(read), count=item_set.total
+        )
+        drawn = _drawn_indices(config, item_set) if role == "id" else None
+        scored = read if drawn is None else [read[i] for i in drawn]
+        samples.append({data[role].sha256: pack(samples_in(scored))})
     return HeadScores(
         method=config.method,
         objective=config.settings.objective,
         options=options,
         model=Fingerprint(reference=inputs.opened.as_input().name, sha256=inputs.opened.checkpoint.digest),
         architecture=inputs.opened.header.architecture.name,
-        data={
-            role: Fingerprint(
-                reference=config.references[role],
-                sha256=item_set.fingerprint(digests(item_set, team)),
-                count=item_set.total,
-            )
-            for role, item_set in inputs.sets.items()
-        },
+        data=data,
         towers={},
+        samples=union(*samples),
         tool=TOOL,
     )
 
