@@ -83,7 +83,7 @@ def score(
         model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
         out: Output file, or `-` for standard output.
         method: Scoring method. circuit: greedy removal by an objective on validation data; taylor: |weight × gradient| of q, k and v; michel: mean |∂loss/∂gate| of heads (Michel et al. 2019); gnorm: greedy removal by gradient norms of q, k and v (Greedy-Gnorm); hies: michel and entropy of attention (HIES); headmap: loss increase when a head is masked (HeadMap); cahp: one head of each group of similar heads; determines the number of groups (CAHP); l0: gates closed by a penalty (Voita et al. 2019); dsp: gates of which K remain open (Li et al. 2021); magnitude: mean |weight|, a control; random: random scores, a control.
-        data: Labelled data (validation data for circuits): digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        data: Labelled data (validation data for circuits): digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME. Required by methods that read data.
         limit: Use N random samples of `--data` (default: all; hies: 32).
         max_length: Truncate texts to N tokens (default: the model's maximum).
         objective: Objective to maximise: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `acc-0.1*nll`.

@@ -200,9 +200,7 @@ def _read_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScore
     """
     scores = HeadScores.read(path)
     name, towers = opened.header.architecture.name, opened.header.architecture.towers
-    score_hint = (
-        f"score this model: `hydractl score {shlex.quote(opened.reference)} -o {shlex.quote(str(path))}`"
-    )
+    score_hint = f"score this model: `hydractl score {shlex.quote(opened.reference)} --data VAL -o {shlex.quote(str(path))}`"
     for scored in sorted(scores.towers or towers):
         table, tower = scores.tables.get(scored, ()), towers.get(scored)
         if tower is None:

@@ -60,9 +60,9 @@ class ScoreConfig(CommandConfig):
         f"Scoring method. {'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}.",
         choices=tuple(METHODS),
     )
-    data: str = setting(
-        "digits",
-        f"Labelled data (validation data for circuits): {shared.DATA_SOURCES}.",
+    data: str | None = setting(
+        None,
+        f"Labelled data (validation data for circuits): {shared.DATA_SOURCES}. Required by methods that read data.",
         metavar=shared.DATA_METAVAR,
         role=Role.DATA,
     )
@@ -157,6 +157,11 @@ class ScoreConfig(CommandConfig):
                 "`--ood` applies only to `--method circuit` with an objective that uses OOD data: "
                 "`ood`, `avg`, `fpr95` or a sum with one",
                 hint="leave it out",
+            )
+        if self.entry.needs_data and self.data is None:
+            raise UsageError(
+                f"`--method {self.method}` needs labelled data",
+                hint="add `--data DATA`, for example `--data val/`, or use a method that reads no data: `--method magnitude`",
             )
         refuse_shared_input(self.model)
         if self.trained is not None and not self.settings.trains_weights:

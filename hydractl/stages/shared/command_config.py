@@ -316,7 +316,7 @@ def _possible_digests(ref: DataRef, *, labelled: bool) -> frozenset[str]:
     Raises:
         HydraError: If the data can be read as neither.
     """
-    readings = readings(ref, labelled=labelled)
+    readings = open_readings(ref, labelled=labelled)
     if labelled:
         return frozenset(map(_labelled_digest, readings))
     return frozenset({digest_text(compact([_unlabelled_digest(items) for items in readings]))})
@@ -344,7 +344,7 @@ def _item_digests(items: Items) -> Iterator[bytes | str]:
             yield error.message
 
 
-def readings(ref: DataRef, *, labelled: bool) -> list[Items]:
+def open_readings(ref: DataRef, *, labelled: bool) -> list[Items]:
     """Return data as images, as texts, or as both."""
     from hydractl.data.datasets import Content  # noqa: PLC0415 - built-in data are told by their names
     from hydractl.data.open_dataset import open_data  # noqa: PLC0415 - as above

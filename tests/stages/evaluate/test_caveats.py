@@ -136,9 +136,13 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
     for model, out in (("warm.st", "fused.st"), ("choosy.st", "dropped.st")):
         run_fuse(FuseConfig(models=(str(folder / model),), out=folder / out, verify=False))
 
-    calibrated = ["m: its temperature was fitted on 110 of 110 samples of `--data`: calibration errors will be too low"]
+    calibrated = [
+        "m: its temperature was fitted on 110 of 110 samples of `--data`: calibration errors will be too low"
+    ]
     assert said("warm.st") == said("warmer.st") == said("fused.st") == calibrated
-    assert said("choosy.st") == ["m: its threshold was fitted on 110 of 110 samples of `--data`: its error rate will be too low"]
+    assert said("choosy.st") == [
+        "m: its threshold was fitted on 110 of 110 samples of `--data`: its error rate will be too low"
+    ]
     assert [said(f"{name}.st") for name in ("both", "given", "dropped", "member")] == [[]] * 4
 
 

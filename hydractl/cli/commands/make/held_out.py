@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.commands.make.config import from_script
 from hydractl.errors import DataError
-from hydractl.stages.shared.command_config import readings
+from hydractl.stages.shared.command_config import open_readings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,18 +24,18 @@ def check_held_out(config: MakeConfig) -> None:
     Raises:
         DataError: If there are such samples.
     """
-    import numpy as np  # noqa: PLC0415 - `--help` loads no library
+    import numpy as np
 
-    from hydractl.data.encode import content_of  # noqa: PLC0415 - as above
-    from hydractl.data.sources.stream import digests_of, samples_in  # noqa: PLC0415 - as above
-    from hydractl.families.load import open_model  # noqa: PLC0415 - as above
-    from hydractl.manifest.samples import union, unpack  # noqa: PLC0415 - as above
+    from hydractl.data.encode import content_of
+    from hydractl.data.sources.stream import digests_of, samples_in
+    from hydractl.families.load import open_model
+    from hydractl.manifest.samples import union, unpack
 
     headers = [open_model(model).header for model in config.models if not from_script(model)]
     read_by_models = [content_of(header.preprocess) for header in headers]
 
     def samples(ref: DataRef) -> np.ndarray:
-        items = sorted(readings(ref, labelled=True), key=lambda items: items.content not in read_by_models)[0]
+        items = min(open_readings(ref, labelled=True), key=lambda items: items.content not in read_by_models)
         return samples_in(digests_of(items))
 
     used = [unpack(text) for text in union(*(header.samples for header in headers)).values()]
@@ -47,7 +47,8 @@ def check_held_out(config: MakeConfig) -> None:
         raise DataError(
             f"{again.sum()} of {len(val)} samples of `--val {config.val}` were used to train or select the models, so the "
             "guarantee of the threshold does not hold",
-            hint=replaced * (not np.isin(samples(config.test), np.concatenate(used)).any())
+            hint=replaced
+            * (not np.isin(samples(config.test), np.concatenate(used)).any())
             + "give other labelled data as `--val`; or train the models again with "
             f"`--val {shlex.quote(first)}`, and give `make` `--val {shlex.quote(second)}`",
         )
