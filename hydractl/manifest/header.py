@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from itertools import chain
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, JsonValue, PositiveFloat, ValidationInfo, field_validator, model_validator
@@ -197,7 +198,11 @@ class InputFile(StrictModel):
 
 
 class SampledFile(InputFile):
-    """A data set that a step read, with the digests of its samples, which only the record of a whole header stores."""
+    """A data set that a step read, with the digests of its samples, which only the record of a whole header stores.
+
+    Attributes:
+        samples: As `pack` writes them; empty if nothing records them.
+    """
 
     samples: str = Field(exclude=True)
 
@@ -221,15 +226,9 @@ class Step(StrictModel):
 
 def samples_of(inputs: Iterable[InputFile], *documents: Header | HeadMask) -> dict[str, str]:
     """Return the samples that steps of this run read, and the samples that documents record."""
-    return union(*(document.samples for document in documents), *_samples_read(inputs))
-
-
-def _samples_read(inputs: Iterable[InputFile]) -> Iterator[dict[str, str]]:
-    for file in inputs:
-        if isinstance(file, SampledFile):
-            yield {file.sha256: file.samples}
-        if file.made_by is not None:
-            yield from _samples_read(file.made_by.inputs)
+    read = [file for i in inputs for file in (i, *chain.from_iterable(s.inputs for s in steps_to(i.made_by)))]
+    files = (file for file in read if isinstance(file, SampledFile) and file.samples)
+    return union(*(document.samples for document in documents), *({f.sha256: f.samples} for f in files))
 
 
 def steps_to(step: Step | None) -> tuple[Step, ...]:

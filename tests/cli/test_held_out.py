@@ -7,17 +7,16 @@ import random
 import re
 import shlex
 
-import numpy as np
 import pytest
 
-from hydractl.checkpoint import Checkpoint
+from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.manifest.head_mask import HeadMask, HeadScores
 from hydractl.manifest.samples import unpack
 from support.reviews import BAD, FILMS, GOOD, arch
 
 POOL = [f"the {thing} was {adverb}{word} {end}" for thing in FILMS for adverb in ("", "very ") for word in (*GOOD, *BAD)
         for end in ("play", "played", "playing")]  # fmt: skip
-BARE = ("--no-latency", "--bootstrap", "0", "--device", "cpu", "-q")
+BARE = ("--no-latency", "--bootstrap", "0", "--device", "cpu")
 TEST = 60
 """Samples of the test set, some of them twice."""
 
@@ -40,7 +39,10 @@ def place(tmp_path_factory):
     from hydractl.cli.app import main
 
     folder, rng = tmp_path_factory.mktemp("held-out"), random.Random(0)
-    sets = {name: rng.sample(POOL, 30) for name in ("train", "val", "scored", "drawn", "merged", "fit", "std", "kept")}
+    sets = {
+        name: rng.sample(POOL, 30)
+        for name in ("train", "val", "scored", "drawn", "merged", "fit", "std", "kept")
+    }
     for name, texts in sets.items():
         write(folder / f"{name}.jsonl", texts)
     tested = rng.sample(POOL, TEST - 5)
@@ -56,11 +58,11 @@ def place(tmp_path_factory):
             "prune base.st --scores s.json --remove 2 --pool 4 --members 2 --strategy diverse --data drawn.jsonl "
             "--candidates 4 --device cpu -o m-{i}.st",
             "prune base.st --mask m-0.mask.json -o masked.st",
-            "fuse m-0.st m-1.st --data merged.jsonl --temperature merged.jsonl --fit fit.jsonl --val std.jsonl --force-merge "
-            "--merge-trunk 1 -o hydra.st",
-            f"eval hydra.st --data kept.jsonl --threshold-for 0.9 --store stored.st {' '.join(BARE)}",
+            "fuse m-0.st m-1.st --temperature merged.jsonl --fit fit.jsonl --val std.jsonl -o hydra.st",
+            "finetune base.st --data train.jsonl --val val.jsonl --epochs 1 --device cpu -o tuned.st",
+            f"eval hydra.st --data kept.jsonl --threshold-for 'risk<=0.9' --store stored.st {' '.join(BARE)}",
         ):
-            assert main([*shlex.split(line), *(() if "-q" in line else ("-q",))]) == 0, line
+            assert main([*shlex.split(line), "-q"]) == 0, line
     return folder, sets, [*tested, *tested[:5]]
 
 
@@ -68,7 +70,7 @@ def counts(place, model, *words, call):
     """Return the warnings of `eval` about samples of the test set: by command, the count."""
     folder, *_ = place
     seen = call("eval", str(folder / model), "--data", str(folder / "test.csv"), *BARE, *words)
-    assert seen.code == 0, seen.err
+    assert seen.code in {0, 5}, seen.err
     pattern = rf"warning: \S+: (.*?) (\d+) of {TEST} samples of `--data`(.*)"
     return {verb: (int(count), end) for verb, count, end in re.findall(pattern, seen.err)}
 
@@ -116,9 +118,9 @@ def test_a_record_holds_the_samples_that_were_drawn_and_no_others(place):
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (("--threshold-for", "0.5"), "`--threshold-for`"),
+        (("--threshold-for", "risk<=0.5"), "`--threshold-for`"),
         (("--sets", "0.8"), "`--sets`"),
-        (("--threshold-for", "0.5", "--sets", "0.8"), "`--threshold-for` and `--sets`"),
+        (("--threshold-for", "risk<=0.5", "--sets", "0.8"), "`--threshold-for` and `--sets`"),
     ],
 )
 def test_a_guarantee_on_such_samples_does_not_hold(place, call, words, option):
@@ -132,7 +134,7 @@ def test_a_guarantee_on_such_samples_does_not_hold(place, call, words, option):
 
 def test_the_warning_is_in_the_report_and_in_json(place, call, tmp_path):
     folder, *_ = place
-    seen = call("eval", str(folder / "base.st"), "--data", str(folder / "test.csv"), *BARE[:-1], "--json", "-o", str(tmp_path / "r.json"))  # fmt: skip
+    seen = call("eval", str(folder / "base.st"), "--data", str(folder / "test.csv"), *BARE, "--json", "-o", str(tmp_path / "r.json"))  # fmt: skip
 
     for document in (json.loads(seen.out), json.loads((tmp_path / "r.json").read_text())):
         assert f"{overlap(place, 'train', 'val')} of {TEST} samples of `--data`" in json.dumps(document)
@@ -142,12 +144,18 @@ def test_there_is_no_false_alarm(place, call):
     """Of other samples, and of files of earlier releases, which record none, on other sets."""
     folder, *_ = place
     for model in ("hydra.st", "stored.st"):
-        seen = call("eval", str(folder / model), "--data", str(folder / "fresh.jsonl"), *BARE, "--threshold-for", "0.5")
+        seen = call(
+            "eval",
+            str(folder / model),
+            "--data",
+            str(folder / "fresh.jsonl"),
+            *BARE,
+            "--threshold-for",
+            "risk<=0.5",
+        )
         assert "samples of `--data`" not in seen.err
     checkpoint = Checkpoint.open(folder / "base.st")
     old = checkpoint.header.model_copy(update={"samples": {}})
-    from hydractl.checkpoint import write_tensors
-
     with (folder / "old.st").open("wb") as file:
         write_tensors(file, checkpoint.tensors(), header=old)
     assert counts(place, "old.st", call=call) == {}
@@ -158,21 +166,22 @@ def test_there_is_no_false_alarm(place, call):
 def test_make_refuses_such_samples_and_its_hints_can_be_typed(place, call, monkeypatch):
     folder, *_ = place
     monkeypatch.chdir(folder)
-    words = ("make", "m-0.st", "m-1.st", "--test", "fresh.jsonl", "--risk", "0.9", "-q", "-o", "made/")
+    words = ("make", "base.st", "tuned.st", "--test", "fresh.jsonl", "--risk", "0.9", "-q", "-o", "made/")
 
     seen = call(*words, "--val", "test.csv")
 
-    used = overlap(place, "train", "val", "drawn")
+    used = overlap(place, "train", "val")
     assert seen.code == 3
-    found = re.search(rf"(\d+) of {TEST} samples of `--val test.csv` were used to train or select the models", seen.err)
-    assert used <= int(found[1]) < TEST
+    found = re.search(
+        rf"(\d+) of {TEST} samples of `--val test.csv` were used to train or select the models", seen.err
+    )
+    assert int(found[1]) == used
     assert not (folder / "made").exists()
     assert "`--val test.csv::part=1/2`" in seen.err
     options = shlex.split(re.search(r"by `(--val .*? --test .*?)`", seen.err)[1])
     again = call(*words[:3], *words[5:], *options)
     assert again.code == 0, again.err
-    parts = [np.frombuffer(b"")] and Checkpoint.open(folder / "made/model.st").header.threshold
-    assert parts is not None
+    assert Checkpoint.open(folder / "made/model.st").header.threshold is not None
 
 
 def test_make_refuses_validation_samples_that_are_training_samples(place, call, monkeypatch):
@@ -180,14 +189,27 @@ def test_make_refuses_validation_samples_that_are_training_samples(place, call, 
     folder, sets, _ = place
     monkeypatch.chdir(folder)
     checkpoint = Checkpoint.open(folder / "base.st")
-    from hydractl.checkpoint import write_tensors
-
     for name in ("a.st", "b.st"):
         with (folder / name).open("wb") as file:
-            write_tensors(file, checkpoint.tensors(), header=checkpoint.header.model_copy(update={"samples": {}}))
+            write_tensors(
+                file, checkpoint.tensors(), header=checkpoint.header.model_copy(update={"samples": {}})
+            )
     twice = len({*sets["fit"]} & {*sets["std"]})
 
-    seen = call("make", "a.st", "b.st", "--train", "fit.jsonl", "--val", "std.jsonl", "--test", "fresh.jsonl", "-q", "-o", "none/")
+    seen = call(
+        "make",
+        "a.st",
+        "b.st",
+        "--train",
+        "fit.jsonl",
+        "--val",
+        "std.jsonl",
+        "--test",
+        "fresh.jsonl",
+        "-q",
+        "-o",
+        "none/",
+    )
 
     assert seen.code == 3
     assert f"{twice} of 30 samples of `--val std.jsonl` were used" in seen.err

@@ -21,7 +21,12 @@ from hydractl.data.words import by_word
 from hydractl.manifest.samples import MOST_CHARACTERS, pack, union, unpack
 from support.reviews import tokenization
 
-TEXTS = [f"text {i}, with a comma" for i in range(30)] + ["a\nline", "cafe\u0301", 'a "quote"', "text 3, with a comma"]
+TEXTS = [f"text {i}, with a comma" for i in range(30)] + [
+    "a\nline",
+    "cafe\u0301",
+    'a "quote"',
+    "text 3, with a comma",
+]
 LABELS = ["good" if i % 3 else "bad" for i in range(len(TEXTS))]
 
 

@@ -223,8 +223,8 @@ def _uses(
 
 def _promise(config: EvalConfig) -> str:
     """Return the end of a message about tested samples that made a model: the guarantee that does not hold, if one is asked for."""
-    asked = config.threshold_for is not None, config.set_options.sets is not None
-    options = [f"`{option}`" for option, is_asked in zip((OPTION, SETS), asked, strict=True) if is_asked]
+    asked = {OPTION: config.threshold_for, SETS: config.set_options.sets}
+    options = [f"`{option}`" for option, level in asked.items() if level is not None]
     return f"; the guarantee of {listed(options)} does not hold" if options else ""
 
 
@@ -261,8 +261,8 @@ def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[
                 "are too low"
             )
     for validation, test in product(config.ood_val, config.ood):
-        if twice := overlap(validation.name, contents[validation.name], test.name, contents[test.name]):
-            yield f"{twice}: {FLATTERED[VAL]}"
+        if shared := overlap(validation.name, contents[validation.name], test.name, contents[test.name]):
+            yield f"{shared}: {FLATTERED[VAL]}"
 
 
 def _grain(name: str, count: int) -> str:

@@ -11,15 +11,13 @@ import torch
 from hydractl.data.batches import BatchShare, epoch_order
 from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
-from hydractl.data.sources.stream import samples_in
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, load_model
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadScores, TowerHeads, TowerScores
-from hydractl.manifest.header import Architecture, Kind
-from hydractl.manifest.samples import pack, union
+from hydractl.manifest.header import Architecture, Kind, samples_of
 from hydractl.messages import counted
 from hydractl.output.locks import OutputLock
 from hydractl.plugins import load
@@ -35,7 +33,7 @@ from hydractl.stages.score.training import State, check_training, offered, open_
 from hydractl.stages.shared.command_config import config_digest, recorded_argv
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.mask_selection import quota_of
-from hydractl.stages.shared.open_inputs import RepeatedBatches, digests, labels_of, open_reader, open_sets
+from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_reader, open_sets
 from hydractl.stages.shared.output_record import TOOL, library_versions
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.zero_shot_classes import Classes, ask
@@ -208,24 +206,24 @@ def _describe(
     config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, options: dict[str, OptionValue]
 ) -> HeadScores:
     """Return the scores file without its scores: everything that decides them."""
-    data, samples = dict[str, Fingerprint](), list[dict[str, str]]()
-    for role, item_set in inputs.sets.items():
-        read = [*digests(item_set, team)]
-        data[role] = Fingerprint(
-            reference=config.references[role], sha256=item_set.fingerprint(read), count=item_set.total
-        )
-        drawn = _drawn_indices(config, item_set) if role == "id" else None
-        scored = read if drawn is None else [read[i] for i in drawn]
-        samples.append({data[role].sha256: pack(samples_in(scored))})
+    files = {
+        role: data_input(item_set, team, _drawn_indices(config, item_set) if role == "id" else None)
+        for role, item_set in inputs.sets.items()
+    }
     return HeadScores(
         method=config.method,
         objective=config.settings.objective,
         options=options,
         model=Fingerprint(reference=inputs.opened.as_input().name, sha256=inputs.opened.checkpoint.digest),
         architecture=inputs.opened.header.architecture.name,
-        data=data,
+        data={
+            role: Fingerprint(
+                reference=config.references[role], sha256=file.sha256, count=inputs.sets[role].total
+            )
+            for role, file in files.items()
+        },
         towers={},
-        samples=union(*samples),
+        samples=samples_of(files.values()),
         tool=TOOL,
     )
 

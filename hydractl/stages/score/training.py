@@ -191,7 +191,7 @@ def publish_scores(
 
 def _header(config: ScoreConfig, opened: OpenModel, scores: HeadScores) -> Header:
     """Return the trained base's header: what the base was, and one more step."""
-    data = [*scored_data(scores)]
+    data = scored_data(scores)
     step = make_step(
         config,
         family=opened.family,

@@ -154,13 +154,15 @@ def identified(items: Items, item_digests: Iterable[bytes]) -> tuple[str, np.nda
     return items.fingerprint(read), samples_in([read[i] for i in items.firsts])
 
 
-def data_input(items: Items, team: ProcessGroup) -> SampledFile:
-    """Return the lineage entry of a data set, with the digests of its samples.
+def data_input(items: Items, team: ProcessGroup, drawn: torch.Tensor | None = None) -> SampledFile:
+    """Return the lineage entry of a data set, with the digests of its samples, or of the items `drawn` (N',).
 
     Raises:
         DataError: If an item cannot be read.
     """
-    sha256, content = identified(items, digests(items, team))
+    read = [*digests(items, team)]
+    sha256, content = identified(items, read)
+    content = content if drawn is None else samples_in([read[i] for i in drawn])
     return SampledFile(name=items.name, sha256=sha256, samples=pack(content))
 
 

@@ -225,16 +225,16 @@ def document_input(path: Path, digest: str | None = None, *, made_by: Step | Non
     return InputFile(name=name, sha256=digest or digest_file(path), made_by=made_by)
 
 
-def scored_data(scores: HeadScores) -> Iterator[InputFile]:
-    """Yield the lineage entries of the data of scores."""
-    for _, data in sorted(scores.data.items()):
-        name, sha256 = DataRef.parse(data.reference).name, data.sha256
-        samples = scores.samples.get(sha256, "")
-        yield (
-            SampledFile(name=name, sha256=sha256, samples=samples)
-            if samples
-            else InputFile(name=name, sha256=sha256)
+def scored_data(scores: HeadScores) -> list[InputFile]:
+    """Return the lineage entries of the data of scores."""
+    return [
+        SampledFile(
+            name=DataRef.parse(data.reference).name,
+            sha256=data.sha256,
+            samples=scores.samples.get(data.sha256, ""),
         )
+        for _, data in sorted(scores.data.items())
+    ]
 
 
 def scoring_step(scores: HeadScores, opened: OpenModel) -> Step | None:
