@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shlex
 
+import numpy as np
 import pytest
 
 from hydractl.checkpoint import Checkpoint, write_tensors
@@ -17,6 +17,7 @@ from support.reviews import BAD, FILMS, GOOD, arch
 POOL = [f"the {thing} was {adverb}{word} {end}" for thing in FILMS for adverb in ("", "very ") for word in (*GOOD, *BAD)
         for end in ("play", "played", "playing")]  # fmt: skip
 BARE = ("--no-latency", "--bootstrap", "0", "--device", "cpu")
+DIVERSE = "prune base.st --scores s.json --remove 2 --pool 4 --members 2 --strategy diverse"
 TEST = 60
 """Samples of the test set, some of them twice."""
 
@@ -38,14 +39,12 @@ def place(tmp_path_factory):
     """Models made on overlapping sets of texts, which are drawn from one pool, and a test set from that pool."""
     from hydractl.cli.app import main
 
-    folder, rng = tmp_path_factory.mktemp("held-out"), random.Random(0)
-    sets = {
-        name: rng.sample(POOL, 30)
-        for name in ("train", "val", "scored", "drawn", "merged", "fit", "std", "kept")
-    }
+    folder, rng = tmp_path_factory.mktemp("held-out"), np.random.default_rng(0)
+    names = ("train", "val", "scored", "drawn", "merged", "fit", "std", "kept")
+    sets = {name: [POOL[i] for i in rng.permutation(len(POOL))[:30]] for name in names}
     for name, texts in sets.items():
         write(folder / f"{name}.jsonl", texts)
-    tested = rng.sample(POOL, TEST - 5)
+    tested = [POOL[i] for i in rng.permutation(len(POOL))[: TEST - 5]]
     write(folder / "test.csv", [*tested, *tested[:5]])
     fresh = [f"{text} the {word}" for text in POOL for word in ("phone", "battery")]
     write(folder / "fresh.jsonl", fresh)
@@ -55,8 +54,7 @@ def place(tmp_path_factory):
             f"finetune {arch(folder)} --data train.jsonl --val val.jsonl --lr 1e-3,2e-3 --epochs 1 --device cpu -o base.st",
             "score base.st --data scored.jsonl --method taylor --limit 12 --device cpu -o s.json",
             "prune base.st --scores s.json --remove 2 -o pruned.st",
-            "prune base.st --scores s.json --remove 2 --pool 4 --members 2 --strategy diverse --data drawn.jsonl "
-            "--candidates 4 --device cpu -o m-{i}.st",
+            f"{DIVERSE} --data drawn.jsonl --candidates 4 --device cpu -o m-{{i}}.st",
             "prune base.st --mask m-0.mask.json -o masked.st",
             "fuse m-0.st m-1.st --temperature merged.jsonl --fit fit.jsonl --val std.jsonl -o hydra.st",
             "finetune base.st --data train.jsonl --val val.jsonl --epochs 1 --device cpu -o tuned.st",
