@@ -147,6 +147,11 @@ class ScoreConfig(CommandConfig):
         object.__setattr__(self, "settings", settings_for(self.method, self.given))
         check(self)
         check_log(self.log_to, self.log_dir, self.out)
+        if self.entry.needs_data and self.data is None:
+            raise UsageError(
+                f"`--method {self.method}` needs labelled data",
+                hint="add `--data DATA`, for example `--data val/`, or use a method that reads no data: `--method magnitude`",
+            )
         if self.settings.needs_ood and self.ood is None:
             raise UsageError(
                 f"objective `{self.settings.objective}` needs OOD data",
@@ -157,11 +162,6 @@ class ScoreConfig(CommandConfig):
                 "`--ood` applies only to `--method circuit` with an objective that uses OOD data: "
                 "`ood`, `avg`, `fpr95` or a sum with one",
                 hint="leave it out",
-            )
-        if self.entry.needs_data and self.data is None:
-            raise UsageError(
-                f"`--method {self.method}` needs labelled data",
-                hint="add `--data DATA`, for example `--data val/`, or use a method that reads no data: `--method magnitude`",
             )
         refuse_shared_input(self.model)
         if self.trained is not None and not self.settings.trains_weights:
