@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from PIL import Image
 from typing_extensions import override
 
 from hydractl.data.corruptions.names import Corruption
-from hydractl.data.decoding import upright
+from hydractl.data.decoding import SAMPLE_BYTES, image_sample, upright
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
 from hydractl.messages import quoted
@@ -40,6 +41,12 @@ class Content(StrEnum):
     def singular(self) -> str:
         """One of them."""
         return self.value.removesuffix("s")
+
+
+def text_sample(text: Text) -> bytes:
+    """Return the bytes that identify a text. Blanks, line ends and Unicode forms, which file formats change, do not count."""
+    plain_text = change_text(text, lambda part: " ".join(unicodedata.normalize("NFC", part).split()))
+    return hashlib.sha256(json.dumps(plain_text).encode()).digest()[:SAMPLE_BYTES]
 
 
 UNASKED = -100
@@ -112,7 +119,10 @@ class Items(Classed, ABC):
 
     @abstractmethod
     def item_digest(self, index: int) -> bytes:
-        """Return a SHA-256 of one item's content alone; every stage takes the digests before anything is computed.
+        """Return the SHA-256 of an item's content, followed by the `SAMPLE_BYTES` bytes that identify its sample.
+
+        Equal samples of files in different formats share these last bytes. Labels and file names do not count. Every
+        stage reads the digests before it computes anything.
 
         Raises:
             DataError: If the item cannot be read.
@@ -121,6 +131,11 @@ class Items(Classed, ABC):
     @abstractmethod
     def at(self, indices: Sequence[int]) -> Self:
         """Return the items at `indices`, which are in range, under labels that the caller mends."""
+
+    @property
+    def firsts(self) -> Sequence[int]:
+        """Index of the first item of each sample. A long text of words is one sample with several items."""
+        return range(len(self))
 
     @property
     def decoding(self) -> str:
@@ -211,7 +226,9 @@ class TextSet(Items):
 
     @override
     def item_digest(self, index: int) -> bytes:
-        return hashlib.sha256(json.dumps(self.texts[index]).encode()).digest()
+        return hashlib.sha256(json.dumps(self.texts[index]).encode()).digest() + text_sample(
+            self.texts[index]
+        )
 
     @override
     def at(self, indices: Sequence[int]) -> Self:
@@ -262,7 +279,7 @@ class ImageStore(ABC):
         image = self.image(index)
         sha = hashlib.sha256(f"{image.mode} {image.size}\n".encode())
         sha.update(image.tobytes())
-        return sha.digest()
+        return sha.digest() + image_sample(image, sha.digest())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -330,7 +347,8 @@ class ImageSet(Items):
         except DataError as error:
             if not self.lenient:
                 raise UnreadableError(error.message, hint=error.hint) from error
-            return hashlib.sha256(error.message.encode()).digest()
+            digest = hashlib.sha256(error.message.encode()).digest()
+            return digest + digest[:SAMPLE_BYTES]
 
     @property
     @override
@@ -370,5 +388,5 @@ def fingerprint_of(
     """Return the fingerprint of so many items of such labels and digests; see `Items`."""
     sha = hashlib.sha256(json.dumps([count, class_names, labels, *filter(None, [decoding])]).encode())
     for digest in digests:
-        sha.update(digest)
+        sha.update(digest[:-SAMPLE_BYTES])
     return f"sha256:{sha.hexdigest()}"

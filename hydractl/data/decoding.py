@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import struct
 import zlib
@@ -39,6 +40,11 @@ _TRANSPOSES = MappingProxyType(
     }
 )
 """Transposition that makes an image upright, by its EXIF orientation."""
+SAMPLE_BYTES = 8
+"""Number of bytes that identify a sample. A collision among ten million samples occurs in less than one of a million runs."""
+MOST_COMPARED_PIXELS = 1 << 16
+"""Number of pixels up to which pixels identify an image. The bytes of the file identify a larger one: decoding is slow."""
+_COMPARED_MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})
 _LEAST: ContextVar[int | None] = ContextVar("least", default=None)
 
 
@@ -66,6 +72,22 @@ def check_header(data: bytes, *, where: str) -> None:
     """
     with _named(where):
         _open(data).verify()
+
+
+def image_sample(image: Image.Image, digest: bytes) -> bytes:
+    """Return the bytes that identify an image: of its RGBA pixels, or `digest` of a large image or one of other modes."""
+    if image.width * image.height <= MOST_COMPARED_PIXELS and image.mode in _COMPARED_MODES:
+        digest = hashlib.sha256(repr(image.size).encode() + image.convert("RGBA").tobytes()).digest()
+    return digest[:SAMPLE_BYTES]
+
+
+def encoded_digest(data: bytes) -> bytes:
+    """Return the digest of an encoded image, as `Items.item_digest`. A damaged image is identified by its bytes."""
+    digest = hashlib.sha256(data).digest()
+    try:
+        return digest + image_sample(_open(data), digest)
+    except (*PILLOW_ERRORS, Image.DecompressionBombError):
+        return digest + digest[:SAMPLE_BYTES]
 
 
 @contextlib.contextmanager

@@ -40,7 +40,8 @@ def match_classes(
     By name if the model knows every class of the data, capitals, blanks around them and forms of Unicode aside. Where it
     knows some and not others, nothing else is tried. Else data's names that are no more than numbers (`7`, `LABEL_7`) are the
     model's class indices, or, where these do not fit, classes are taken in the order of their numbers. Where the model's
-    classes have no names, or such, the data's are taken in order, too. Else `::classes-by=` insists on order. Anything but
+    classes have no names, or such, the data's are taken in order, too. Order needs as many classes in the data as in the
+    model. Else `::classes-by=` insists on order, of the model's first classes if its classes have no names. Anything but
     a match by name is said through `progress.warn`.
 
     Labels that are numbers and not names (`Items.numbered`) are never taken in order, and neither are the classes of a model
@@ -96,7 +97,9 @@ def nameless(model_labels: Sequence[str]) -> bool:
 
 def names_agree(items: Classed, model_labels: Sequence[str], num_classes: int) -> bool:
     """Return whether the data's classes are the model's by name, number or order of the user, or the model's have no names."""
-    if not model_labels or (items.by_position and len(items.class_names) == num_classes):
+    if items.by_position and (not model_labels or len(items.class_names) == num_classes):
+        return True
+    if not model_labels and len(items.class_names) == num_classes:
         return True
     matches, _ = _by_name(items.class_names, model_labels)
     if any(place is not None for place in matches):
@@ -169,10 +172,10 @@ def _indices(
 ) -> tuple[int, ...] | None:
     """Return the numbers of the data's classes if they can be the model's class indices: it calls none by another number.
 
-    Numbers within names are such only where the model's classes have no names, and it is not asked about texts.
+    Numbers within names are such only where the model's classes have no names, are as many, and it is not asked about texts.
     """
     numbers = placeholders(items.class_names)
-    if numbers is None and nameless(model_labels) and not by_text:
+    if numbers is None and nameless(model_labels) and not by_text and len(items.class_names) == num_classes:
         numbers = counters(items.class_names)
     if numbers is None or not numbers or max(numbers) >= num_classes:
         return None
@@ -187,7 +190,7 @@ def _indices(
 def _order(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> list[int] | None:
     """Return the positions of the data's classes in the order in which they are taken for the model's; None for no order."""
     count, by_numbers = len(class_names), by_number(class_names)
-    if count != num_classes and (model_labels or count > num_classes):
+    if count != num_classes:
         return None
     if nameless(model_labels):
         return list(range(count)) if by_numbers is None else by_numbers
@@ -198,7 +201,7 @@ def _order(class_names: Sequence[str], model_labels: Sequence[str], num_classes:
 def _in_position(items: Classed, model_labels: Sequence[str], num_classes: int) -> tuple[int, ...]:
     """Return the data's classes in their order, which the user insists on, unless a name disproves it."""
     count = len(items.class_names)
-    if count != num_classes and (model_labels or count > num_classes):
+    if count > num_classes or (count < num_classes and not nameless(model_labels)):
         raise DataError(
             f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes}, so "
             "`classes-by=` cannot match them by position",
@@ -243,13 +246,14 @@ def _unlike(
 ) -> DataError:
     """Return the refusal of data of which the model does not know some classes, or none."""
     class_names, count = items.class_names, len(items.class_names)
-    if not model_labels:
+    if nameless(model_labels) and not by_text:
         return DataError(
-            f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes}",
-            hint=(
-                f"set `num_classes={count}` in an `arch:` reference, or select some of the data's "
-                "classes with `::classes=`"
-            ),
+            f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes} without names; the classes of the "
+            f"data are {first_names(class_names)}",
+            hint=f"add `::classes-by={POSITION}` if they are the first {count} classes of the model, or name the model's classes "
+            "with `hydractl import --labels`"
+            if count <= num_classes
+            else f"set `num_classes={count}` in an `arch:` reference, or select {num_classes} of the data's classes with `::classes=`",
         )
     matched = {place for place in _by_name(class_names, model_labels)[0] if place is not None}
     others = [name for i, name in enumerate(model_labels) if i not in matched]

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hydractl.data.batches import epoch_order
 from hydractl.data.datasets import Content, ImageSet, Items
 from hydractl.data.labels import apply_class_options, normal_names
 from hydractl.data.reference import BUILT_IN_TEXTS, ENDLESS_HINT, OF_IMAGES, SHARD_SUFFIX, DataRef, SourceKind
 from hydractl.data.sources import column_roles, files, folder, saved, tables, tagged, webdataset
-from hydractl.data.sources.stream import ItemStream
+from hydractl.data.sources.stream import ItemStream, samples_in
 from hydractl.data.toys import builtin, intents, prose, shapes
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, UsageError
@@ -54,7 +53,8 @@ def open_data(
     """Return the images or texts that a data reference selects.
 
     The split comes first, then `classes`, `map` and `classes-by`, then `limit`, which spreads its items evenly over what is
-    left, so that data sorted by class keep all their classes; then `part`.
+    left, so that data sorted by class keep all their classes; then `part`. The digest of a sample selects its part, so equal
+    samples are in the same part, in any file, order or subset.
 
     Args:
         ref: A parsed reference, or the text of one.
@@ -79,12 +79,21 @@ def open_data(
         items = items.subset(builtin.spread(len(items), ref.limit))
     if ref.part_of is not None:
         number, parts = ref.part_of
-        items = items.subset(sorted(epoch_order(len(items), seed=0, epoch=0)[number - 1 :: parts].tolist()))
+        items = items.subset([i for i in range(len(items)) if _part_of(items, i, parts) == number - 1])
     if len(items) == 0:
         raise DataError(f"{ref}: selects no {content.singular}")
     if isinstance(items, ImageSet) and not skip_bad:
         items.store.check_there(items.places)
     return _named(ref, items)
+
+
+def _part_of(items: Items, index: int, parts: int) -> int:
+    """Return the part of an item, in 0..parts-1. Equal samples are in one part, and an unreadable image in the first."""
+    try:
+        (sample,) = samples_in([items.item_digest(index)])
+    except DataError:
+        return 0
+    return int(sample) * parts >> 64
 
 
 def stream_data(ref: DataRef, *, content: Content, progress: Progress = SILENT) -> ItemStream:

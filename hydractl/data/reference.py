@@ -35,7 +35,7 @@ SOURCES_HINT = (
 
 _HUB = re.compile(r"hf:(?P<repo>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@(?P<revision>[^@\s]+))?")
 _NATURAL = re.compile(r"[0-9]{1,18}")
-_PART = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
+_PART = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
 
 
 class SourceKind(Enum):
@@ -96,7 +96,7 @@ class DataRef:
             by `number`, the last one in each name; or by the `alphabet`, as torchvision's ImageFolder does.
         map: Old and new names of classes; `classes` chooses by the old ones.
         limit: At most so many items, spread evenly over what is left.
-        part: `K/N`, the K-th of N equal parts of what is left then, drawn at random and always alike.
+        part: `K/N`, the K-th of N parts of about the same size. The digest of a sample selects its part.
         image: Column with the images.
         label: Column with the labels.
         text: Column with the texts, or `FIRST+SECOND` where an item is a pair of them.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from hydractl.data.datasets import UNASKED, ItemLabels, Items, Text, TextSet, fingerprint_of
+from hydractl.data.datasets import UNASKED, ItemLabels, Items, Text, TextSet, fingerprint_of, text_sample
 from hydractl.data.tokenize import Tokens, open_cutting, tokenize
 from hydractl.data.word_windows import Cutter, Span, Window, Word, sources_of, spans_of_window, words_of_text
 from hydractl.errors import DataError
@@ -61,16 +61,20 @@ class WordSet(TextSet):
     def item_digest(self, index: int) -> bytes:
         if self.digests:
             return self.digests[index]
-        return hashlib.sha256(json.dumps([self.texts[index], self.words[index]]).encode()).digest()
+        text = self.texts[index]
+        return hashlib.sha256(json.dumps([text, self.words[index]]).encode()).digest() + text_sample(text)
+
+    @property
+    @override
+    def firsts(self) -> Sequence[int]:
+        documents = self.documents
+        return [i for i in range(len(self)) if not documents or i == 0 or documents[i - 1] != documents[i]]
 
     @override
     def fingerprint(self, digests: Iterable[bytes] | None = None) -> str:
         """Return the fingerprint of the texts, in however many windows they are read."""
         of_rows = tuple(map(self.item_digest, range(len(self))) if digests is None else digests)
-        firsts = [
-            i for i, document in enumerate(self.documents) if i == 0 or self.documents[i - 1] != document
-        ]
-        labels = self.labels
+        firsts, labels = self.firsts, self.labels
         if labels is not None and self.documents and self.task.by_word:
             by_text: list[list[int]] = [[] for _ in firsts]
             for document, of_window in zip(self.documents, labels, strict=True):
@@ -78,7 +82,7 @@ class WordSet(TextSet):
             labels = tuple(map(tuple, by_text))
         elif self.documents:
             labels = self.labels_at(firsts)
-        of_texts = [of_rows[i] for i in firsts] if self.documents else of_rows
+        of_texts = [of_rows[i] for i in firsts]
         return fingerprint_of(self.total, self.class_names, labels, of_texts, decoding=self.decoding)
 
     @override

@@ -144,8 +144,8 @@ def _config(header: Header) -> dict[str, object]:
 
 
 def _without_bulk(header: Header) -> dict[str, object]:
-    """Return what a header says of the model itself: no lineage, no tokenizer, which has a file of its own."""
-    fields = header.model_dump(mode="json", by_alias=True, exclude={"made_by"})
+    """Return what a header says of the model itself: no lineage, no samples, no tokenizer, which has a file of its own."""
+    fields = header.model_dump(mode="json", by_alias=True, exclude={"made_by", "samples"})
     for how in (fields["preprocess"], (fields.get("prompting") or {}).get("tokenization", {})):
         how.pop("tokenizer", None)
     return plain(fields)

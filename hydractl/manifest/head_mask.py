@@ -18,6 +18,7 @@ from hydractl.manifest.document import (
     StrictModel,
     Version,
 )
+from hydractl.manifest.samples import Samples
 
 Heads = tuple[Annotated[int, Field(ge=0)], ...]
 MOST_HEADS = 2**16
@@ -157,7 +158,7 @@ class HeadScores(Document):
     """How much each head matters, `hydractl.scores/1`.
 
     A method that groups heads has `clusters`: each one's heads, the one that stands for it first. `results` are what else
-    it found out. `config_digest`, `argv` and `versions` are as in a checkpoint's step.
+    it found out. `samples` are the samples of `data`. `config_digest`, `argv` and `versions` are as in a checkpoint's step.
     """
 
     kind_of_file: ClassVar[str] = "scores"
@@ -176,6 +177,7 @@ class HeadScores(Document):
         default=None, exclude_if=lambda value: value is None
     )
     results: dict[Key, OptionValue] = Field(default={}, exclude_if=lambda value: not value)
+    samples: Samples = Field(default={}, exclude_if=lambda value: not value)
     tool: str
     versions: dict[Key, Version] = Field(default={}, exclude_if=lambda value: not value)
     config_digest: ConfigDigest = None
@@ -222,7 +224,7 @@ class MaskOrigin(StrictModel):
 
 
 class HeadMask(Document):
-    """Which heads a member keeps, `hydractl.head-mask/1`."""
+    """Which heads a member keeps, `hydractl.head-mask/1`. `samples` are the samples that selected these heads."""
 
     kind_of_file: ClassVar[str] = "head-mask"
 
@@ -231,3 +233,4 @@ class HeadMask(Document):
     architecture: str | None = None
     base: Digest | None = None
     origin: MaskOrigin | None = None
+    samples: Samples = Field(default={}, exclude_if=lambda value: not value)

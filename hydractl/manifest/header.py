@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from itertools import chain
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, JsonValue, PositiveFloat, ValidationInfo, field_validator, model_validator
@@ -19,8 +20,9 @@ from hydractl.manifest.document import (
     StrictModel,
     Version,
 )
-from hydractl.manifest.head_mask import WIDEST, Mask, TowerHeads, TowerKeep
+from hydractl.manifest.head_mask import WIDEST, HeadMask, Mask, TowerHeads, TowerKeep
 from hydractl.manifest.prediction_sets import OpenShare, PredictionSets
+from hydractl.manifest.samples import Samples, union
 from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.threshold import Threshold
 from hydractl.model_inputs import LARGEST_SIDE
@@ -195,6 +197,16 @@ class InputFile(StrictModel):
     made_by: Step | None = None
 
 
+class SampledFile(InputFile):
+    """A data set that a step read, with the digests of its samples, which only the record of a whole header stores.
+
+    Attributes:
+        samples: As `pack` writes them; empty if nothing records them.
+    """
+
+    samples: str = Field(exclude=True)
+
+
 class Step(StrictModel):
     """One stage that led here. No clock, no host, no path: equal work gives equal steps.
 
@@ -210,6 +222,13 @@ class Step(StrictModel):
     versions: dict[Key, Version] = Field(default={})
     config_digest: ConfigDigest = None
     argv: Argv = None
+
+
+def samples_of(inputs: Iterable[InputFile], *documents: Header | HeadMask) -> dict[str, str]:
+    """Return the samples that steps of this run read, and the samples that documents record."""
+    read = [file for i in inputs for file in (i, *chain.from_iterable(s.inputs for s in steps_to(i.made_by)))]
+    files = (file for file in read if isinstance(file, SampledFile) and file.samples)
+    return union(*(document.samples for document in documents), *({f.sha256: f.samples} for f in files))
 
 
 def steps_to(step: Step | None) -> tuple[Step, ...]:
@@ -274,7 +293,8 @@ class Header(Document):
     `label_temperatures`; the log odds of an entity's probability by `entity_temperature`. `threshold` says which inputs the model
     answers, so scaled, and `prediction_sets` sets of classes; `label_thresholds` the probability above which each of several labels is
     predicted, 0.5 if empty; `fitted` that OOD scores of features lie beside the weights. Whatever changes weights drops all of these.
-    `assumed` says that nothing told how images are read, and `preprocess` is what is usual for such models.
+    `assumed` says that nothing told how images are read, and `preprocess` is what is usual for such models. `samples` are the samples
+    that the steps of `made_by` read.
     """
 
     kind_of_file: ClassVar[str] = "checkpoint"
@@ -296,6 +316,7 @@ class Header(Document):
     label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
     prediction_sets: PredictionSets | None = Field(default=None, exclude_if=lambda value: value is None)
     fitted: FittedScores | None = Field(default=None, exclude_if=lambda value: value is None)
+    samples: Samples = Field(default={}, exclude_if=lambda value: not value)
     made_by: Step | None = None
 
     def of_other_weights(self, update: Mapping[str, object]) -> Self:

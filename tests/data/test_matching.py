@@ -157,8 +157,31 @@ def test_numbers_are_the_models_indices(heard):
 def test_a_model_without_names(heard):
     assert align_labels(data(("7", "8"), (0, 1)), (), num_classes=10, progress=heard) == (7, 8)
     assert heard.warnings == []
-    assert align_labels(data(("a", "b"), (0, 1)), (), num_classes=3, progress=heard) == (0, 1)
+    assert align_labels(data(("a", "b"), (0, 1)), (), num_classes=2, progress=heard) == (0, 1)
     assert "the model has no class names" in heard.warnings[0]
+
+
+@pytest.mark.parametrize("form", [None, "LABEL_{}", "{}", "unnamed class {}"])
+@pytest.mark.parametrize(
+    "names", ["cat dog eel", "stage1 stage2 stage3", "0 dog eel", "stage0 stage2 stage1"]
+)
+@given(st.integers(1, 7))
+def test_a_model_without_names_needs_as_many_classes_as_the_data_have(form, names, count):
+    """Named classes are never matched by position to some of a model's unnamed classes, unless the user asks for that."""
+    labels = () if form is None else tuple(form.format(i) for i in range(count))
+    few, insisted = data(names.split(), ()), data(names.split(), (), by_position=True)
+    if count == 3 and not (form in {"{}", "unnamed class {}"} and names.startswith("0")):
+        assert {*match_classes(few, labels, num_classes=count)} == {0, 1, 2}
+        return
+    with pytest.raises(DataError) as caught:
+        match_classes(few, labels, num_classes=count)
+    assert caught.value.exit_code == 3
+    assert names_agree(few, labels, count) is False
+    if count < 3:
+        assert "::classes-by=position" not in caught.value.hint
+        return
+    assert "`::classes-by=position`" in caught.value.hint
+    assert match_classes(insisted, labels, num_classes=count) == (0, 1, 2)
 
 
 def test_a_name_that_two_model_classes_share_decides_nothing():
@@ -192,7 +215,12 @@ def test_a_name_that_two_model_classes_share_decides_nothing():
             3,
             "no class name is in the model: the data have `0`, `5`, the model has `a`, `b`, `c`",
         ),
-        (("a", "b"), (), 1, "the set: has 2 classes and the model 1"),
+        (
+            ("a", "b"),
+            (),
+            1,
+            "the set: has 2 classes and the model 1 without names; the classes of the data are `a`, `b`",
+        ),
     ],
 )
 def test_classes_that_do_not_fit(names, model_labels, num_classes, message):

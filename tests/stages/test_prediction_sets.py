@@ -280,7 +280,11 @@ def test_a_report_with_sets_is_another_report(models):
 def test_measured_on_the_data_of_the_fit_they_are_said_to_be(models, stored):
     heard = Heard()
     document = evaluated(models, "copy.st", heard, sets=None)
-    caveat = "copy: its conformal quantile was fitted on `--data`: the coverage of prediction sets will be too good"
+    count = document.data["id"].count
+    caveat = (
+        f"copy: its conformal quantile was fitted on {count} of {count} samples of `--data`: the coverage of prediction sets "
+        "will be too good"
+    )
     assert caveat in document.warnings
     assert document.rows[0].sets == stored
     assert caveat not in evaluated(models, "copy.st", data=TEST, sets=None).warnings

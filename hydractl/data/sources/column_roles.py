@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from array import array
@@ -16,7 +15,7 @@ from PIL import Image
 from typing_extensions import override
 
 from hydractl.data.datasets import ImageSet, ImageStore, Labels, Text, TextSet
-from hydractl.data.decoding import decode, read_bytes
+from hydractl.data.decoding import decode, encoded_digest, read_bytes
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.tables import Cell, DataTable, FileSpan, ImageFiles, Read
@@ -86,8 +85,8 @@ class CellStore(ImageStore):
 
     @override
     def item_digest(self, index: int) -> bytes:
-        """Return a SHA-256 of the encoded image; how the table names it does not count."""
-        return hashlib.sha256(self._encoded(index)).digest()
+        """Return the digest of the encoded image and its pixels; its name in the table does not count."""
+        return encoded_digest(self._encoded(index))
 
     def _encoded(self, index: int) -> bytes:
         cell = self.read(index)

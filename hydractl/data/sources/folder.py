@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ class FileStore(datasets.ImageStore):
 
     @override
     def item_digest(self, index: int) -> bytes:
-        """Return a SHA-256 of the file's bytes; its name and folder do not count.
+        """Return the digest of the file's bytes and pixels; its name and folder do not count.
 
         Raises:
             DataError: If the file cannot be read or is no image.
@@ -63,7 +62,7 @@ class FileStore(datasets.ImageStore):
         path = self.root / self.files[index]
         data = decoding.read_bytes(path)
         decoding.check_header(data, where=str(path))
-        return hashlib.sha256(data).digest()
+        return decoding.encoded_digest(data)
 
 
 def is_hidden(name: str) -> bool:

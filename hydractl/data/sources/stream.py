@@ -13,6 +13,7 @@ from itertools import repeat
 import numpy as np
 
 from hydractl.data.datasets import Classed, Content, Items, Labels, fingerprint_of
+from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.reference import ENDLESS_HINT
 from hydractl.data.sources.column_roles import LabelReader
 from hydractl.data.sources.tables import DataTable, RowStream
@@ -23,9 +24,7 @@ from hydractl.progress import Progress
 BATCHES = 16
 """Number of batches whose rows are read at a time; texts are sorted by length within them, whatever their storage."""
 DIGEST = np.dtype("<u8")
-"""The first eight bytes of an item's digest. A collision among ten million items occurs less than once in a
-million runs.
-"""
+"""Type of a sample's digest, the last `SAMPLE_BYTES` bytes of an item's digest."""
 ROWS = 64
 """Number of rows read at a time if they are stored one by one."""
 
@@ -161,8 +160,7 @@ class StreamDigestBuilder:
         """Return what is known, all rows having passed."""
         labels = Labels() if self.reader is None else self.reader.labels(progress)
         size = len(self.digests) // len(self)
-        item_digests = (bytes(self.digests[at : at + size]) for at in range(0, len(self.digests), size))
-        rows = np.frombuffer(self.digests, np.uint8).reshape(len(self), size)
+        item_digests = [bytes(self.digests[at : at + size]) for at in range(0, len(self.digests), size)]
         return StreamDigest(
             name=self.name,
             **labels._asdict(),
@@ -173,10 +171,15 @@ class StreamDigestBuilder:
                 item_digests,
                 decoding=self.decoding,
             ),
-            content=rows[:, : DIGEST.itemsize].copy().view(DIGEST).ravel(),
+            content=samples_in(item_digests),
             marks=np.frombuffer(self.marks, DIGEST),
             columns=self.columns,
         )
+
+
+def samples_in(item_digests: Iterable[bytes]) -> np.ndarray:
+    """Return the digests of samples, as `DIGEST`, in the digests of items (N,)."""
+    return np.frombuffer(b"".join(digest[-SAMPLE_BYTES:] for digest in item_digests), DIGEST)
 
 
 def digests_of(items: Items) -> list[bytes]:

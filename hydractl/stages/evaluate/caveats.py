@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 from torch import Tensor
 
 from hydractl.errors import DataError, UsageError
 from hydractl.families.load import OpenModel
-from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Step, steps_to
 from hydractl.manifest.report import Row, scaled_alike
+from hydractl.manifest.samples import union, unpack
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted, listed
 from hydractl.metrics.classification import CALIBRATED
@@ -26,13 +26,16 @@ from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.fail_if import OPTION
 from hydractl.stages.evaluate.selective_threshold import (
     LABEL_THRESHOLDS,
     QUANTILE,
+    STANDARDIZATION,
     THRESHOLD,
     sources_of_stored,
 )
 from hydractl.stages.evaluate.set_options import OPTION as SETS
+from hydractl.stages.evaluate.streamed import Identity
 from hydractl.stages.shared.fit_ood_scores import overlap_of_val
 from hydractl.stages.shared.open_inputs import overlap
 
@@ -47,21 +50,20 @@ FLATTERED = {
     LABEL_THRESHOLDS: "F1 will be too high",
     QUANTILE: "the coverage of prediction sets will be too good",
     VAL: "OOD scores are selected or standardized on the test data",
+    STANDARDIZATION: "OOD scores are selected or standardized on the test data",
 }
 """Effect on the metrics if the test data are also the data of an option."""
 SLACK = 1e-9  # 0.95 is a little more or less than it
 
 
-def of_data(
-    config: EvalConfig, fingerprints: Mapping[str, Fingerprint], contents: Mapping[str, np.ndarray]
-) -> Iterator[str]:
+def of_data(config: EvalConfig, identities: Mapping[str, Identity]) -> Iterator[str]:
     """Yield what is doubtful of the data, in a line each.
 
     Args:
         config: What is measured.
-        fingerprints: Each set's, by its name: `id`, those of options, and the OOD sets'.
-        contents: The digests of its items, as `DIGEST`.
+        identities: Each set's, by its name: `id`, those of options, and the OOD sets'.
     """
+    contents = {name: identity.content for name, identity in identities.items()}
     yield from _shared(config, contents)
     if config.standardized_on is not None and (doubt := overlap_of_val(contents[VAL], contents[FIT])):
         yield doubt
@@ -79,25 +81,24 @@ def of_data(
     for name in _tested(config) if config.bootstrap else ():
         if len(contents[name]) == 1:
             yield (
-                f"{fingerprints[name].reference}: has only one sample, so bootstrap intervals on it are too narrow"
+                f"{identities[name].fingerprint.reference}: has only one sample, so bootstrap intervals on it are too narrow"
             )
 
 
-def check_apart(config: EvalConfig, fingerprints: Mapping[str, Fingerprint]) -> None:
+def check_apart(config: EvalConfig, identities: Mapping[str, Identity]) -> None:
     """Refuse to choose a score on the data that it is tested on.
 
     Raises:
-        DataError: If validation and test data are the same.
+        DataError: If validation and test data are the same samples.
     """
-    tested = {fingerprints[name].sha256: name for name in (ID_NAME, *(d.name for d in config.ood))}
-    for name in (VAL, *(d.name for d in config.ood_val)) if config.ood_val else ():
-        validation = fingerprints[name]
-        if validation.sha256 in tested:
-            raise DataError(
-                f"the validation data `{validation.reference}` are also the test data "
-                f"`{fingerprints[tested[validation.sha256]].reference}`",
-                hint="validate on another split, or on other OOD data",
-            )
+    for validation in (VAL, *(d.name for d in config.ood_val)) if config.ood_val else ():
+        for tested in _tested(config):
+            (selected_on, content), (test, test_content) = identities[validation], identities[tested]
+            if np.array_equal(np.unique(content), np.unique(test_content)):
+                raise DataError(
+                    f"the validation data `{selected_on.reference}` are also the test data `{test.reference}`",
+                    hint="validate on another split, or on other OOD data",
+                )
 
 
 def check_enough(config: EvalConfig, labels: Tensor, names: Sequence[str]) -> None:
@@ -167,15 +168,15 @@ def _first(rows: Sequence[str]) -> str:
 
 
 def of_row(
-    config: EvalConfig, row: Row, models: Sequence[OpenModel], fingerprints: Mapping[str, Fingerprint]
+    config: EvalConfig, row: Row, models: Sequence[OpenModel], identities: Mapping[str, Identity]
 ) -> Iterator[str]:
-    """Yield what is doubtful of a row, in a line each: scores that it cannot have, whose confidence it has, what it was made with.
+    """Yield what is doubtful of a row, in a line each: undefined scores, a derived confidence, samples that made the models.
 
     Args:
         config: What is measured.
-        row: As it was measured.
-        models: What answers in it.
-        fingerprints: The data's, as in `of_data`.
+        row: The measured row.
+        models: The models of the row.
+        identities: The data's, as in `of_data`.
     """
     for name in config.scores if row.members == 1 else ():
         if name in SCORES and SCORES[name].of_single_model:
@@ -186,19 +187,45 @@ def of_row(
                 f"{row.name}: predictions and probabilities are those of {models[0].reference}; calibration "
                 f"errors, curves and `{MSP}` use the confidence that `{derived.kind}:` estimates"
             )
-    tested = {fingerprints[name].sha256: name for name in _tested(config)}
-    for sha256 in dict.fromkeys(scores.data.sha256 for scores in row.stored_scores):
-        if sha256 in tested:
-            yield f"{row.name}: its OOD scores were fitted on {_called(tested[sha256])}: {FLATTERED[FIT]}"
-    for option, sha256 in dict.fromkeys(
-        chain.from_iterable(sources_of_stored(model.header) for model in models)
-    ):
-        if sha256 in tested:
-            yield f"{row.name}: its {option} was fitted on {_called(tested[sha256])}: {FLATTERED[option]}"
-    steps = [step for model in models for step in steps_to(model.header.made_by) if step.command != EVAL]
-    read_by = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}
-    for name, command in sorted(read_by):
-        yield f"{row.name}: `hydractl {command}` used {_called(name)}, so results on new data may be worse"
+    recorded = union(*(model.header.samples for model in models))
+    for name in _tested(config):
+        (fingerprint, content), used = identities[name], dict[tuple[str, str], np.ndarray]()
+        for verb, effect, sha256 in _uses(row, models, recorded):
+            whole = (
+                sha256 not in recorded and sha256 == fingerprint.sha256
+            )  # earlier releases record no samples
+            again = np.isin(content, unpack(recorded.get(sha256, ""))) | whole
+            used[verb, effect] = used.get((verb, effect), False) | again
+        for (verb, effect), again in used.items():
+            if again.any():
+                replaced = FLATTERED[THRESHOLD], FLATTERED[QUANTILE]
+                lapses = (
+                    _promise(config) if name == ID_NAME and effect.removeprefix(": ") not in replaced else ""
+                )
+                yield f"{row.name}: {verb} {again.sum()} of {len(content)} samples of {_called(name)}{effect}{lapses}"
+
+
+def _uses(
+    row: Row, models: Sequence[OpenModel], recorded: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield each use of data to make a row: the use in words, its effect on results, and the data's fingerprint."""
+    for scores in row.stored_scores:
+        yield "its OOD scores were fitted on", f": {FLATTERED[FIT]}", scores.data.sha256
+    for option, sha256 in chain.from_iterable(sources_of_stored(model.header) for model in models):
+        yield f"its {option} was fitted on", f": {FLATTERED[option]}", sha256
+    steps = {step.model_dump_json(): step for model in models for step in steps_to(model.header.made_by)}
+    for step in sorted(steps.values(), key=lambda step: step.command):
+        for data in step.inputs if step.command != EVAL else ():
+            yield f"`hydractl {step.command}` used", ", so results on new data may be worse", data.sha256
+    for sha256 in recorded.keys() - {data.sha256 for step in steps.values() for data in step.inputs}:
+        yield "an earlier command used", ", so results on new data may be worse", sha256
+
+
+def _promise(config: EvalConfig) -> str:
+    """Return the end of a message about tested samples that made a model: the guarantee that does not hold, if one is asked for."""
+    asked = {OPTION: config.threshold_for, SETS: config.set_options.sets}
+    options = [f"`{option}`" for option, level in asked.items() if level is not None]
+    return f"; the guarantee of {listed(options)} does not hold" if options else ""
 
 
 def tuned_on_ood(models: Sequence[OpenModel]) -> bool:
@@ -227,12 +254,15 @@ def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[
             continue
         twice = int(np.isin(content, tested).sum())
         if twice and name in FLATTERED and name not in _tested(config):
-            yield f"{overlap(f'--{name}', content, '--data', tested)}: {FLATTERED[name]}"
+            yield f"{overlap(f'--{name}', content, '--data', tested)}: {FLATTERED[name]}{_promise(config)}"
         elif twice and needing(config.chosen, MetricNeeds.OOD):
             yield (
                 f"{twice} of {len(content)} samples of {_called(name)} are also in `--data`, so OOD metrics on it "
                 "are too low"
             )
+    for validation, test in product(config.ood_val, config.ood):
+        if shared := overlap(validation.name, contents[validation.name], test.name, contents[test.name]):
+            yield f"{shared}: {FLATTERED[VAL]}"
 
 
 def _grain(name: str, count: int) -> str:

@@ -49,13 +49,18 @@ class DataSummary(NamedTuple):
 
     Attributes:
         labels: Of the ID set, (N,), the models' classes; (N, Q) of models that answer Q labels.
-        fingerprints: Of every set, those with labels besides the ID set's under the names of their options.
+        identities: Of every set, those with labels besides the ID set's under the names of their options.
         caveats: What is to be known of them before numbers on them are believed, in a line each.
     """
 
     labels: Tensor
-    fingerprints: dict[str, Fingerprint]
+    identities: dict[str, Identity]
     caveats: tuple[str, ...]
+
+    @property
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """The fingerprint of every set."""
+        return {name: identity.fingerprint for name, identity in self.identities.items()}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,18 +174,16 @@ class EvalData:
             for name, identity in self.identities.items()
         }
         labels = self.alignment.labels(tested.digest if isinstance(tested, StreamedData) else tested.dataset)
-        fingerprints = {name: identity.fingerprint for name, identity in identities.items()}
-        contents = {name: identity.content for name, identity in identities.items()}
         caveats = (
             *self.skipped,
-            *of_data(config, fingerprints, contents),
-            *of_training(config, contents[ID_NAME], self.made_with),
+            *of_data(config, identities),
+            *of_training(config, identities[ID_NAME].content, self.made_with),
         )
         for caveat in caveats:
             self.progress.warn(caveat)
-        check_apart(config, fingerprints)
+        check_apart(config, identities)
         check_enough(config, labels, self.class_names)
-        return DataSummary(labels, fingerprints, caveats)
+        return DataSummary(labels, identities, caveats)
 
     @property
     def class_names(self) -> tuple[str, ...]:

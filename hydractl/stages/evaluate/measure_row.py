@@ -156,7 +156,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
             "analyses": analyses,
         }
     )
-    for caveat in of_row(config, row, models, data.summary.fingerprints):
+    for caveat in of_row(config, row, models, data.summary.identities):
         table.caveats.append(caveat)
         run.progress.warn(caveat)
     if table.first_numbers is None:

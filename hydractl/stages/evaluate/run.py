@@ -217,7 +217,7 @@ def _write(
     copy = None
     if config.store is not None:
         copy = ModelCopy.of(
-            config, run.opened[0][0], table.rows[0], summary.fingerprints, table.fitted_scores, run.progress
+            config, run.opened[0][0], table.rows[0], summary.identities, table.fitted_scores, run.progress
         )
     with publish_models(lock) as begin:
         if copy is not None and config.store is not None:

@@ -14,8 +14,7 @@ from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.predictions import answered_classes
-from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.header import FittedScores, Header, InputFile
+from hydractl.manifest.header import FittedScores, Header, samples_of
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
@@ -30,6 +29,7 @@ from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.stages.evaluate.set_options import OPTION as SETS
+from hydractl.stages.evaluate.streamed import Identity
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.zero_shot_classes import Classes
 from hydractl.tensor_spec import spec_of, tensor_bytes
@@ -37,6 +37,7 @@ from hydractl.tensor_spec import spec_of, tensor_bytes
 FUSE = "fuse"
 """Command that copies what the members store."""
 THRESHOLD, LABEL_THRESHOLDS, QUANTILE = "threshold", "choice of label thresholds", "conformal quantile"
+STANDARDIZATION = f"standardization of `{ENERGY_DENSITY}`"
 
 
 def label_thresholds_of(
@@ -133,7 +134,7 @@ class ModelCopy:
         config: EvalConfig,
         opened: OpenModel,
         row: Row,
-        data: Mapping[str, Fingerprint],
+        data: Mapping[str, Identity],
         scores: Scores | None,
         progress: Progress,
     ) -> Self:
@@ -166,7 +167,10 @@ class ModelCopy:
                 update["prediction_sets"] = header.prediction_sets
         if scores is not None:
             fitted = FittedScores(
-                scores=tuple(scores.fitted), data=data[FIT], temperature=scores.temperature, version=VERSION
+                scores=tuple(scores.fitted),
+                data=data[FIT].fingerprint,
+                temperature=scores.temperature,
+                version=VERSION,
             )
             update["fitted"] = fitted
         return cls(checkpoint=opened.checkpoint, header=header.model_copy(update=update), scores=scores)
@@ -209,10 +213,12 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
         if by_label and "label_thresholds" in step.options:
             by_label = False
             yield from ((LABEL_THRESHOLDS, sha256) for sha256 in data[:1])
-        if header.temperature != 1:
-            fitted = step.options.get("fitted")
-            fitting = bool(fitted) + (isinstance(fitted, list | tuple) and ENERGY_DENSITY in fitted)
-            yield from ((TEMPERATURE, sha256) for sha256 in data[1 : len(data) - fitting])
+        fitted = step.options.get("fitted")
+        standardized = isinstance(fitted, list | tuple) and ENERGY_DENSITY in fitted
+        if header.scale != Temperature():
+            yield from ((TEMPERATURE, sha256) for sha256 in data[1 : len(data) - bool(fitted) - standardized])
+        if standardized and header.fitted is not None:
+            yield from ((STANDARDIZATION, sha256) for sha256 in data[-1:])
 
 
 def why_lapses(
@@ -227,7 +233,7 @@ def why_lapses(
 
 
 def _header_changes(
-    config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Fingerprint]
+    config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Identity]
 ) -> dict[str, Any]:
     """Return what of the header is another in the copy; the step names ID data first, as `sources_of_stored` reads it."""
     temperature = row.scale.rounded() if TEMPERATURE in row.values else opened.header.scale
@@ -237,6 +243,7 @@ def _header_changes(
         *(FIT,) * (config.fit is not None),
         *(VAL,) * (config.standardized_on is not None),
     )
+    inputs = [data[role].as_input() for role in roles]
     step = make_step(
         config,
         family=opened.family,
@@ -251,10 +258,7 @@ def _header_changes(
             "fitted": config.fitted if config.fit is not None else None,
             "max_length": config.max_length,
         },
-        inputs=[
-            opened.as_input(),
-            *(InputFile(name=data[role].reference, sha256=data[role].sha256) for role in roles),
-        ],
+        inputs=[opened.as_input(), *inputs],
         results={"temperature": temperature.common}
         | ({} if row.threshold is None else {"coverage": row.threshold.coverage}),
     )
@@ -265,5 +269,6 @@ def _header_changes(
         "threshold": row.threshold,
         "label_thresholds": row.label_thresholds,
         "prediction_sets": fitted,
+        "samples": samples_of(inputs, opened.header),
         "made_by": step,
     }

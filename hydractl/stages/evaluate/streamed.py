@@ -29,6 +29,8 @@ from hydractl.data.sources.stream import (
 )
 from hydractl.errors import DataError
 from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import SampledFile
+from hydractl.manifest.samples import pack
 from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
@@ -47,6 +49,11 @@ class Identity(NamedTuple):
         """Read a set, of which each process reads its share."""
         sha256, content = identified(items, digests(items, team))
         return cls(Fingerprint(reference=items.name, sha256=sha256, count=items.total), content)
+
+    def as_input(self) -> SampledFile:
+        """Return the set's lineage entry."""
+        reference, sha256 = self.fingerprint.reference, self.fingerprint.sha256
+        return SampledFile(name=reference, sha256=sha256, samples=pack(self.content))
 
 
 class _Part(PreparedData):

@@ -27,7 +27,8 @@ from hydractl.errors import DataError, UsageError
 from hydractl.families.base import Family
 from hydractl.families.load import OpenModel, check_tensors, open_model
 from hydractl.fusion.build import stored_specs
-from hydractl.manifest.header import Fate, Header, InputFile, Tokenization
+from hydractl.manifest.header import Fate, Header, InputFile, SampledFile, Tokenization
+from hydractl.manifest.samples import pack
 from hydractl.messages import counted
 from hydractl.output.locks import OutputLock
 from hydractl.progress import Progress
@@ -373,20 +374,22 @@ def _validation(
 
 def _data_inputs(
     trained: Items | Shuffled, validated: Items, progress: Progress
-) -> tuple[InputFile, InputFile]:
-    """Return the data's lineage entries; say where what is learnt is what is chosen by."""
+) -> tuple[SampledFile, SampledFile]:
+    """Return the data's lineage entries. Warns about samples of both."""
     read = [
         (items.fingerprint(), items.digest.content)
         if isinstance(items, Shuffled)
         else identified(items, map(items.item_digest, range(len(items))))
         for items in (trained, validated)
     ]
-    (learnt, data), (validation_digest, content) = read
+    (_, data), (_, content) = read
     if twice := overlap("--val", content, "--data", data):
         progress.warn(
             f"{twice}: validation accuracy and NLL will be too good, and the learning rate and weights "
             "are selected on data that the model was trained on"
         )
-    return InputFile(name=trained.name, sha256=learnt), InputFile(
-        name=validated.name, sha256=validation_digest
+    training, validation = (
+        SampledFile(name=items.name, sha256=sha256, samples=pack(content))
+        for items, (sha256, content) in zip((trained, validated), read, strict=True)
     )
+    return training, validation

@@ -16,7 +16,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
 from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.hub.model_outputs import publish_models
-from hydractl.manifest.header import Kind
+from hydractl.manifest.header import Kind, samples_of
 from hydractl.metrics.cost import macs_of
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import follow_leader, rank
@@ -283,7 +283,9 @@ def _publish(
             "training_macs": report.training_macs,
         },
     )
-    header = work.header.of_other_weights({"base": work.opened.base, "assumed": False, "made_by": step})
+    samples = samples_of(work.inputs, work.header, *(teacher.header for teacher in work.teachers))
+    changes = {"base": work.opened.base, "assumed": False, "samples": samples, "made_by": step}
+    header = work.header.of_other_weights(changes)
     with publish_models(output_lock) as begin:
         for path, own_tensors in zip(report.paths, tensors, strict=True):
             write_tensors(begin(path, header), own_tensors, header=header)

@@ -15,7 +15,8 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.build import hydra_from_state
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.header import FittedScores, InputFile
+from hydractl.manifest.header import FittedScores, SampledFile
+from hydractl.manifest.samples import pack
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
 from hydractl.metrics.registry import FIT, VAL
 from hydractl.processes.distributed import ProcessGroup, answering_device
@@ -40,6 +41,7 @@ class ScoreFitter:
         labels: Theirs, (N,), the members' classes.
         held_out: The data of `--val`.
         fingerprints: Of the two.
+        samples: Digests of their samples, as `pack` writes them.
         team: Who fits together.
         progress: Hears what begins, and what is doubtful.
     """
@@ -50,6 +52,7 @@ class ScoreFitter:
     labels: Tensor
     held_out: PreparedData
     fingerprints: tuple[Fingerprint, Fingerprint]
+    samples: tuple[str, str]
     team: ProcessGroup
     progress: Progress
 
@@ -97,6 +100,7 @@ class ScoreFitter:
                 Fingerprint(reference=opened[0].name, sha256=fit_digest, count=len(opened[0])),
                 Fingerprint(reference=opened[1].name, sha256=val_digest, count=len(opened[1])),
             ),
+            samples=(pack(fit_content), pack(val_content)),
             team=team,
             progress=progress,
         )
@@ -130,5 +134,8 @@ class ScoreFitter:
             temperature=scores.temperature,
             version=VERSION,
         )
-        inputs = tuple(InputFile(name=f.reference, sha256=f.sha256) for f in self.fingerprints)
+        inputs = tuple(
+            SampledFile(name=f.reference, sha256=f.sha256, samples=samples)
+            for f, samples in zip(self.fingerprints, self.samples, strict=True)
+        )
         return replace(outcome, scores=scores, fitted=fitted, sources=(*outcome.sources, *inputs))

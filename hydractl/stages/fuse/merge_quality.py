@@ -30,7 +30,7 @@ from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.result import UNKNOWN_DIGEST, Measured, Outcome, Quality, Tried, make_header
-from hydractl.stages.shared.open_inputs import digests, labels_of, warn
+from hydractl.stages.shared.open_inputs import data_input, labels_of, warn
 from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, fits, predict
 
 HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
@@ -159,10 +159,7 @@ class MergeEvaluator:
     @property
     def sources(self) -> tuple[InputFile, ...]:
         """The data sets as lineage has them."""
-        return tuple(
-            InputFile(name=items.name, sha256=items.fingerprint(digests(items, self.team)))
-            for items in (labelled_set.inputs.dataset for labelled_set in self.sets.values())
-        )
+        return tuple(data_input(labelled.inputs.dataset, self.team) for labelled in self.sets.values())
 
     def log_probs_of_hydra(self, fusion: Fusion, name: str) -> LogProbs:
         """Return what a hydra says that is not written yet, its logits as they are."""

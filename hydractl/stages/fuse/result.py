@@ -11,7 +11,7 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.header import FittedScores, Header, InputFile, Kind
+from hydractl.manifest.header import FittedScores, Header, InputFile, Kind, samples_of
 from hydractl.manifest.temperature import Temperature
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.shared.output_record import make_step
@@ -135,6 +135,7 @@ def make_header(
             "plan": fusion.plan,
             **outcome.temperature.fields,
             "fitted": outcome.fitted,
+            "samples": samples_of(outcome.sources, *(m.header for m in members)),
             "made_by": step,
         }
     )

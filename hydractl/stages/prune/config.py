@@ -270,7 +270,7 @@ class PruneConfig(CommandConfig):
         if not self.scores and not self.masks and self.strategy is not Strategy.RANDOM:
             raise UsageError(
                 "give either `--scores` or `--mask`",
-                hint="make scores with `hydractl score MODEL -o scores.json`, or remove heads at random "
+                hint="make scores with `hydractl score MODEL --data VAL -o scores.json`, or remove heads at random "
                 "with `--strategy random`",
             )
         if (

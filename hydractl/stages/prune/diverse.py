@@ -41,7 +41,7 @@ from hydractl.scoring.circuit.yardstick import Yardstick
 from hydractl.scoring.job import Samples
 from hydractl.stages.prune.config import DiverseConfig
 from hydractl.stages.prune.strategy import Diversity
-from hydractl.stages.shared.open_inputs import RepeatedBatches, digests, labels_of, open_sets
+from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_sets
 from hydractl.stages.shared.zero_shot_classes import ask
 
 ACCURACY = "acc"
@@ -340,10 +340,7 @@ def choose(
             "diversity": config.diversity.value,
             "objective": name,
         },
-        sources=tuple(
-            InputFile(name=items.name, sha256=items.fingerprint(digests(items, team)))
-            for items in sets.values()
-        ),
+        sources=tuple(data_input(items, team) for items in sets.values()),
     )
 
 

@@ -13,7 +13,7 @@ from hydractl.families.timm.models import untagged
 from hydractl.heads.masks import full_mask, shape_of
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
-from hydractl.manifest.header import InputFile, check_mask_fits
+from hydractl.manifest.header import InputFile, check_mask_fits, samples_of
 from hydractl.messages import counted
 from hydractl.output.atomic_write import is_stream
 from hydractl.processes.distributed import ProcessGroup
@@ -76,6 +76,10 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
         document_input(p, s.digest() if is_stream(p) else None, made_by=scoring_step(s, opened))
         for p, s in zip(config.scores, scores, strict=True)
     )
+    sources = tuple(
+        (files[i : i + 1] if len(files) > 1 else files) + drawn_masks.sources
+        for i in range(len(drawn_masks.masks))
+    )
     return Chosen(
         masks=tuple(
             HeadMask(
@@ -83,13 +87,11 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
                 architecture=opened.header.architecture.name,
                 base=opened.checkpoint.digest,
                 origin=_origin(material, strategy, drawn_masks, member=i),
+                samples=samples_of(sources[i]),
             )
             for i, mask in enumerate(drawn_masks.masks)
         ),
-        sources=tuple(
-            (files[i : i + 1] if len(files) > 1 else files) + drawn_masks.sources
-            for i in range(len(drawn_masks.masks))
-        ),
+        sources=sources,
         remarks=tuple(remarks),
         diverse=drawn_masks.diverse,
     )
@@ -198,9 +200,7 @@ def _read_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScore
     """
     scores = HeadScores.read(path)
     name, towers = opened.header.architecture.name, opened.header.architecture.towers
-    score_hint = (
-        f"score this model: `hydractl score {shlex.quote(opened.reference)} -o {shlex.quote(str(path))}`"
-    )
+    score_hint = f"score this model: `hydractl score {shlex.quote(opened.reference)} --data VAL -o {shlex.quote(str(path))}`"
     for scored in sorted(scores.towers or towers):
         table, tower = scores.tables.get(scored, ()), towers.get(scored)
         if tower is None:

@@ -18,7 +18,7 @@ from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.head_mask import Mask
-from hydractl.manifest.header import Header, Kind
+from hydractl.manifest.header import Header, Kind, samples_of
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs
 from hydractl.output.locks import OutputLock
@@ -222,6 +222,7 @@ def _member_header(config: PruneConfig, plan: Plan, *, member: int) -> Header:
             "kind": Kind.MEMBER,
             "masks": (mask.towers,),
             "base": opened.header.base or opened.checkpoint.digest,
+            "samples": samples_of((), opened.header, mask),
             "made_by": step,
         }
     )

@@ -60,9 +60,9 @@ class ScoreConfig(CommandConfig):
         f"Scoring method. {'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}.",
         choices=tuple(METHODS),
     )
-    data: str = setting(
-        "digits",
-        f"Labelled data (validation data for circuits): {shared.DATA_SOURCES}.",
+    data: str | None = setting(
+        None,
+        f"Labelled data (validation data for circuits): {shared.DATA_SOURCES}. Required by methods that read data.",
         metavar=shared.DATA_METAVAR,
         role=Role.DATA,
     )
@@ -138,6 +138,11 @@ class ScoreConfig(CommandConfig):
         object.__setattr__(self, "settings", settings_for(self.method, self.given))
         check(self)
         check_log(self.log_to, self.log_dir, self.out)
+        if self.entry.needs_data and self.data is None:
+            raise UsageError(
+                f"`--method {self.method}` needs labelled data",
+                hint="add `--data DATA`, for example `--data val/`, or use a method that reads no data: `--method magnitude`",
+            )
         if self.settings.needs_ood and self.ood is None:
             raise UsageError(
                 f"objective `{self.settings.objective}` needs OOD data",

@@ -17,7 +17,7 @@ from hydractl.fusion.features import FeatureExtractor
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadScores, TowerHeads, TowerScores
-from hydractl.manifest.header import Architecture, Kind
+from hydractl.manifest.header import Architecture, Kind, samples_of
 from hydractl.messages import counted
 from hydractl.output.locks import OutputLock
 from hydractl.plugins import load
@@ -33,7 +33,7 @@ from hydractl.stages.score.training import State, check_training, offered, open_
 from hydractl.stages.shared.command_config import config_digest, recorded_argv
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.mask_selection import quota_of
-from hydractl.stages.shared.open_inputs import RepeatedBatches, digests, labels_of, open_reader, open_sets
+from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_reader, open_sets
 from hydractl.stages.shared.output_record import TOOL, library_versions
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.zero_shot_classes import Classes, ask
@@ -206,6 +206,10 @@ def _describe(
     config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, options: dict[str, OptionValue]
 ) -> HeadScores:
     """Return the scores file without its scores: everything that decides them."""
+    files = {
+        role: data_input(item_set, team, _drawn_indices(config, item_set) if role == "id" else None)
+        for role, item_set in inputs.sets.items()
+    }
     return HeadScores(
         method=config.method,
         objective=config.settings.objective,
@@ -214,13 +218,12 @@ def _describe(
         architecture=inputs.opened.header.architecture.name,
         data={
             role: Fingerprint(
-                reference=config.references[role],
-                sha256=item_set.fingerprint(digests(item_set, team)),
-                count=item_set.total,
+                reference=config.references[role], sha256=file.sha256, count=inputs.sets[role].total
             )
-            for role, item_set in inputs.sets.items()
+            for role, file in files.items()
         },
         towers={},
+        samples=samples_of(files.values()),
         tool=TOOL,
     )
 

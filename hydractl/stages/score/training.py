@@ -10,12 +10,11 @@ import torch
 
 from hydractl.checkpoint import write_tensors
 from hydractl.data.datasets import Items
-from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores
-from hydractl.manifest.header import Header, InputFile
+from hydractl.manifest.header import Header, samples_of
 from hydractl.output.atomic_write import Digested, is_stream, publish_text, publish_together
 from hydractl.output.locks import OutputLock
 from hydractl.progress import Progress
@@ -23,7 +22,7 @@ from hydractl.runtime import digest_text, versions
 from hydractl.scoring.job import GateTraining, Ranking
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.shared.finite import stored_tensors
-from hydractl.stages.shared.output_record import make_step
+from hydractl.stages.shared.output_record import make_step, scored_data
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.training.feeding.feed import ItemFeed
 from hydractl.training.resume import Snapshot, StateFolder
@@ -192,10 +191,7 @@ def publish_scores(
 
 def _header(config: ScoreConfig, opened: OpenModel, scores: HeadScores) -> Header:
     """Return the trained base's header: what the base was, and one more step."""
-    data = (
-        InputFile(name=DataRef.parse(fingerprint.reference).name, sha256=fingerprint.sha256)
-        for fingerprint in scores.data.values()
-    )
+    data = scored_data(scores)
     step = make_step(
         config,
         family=opened.family,
@@ -204,7 +200,8 @@ def _header(config: ScoreConfig, opened: OpenModel, scores: HeadScores) -> Heade
         seed=config.seed,
         results=scores.results,
     )
-    update: dict[str, object] = {"base": opened.base, "made_by": step}
+    samples = samples_of(data, opened.header)
+    update: dict[str, object] = {"base": opened.base, "samples": samples, "made_by": step}
     if config.max_length is None:
         return opened.header.of_other_weights(update)
     # texts were cut in this run, and the model still reads longer ones

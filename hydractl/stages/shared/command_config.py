@@ -316,7 +316,7 @@ def _possible_digests(ref: DataRef, *, labelled: bool) -> frozenset[str]:
     Raises:
         HydraError: If the data can be read as neither.
     """
-    readings = _readings(ref, labelled=labelled)
+    readings = open_readings(ref, labelled=labelled)
     if labelled:
         return frozenset(map(_labelled_digest, readings))
     return frozenset({digest_text(compact([_unlabelled_digest(items) for items in readings]))})
@@ -328,7 +328,9 @@ def _labelled_digest(items: Items) -> str:
 
 
 def _unlabelled_digest(items: Items) -> list[object]:
-    digests = (digest if isinstance(digest, bytes) else digest.encode() for digest in _item_digests(items))
+    from hydractl.data.decoding import SAMPLE_BYTES  # noqa: PLC0415 - loads Pillow
+
+    digests = (d if isinstance(d, bytes) else d.encode() + bytes(SAMPLE_BYTES) for d in _item_digests(items))
     content = replace(items, labels=None).fingerprint(digests)
     return [content, [items.key(i) for i in range(len(items))]]
 
@@ -342,7 +344,7 @@ def _item_digests(items: Items) -> Iterator[bytes | str]:
             yield error.message
 
 
-def _readings(ref: DataRef, *, labelled: bool) -> list[Items]:
+def open_readings(ref: DataRef, *, labelled: bool) -> list[Items]:
     """Return data as images, as texts, or as both."""
     from hydractl.data.datasets import Content  # noqa: PLC0415 - built-in data are told by their names
     from hydractl.data.open_dataset import open_data  # noqa: PLC0415 - as above

@@ -11,12 +11,15 @@ import torch
 
 from hydractl.data.batches import Batch
 from hydractl.data.datasets import Items
+from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.encode import check_reads, limited, open_items
 from hydractl.data.labels import check_labels, model_labels
 from hydractl.data.matching import match_classes
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.stream import DIGEST
+from hydractl.data.sources.stream import samples_in
 from hydractl.families.load import OpenModel, open_model
+from hydractl.manifest.header import SampledFile
+from hydractl.manifest.samples import pack
 from hydractl.messages import quoted
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.processes.distributed import ProcessGroup
@@ -139,22 +142,28 @@ def digests(items: Items, team: ProcessGroup) -> Iterator[bytes]:
     read = b"".join(map(items.item_digest, range(team.rank, len(items), team.world)))
     local_digests = torch.from_numpy(np.frombuffer(read, dtype=np.uint8).copy())
     shares = [share.numpy().tobytes() for share in team.in_order([local_digests])]
-    size = sha256().digest_size
+    size = sha256().digest_size + SAMPLE_BYTES
     for i in range(len(items)):
         place, share = divmod(i, team.world)
         yield shares[share][place * size : (place + 1) * size]
 
 
 def identified(items: Items, item_digests: Iterable[bytes]) -> tuple[str, np.ndarray]:
-    """Return a set's fingerprint and what tells its items, as `DIGEST`, of the digests of all its items in order."""
-    content = bytearray()
+    """Return a set's fingerprint, and the digests of its samples as `DIGEST`, (S,), given the digests of all its items."""
+    read = [*item_digests]
+    return items.fingerprint(read), samples_in([read[i] for i in items.firsts])
 
-    def noted() -> Iterator[bytes]:
-        for digest in item_digests:
-            content.extend(digest[: DIGEST.itemsize])
-            yield digest
 
-    return items.fingerprint(noted()), np.frombuffer(content, DIGEST)
+def data_input(items: Items, team: ProcessGroup, drawn: torch.Tensor | None = None) -> SampledFile:
+    """Return the lineage entry of a data set, with the digests of its samples, or of the items `drawn` (N',).
+
+    Raises:
+        DataError: If an item cannot be read.
+    """
+    read = [*digests(items, team)]
+    sha256, content = identified(items, read)
+    content = content if drawn is None else samples_in([read[i] for i in drawn])
+    return SampledFile(name=items.name, sha256=sha256, samples=pack(content))
 
 
 def overlap(option: str, content: np.ndarray, other: str, other_content: np.ndarray) -> str | None:

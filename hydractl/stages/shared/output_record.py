@@ -13,7 +13,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, OutputExists
 from hydractl.manifest.document import Document, OptionValue
 from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
-from hydractl.manifest.header import InputFile, Step
+from hydractl.manifest.header import InputFile, SampledFile, Step
 from hydractl.manifest.report import DOCUMENTS, Report
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.sidecar import Sidecar
@@ -225,6 +225,18 @@ def document_input(path: Path, digest: str | None = None, *, made_by: Step | Non
     return InputFile(name=name, sha256=digest or digest_file(path), made_by=made_by)
 
 
+def scored_data(scores: HeadScores) -> list[InputFile]:
+    """Return the lineage entries of the data of scores."""
+    return [
+        SampledFile(
+            name=DataRef.parse(data.reference).name,
+            sha256=data.sha256,
+            samples=scores.samples.get(data.sha256, ""),
+        )
+        for _, data in sorted(scores.data.items())
+    ]
+
+
 def scoring_step(scores: HeadScores, opened: OpenModel) -> Step | None:
     """Return the step that wrote scores, as they say themselves; with the model's own lineage where they are of that one."""
     model = opened.as_input()
@@ -232,16 +244,11 @@ def scoring_step(scores: HeadScores, opened: OpenModel) -> Step | None:
         model = InputFile(name=scores.model.reference, sha256=scores.model.sha256)
     elif model.made_by is not None and model.made_by.command == "score":  # which trained the model too
         return model.made_by
-    read = [scores.data[role] for role in sorted(scores.data)]
-    data = [
-        InputFile(name=DataRef.parse(fingerprint.reference).name, sha256=fingerprint.sha256)
-        for fingerprint in read
-    ]
     objective = {} if scores.objective is None else {"objective": scores.objective}
     return Step(
         command="score",
         options={"method": scores.method, **objective, **scores.options},
-        inputs=(model, *data),
+        inputs=(model, *scored_data(scores)),
         results=scores.results,
         versions=scores.versions,
         config_digest=scores.config_digest,

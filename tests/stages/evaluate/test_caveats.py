@@ -18,6 +18,7 @@ from hydractl.stages.evaluate.caveats import of_data, of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.streamed import Identity
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.output_record import scoring_step
@@ -85,11 +86,13 @@ def made(command, *inputs, **options):
     return Step(command=command, options=options, inputs=tuple(files))
 
 
+def identity(name, content):
+    return Identity(Fingerprint(reference=name, sha256=sha(name)), np.array(content, DIGEST))
+
+
 def row_of(folder, *steps):
     models = [SimpleNamespace(header=base().header.model_copy(update={"made_by": step})) for step in steps]
-    data = {
-        name: Fingerprint(reference=name, sha256=sha(name)) for name in ("id", "few", "many", "temperature")
-    }
+    data = {name: identity(name, [i, i + 10]) for i, name in enumerate(("id", "few", "many", "temperature"))}
     row = Row(name="Hydra", models=(), members=1, values={})
     return list(of_row(config(folder, near=NEAR[:2]), row, models, data)), tuned_on_ood(models)
 
@@ -102,8 +105,8 @@ def test_what_a_model_was_made_with_is_told(folder):
     said, tuned = row_of(folder, made("fuse", ("other.st", None)), made("fuse", ("member.st", member)))
 
     assert said == [
-        "Hydra: `hydractl score` used `few`, so results on new data may be worse",
-        "Hydra: `hydractl finetune` used `--data`, so results on new data may be worse",
+        "Hydra: `hydractl finetune` used 2 of 2 samples of `--data`, so results on new data may be worse",
+        "Hydra: `hydractl score` used 2 of 2 samples of `few`, so results on new data may be worse",
     ]
     assert tuned
     assert row_of(folder, made("eval", ("id", None)), made("finetune", ("train", None), ("temperature", None)), None) == (
@@ -133,9 +136,13 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
     for model, out in (("warm.st", "fused.st"), ("choosy.st", "dropped.st")):
         run_fuse(FuseConfig(models=(str(folder / model),), out=folder / out, verify=False))
 
-    calibrated = ["m: its temperature was fitted on `--data`: calibration errors will be too low"]
+    calibrated = [
+        "m: its temperature was fitted on 110 of 110 samples of `--data`: calibration errors will be too low"
+    ]
     assert said("warm.st") == said("warmer.st") == said("fused.st") == calibrated
-    assert said("choosy.st") == ["m: its threshold was fitted on `--data`: its error rate will be too low"]
+    assert said("choosy.st") == [
+        "m: its threshold was fitted on 110 of 110 samples of `--data`: its error rate will be too low"
+    ]
     assert [said(f"{name}.st") for name in ("both", "given", "dropped", "member")] == [[]] * 4
 
 
@@ -204,9 +211,8 @@ def test_without_intervals_there_are_no_differences(folder):
 
 def test_what_is_shared_is_counted_where_it_would_be_told(folder):
     """An OOD set that holds one sample of the ID set twice has two that cannot be told, of its own three."""
-    data = {name: Fingerprint(reference=name, sha256=sha(name)) for name in ("id", "few")}
-    contents = {"id": np.array([1, 4], DIGEST), "few": np.array([1, 1, 2], DIGEST)}
+    data = {"id": identity("id", [1, 4]), "few": identity("few", [1, 1, 2])}
 
-    said = list(of_data(config(folder, near=NEAR[:1], metrics=("auroc",)), data, contents))
+    said = list(of_data(config(folder, near=NEAR[:1], metrics=("auroc",)), data))
 
     assert said == ["2 of 3 samples of `few` are also in `--data`, so OOD metrics on it are too low"]

@@ -241,9 +241,10 @@ def test_being_tested_on_what_they_were_fitted_on_is_told(here):
 
     document = run_eval(config(here / "m0-stored.st", near=near)).document
 
+    count = document.data["same"].count
     said = (
-        "m0-stored: its OOD scores were fitted on `same`: OOD metrics of feature-based scores will be "
-        "too good"
+        f"m0-stored: its OOD scores were fitted on {count} of {count} samples of `same`: OOD metrics of feature-based "
+        "scores will be too good"
     )
     assert said in document.warnings
 

@@ -369,6 +369,7 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
         ),
         ({"data": "photos::limit=8"}, DataError, "has no labels"),
         ({"data": "digits"}, DataError, "10 classes and the model 7"),
+        ({"data": None}, UsageError, "`--method circuit` needs labelled data"),
         ({"data": "missing"}, DataError, "missing"),
         ({"model": "missing.st"}, CheckpointError, "missing.st"),
     ],
@@ -439,3 +440,10 @@ def test_a_dtype_that_is_too_small_for_a_weight_is_what_is_wrong(tmp_path):
         )
 
     assert "`--dtype fp32`" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("method", ["magnitude", "random"])
+def test_methods_that_read_no_data_need_none(model, tmp_path, method):
+    scores = run_score(ScoreConfig(model=model, out=tmp_path / "s.json", method=method)).scores
+
+    assert scores.data == scores.samples == {}

@@ -7,13 +7,14 @@ import hashlib
 import pytest
 import torch
 
+from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.encode import open_items
 from hydractl.manifest.header import Preprocess
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.stages.shared.open_inputs import digests
 
 GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
-SIZE = hashlib.sha256().digest_size
+SIZE = hashlib.sha256().digest_size + SAMPLE_BYTES
 
 
 class Share(ProcessGroup):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hydractl.cli.command import command
 from hydractl.cli.commands.make.config import HYDRA, MODEL, PAGE, PLAN, REPORT, THRESHOLD, MakeConfig
+from hydractl.cli.commands.make.held_out import check_held_out
 from hydractl.cli.commands.run.plan import read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, written_out
 
@@ -27,6 +28,8 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
       hydractl make a.st b.st c.st --val val/ --test test/ --risk 0.1 \
         -o out/ --dry-run
     """
+    if not config.dry_run:
+        check_held_out(config)
     plan = config.keep or config.out / PLAN
     text = written(config.stages(), command="make")
     stages = read_back(plan, text, force=config.force or (config.dry_run and config.keep is None))

@@ -106,15 +106,10 @@ class MakeConfig(CommandConfig):
 
     def __post_init__(self) -> None:
         check(self)
-        if self.val.part is not None:
-            raise UsageError(
-                f"`--val {self.val}`: is already a part of a data set",
-                hint="give the whole data set: `make` splits it into two halves",
-            )
         if self.keep is not None and is_stream(self.keep):
             raise UsageError(f"`--keep {self.keep}`: must be a file", hint="`--dry-run` prints the commands")
         for option in ("arch", "labels"):
-            if getattr(self, option) is not None and not any(map(_from_script, self.models)):
+            if getattr(self, option) is not None and not any(map(from_script, self.models)):
                 raise UsageError(
                     f"`--{option}` has no effect: no model is a file of a training script ({', '.join(FROM_SCRIPTS)})",
                     hint="leave it out, or give such files",
@@ -140,11 +135,11 @@ class MakeConfig(CommandConfig):
                     "see docs/one-model.md"
                 ),
             )
-        fitting, testing = (str(replace(self.val, part=f"{half}/2")) for half in (1, 2))
+        fitting, testing = self.halves(self.val)
         models = []
         for name, model in zip(self.names, self.models, strict=True):
             models.append(model)
-            if _from_script(model):
+            if from_script(model):
                 yield {
                     "name": f"import-{name}",
                     "command": "import",
@@ -198,6 +193,13 @@ class MakeConfig(CommandConfig):
             "out": self._path("threshold.json"),
         }
 
+    @staticmethod
+    def halves(ref: DataRef) -> tuple[str, str]:
+        """Return the two halves of a data set, or of a part of one."""
+        number, parts = ref.part_of or (1, 1)
+        first, second = (str(replace(ref, part=f"{k}/{2 * parts}")) for k in (2 * number - 1, 2 * number))
+        return first, second
+
     def _path(self, name: str) -> str:
         return str(self.out / name)
 
@@ -206,5 +208,6 @@ class MakeConfig(CommandConfig):
         return {name: value for name, value in options.items() if value is not None}
 
 
-def _from_script(model: str) -> bool:
+def from_script(model: str) -> bool:
+    """Return whether a training script saved a model, so that `import` must convert it first."""
     return model.lower().endswith(FROM_SCRIPTS)

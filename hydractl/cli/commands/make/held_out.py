@@ -1,0 +1,54 @@
+"""Whether `--val` is held out: no model was trained or selected on its samples."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from hydractl.cli.commands.make.config import from_script
+from hydractl.errors import DataError
+from hydractl.stages.shared.command_config import open_readings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hydractl.cli.commands.make.config import MakeConfig
+    from hydractl.data.reference import DataRef
+
+
+def check_held_out(config: MakeConfig) -> None:
+    """Refuse `--val` with samples that trained or selected a model, because the threshold would have no guarantee.
+
+    `--train`, and checkpoints that record their samples, name these samples. Files of earlier releases record none.
+
+    Raises:
+        DataError: If there are such samples.
+    """
+    import numpy as np
+
+    from hydractl.data.encode import content_of
+    from hydractl.data.sources.stream import digests_of, samples_in
+    from hydractl.families.load import open_model
+    from hydractl.manifest.samples import union, unpack
+
+    headers = [open_model(model).header for model in config.models if not from_script(model)]
+    read_by_models = [content_of(header.preprocess) for header in headers]
+
+    def samples(ref: DataRef) -> np.ndarray:
+        items = min(open_readings(ref, labelled=True), key=lambda items: items.content not in read_by_models)
+        return samples_in(digests_of(items))
+
+    used = [unpack(text) for text in union(*(header.samples for header in headers)).values()]
+    used += [] if config.train is None else [samples(config.train)]
+    val = samples(config.val) if used else ()
+    if used and (again := np.isin(val, np.concatenate(used))).any():
+        (first, second), tests = config.halves(config.val), config.halves(config.test)
+        replaced = f"replace `--val` and `--test` by `--val {shlex.quote(tests[0])} --test {shlex.quote(tests[1])}`, or "
+        raise DataError(
+            f"{again.sum()} of {len(val)} samples of `--val {config.val}` were used to train or select the models, so the "
+            "guarantee of the threshold does not hold",
+            hint=replaced
+            * (not np.isin(samples(config.test), np.concatenate(used)).any())
+            + "give other labelled data as `--val`; or train the models again with "
+            f"`--val {shlex.quote(first)}`, and give `make` `--val {shlex.quote(second)}`",
+        )
