@@ -16,6 +16,7 @@ from hydractl.data.toys import builtin, intents, prose, shapes
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
+from hydractl.tags import tag_scheme
 
 TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
     {
@@ -75,6 +76,8 @@ def open_data(
     _check_columns(ref, content)
     items = _opened(ref, content, progress, reads_labels=labelled or ref.reads_classes)
     items = apply_class_options(items, ref, progress)
+    if items.task.by_word:
+        progress.step(f"{items.name}: {tag_scheme(items.class_names)}")
     if ref.limit is not None and ref.limit < len(items):
         items = items.subset(builtin.spread(len(items), ref.limit))
     if ref.part_of is not None:
