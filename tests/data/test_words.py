@@ -311,6 +311,45 @@ def test_files_of_a_word_a_line(tmp_path, suffix):
         open_items(str(path), reading(wordpiece()))
 
 
+COMMENTED = [
+    ("# id 12\nAnna NN B-PER\nflew VB O\n\n# id 13\nRome NN O\n", ["Anna flew", "Rome"]),
+    (
+        "# sent_id = 12\n# text = Anna flew\nAnna B-PER\nflew O\n\n\n# newpar\n#\nRome O\n",
+        ["Anna flew", "Rome"],
+    ),
+    ("# sent_id = 12\nAnna _ _ B-PER\nflew _ _ O\n\n# sent_id = 13\nRome _ _ O\n", ["Anna flew", "Rome"]),
+    ("# id 1f-2\tdomain=en\nAnna _ _ B-PER\nflew _ _ O\n", ["Anna flew"]),
+    ("#\ttext\nAnna\tB-PER\nflew\tO\n\n#\tRome is big\nRome\tO", ["Anna flew", "Rome"]),
+    ("-DOCSTART- -X- O\n\n# id 1\n-DOCSTART-\tO\nAnna NN B-PER\nflew VB O", ["Anna flew"]),
+    ("#begin document (a/b); part 000\nAnna B-PER\nflew O\n\n#end document 1\n", ["Anna flew"]),
+    ("# O\n1 B-PER\n\n#\tO\n2\tO\n\nsee O\n# O\n", ["# 1", "# 2", "see #"]),
+    ("#rome B-PER\n# # O\n\n#anna B-X\nflew O\n".replace("# # O", "# O"), ["#rome #", "#anna flew"]),
+    ("#rome B-PER\n#anna O\n", ["#rome #anna"]),
+    ("# #\n5 O\n\na # \n", ["# 5", "a"]),
+    ("#\n#rome\nAnna\n\n# a comment\n#\n", ["# #rome Anna", "#"]),
+]
+
+
+@pytest.mark.parametrize(("text", "texts"), COMMENTED)
+def test_comments_are_no_words_and_hash_signs_are(tmp_path, text, texts):
+    path = tmp_path / "t.conll"
+    path.write_text(text)
+    items = open_items(str(path), reading(wordpiece()))
+    assert list(items.texts) == texts
+    assert {*items.class_names} <= {"B-PER", "B-X", "O", "#"}
+
+
+def test_columns_of_word_numbers_are_no_words(tmp_path):
+    path = tmp_path / "t.conll"
+    path.write_text("# sent_id = 1\n1-2\tvamos\t_\t_\n1\tvam\tvam\tVERB\n2\tos\tos\tPRON\n\n1\ta\ta\tX\n")
+    with pytest.raises(DataError, match="numbers the words of each text") as caught:
+        open_items(str(path), reading(wordpiece()))
+    assert caught.value.hint == f"select the columns: `'{path}::text=column 2,label=column 4'`"
+    path.write_text(path.read_text().replace("\t", " ").replace("_ _", "_ X"))
+    items = open_items(f"{path}::text=column 2,label=column 3", reading(wordpiece()))
+    assert items.texts == ("vamos vam os", "a")
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -203,20 +203,33 @@ def _read_list(path: Path) -> Rows:
 
 
 def _read_columns(path: Path) -> Rows:
-    """Return a row a text of a file in the form of the CoNLL tasks: a word a line, its label last, a blank line behind each text."""
+    """Return a row a text of a file in the form of the CoNLL tasks: a word a line, its label last, a blank line behind each text.
+
+    A line `# ...` before the first word of a text is a comment, unless it has as many columns as words do and a label of theirs.
+    """
     rows: Rows = []
-    is_first, names = True, list[str]()
-    for number, ended in enumerate(read_text(path).split("\n"), start=1):
-        line = ended.strip(" \r")  # words may hold other white space, such as a blank at which no line breaks
-        cells = line.split("\t") if "\t" in line else [*filter(None, line.split(" "))]
+    # words may hold other white space, such as a blank at which no line breaks
+    lines = [line.strip(" \r") for line in read_text(path).split("\n")]
+    split = [line.split("\t") if "\t" in line else [*filter(None, line.split(" "))] for line in lines]
+    words = [
+        cells
+        for line, cells in zip(lines, split, strict=True)
+        if any(cells) and cells[0] != _DOCUMENT and not _is_hash(line)
+    ]
+    width = len(min(words, key=lambda cells: cells[0].startswith("#"), default=[]))
+    labels = {"#", *(cells[-1] for cells in words)}  # the Penn Treebank's tag of `#` is `#`
+    names = [TOKENS, *(f"column {i}" for i in range(2, width)), TAGS][:width]
+    is_first = True
+    for number, (line, cells) in enumerate(zip(lines, split, strict=True), start=1):
+        is_comment = len(cells) != width or (_is_hash(line) and cells[-1] not in labels)
         if not any(cells) or cells[0] == _DOCUMENT:
             is_first = True
-        else:
-            names = names or [TOKENS, *(f"column {i}" for i in range(2, len(cells))), TAGS][: len(cells)]
+        elif not (is_first and line.startswith("#") and is_comment):
             if len(cells) != len(names) or not all(cells):
                 raise DataError(
-                    f"{path}: line {number} has {len(cells)} columns, but the first word has {len(names)}",
-                    hint="a line has a word, then its labels, parted by blanks or tabs: `Rome B-place`",
+                    f"{path}: line {number} has {len(cells)} columns, but the first word has {width}",
+                    hint="a line has a word, then its labels, parted by blanks or tabs: `Rome B-place`; a comment `# ...` comes "
+                    "before the first word of a text",
                 )
             if is_first:
                 rows.append({name: list[str]() for name in names})
@@ -224,6 +237,11 @@ def _read_columns(path: Path) -> Rows:
                 cast("list[str]", rows[-1][name]).append(cell)
             is_first = False
     return rows
+
+
+def _is_hash(line: str) -> bool:
+    """Return whether a line begins with `#` alone, as comments do and hashtags do not."""
+    return line.startswith(("# ", "#\t"))
 
 
 def read_rows(path: Path, content: Content) -> Rows:
