@@ -9,7 +9,15 @@ from types import MappingProxyType
 from hydractl.data.batches import epoch_order
 from hydractl.data.datasets import Content, ImageSet, Items
 from hydractl.data.labels import apply_class_options, normal_names
-from hydractl.data.reference import BUILT_IN_TEXTS, ENDLESS_HINT, OF_IMAGES, SHARD_SUFFIX, DataRef, SourceKind
+from hydractl.data.reference import (
+    BUILT_IN_TEXTS,
+    COLUMNS,
+    ENDLESS_HINT,
+    OF_IMAGES,
+    SHARD_SUFFIX,
+    DataRef,
+    SourceKind,
+)
 from hydractl.data.sources import column_roles, files, folder, saved, tables, tagged, webdataset
 from hydractl.data.sources.stream import ItemStream
 from hydractl.data.toys import builtin, intents, prose, shapes
@@ -180,8 +188,8 @@ def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
         return False
     if content is Content.IMAGES and (labelled or ref.image) and saved.has_metadata(ref):
         return False
-    for key in ("image", "label", "text"):
-        if getattr(ref, key) is not None:
+    for key in sorted(COLUMNS):
+        if getattr(ref, key.replace("-", "_")) is not None:
             raise UsageError(
                 f"`{ref}`: the folder is not a table, so `{key}=` has no effect", hint=f"leave `{key}=` out"
             )
@@ -203,6 +211,7 @@ def _items_of(
 ) -> Items:
     if len(table) == 0:
         raise DataError(f"{table.where}: has no rows")
+    table.label_separator = ref.label_separator
     if content is Content.IMAGES:
         return column_roles.images_of(table, ref, progress, labelled=labelled)
     words = tagged.word_column(table, ref, has_texts=column_roles.has_texts(table))

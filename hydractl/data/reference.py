@@ -58,7 +58,8 @@ BUILT_IN_IMAGES = (SourceKind.DIGITS, SourceKind.SHAPES, SourceKind.PHOTOS, Sour
 BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.INTENTS, SourceKind.MANUAL, SourceKind.LETTERS)
 BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS))
 """Names of the built-in sources."""
-_COLUMNS = frozenset({"image", "label", "text"})
+COLUMNS = frozenset({"image", "label", "text", "label-separator"})
+"""Keys that control the reading of columns."""
 _SELECTION = frozenset({"classes", "classes-by", "limit", "part", MAP})
 OF_IMAGES = frozenset({"decode", "exif"})
 """Keys that control the decoding of images."""
@@ -72,9 +73,9 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.INTENTS: _SELECTION | {"split", "domain"},
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
-        SourceKind.FOLDER: _SELECTION | _COLUMNS | OF_IMAGES | {"split"},
-        SourceKind.FILE: _SELECTION | _COLUMNS | OF_IMAGES | {"root"},
-        SourceKind.HUB: _SELECTION | _COLUMNS | OF_IMAGES | {"split", "config", "streaming", "buffer"},
+        SourceKind.FOLDER: _SELECTION | COLUMNS | OF_IMAGES | {"split"},
+        SourceKind.FILE: _SELECTION | COLUMNS | OF_IMAGES | {"root"},
+        SourceKind.HUB: _SELECTION | COLUMNS | OF_IMAGES | {"split", "config", "streaming", "buffer"},
     }
 )
 ONLY = MappingProxyType({"decode": "fast", "exif": "ignore", "streaming": "true"})
@@ -100,6 +101,7 @@ class DataRef:
         image: Column with the images.
         label: Column with the labels.
         text: Column with the texts, or `FIRST+SECOND` where an item is a pair of them.
+        label_separator: Separator of labels in one cell, `comma`, `space` or `tab` for these; `none` reads each cell as one name.
         root: Where the images of a table lie, if not from its folder on.
         seed: What `noise` and `letters` are drawn from.
         size: Side of `photos` and `noise`, in pixels.
@@ -125,6 +127,7 @@ class DataRef:
     image: str | None = None
     label: str | None = None
     text: str | None = None
+    label_separator: str | None = None
     root: str | None = None
     seed: int | None = None
     size: int | None = None
@@ -327,7 +330,11 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
     if twice and "=" in before and before.partition("=")[0] in known_keys:
         raise UsageError(f"`{text}`: `::` appears twice", hint="for example `digits::split=test,classes=0-6`")
     ends_name = not options_text and ("::" in source or source.endswith(":"))
-    for part in split_keys(options_text) if separator and not ends_name else ():
+    for part in (
+        split_keys(options_text.replace("separator=,", "separator=comma"))
+        if separator and not ends_name
+        else ()
+    ):
         key, equals, value = part.partition("=")
         if not equals:
             example = "digits::split=test,classes=0-6"

@@ -151,7 +151,7 @@ def test_every_part_is_read():
             "a.csv::split=test",
             (
                 "`a.csv` does not take the key `split`; a file takes classes, classes-by, decode, exif, "
-                "image, label, limit, map, part, root, text"
+                "image, label, label-separator, limit, map, max-item, part, root, text"
             ),
             None,
         ),
@@ -159,7 +159,7 @@ def test_every_part_is_read():
             "a/b::seed=1",
             (
                 "`a/b` does not take the key `seed`; a folder takes classes, classes-by, decode, exif, "
-                "image, label, limit, map, part, split, text"
+                "image, label, label-separator, limit, map, max-item, part, split, text"
             ),
             None,
         ),

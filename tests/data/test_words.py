@@ -7,6 +7,7 @@ import warnings
 from functools import cache
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hydractl.data.datasets import TextSet
+from hydractl.data.datasets import Content, TextSet
 from hydractl.data.encode import encoded, open_items, open_stream
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
+from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.data.words import Cutter, WordSet, by_word, open_whole, tokens_of, whole_words, words_in
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
@@ -275,6 +277,38 @@ def test_tables_hold_a_label_for_each_word(tmp_path, suffix):
     assert [items.texts[1][b:e] for b, e in items.words[1]] == ROWS[1]["tokens"]
     labels = model_labels(items, (4, 3, 2, 1, 0), "--data", architecture=architecture(5))
     assert labels.tolist() == [[3, 1, 0, -100], [0, 4, 2, 0]]
+
+
+SPLIT = [
+    ("tokens", "tags", " ", "label-separator=space"),
+    ("words", "ner_tags", ",", "label-separator=,"),
+    ("sentence", "word_labels", ",", "text=sentence,label=word_labels,label-separator=comma"),
+]
+
+
+@pytest.mark.parametrize(("text", "label", "separator", "option"), SPLIT)
+def test_a_separator_makes_labels_of_words(tmp_path, text, label, separator, option):
+    import pandas as pd
+
+    path = tmp_path / "t.csv"
+    joined = [(" ".join(row["tokens"]), separator.join(row["ner_tags"])) for row in ROWS]
+    pd.DataFrame(joined, columns=[text, label]).to_csv(path, index=False)
+    items = open_items(f"{path}::{option}", reading(wordpiece()))
+    assert items.labels == ((1, 3, 4), (4, 0, 2, 4))
+    assert [items.texts[1][b:e] for b, e in items.words[1]] == ROWS[1]["tokens"]
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array])
+def test_words_that_pandas_writes(tmp_path, form):
+    import pandas as pd
+
+    path = tmp_path / "t.csv"
+    words = ["it's", "a", '"quote"', "[", "O'Neil", "1"] * 30
+    tags = ["O", "B-PER", "O", "I-PER", "O", "O"] * 30
+    pd.DataFrame({"tokens": [form(words)] * 2, "ner_tags": [form(tags)] * 2}).to_csv(path, index=False)
+    items = open_data(str(path), content=Content.TEXTS)
+    assert [items.texts[1][b:e] for b, e in items.words[1]] == words
+    assert [items.class_names[i] for i in items.labels[1]] == tags
 
 
 def test_class_names_of_the_hub_and_words_that_are_not_asked_about(tmp_path):

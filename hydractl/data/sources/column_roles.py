@@ -7,7 +7,6 @@ import math
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, cast
@@ -19,12 +18,12 @@ from hydractl.data.datasets import ImageSet, ImageStore, Labels, Text, TextSet
 from hydractl.data.decoding import decode, read_bytes
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
+from hydractl.data.sources.lists import AS_IS, is_unreadable_list, separator_in
 from hydractl.data.sources.tables import Cell, DataTable, FileSpan, ImageFiles, Read
 from hydractl.errors import DataError
 from hydractl.messages import did_you_mean, quoted
 from hydractl.plugins import load
 from hydractl.progress import Progress
-from hydractl.strict_json import NotJSONError, parse
 from hydractl.tasks import MULTI_LABEL, SINGLE_LABEL, TASKS
 
 IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
@@ -213,16 +212,21 @@ def _labels(table: DataTable, column: str | None, progress: Progress) -> Labels:
     if column is None:
         return Labels()
     return read_labels(
-        table.cells(column), names=table.classes(column), where=table.place(column), progress=progress
+        table.label_cells(column),
+        names=table.classes(column),
+        where=table.place(column),
+        separator=table.label_separator,
+        progress=progress,
     )
 
 
 class LabelReader:
     """Reads a column of labels as its rows come; memory holds each label once, and a number a row."""
 
-    def __init__(self, names: Sequence[str] | None, *, where: str) -> None:
+    def __init__(self, names: Sequence[str] | None, *, where: str, separator: str | None = None) -> None:
         """Wait for the first of them; arguments as of `read_labels`."""
         self._names = names
+        self._separator = separator
         self.where = where
         self._task = SINGLE_LABEL
         self._withheld = 0
@@ -299,10 +303,10 @@ class LabelReader:
             value = int(value) if value.lstrip("-").isdigit() else float(value)
         if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
             return int(value)
-        if value == "" or not isinstance(value, int | str):
+        if value == "" or not isinstance(value, int | str) or is_unreadable_list(str(value)):
             raise DataError(
                 f"{self.where}: row {row} has an invalid label: {cell!r:.80}",
-                hint="labels must be names or integers",
+                hint='labels must be names or integers; write lists in JSON, `["bad", "long"]`',
             )
         return value
 
@@ -325,6 +329,11 @@ class LabelReader:
             return Labels()
         if self._names is not None:
             return Labels(tuple(self._names), tuple(self._codes), task=self._task)
+        if self._separator is None and (separator := separator_in(self._texts)):
+            raise DataError(
+                f"{self.where}: labels such as `{next(t for t in self._texts if separator in t)}` look like several labels in one cell",
+                hint=f"add `::label-separator={'comma' if separator == ',' else separator}` in quotes, or `::label-separator={AS_IS}` if they are names",
+            )
         numbered = are_numerals(self._texts)
         class_names = sorted(self._texts, key=int) if numbered else sorted(self._texts)
         position = {self._texts[text]: index for index, text in enumerate(class_names)}
@@ -354,20 +363,17 @@ class LabelReader:
         return Labels(tuple(class_names), tuple(map(tuple, sets)), numbered, MULTI_LABEL)
 
 
-def list_in(cell: object) -> list[Any] | None:
-    """Return a cell that is a list, which a .csv file has as JSON; None for others."""
-    if isinstance(cell, str) and cell.strip().startswith("[") and cell.strip().endswith("]"):
-        with suppress(NotJSONError):
-            cell = parse(cell)
-    return cell if isinstance(cell, list) else None
-
-
 def _is_multi_hot(values: Sequence[int | str], width: int) -> bool:
     return len(values) == width and {*values} <= {0, 1}
 
 
 def read_labels(
-    values: Sequence[object], *, names: Sequence[str] | None, where: str, progress: Progress
+    values: Sequence[object],
+    *,
+    names: Sequence[str] | None,
+    where: str,
+    progress: Progress,
+    separator: str | None = None,
 ) -> Labels:
     """Turn a column into class names and labels.
 
@@ -377,6 +383,7 @@ def read_labels(
         names: The class names if the table declares them; `values` are then indices into it.
         where: What messages call the table and column.
         progress: Hears that labels are withheld.
+        separator: Value of `label-separator=`. If it is None, names that look like several labels are refused.
 
     Returns:
         The class names (numbers sort as numbers) and one label a row, or none. Where a table does not declare names
@@ -385,7 +392,7 @@ def read_labels(
     Raises:
         DataError: If a value is missing, of another type, or out of range.
     """
-    reader = LabelReader(names, where=where)
+    reader = LabelReader(names, where=where, separator=separator)
     reader.add(values)
     return reader.labels(progress)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from typing_extensions import override
 
 from hydractl.data.reference import DataRef, SourceKind
+from hydractl.data.sources.lists import split_labels
 from hydractl.errors import DataError, HubError, UnreadableError, reason_of
 from hydractl.hub_client import asking, without_bars
 from hydractl.messages import did_you_mean, quoted
@@ -59,7 +60,10 @@ class DataTable(ABC):
         where: What messages call the table.
         name: What reports call it.
         first: The number of its first row: more than 0 where others came before it.
+        label_separator: Value of `label-separator=` of the data reference.
     """
+
+    label_separator: str | None = None
 
     def __init__(self, columns: Sequence[str], *, where: str, name: str, first: int = 0) -> None:
         self.columns = columns
@@ -74,6 +78,10 @@ class DataTable(ABC):
     @abstractmethod
     def cells(self, column: str) -> Sequence[object]:
         """Return a column."""
+
+    def label_cells(self, column: str) -> Sequence[object]:
+        """Return a column of labels. Cells with several labels are lists if there is a separator."""
+        return [split_labels(cell, self.label_separator) for cell in self.cells(column)]
 
     @abstractmethod
     def images(self, column: str) -> Read:
