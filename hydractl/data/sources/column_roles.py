@@ -20,22 +20,19 @@ from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.lists import AS_IS, is_unreadable_list, separator_in
 from hydractl.data.sources.tables import Cell, DataTable, FileSpan, ImageFiles, Read
+from hydractl.data.sources.text_columns import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    find_column,
+    text_columns,
+    usual_texts,
+)
 from hydractl.errors import DataError
-from hydractl.messages import did_you_mean, quoted
+from hydractl.messages import quoted
 from hydractl.plugins import load
-from hydractl.progress import Progress
+from hydractl.progress import SILENT, Progress
 from hydractl.tasks import MULTI_LABEL, SINGLE_LABEL, TASKS
 
-IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
-TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "comment", "tweet", "body")
-PAIR_COLUMNS = (
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("query", "passage"),
-)
-LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?")
 UNKNOWN = -1
 """Label of unlabelled rows in data sets of the Hub."""
@@ -103,7 +100,7 @@ def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: b
     """
     image = find_column(table, column=ref.image, usual=IMAGE_COLUMNS, role="image")
     if image is None:
-        text = next((name for name in TEXT_COLUMNS if name in _columns(table)), None)
+        _, text = usual_texts(table)
         raise DataError(
             f"{table.where}: none of its columns ({quoted(table.columns)}) has one of the names {quoted(IMAGE_COLUMNS)}",
             hint=f"column `{text}` seems to contain texts, which this model cannot read"
@@ -119,13 +116,15 @@ def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: b
     )
 
 
-def texts_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True) -> TextSet:
+def texts_of(
+    table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True, pairs: bool | None = None
+) -> TextSet:
     """Return the texts that a table holds.
 
     Raises:
         DataError: If a column is missing or a cell is no text or no label.
     """
-    columns = _text_columns(table, requested=ref.text_columns)
+    columns = text_columns(table, ref, SILENT if table.first else progress, pairs=pairs)
     cells = [
         [
             _checked(cell, f"{table.place(c)}: row {row}")
@@ -138,56 +137,6 @@ def texts_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bo
     keys = tuple(range(table.first, table.first + len(table))) if table.first else ()
     labels = _labels(table, label, progress)
     return TextSet(texts=texts, keys=keys, name=table.name, columns=tuple(table.columns), **labels._asdict())
-
-
-def find_column(table: DataTable, *, column: str | None, usual: Sequence[str], role: str) -> str | None:
-    """Return the column named by the reference, else the first usual one that is there, else None."""
-    columns = _columns(table)
-    if column is None:
-        return next((columns[name] for name in usual if name in columns), None)
-    if column not in columns:
-        raise DataError(
-            f"{table.where}: has no column `{column}` for `{role}=`; its columns are {quoted(table.columns)}",
-            hint=did_you_mean(column, table.columns),
-        )
-    return columns[column]
-
-
-def _columns(table: DataTable) -> dict[str, str]:
-    """Return the table's columns by their names, with and without the blanks around these."""
-    return {name.strip(): name for name in table.columns} | {name: name for name in table.columns}
-
-
-def _text_columns(table: DataTable, *, requested: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the column that holds the texts, or the two that hold pairs of them; pairs are looked for first."""
-    columns = _columns(table)
-    for name in requested:
-        find_column(table, column=name, usual=(), role="text")
-    chosen = requested or _usual_texts(table)
-    if chosen:
-        return tuple(columns[name] for name in chosen)
-    image = next((name for name in IMAGE_COLUMNS if name in columns), None)
-    raise DataError(
-        f"{table.where}: none of its columns ({quoted(table.columns)}) has one of the names "
-        f"{quoted(TEXT_COLUMNS)}, but the model reads texts",
-        hint=(
-            f"column `{image}` seems to contain images, which this model cannot read; select a column "
-            "of texts: `::text=COLUMN`"
-        )
-        if image
-        else "select the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs",
-    )
-
-
-def _usual_texts(table: DataTable) -> tuple[str, ...]:
-    """Return the names by which texts, or pairs of them, are found; none where there are none of them."""
-    columns, singles = _columns(table), ((name,) for name in TEXT_COLUMNS)
-    return next((names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*columns}), ())
-
-
-def has_texts(table: DataTable) -> bool:
-    """Return whether a column has the name of one with texts."""
-    return bool(_usual_texts(table))
 
 
 def _checked(cell: object, where: str) -> str:

@@ -76,8 +76,8 @@ class DataTable(ABC):
         """Return how many rows there are."""
 
     @abstractmethod
-    def cells(self, column: str) -> Sequence[object]:
-        """Return a column."""
+    def cells(self, column: str, *, most: int | None = None) -> Sequence[object]:
+        """Return a column, or its first `most` cells."""
 
     def label_cells(self, column: str) -> Sequence[object]:
         """Return a column of labels. Cells with several labels are lists if there is a separator."""
@@ -120,9 +120,11 @@ class ArrowTable(DataTable):
         return self._dataset.select_columns([column])
 
     @override
-    def cells(self, column: str) -> Sequence[object]:
+    def cells(self, column: str, *, most: int | None = None) -> Sequence[object]:
         # as stored: the library would decode images, with any of Pillow's readers
-        column_cells: Sequence[object] = self.rows(column).with_format("arrow")[:].column(column).to_pylist()
+        column_cells: Sequence[object] = (
+            self.rows(column).with_format("arrow")[:most].column(column).to_pylist()
+        )
         return column_cells
 
     @override

@@ -9,9 +9,10 @@ from itertools import accumulate, chain
 from hydractl.data.datasets import UNASKED, Labels
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.column_roles import UNKNOWN, LabelReader, find_column
+from hydractl.data.sources.column_roles import UNKNOWN, LabelReader
 from hydractl.data.sources.lists import AS_IS, list_in, split_labels
 from hydractl.data.sources.tables import DataTable
+from hydractl.data.sources.text_columns import find_column
 from hydractl.data.words import Span, WordSet
 from hydractl.errors import DataError
 from hydractl.progress import Progress
