@@ -24,6 +24,8 @@ FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *COLUMN_SUFFIXES
 LIST_SUFFIX = ".txt"
 SHARD_SUFFIX = ".tar"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif", ".avif")
+MAX_ITEM = 1 << 28
+"""Maximum size of one decoded item in bytes, unless `max-item=` says otherwise."""
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
 ENDLESS_HINT = "add `limit=N`: the first N rows are read once and kept; or leave `streaming` out"
@@ -63,6 +65,7 @@ COLUMNS = frozenset({"image", "label", "text", "label-separator"})
 _SELECTION = frozenset({"classes", "classes-by", "limit", "part", MAP})
 OF_IMAGES = frozenset({"decode", "exif"})
 """Keys that control the decoding of images."""
+_LIMITS = frozenset({"max-item"})
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     {
         SourceKind.DIGITS: _SELECTION | {"split"},
@@ -73,9 +76,13 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.INTENTS: _SELECTION | {"split", "domain"},
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
-        SourceKind.FOLDER: _SELECTION | COLUMNS | OF_IMAGES | {"split"},
-        SourceKind.FILE: _SELECTION | COLUMNS | OF_IMAGES | {"root"},
-        SourceKind.HUB: _SELECTION | COLUMNS | OF_IMAGES | {"split", "config", "streaming", "buffer"},
+        SourceKind.FOLDER: _SELECTION | COLUMNS | OF_IMAGES | _LIMITS | {"split"},
+        SourceKind.FILE: _SELECTION | COLUMNS | OF_IMAGES | _LIMITS | {"root"},
+        SourceKind.HUB: _SELECTION
+        | COLUMNS
+        | OF_IMAGES
+        | _LIMITS
+        | {"split", "config", "streaming", "buffer"},
     }
 )
 ONLY = MappingProxyType({"decode": "fast", "exif": "ignore", "streaming": "true"})
@@ -111,6 +118,7 @@ class DataRef:
         exif: `ignore` leaves images as they are stored, which else are turned as their EXIF orientation says.
         streaming: `true` reads the rows of a Hub data set from where they lie as they come, the first `limit`, and fetches no more.
         buffer: Among how many rows of a stream that are held training shuffles.
+        max_item: Maximum size of one decoded item in bytes; `MAX_ITEM` by default.
 
     Raises:
         UsageError: If the source is malformed, or a key does not apply to it or has a malformed value.
@@ -136,6 +144,7 @@ class DataRef:
     exif: str | None = None
     streaming: str | None = None
     buffer: int | None = None
+    max_item: int | None = None
 
     def __post_init__(self) -> None:
         self._check_source()
@@ -369,7 +378,7 @@ def _value(key: str, text: str) -> Any:  # noqa: ANN401 - of the field's type
         return tuple(text.split("+"))
     if key == MAP:
         return read_pairs(text)
-    if key not in {"limit", "seed", "size", "buffer"}:
+    if key not in {"limit", "seed", "size", "buffer", "max-item"}:
         return text
     if not _NATURAL.fullmatch(text):
         raise UsageError(f"`{key}={text}`: expected a non-negative integer")

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from hydractl.data.datasets import Content
 from hydractl.data.decoding import read_bytes
-from hydractl.data.reference import COLUMN_SUFFIXES, LIST_SUFFIX, DataRef
+from hydractl.data.reference import COLUMN_SUFFIXES, LIST_SUFFIX, MAX_ITEM, DataRef
 from hydractl.data.sources.tables import ArrowTable, DataTable, ImageFiles, Read, folder_of, readable
 from hydractl.data.sources.text import read_text
 from hydractl.errors import DataError
@@ -38,6 +38,10 @@ _DELIMITERS = (",", ";", "\t", "|")
 _BEGINNING = 65536
 """Number of characters of a table in which its delimiter is searched."""
 _QUOTES = 'end a quoted cell with a quote, and double each quote in it: `"say ""hi"""`'
+_EXPANSION = 1000
+"""Maximum size of the decoded cells of a file, as a multiple of its size. Texts and labels rarely shrink to a hundredth."""
+_ROWS = 65536
+"""Number of rows of a file that are decoded at a time, at most."""
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -75,8 +79,8 @@ class RowTable(DataTable):
         return len(self._rows)
 
     @override
-    def cells(self, column: str) -> list[object]:
-        return [row[column] for row in self._rows]
+    def cells(self, column: str, *, most: int | None = None) -> list[object]:
+        return [row[column] for row in self._rows[:most]]
 
     @override
     def images(self, column: str) -> Read:
@@ -299,7 +303,9 @@ class ParquetTable(ArrowTable):
             return True
 
         with readable(path, "Parquet"):
-            table = pq.read_table(path)
+            with pq.ParquetFile(path) as file:
+                batches = [*_batches(file, path, ref.max_item or MAX_ITEM)]
+                table = pa.Table.from_batches(batches, file.schema_arrow)
             unknown = {column.name: str(column.type) for column in table.schema if not is_known(column)}
             known_columns = table.select([name for name in table.column_names if name not in unknown])
             # the library's own reader would leave a copy in its cache
@@ -317,3 +323,35 @@ class ParquetTable(ArrowTable):
                 hint="select another column, or convert it to strings or numbers",
             )
         return super().rows(column)
+
+
+def _batches(file: Any, path: Path, limit: int) -> Iterator[Any]:  # noqa: ANN401 - of pyarrow, untyped
+    """Yield the batches of a Parquet file, and refuse a file that decodes to too many bytes before memory holds all of them.
+
+    A dictionary or a page is decoded as a whole and may have the size of its column chunk, so batches have few rows if chunks are large.
+
+    Args:
+        file: A `pyarrow.parquet.ParquetFile`.
+        path: Its path.
+        limit: Maximum size of a cell in bytes. All cells may have the size of a cell, or `_EXPANSION` times that of the file.
+    """
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    chunks = [g.column(i).total_uncompressed_size for g in groups for i in range(g.num_columns)]
+    most, size = max(limit, _EXPANSION * path.stat().st_size), sum(chunks)
+    if size <= most:
+        size = 0
+        for batch in file.iter_batches(max(1, min(_ROWS, most // max(chunks, default=1)))):
+            size += batch.nbytes
+            large = [column for column in batch.columns if column.nbytes > limit]
+            largest = max(
+                (column.slice(i, 1).nbytes for column in large for i in range(len(column))), default=0
+            )
+            if size > most or largest > limit:
+                break
+            yield batch
+        else:
+            return
+    raise DataError(
+        f"{path}: the file of {path.stat().st_size} bytes has a cell of more than {limit} bytes, or {most} bytes in all cells",
+        hint=f"if you trust the file, add `::max-item={16 * max(size, most)}`",
+    )
