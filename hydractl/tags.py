@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 from hydractl.errors import DataError
 from hydractl.messages import quoted
 
 OUTSIDE = "O"
-BARE = "_"
-"""Label of tags without a type (`B`, `I`), as in seqeval."""
 _SCHEMES = (
     ("IOB1 or IOB2", "BI"),
     ("IOE1 or IOE2", "IE"),
@@ -54,16 +51,11 @@ class TagScheme(NamedTuple):
 
 
 def tag_scheme(names: Sequence[str]) -> TagScheme:
-    """Detect the tag scheme of class names.
+    """Detect the tag scheme of class names. The label of tags without a type (`B`, `I`) is `_`, as in seqeval.
 
     Raises:
         DataError: If names of several schemes, or tags and other labels, are mixed.
     """
-    return _detect(tuple(names))
-
-
-@cache
-def _detect(names: tuple[str, ...]) -> TagScheme:
     tags = [name for name in names if not _OUTSIDE.fullmatch(name)]
     letters_by_label = defaultdict[tuple[str, ...], set[str]](set)
     for typed in _TYPED:
@@ -75,9 +67,7 @@ def _detect(names: tuple[str, ...]) -> TagScheme:
         is_alike = len(matches) == len(tags) and len(separators) <= 1 and (separators or letters & {*"BI"})
         scheme = next((scheme for scheme, allowed in _SCHEMES if letters <= {*allowed}), None)
         if letters and is_alike and scheme:
-            parsed = {
-                tag: (_CANONICAL[m["prefix"].upper()], m["label"] or BARE) for tag, m in matches.items()
-            }
+            parsed = {tag: (_CANONICAL[m["prefix"].upper()], m["label"] or "_") for tag, m in matches.items()}
             prefixes, labels = zip(*(parsed.get(name, (OUTSIDE, "")) for name in names), strict=True)
             return TagScheme(scheme, prefixes, labels)
     # names such as `e-mail` or `Hepatitis_B` are no tags: a mixture has a type with two prefixes, or `O` beside `B-` or `I-`

@@ -7,6 +7,7 @@ import csv
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -92,6 +93,10 @@ def _read_csv(path: Path) -> Rows:
     # of the whole process: a limit that is put back would meet what another thread reads
     csv.field_size_limit(sys.maxsize)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(text)
+    if excel := re.match(
+        r"sep=(.)\r?\n", text
+    ):  # Excel's way to name the delimiter; the blank line keeps the numbers of lines
+        delimiter, text = excel[1], f"\n{text[excel.end() :]}"
     lines = _csv_lines(path, text, delimiter)
     line, head = next(lines, (1, []))
     named = [
@@ -200,7 +205,8 @@ def _read_list(path: Path) -> Rows:
         if not image or not _INTEGER.fullmatch(label):
             raise DataError(
                 f"{path}: line {number} is not a path and a label: `{line[:60]}`",
-                hint="a .txt file lists one image per line: `cats/1.png 3`",
+                hint="a .txt file lists one image per line: `cats/1.png 3`; rename a file with a word and its label per line: "
+                f"`mv {shlex.quote(str(path))} {shlex.quote(str(path.with_suffix('.conll')))}`",
             )
         rows.append({"image": image, "label": int(label)})
     return rows

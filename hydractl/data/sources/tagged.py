@@ -67,7 +67,7 @@ def words_of(
         _words(cell, f"{place}: row {row}")
         for row, cell in enumerate(_word_cells(table, column), table.first)
     ]
-    if not ref.text and len(words[0]) > 1 and all(map(_are_numbers, words)):
+    if not ref.text and all(row and row[0] in {"0", "1", "1-2"} and row[-1].isdecimal() for row in words):
         raise DataError(
             f"{place}: numbers the words of each text, as CoNLL-U does, and has no words",
             hint=f"select the columns: `{shlex.quote(f'{ref.source}::text=column 2,label=column 4')}`",
@@ -102,14 +102,6 @@ def _words(cell: object, where: str) -> list[str]:
                 f"{where} has a word that is {'empty' if word == '' else f'no string: {word!r:.80}'}"
             )
     return words
-
-
-def _are_numbers(words: Sequence[str]) -> bool:
-    """Return whether words are 1, 2, 3, ... or 0, 1, 2, ...; CoNLL-U also has ranges (`1-2`) and decimals (`1.1`)."""
-    numbers = [word for word in words if word.isdecimal()]
-    return numbers in ([str(i + first) for i in range(len(numbers))] for first in (0, 1)) and all(
-        word[0].isdecimal() for word in words
-    )
 
 
 def _spans(words: Sequence[str]) -> tuple[Span, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 
 from hydractl.data.reference import DataRef
@@ -140,9 +141,8 @@ def usual_texts(table: DataTable) -> tuple[list[tuple[str, str]], str | None]:
 
 
 def _holds_texts(table: DataTable, column: str) -> bool:
-    """Return whether most cells of a column are strings of several words."""
-    try:
+    """Return whether most cells of a column are strings of several words. Columns of unknown types hold no texts."""
+    cells: Sequence[object] = ()
+    with suppress(DataError):
         cells = table.cells(column, most=_EXAMINED)
-    except DataError:  # a type that is unknown, which matters only in columns that are read
-        return False
     return 2 * sum(isinstance(cell, str) and len(cell.split()) > 1 for cell in cells) > len(cells)

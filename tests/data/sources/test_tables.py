@@ -552,3 +552,33 @@ def test_a_cell_has_a_limit_in_a_large_file(tmp_path):
     assert len(open_data(f"{path}::max-item=70000", content=Content.TEXTS)) == 2001
     with pytest.raises(DataError, match="has a cell of more than 50000 bytes"):
         open_data(f"{path}::max-item=50000", content=Content.TEXTS)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_first_line_of_excel_names_the_delimiter(tmp_path, end):
+    path = tmp_path / "t.csv"
+    path.write_bytes(end.join(["sep=;", "text;label", '"a;b, c, d";x', "e, f;y", ""]).encode("utf-8-sig"))
+    items = open_data(str(path), content=Content.TEXTS)
+    assert (items.texts, items.class_names) == (("a;b, c, d", "e, f"), ("x", "y"))
+    path.write_text("sep=;\ntext;label\na;x;z\n")
+    with pytest.raises(DataError, match="line 3 has 3 cells under 2 columns"):
+        open_data(str(path), content=Content.TEXTS)
+
+
+def test_a_list_of_images_that_holds_words_gets_a_hint(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text("-DOCSTART- O\n\nAnna B-PER\nflew O\n")
+    with pytest.raises(DataError) as caught:
+        open_data(str(path), content=Content.TEXTS)
+    command = re.search(r"`mv (.*) (.*)`", caught.value.hint)
+    path.rename(command[2])
+    assert command[1] == str(path)
+    assert open_data(command[2], content=Content.TEXTS).class_names == ("B-PER", "O")
+
+
+def test_one_column_per_label_gets_a_hint(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,late,broken\na,0,1\nb,1,1\n")
+    with pytest.raises(DataError) as caught:
+        required_labels(open_data(str(path), content=Content.TEXTS), "--data")
+    assert "one column per label as one column of lists" in caught.value.hint
