@@ -255,7 +255,7 @@ class LabelReader:
         if value == "" or not isinstance(value, int | str) or is_unreadable_list(str(value)):
             raise DataError(
                 f"{self.where}: row {row} has an invalid label: {cell!r:.80}",
-                hint='labels must be names or integers; write lists in JSON, `["bad", "long"]`',
+                hint='labels must be names or integers; write lists in JSON, `["bad", "long"]`; for cells such as `bad|long` add `::label-separator=|` in quotes',
             )
         return value
 
