@@ -67,9 +67,9 @@ SINGLE_LABEL = Task(
 MULTI_LABEL = Task(
     problem_type="multi_label_classification",
     labels="a list of labels for each item",
-    hint='write lists, `["delay"]` for a single label and `[]` for none',
+    hint='write lists, `["delay"]` for a single label and `[]` for none; for cells such as `late|broken` add `::label-separator=|` in quotes',
     by_label=True,
-    cell="hydractl.data.sources.column_roles:list_in",
+    cell="hydractl.data.sources.lists:list_in",
     answer="any number of them for every input",
     metrics="hydractl.metrics.classification:MULTI_LABEL",
     temperature="hydractl.metrics.measure_tasks:label_scale",
@@ -81,7 +81,7 @@ MULTI_LABEL = Task(
 TOKENS = Task(
     problem_type="token_classification",
     labels="a label for each word",
-    hint='write words and their labels: `{{"tokens": ["in", "Rome"], "tags": ["O", "B-place"]}}`',
+    hint='write words and their labels: `{{"tokens": ["in", "Rome"], "tags": ["O", "B-place"]}}`; for strings add `::text=COLUMN,label=COLUMN,label-separator=space`',
     by_word=True,
     library="ForTokenClassification",
     pipeline="token-classification",

@@ -82,7 +82,16 @@ def open_items(
         if left_out:
             progress.warn(left_out)
         return items
-    items = crewed(open_data(ref, content=content_of(how), labelled=labelled, progress=progress), workers)
+    items = crewed(
+        open_data(
+            ref,
+            content=content_of(how),
+            labelled=labelled,
+            pairs=how.pairs if isinstance(how, Tokenization) else None,
+            progress=progress,
+        ),
+        workers,
+    )
     if not (isinstance(how, Tokenization) and how.by_word):
         return items
     return check_answerable(by_word(items, how, progress))
@@ -96,7 +105,12 @@ def open_stream(
         raise UsageError(
             f"`{ref}`: a stream cannot be read by a model that answers each word", hint=ENDLESS_HINT
         )
-    stream = stream_data(ref, content=content_of(how), progress=progress)
+    stream = stream_data(
+        ref,
+        content=content_of(how),
+        pairs=how.pairs if isinstance(how, Tokenization) else None,
+        progress=progress,
+    )
     if stream.content is Content.TEXTS:
         return stream
     crew = WorkerPool.of(workers, images=MANY if stream.most is None else stream.most)

@@ -8,13 +8,22 @@ from types import MappingProxyType
 
 from hydractl.data.datasets import Content, ImageSet, Items
 from hydractl.data.labels import apply_class_options, normal_names
-from hydractl.data.reference import BUILT_IN_TEXTS, ENDLESS_HINT, OF_IMAGES, SHARD_SUFFIX, DataRef, SourceKind
-from hydractl.data.sources import column_roles, files, folder, saved, tables, tagged, webdataset
+from hydractl.data.reference import (
+    BUILT_IN_TEXTS,
+    COLUMNS,
+    ENDLESS_HINT,
+    OF_IMAGES,
+    SHARD_SUFFIX,
+    DataRef,
+    SourceKind,
+)
+from hydractl.data.sources import column_roles, files, folder, saved, tables, tagged, text_columns, webdataset
 from hydractl.data.sources.stream import ItemStream, samples_in
 from hydractl.data.toys import builtin, intents, prose, shapes
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
+from hydractl.tags import tag_scheme
 
 TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
     {
@@ -48,6 +57,7 @@ def open_data(
     content: Content = Content.IMAGES,
     labelled: bool = True,
     skip_bad: bool = False,
+    pairs: bool | None = None,
     progress: Progress = SILENT,
 ) -> Items:
     """Return the images or texts that a data reference selects.
@@ -62,6 +72,7 @@ def open_data(
         labelled: Whether labels are read where there are some. If not, a folder's files may lie beside its sub-folders,
             unless the reference says something of classes.
         skip_bad: Whether files that a table names may be missing.
+        pairs: Whether the model was trained on pairs of texts, None if unknown.
         progress: Hears what is skipped or assumed.
 
     Raises:
@@ -73,8 +84,10 @@ def open_data(
         ref = DataRef.parse(ref)
     ref.check_ends()
     _check_columns(ref, content)
-    items = _opened(ref, content, progress, reads_labels=labelled or ref.reads_classes)
+    items = _opened(ref, content, progress, reads_labels=labelled or ref.reads_classes, pairs=pairs)
     items = apply_class_options(items, ref, progress)
+    if items.task.by_word:
+        progress.step(f"{items.name}: {tag_scheme(items.class_names)}")
     if ref.limit is not None and ref.limit < len(items):
         items = items.subset(builtin.spread(len(items), ref.limit))
     if ref.part_of is not None:
@@ -96,12 +109,15 @@ def _part_of(items: Items, index: int, parts: int) -> int:
     return int(sample) * parts >> 64
 
 
-def stream_data(ref: DataRef, *, content: Content, progress: Progress = SILENT) -> ItemStream:
+def stream_data(
+    ref: DataRef, *, content: Content, pairs: bool | None = None, progress: Progress = SILENT
+) -> ItemStream:
     """Return a stream of images or texts, of which the first is looked at.
 
     Args:
         ref: Of a Hub data set, with `streaming`. `limit` ends it; `classes` are not chosen among.
         content: What the items are to be.
+        pairs: As in `open_data`.
         progress: Hears what is read.
 
     Raises:
@@ -113,7 +129,7 @@ def stream_data(ref: DataRef, *, content: Content, progress: Progress = SILENT) 
     rows = tables.fetch_rows(ref, progress)
 
     def make_items(table: tables.DataTable) -> Items:
-        return _named(ref, _items_of(table, ref, content, progress, labelled=False))
+        return _named(ref, _items_of(table, ref, content, progress, labelled=False, pairs=pairs))
 
     first = rows.first_rows(1)
     first_items = make_items(first)
@@ -161,7 +177,9 @@ def _check_columns(ref: DataRef, content: Content) -> None:
         )
 
 
-def _opened(ref: DataRef, content: Content, progress: Progress, *, reads_labels: bool) -> Items:
+def _opened(
+    ref: DataRef, content: Content, progress: Progress, *, reads_labels: bool, pairs: bool | None
+) -> Items:
     if ref.kind in TOYS:
         toy_content = Content.TEXTS if ref.kind in BUILT_IN_TEXTS else Content.IMAGES
         if toy_content is not content:
@@ -173,7 +191,7 @@ def _opened(ref: DataRef, content: Content, progress: Progress, *, reads_labels:
     labelled = reads_labels or ref.label is not None
     if _holds_files(ref, content, labelled=labelled):
         return (folder.open_folder if reads_labels else folder.open_tree)(ref, content, progress)
-    return _items_of(_table(ref, content, progress), ref, content, progress, labelled=labelled)
+    return _items_of(_table(ref, content, progress), ref, content, progress, labelled=labelled, pairs=pairs)
 
 
 def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
@@ -186,8 +204,8 @@ def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
         return False
     if content is Content.IMAGES and (labelled or ref.image) and saved.has_metadata(ref):
         return False
-    for key in ("image", "label", "text"):
-        if getattr(ref, key) is not None:
+    for key in sorted(COLUMNS):
+        if getattr(ref, key.replace("-", "_")) is not None:
             raise UsageError(
                 f"`{ref}`: the folder is not a table, so `{key}=` has no effect", hint=f"leave `{key}=` out"
             )
@@ -205,13 +223,20 @@ def _table(ref: DataRef, content: Content, progress: Progress) -> tables.DataTab
 
 
 def _items_of(
-    table: tables.DataTable, ref: DataRef, content: Content, progress: Progress, *, labelled: bool
+    table: tables.DataTable,
+    ref: DataRef,
+    content: Content,
+    progress: Progress,
+    *,
+    labelled: bool,
+    pairs: bool | None,
 ) -> Items:
     if len(table) == 0:
         raise DataError(f"{table.where}: has no rows")
+    table.label_separator = ref.label_separator
     if content is Content.IMAGES:
         return column_roles.images_of(table, ref, progress, labelled=labelled)
-    words = tagged.word_column(table, ref, has_texts=column_roles.has_texts(table))
+    words = tagged.word_column(table, ref, has_texts=any(text_columns.usual_texts(table)))
     if words is not None:
         return tagged.words_of(table, words, ref, progress, labelled=labelled)
-    return column_roles.texts_of(table, ref, progress, labelled=labelled)
+    return column_roles.texts_of(table, ref, progress, labelled=labelled, pairs=pairs)

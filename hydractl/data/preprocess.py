@@ -55,7 +55,11 @@ def reading_differences(
     """Return the fields by which two models make other inputs of an item; those that change no input are left out."""
     if type(ours) is not type(theirs):
         return ("images or texts",)
-    fields = tuple(name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name))
+    fields = tuple(
+        name
+        for name in type(ours).model_fields
+        if name != "pairs" and getattr(ours, name) != getattr(theirs, name)
+    )
     if (
         fields
         and isinstance(ours, Preprocess)

@@ -24,6 +24,8 @@ FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *COLUMN_SUFFIXES
 LIST_SUFFIX = ".txt"
 SHARD_SUFFIX = ".tar"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif", ".avif")
+MAX_ITEM = 1 << 28
+"""Maximum size of one decoded item in bytes, unless `max-item=` says otherwise."""
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
 ENDLESS_HINT = "add `limit=N`: the first N rows are read once and kept; or leave `streaming` out"
@@ -58,10 +60,12 @@ BUILT_IN_IMAGES = (SourceKind.DIGITS, SourceKind.SHAPES, SourceKind.PHOTOS, Sour
 BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.INTENTS, SourceKind.MANUAL, SourceKind.LETTERS)
 BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS))
 """Names of the built-in sources."""
-_COLUMNS = frozenset({"image", "label", "text"})
+COLUMNS = frozenset({"image", "label", "text", "label-separator"})
+"""Keys that control the reading of columns."""
 _SELECTION = frozenset({"classes", "classes-by", "limit", "part", MAP})
 OF_IMAGES = frozenset({"decode", "exif"})
 """Keys that control the decoding of images."""
+_LIMITS = frozenset({"max-item"})
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     {
         SourceKind.DIGITS: _SELECTION | {"split"},
@@ -72,9 +76,13 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.INTENTS: _SELECTION | {"split", "domain"},
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
-        SourceKind.FOLDER: _SELECTION | _COLUMNS | OF_IMAGES | {"split"},
-        SourceKind.FILE: _SELECTION | _COLUMNS | OF_IMAGES | {"root"},
-        SourceKind.HUB: _SELECTION | _COLUMNS | OF_IMAGES | {"split", "config", "streaming", "buffer"},
+        SourceKind.FOLDER: _SELECTION | COLUMNS | OF_IMAGES | _LIMITS | {"split"},
+        SourceKind.FILE: _SELECTION | COLUMNS | OF_IMAGES | _LIMITS | {"root"},
+        SourceKind.HUB: _SELECTION
+        | COLUMNS
+        | OF_IMAGES
+        | _LIMITS
+        | {"split", "config", "streaming", "buffer"},
     }
 )
 ONLY = MappingProxyType({"decode": "fast", "exif": "ignore", "streaming": "true"})
@@ -100,6 +108,7 @@ class DataRef:
         image: Column with the images.
         label: Column with the labels.
         text: Column with the texts, or `FIRST+SECOND` where an item is a pair of them.
+        label_separator: Separator of labels in one cell, `comma`, `space` or `tab` for these; `none` reads each cell as one name.
         root: Where the images of a table lie, if not from its folder on.
         seed: What `noise` and `letters` are drawn from.
         size: Side of `photos` and `noise`, in pixels.
@@ -109,6 +118,7 @@ class DataRef:
         exif: `ignore` leaves images as they are stored, which else are turned as their EXIF orientation says.
         streaming: `true` reads the rows of a Hub data set from where they lie as they come, the first `limit`, and fetches no more.
         buffer: Among how many rows of a stream that are held training shuffles.
+        max_item: Maximum size of one decoded item in bytes; `MAX_ITEM` by default.
 
     Raises:
         UsageError: If the source is malformed, or a key does not apply to it or has a malformed value.
@@ -125,6 +135,7 @@ class DataRef:
     image: str | None = None
     label: str | None = None
     text: str | None = None
+    label_separator: str | None = None
     root: str | None = None
     seed: int | None = None
     size: int | None = None
@@ -133,6 +144,7 @@ class DataRef:
     exif: str | None = None
     streaming: str | None = None
     buffer: int | None = None
+    max_item: int | None = None
 
     def __post_init__(self) -> None:
         self._check_source()
@@ -327,7 +339,11 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
     if twice and "=" in before and before.partition("=")[0] in known_keys:
         raise UsageError(f"`{text}`: `::` appears twice", hint="for example `digits::split=test,classes=0-6`")
     ends_name = not options_text and ("::" in source or source.endswith(":"))
-    for part in split_keys(options_text) if separator and not ends_name else ():
+    for part in (
+        split_keys(options_text.replace("separator=,", "separator=comma"))
+        if separator and not ends_name
+        else ()
+    ):
         key, equals, value = part.partition("=")
         if not equals:
             example = "digits::split=test,classes=0-6"
@@ -362,7 +378,7 @@ def _value(key: str, text: str) -> Any:  # noqa: ANN401 - of the field's type
         return tuple(text.split("+"))
     if key == MAP:
         return read_pairs(text)
-    if key not in {"limit", "seed", "size", "buffer"}:
+    if key not in {"limit", "seed", "size", "buffer", "max-item"}:
         return text
     if not _NATURAL.fullmatch(text):
         raise UsageError(f"`{key}={text}`: expected a non-negative integer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -23,7 +24,7 @@ from hydractl.families.transformers.text import TEXTS
 from hydractl.families.transformers.unsupported import REFUSED
 from hydractl.families.transformers.vision_models import IMAGES
 from hydractl.heads.masks import full_mask
-from hydractl.manifest.header import Architecture, Header, Kind
+from hydractl.manifest.header import Architecture, Header, Kind, Tokenization
 from hydractl.messages import did_you_mean, quoted
 from hydractl.tasks import SINGLE_LABEL, TASKS
 from hydractl.tensor_spec import TensorSpec, spec_of
@@ -45,6 +46,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         )
     }
 )
+
+_PAIR_CLASS = re.compile("entail|paraphrase|duplicate|equivalent", re.IGNORECASE)
 
 
 def family_of(architecture: Architecture) -> Family:
@@ -273,13 +276,16 @@ def with_problem_type(described: Described, config: Mapping[str, object]) -> Des
 
 
 def base_header(described: Described) -> Header:
-    """Return the header of a base of a described architecture."""
-    architecture = described.architecture
+    """Return the header of a base of a described architecture. Rerankers have one logit and read pairs of texts, as do NLI models."""
+    architecture, preprocess = described.architecture, described.preprocess
+    is_reranker = logits_of(architecture) == 1 or any(map(_PAIR_CLASS.search, described.labels))
+    if isinstance(preprocess, Tokenization) and is_reranker:
+        preprocess = preprocess.model_copy(update={"pairs": True})
     return Header(
         kind=Kind.BASE,
         architecture=architecture,
         masks=(full_mask(architecture.towers),),
-        preprocess=described.preprocess,
+        preprocess=preprocess,
         assumed=described.assumed,
         labels=described.labels,
         prompting=described.prompting,

@@ -149,6 +149,7 @@ class Tokenization(StrictModel):
             batch, padding on the left would move the positions of a text's tokens.
         truncation_side: Where longer texts are cut.
         by_word: Whether the model answers each word of a text: longer texts are then read in several windows.
+        pairs: Whether the model was trained on pairs of texts, None if unknown. It changes no input.
     """
 
     tokenizer: str | None = None
@@ -162,6 +163,7 @@ class Tokenization(StrictModel):
         default="right", exclude_if=lambda value: value == "right"
     )
     by_word: bool = Field(default=False, exclude_if=lambda value: not value)
+    pairs: bool | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @field_validator("padding_side")
     @classmethod

@@ -1,15 +1,14 @@
 """Spans of words with one label, as in named entity recognition: found by tags, and counted.
 
-Tags are `O` outside of spans, else a prefix and the span's label: `B-` begins one, `I-` goes on, `E-` ends one and `S-` is one
-word. Spans are those of conlleval (Tjong Kim Sang and De Meulder 2003), as seqeval has them in its default mode: one begins
-wherever the label changes, with or without `B-`. A tag without a prefix is a label whose spans are as long as they can be.
+`tags.tag_scheme` reads the tags of all schemes as `B-`, `I-`, `E-`, `S-` and `O`. Spans are those of conlleval (Tjong Kim Sang
+and De Meulder 2003), as in the default mode of seqeval: a span begins wherever the label changes, with or without `B-`. Labels
+without a tag scheme are tags `I-`: neighbours with one label are one span.
 
 Axes: N rows, Q words of a row at most, E spans. Importing this module does not load torch.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,12 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from hydractl.metrics.classification import ece, of_equal_width
 from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_ranking import auroc, fpr_at_tpr
+from hydractl.tags import OUTSIDE, tag_scheme
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-OUTSIDE = "O"
-_TAG = re.compile(r"([BIES])-(.*)")
 _PREFIXES = "OBIES"
 
 
@@ -62,7 +60,7 @@ def lowest(values: Tensor, of_words: Tensor, count: int) -> Tensor:
 
 def span_labels(names: Sequence[str]) -> tuple[str, ...]:
     """Return the labels of spans that tags of these names make, each once, in the order of the names."""
-    return tuple(dict.fromkeys(_parsed(name)[1] for name in names if name != OUTSIDE))
+    return tuple(dict.fromkeys(filter(None, tag_scheme(names).labels)))
 
 
 def spans_of(tags: Tensor, names: Sequence[str]) -> Spans:
@@ -71,13 +69,17 @@ def spans_of(tags: Tensor, names: Sequence[str]) -> Spans:
     Args:
         tags: Shape (N, Q), int64, indices into `names`; below 0 where a row has no word.
         names: Of the tags.
+
+    Raises:
+        DataError: If the names mix tag schemes.
     """
     import torch  # noqa: PLC0415 - as above
 
     labels, tags = span_labels(names), tags.clamp(min=-1)
-    parsed = [_parsed(name) for name in names] + [(OUTSIDE, "")]  # the last one is that of no word
-    prefix = torch.tensor([_PREFIXES.index(prefix) for prefix, _ in parsed])[tags]
-    label = torch.tensor([labels.index(name) if of != OUTSIDE else -1 for of, name in parsed])[tags]
+    scheme, number = tag_scheme(names), {label: i for i, label in enumerate(labels)}
+    # index -1 is a missing word, which is outside
+    prefix = torch.tensor([*map(_PREFIXES.index, (*scheme.prefixes, OUTSIDE))])[tags]
+    label = torch.tensor([number.get(label, -1) for label in (*scheme.labels, "")])[tags]
     outside = prefix.new_zeros(len(tags), 1), label.new_full((len(tags), 1), -1)
     (prefix, label), (before, label_before) = (
         tuple(torch.cat(pair, 1) for pair in pairs)
@@ -102,14 +104,6 @@ def _any(x: Tensor, *values: int) -> Tensor:
     for value in values[1:]:
         equal = equal | (x == value)
     return equal
-
-
-def _parsed(name: str) -> tuple[str, str]:
-    """Return the prefix and the label of a tag."""
-    if name == OUTSIDE:
-        return OUTSIDE, ""
-    match = _TAG.fullmatch(name)
-    return (match[1], match[2]) if match else ("I", name)
 
 
 def span_counts(predicted: Spans, true: Spans, *, rows: int, words: int) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ VALUES = {
     "map": st.dictionaries(CLASS_NAMES, CLASS_NAMES, min_size=1, max_size=3).map(
         lambda names: tuple(names.items())
     ),
+    "max-item": st.integers(1, 10**9),
     "decode": st.just("fast"),
     "exif": st.just("ignore"),
     "part": st.tuples(st.integers(1, 9), st.integers(9, 20)).map(lambda pair: f"{pair[0]}/{pair[1]}"),
@@ -151,7 +152,7 @@ def test_every_part_is_read():
             "a.csv::split=test",
             (
                 "`a.csv` does not take the key `split`; a file takes classes, classes-by, decode, exif, "
-                "image, label, limit, map, part, root, text"
+                "image, label, label-separator, limit, map, max-item, part, root, text"
             ),
             None,
         ),
@@ -159,7 +160,7 @@ def test_every_part_is_read():
             "a/b::seed=1",
             (
                 "`a/b` does not take the key `seed`; a folder takes classes, classes-by, decode, exif, "
-                "image, label, limit, map, part, split, text"
+                "image, label, label-separator, limit, map, max-item, part, split, text"
             ),
             None,
         ),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from hydractl.data.datasets import TextSet
+from hydractl.data.datasets import Content, TextSet
 from hydractl.data.encode import encoded, open_items, open_stream
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
+from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import open_whole
 from hydractl.data.words import WordSet, by_word, tokens_of, whole_words
@@ -200,6 +202,38 @@ def test_tables_hold_a_label_for_each_word(tmp_path, suffix):
     assert labels.tolist() == [[3, 1, 0, -100], [0, 4, 2, 0]]
 
 
+SPLIT = [
+    ("tokens", "tags", " ", "label-separator=space"),
+    ("words", "ner_tags", ",", "label-separator=,"),
+    ("sentence", "word_labels", ",", "text=sentence,label=word_labels,label-separator=comma"),
+]
+
+
+@pytest.mark.parametrize(("text", "label", "separator", "option"), SPLIT)
+def test_a_separator_makes_labels_of_words(tmp_path, text, label, separator, option):
+    import pandas as pd
+
+    path = tmp_path / "t.csv"
+    joined = [(" ".join(row["tokens"]), separator.join(row["ner_tags"])) for row in ROWS]
+    pd.DataFrame(joined, columns=[text, label]).to_csv(path, index=False)
+    items = open_items(f"{path}::{option}", reading(wordpiece()))
+    assert items.labels == ((1, 3, 4), (4, 0, 2, 4))
+    assert [items.texts[1][b:e] for b, e in items.words[1]] == ROWS[1]["tokens"]
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array])
+def test_words_that_pandas_writes(tmp_path, form):
+    import pandas as pd
+
+    path = tmp_path / "t.csv"
+    words = ["it's", "a", '"quote"', "[", "O'Neil", "1"] * 30
+    tags = ["O", "B-PER", "O", "I-PER", "O", "O"] * 30
+    pd.DataFrame({"tokens": [form(words)] * 2, "ner_tags": [form(tags)] * 2}).to_csv(path, index=False)
+    items = open_data(str(path), content=Content.TEXTS)
+    assert [items.texts[1][b:e] for b, e in items.words[1]] == words
+    assert [items.class_names[i] for i in items.labels[1]] == tags
+
+
 def test_class_names_of_the_hub_and_words_that_are_not_asked_about(tmp_path):
     import datasets
 
@@ -232,6 +266,45 @@ def test_files_of_a_word_a_line(tmp_path, suffix):
     path.write_text("Anna B-PER\n\nflew\n")
     with pytest.raises(DataError, match="line 3 has 1 columns, but the first word has 2"):
         open_items(str(path), reading(wordpiece()))
+
+
+COMMENTED = [
+    ("# id 12\nAnna NN B-PER\nflew VB O\n\n# id 13\nRome NN O\n", ["Anna flew", "Rome"]),
+    (
+        "# sent_id = 12\n# text = Anna flew\nAnna B-PER\nflew O\n\n\n# newpar\n#\nRome O\n",
+        ["Anna flew", "Rome"],
+    ),
+    ("# sent_id = 12\nAnna _ _ B-PER\nflew _ _ O\n\n# sent_id = 13\nRome _ _ O\n", ["Anna flew", "Rome"]),
+    ("# id 1f-2\tdomain=en\nAnna _ _ B-PER\nflew _ _ O\n", ["Anna flew"]),
+    ("#\ttext\nAnna\tB-PER\nflew\tO\n\n#\tRome is big\nRome\tO", ["Anna flew", "Rome"]),
+    ("-DOCSTART- -X- O\n\n# id 1\n-DOCSTART-\tO\nAnna NN B-PER\nflew VB O", ["Anna flew"]),
+    ("#begin document (a/b); part 000\nAnna B-PER\nflew O\n\n#end document 1\n", ["Anna flew"]),
+    ("# O\n1 B-PER\n\n#\tO\n2\tO\n\nsee O\n# O\n", ["# 1", "# 2", "see #"]),
+    ("#rome B-PER\n# # O\n\n#anna B-X\nflew O\n".replace("# # O", "# O"), ["#rome #", "#anna flew"]),
+    ("#rome B-PER\n#anna O\n", ["#rome #anna"]),
+    ("# #\n5 O\n\na # \n", ["# 5", "a"]),
+    ("#\n#rome\nAnna\n\n# a comment\n#\n", ["# #rome Anna", "#"]),
+]
+
+
+@pytest.mark.parametrize(("text", "texts"), COMMENTED)
+def test_comments_are_no_words_and_hash_signs_are(tmp_path, text, texts):
+    path = tmp_path / "t.conll"
+    path.write_text(text)
+    items = open_items(str(path), reading(wordpiece()))
+    assert list(items.texts) == texts
+    assert {*items.class_names} <= {"B-PER", "B-X", "O", "#"}
+
+
+def test_columns_of_word_numbers_are_no_words(tmp_path):
+    path = tmp_path / "t.conll"
+    path.write_text("# sent_id = 1\n1-2\tvamos\t_\t_\n1\tvam\tvam\tVERB\n2\tos\tos\tPRON\n\n1\ta\ta\tX\n")
+    with pytest.raises(DataError, match="numbers the words of each text") as caught:
+        open_items(str(path), reading(wordpiece()))
+    assert caught.value.hint == f"select the columns: `'{path}::text=column 2,label=column 4'`"
+    path.write_text(path.read_text().replace("\t", " ").replace("_ _", "_ X"))
+    items = open_items(f"{path}::text=column 2,label=column 3", reading(wordpiece()))
+    assert items.texts == ("vamos vam os", "a")
 
 
 @pytest.mark.parametrize(

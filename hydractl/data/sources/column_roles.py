@@ -6,7 +6,6 @@ import math
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, cast
@@ -18,24 +17,21 @@ from hydractl.data.datasets import ImageSet, ImageStore, Labels, Text, TextSet
 from hydractl.data.decoding import decode, encoded_digest, read_bytes
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
+from hydractl.data.sources.lists import AS_IS, is_unreadable_list, separator_in
 from hydractl.data.sources.tables import Cell, DataTable, FileSpan, ImageFiles, Read
+from hydractl.data.sources.text_columns import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    find_column,
+    text_columns,
+    usual_texts,
+)
 from hydractl.errors import DataError
-from hydractl.messages import did_you_mean, quoted
+from hydractl.messages import quoted
 from hydractl.plugins import load
-from hydractl.progress import Progress
-from hydractl.strict_json import NotJSONError, parse
+from hydractl.progress import SILENT, Progress
 from hydractl.tasks import MULTI_LABEL, SINGLE_LABEL, TASKS
 
-IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
-TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "comment", "tweet", "body")
-PAIR_COLUMNS = (
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("query", "passage"),
-)
-LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?")
 UNKNOWN = -1
 """Label of unlabelled rows in data sets of the Hub."""
@@ -103,7 +99,7 @@ def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: b
     """
     image = find_column(table, column=ref.image, usual=IMAGE_COLUMNS, role="image")
     if image is None:
-        text = next((name for name in TEXT_COLUMNS if name in _columns(table)), None)
+        _, text = usual_texts(table)
         raise DataError(
             f"{table.where}: none of its columns ({quoted(table.columns)}) has one of the names {quoted(IMAGE_COLUMNS)}",
             hint=f"column `{text}` seems to contain texts, which this model cannot read"
@@ -119,13 +115,15 @@ def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: b
     )
 
 
-def texts_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True) -> TextSet:
+def texts_of(
+    table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True, pairs: bool | None = None
+) -> TextSet:
     """Return the texts that a table holds.
 
     Raises:
         DataError: If a column is missing or a cell is no text or no label.
     """
-    columns = _text_columns(table, requested=ref.text_columns)
+    columns = text_columns(table, ref, SILENT if table.first else progress, pairs=pairs)
     cells = [
         [
             _checked(cell, f"{table.place(c)}: row {row}")
@@ -138,56 +136,6 @@ def texts_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bo
     keys = tuple(range(table.first, table.first + len(table))) if table.first else ()
     labels = _labels(table, label, progress)
     return TextSet(texts=texts, keys=keys, name=table.name, columns=tuple(table.columns), **labels._asdict())
-
-
-def find_column(table: DataTable, *, column: str | None, usual: Sequence[str], role: str) -> str | None:
-    """Return the column named by the reference, else the first usual one that is there, else None."""
-    columns = _columns(table)
-    if column is None:
-        return next((columns[name] for name in usual if name in columns), None)
-    if column not in columns:
-        raise DataError(
-            f"{table.where}: has no column `{column}` for `{role}=`; its columns are {quoted(table.columns)}",
-            hint=did_you_mean(column, table.columns),
-        )
-    return columns[column]
-
-
-def _columns(table: DataTable) -> dict[str, str]:
-    """Return the table's columns by their names, with and without the blanks around these."""
-    return {name.strip(): name for name in table.columns} | {name: name for name in table.columns}
-
-
-def _text_columns(table: DataTable, *, requested: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the column that holds the texts, or the two that hold pairs of them; pairs are looked for first."""
-    columns = _columns(table)
-    for name in requested:
-        find_column(table, column=name, usual=(), role="text")
-    chosen = requested or _usual_texts(table)
-    if chosen:
-        return tuple(columns[name] for name in chosen)
-    image = next((name for name in IMAGE_COLUMNS if name in columns), None)
-    raise DataError(
-        f"{table.where}: none of its columns ({quoted(table.columns)}) has one of the names "
-        f"{quoted(TEXT_COLUMNS)}, but the model reads texts",
-        hint=(
-            f"column `{image}` seems to contain images, which this model cannot read; select a column "
-            "of texts: `::text=COLUMN`"
-        )
-        if image
-        else "select the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs",
-    )
-
-
-def _usual_texts(table: DataTable) -> tuple[str, ...]:
-    """Return the names by which texts, or pairs of them, are found; none where there are none of them."""
-    columns, singles = _columns(table), ((name,) for name in TEXT_COLUMNS)
-    return next((names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*columns}), ())
-
-
-def has_texts(table: DataTable) -> bool:
-    """Return whether a column has the name of one with texts."""
-    return bool(_usual_texts(table))
 
 
 def _checked(cell: object, where: str) -> str:
@@ -212,16 +160,21 @@ def _labels(table: DataTable, column: str | None, progress: Progress) -> Labels:
     if column is None:
         return Labels()
     return read_labels(
-        table.cells(column), names=table.classes(column), where=table.place(column), progress=progress
+        table.label_cells(column),
+        names=table.classes(column),
+        where=table.place(column),
+        separator=table.label_separator,
+        progress=progress,
     )
 
 
 class LabelReader:
     """Reads a column of labels as its rows come; memory holds each label once, and a number a row."""
 
-    def __init__(self, names: Sequence[str] | None, *, where: str) -> None:
+    def __init__(self, names: Sequence[str] | None, *, where: str, separator: str | None = None) -> None:
         """Wait for the first of them; arguments as of `read_labels`."""
         self._names = names
+        self._separator = separator
         self.where = where
         self._task = SINGLE_LABEL
         self._withheld = 0
@@ -298,10 +251,10 @@ class LabelReader:
             value = int(value) if value.lstrip("-").isdigit() else float(value)
         if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
             return int(value)
-        if value == "" or not isinstance(value, int | str):
+        if value == "" or not isinstance(value, int | str) or is_unreadable_list(str(value)):
             raise DataError(
                 f"{self.where}: row {row} has an invalid label: {cell!r:.80}",
-                hint="labels must be names or integers",
+                hint='labels must be names or integers; write lists in JSON, `["bad", "long"]`; for cells such as `bad|long` add `::label-separator=|` in quotes',
             )
         return value
 
@@ -324,6 +277,11 @@ class LabelReader:
             return Labels()
         if self._names is not None:
             return Labels(tuple(self._names), tuple(self._codes), task=self._task)
+        if self._separator is None and (separator := separator_in(self._texts)):
+            raise DataError(
+                f"{self.where}: labels such as `{next(t for t in self._texts if separator in t)}` look like several labels in one cell",
+                hint=f"add `::label-separator={'comma' if separator == ',' else separator}` in quotes, or `::label-separator={AS_IS}` if they are names",
+            )
         numbered = are_numerals(self._texts)
         class_names = sorted(self._texts, key=int) if numbered else sorted(self._texts)
         position = {self._texts[text]: index for index, text in enumerate(class_names)}
@@ -353,20 +311,17 @@ class LabelReader:
         return Labels(tuple(class_names), tuple(map(tuple, sets)), numbered, MULTI_LABEL)
 
 
-def list_in(cell: object) -> list[Any] | None:
-    """Return a cell that is a list, which a .csv file has as JSON; None for others."""
-    if isinstance(cell, str) and cell.strip().startswith("[") and cell.strip().endswith("]"):
-        with suppress(NotJSONError):
-            cell = parse(cell)
-    return cell if isinstance(cell, list) else None
-
-
 def _is_multi_hot(values: Sequence[int | str], width: int) -> bool:
     return len(values) == width and {*values} <= {0, 1}
 
 
 def read_labels(
-    values: Sequence[object], *, names: Sequence[str] | None, where: str, progress: Progress
+    values: Sequence[object],
+    *,
+    names: Sequence[str] | None,
+    where: str,
+    progress: Progress,
+    separator: str | None = None,
 ) -> Labels:
     """Turn a column into class names and labels.
 
@@ -376,6 +331,7 @@ def read_labels(
         names: The class names if the table declares them; `values` are then indices into it.
         where: What messages call the table and column.
         progress: Hears that labels are withheld.
+        separator: Value of `label-separator=`. If it is None, names that look like several labels are refused.
 
     Returns:
         The class names (numbers sort as numbers) and one label a row, or none. Where a table does not declare names
@@ -384,7 +340,7 @@ def read_labels(
     Raises:
         DataError: If a value is missing, of another type, or out of range.
     """
-    reader = LabelReader(names, where=where)
+    reader = LabelReader(names, where=where, separator=separator)
     reader.add(values)
     return reader.labels(progress)
 

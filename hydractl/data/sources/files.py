@@ -7,6 +7,7 @@ import csv
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -18,7 +19,7 @@ from typing_extensions import override
 
 from hydractl.data.datasets import Content
 from hydractl.data.decoding import read_bytes
-from hydractl.data.reference import COLUMN_SUFFIXES, LIST_SUFFIX, DataRef
+from hydractl.data.reference import COLUMN_SUFFIXES, LIST_SUFFIX, MAX_ITEM, DataRef
 from hydractl.data.sources.tables import ArrowTable, DataTable, ImageFiles, Read, folder_of, readable
 from hydractl.data.sources.text import read_text
 from hydractl.errors import DataError
@@ -38,6 +39,10 @@ _DELIMITERS = (",", ";", "\t", "|")
 _BEGINNING = 65536
 """Number of characters of a table in which its delimiter is searched."""
 _QUOTES = 'end a quoted cell with a quote, and double each quote in it: `"say ""hi"""`'
+_EXPANSION = 1000
+"""Maximum size of the decoded cells of a file, as a multiple of its size. Texts and labels rarely shrink to a hundredth."""
+_ROWS = 65536
+"""Number of rows of a file that are decoded at a time, at most."""
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -75,8 +80,8 @@ class RowTable(DataTable):
         return len(self._rows)
 
     @override
-    def cells(self, column: str) -> list[object]:
-        return [row[column] for row in self._rows]
+    def cells(self, column: str, *, most: int | None = None) -> list[object]:
+        return [row[column] for row in self._rows[:most]]
 
     @override
     def images(self, column: str) -> Read:
@@ -88,6 +93,10 @@ def _read_csv(path: Path) -> Rows:
     # of the whole process: a limit that is put back would meet what another thread reads
     csv.field_size_limit(sys.maxsize)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(text)
+    if excel := re.match(
+        r"sep=(.)\r?\n", text
+    ):  # Excel's way to name the delimiter; the blank line keeps the numbers of lines
+        delimiter, text = excel[1], f"\n{text[excel.end() :]}"
     lines = _csv_lines(path, text, delimiter)
     line, head = next(lines, (1, []))
     named = [
@@ -196,27 +205,41 @@ def _read_list(path: Path) -> Rows:
         if not image or not _INTEGER.fullmatch(label):
             raise DataError(
                 f"{path}: line {number} is not a path and a label: `{line[:60]}`",
-                hint="a .txt file lists one image per line: `cats/1.png 3`",
+                hint="a .txt file lists one image per line: `cats/1.png 3`; rename a file with a word and its label per line: "
+                f"`mv {shlex.quote(str(path))} {shlex.quote(str(path.with_suffix('.conll')))}`",
             )
         rows.append({"image": image, "label": int(label)})
     return rows
 
 
 def _read_columns(path: Path) -> Rows:
-    """Return a row a text of a file in the form of the CoNLL tasks: a word a line, its label last, a blank line behind each text."""
+    """Return a row a text of a file in the form of the CoNLL tasks: a word a line, its label last, a blank line behind each text.
+
+    A line `# ...` before the first word of a text is a comment, unless it has as many columns as words do and a label of theirs.
+    """
     rows: Rows = []
-    is_first, names = True, list[str]()
-    for number, ended in enumerate(read_text(path).split("\n"), start=1):
-        line = ended.strip(" \r")  # words may hold other white space, such as a blank at which no line breaks
-        cells = line.split("\t") if "\t" in line else [*filter(None, line.split(" "))]
+    # words may hold other white space, such as a blank at which no line breaks
+    lines = [line.strip(" \r") for line in read_text(path).split("\n")]
+    split = [line.split("\t") if "\t" in line else [*filter(None, line.split(" "))] for line in lines]
+    words = [
+        cells
+        for line, cells in zip(lines, split, strict=True)
+        if any(cells) and cells[0] != _DOCUMENT and not _is_hash(line)
+    ]
+    width = len(min(words, key=lambda cells: cells[0].startswith("#"), default=[]))
+    labels = {"#", *(cells[-1] for cells in words)}  # the Penn Treebank's tag of `#` is `#`
+    names = [TOKENS, *(f"column {i}" for i in range(2, width)), TAGS][:width]
+    is_first = True
+    for number, (line, cells) in enumerate(zip(lines, split, strict=True), start=1):
+        is_comment = len(cells) != width or (_is_hash(line) and cells[-1] not in labels)
         if not any(cells) or cells[0] == _DOCUMENT:
             is_first = True
-        else:
-            names = names or [TOKENS, *(f"column {i}" for i in range(2, len(cells))), TAGS][: len(cells)]
+        elif not (is_first and line.startswith("#") and is_comment):
             if len(cells) != len(names) or not all(cells):
                 raise DataError(
-                    f"{path}: line {number} has {len(cells)} columns, but the first word has {len(names)}",
-                    hint="a line has a word, then its labels, parted by blanks or tabs: `Rome B-place`",
+                    f"{path}: line {number} has {len(cells)} columns, but the first word has {width}",
+                    hint="a line has a word, then its labels, parted by blanks or tabs: `Rome B-place`; a comment `# ...` comes "
+                    "before the first word of a text",
                 )
             if is_first:
                 rows.append({name: list[str]() for name in names})
@@ -224,6 +247,11 @@ def _read_columns(path: Path) -> Rows:
                 cast("list[str]", rows[-1][name]).append(cell)
             is_first = False
     return rows
+
+
+def _is_hash(line: str) -> bool:
+    """Return whether a line begins with `#` alone, as comments do and hashtags do not."""
+    return line.startswith(("# ", "#\t"))
 
 
 def read_rows(path: Path, content: Content) -> Rows:
@@ -281,7 +309,9 @@ class ParquetTable(ArrowTable):
             return True
 
         with readable(path, "Parquet"):
-            table = pq.read_table(path)
+            with pq.ParquetFile(path) as file:
+                batches = [*_batches(file, path, ref.max_item or MAX_ITEM)]
+                table = pa.Table.from_batches(batches, file.schema_arrow)
             unknown = {column.name: str(column.type) for column in table.schema if not is_known(column)}
             known_columns = table.select([name for name in table.column_names if name not in unknown])
             # the library's own reader would leave a copy in its cache
@@ -299,3 +329,35 @@ class ParquetTable(ArrowTable):
                 hint="select another column, or convert it to strings or numbers",
             )
         return super().rows(column)
+
+
+def _batches(file: Any, path: Path, limit: int) -> Iterator[Any]:  # noqa: ANN401 - of pyarrow, untyped
+    """Yield the batches of a Parquet file, and refuse a file that decodes to too many bytes before memory holds all of them.
+
+    A dictionary or a page is decoded as a whole and may have the size of its column chunk, so batches have few rows if chunks are large.
+
+    Args:
+        file: A `pyarrow.parquet.ParquetFile`.
+        path: Its path.
+        limit: Maximum size of a cell in bytes. All cells may have the size of a cell, or `_EXPANSION` times that of the file.
+    """
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    chunks = [g.column(i).total_uncompressed_size for g in groups for i in range(g.num_columns)]
+    most, size = max(limit, _EXPANSION * path.stat().st_size), sum(chunks)
+    if size <= most:
+        size = 0
+        for batch in file.iter_batches(max(1, min(_ROWS, most // max(chunks, default=1)))):
+            size += batch.nbytes
+            large = [column for column in batch.columns if column.nbytes > limit]
+            largest = max(
+                (column.slice(i, 1).nbytes for column in large for i in range(len(column))), default=0
+            )
+            if size > most or largest > limit:
+                break
+            yield batch
+        else:
+            return
+    raise DataError(
+        f"{path}: the file of {path.stat().st_size} bytes has a cell of more than {limit} bytes, or {most} bytes in all cells",
+        hint=f"if you trust the file, add `::max-item={16 * max(size, most)}`",
+    )

@@ -67,7 +67,7 @@ class ItemStream(Classed):
     def labelled(self, sizes: Iterable[int]) -> Iterator[tuple[Items, Sequence[object]]]:
         """Yield what `parts` does from the first on, and what stands in the column of labels beside each; raises as there."""
         for table in self.rows.tables(sizes):
-            yield self.make_items(table), () if self.column is None else table.cells(self.column)
+            yield self.make_items(table), () if self.column is None else table.label_cells(self.column)
 
     def reader(self) -> LabelReader | None:
         """Return what makes labels of such cells, None where there are none."""

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from typing_extensions import override
 
 from hydractl.data.reference import DataRef, SourceKind
+from hydractl.data.sources.lists import split_labels
 from hydractl.errors import DataError, HubError, UnreadableError, reason_of
 from hydractl.hub_client import asking, without_bars
 from hydractl.messages import did_you_mean, quoted
@@ -59,7 +60,10 @@ class DataTable(ABC):
         where: What messages call the table.
         name: What reports call it.
         first: The number of its first row: more than 0 where others came before it.
+        label_separator: Value of `label-separator=` of the data reference.
     """
+
+    label_separator: str | None = None
 
     def __init__(self, columns: Sequence[str], *, where: str, name: str, first: int = 0) -> None:
         self.columns = columns
@@ -72,8 +76,12 @@ class DataTable(ABC):
         """Return how many rows there are."""
 
     @abstractmethod
-    def cells(self, column: str) -> Sequence[object]:
-        """Return a column."""
+    def cells(self, column: str, *, most: int | None = None) -> Sequence[object]:
+        """Return a column, or its first `most` cells."""
+
+    def label_cells(self, column: str) -> Sequence[object]:
+        """Return a column of labels. Cells with several labels are lists if there is a separator."""
+        return [split_labels(cell, self.label_separator) for cell in self.cells(column)]
 
     @abstractmethod
     def images(self, column: str) -> Read:
@@ -112,9 +120,11 @@ class ArrowTable(DataTable):
         return self._dataset.select_columns([column])
 
     @override
-    def cells(self, column: str) -> Sequence[object]:
+    def cells(self, column: str, *, most: int | None = None) -> Sequence[object]:
         # as stored: the library would decode images, with any of Pillow's readers
-        column_cells: Sequence[object] = self.rows(column).with_format("arrow")[:].column(column).to_pylist()
+        column_cells: Sequence[object] = (
+            self.rows(column).with_format("arrow")[:most].column(column).to_pylist()
+        )
         return column_cells
 
     @override

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
 from hydractl.data.datasets import UNASKED, Labels
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.column_roles import UNKNOWN, LabelReader, find_column, list_in
+from hydractl.data.sources.column_roles import UNKNOWN, LabelReader
+from hydractl.data.sources.lists import AS_IS, list_in, split_labels
 from hydractl.data.sources.tables import DataTable
+from hydractl.data.sources.text_columns import find_column
 from hydractl.data.word_windows import Span
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError
@@ -30,11 +33,26 @@ def word_column(table: DataTable, ref: DataRef, *, has_texts: bool) -> str | Non
     """
     requested = ref.text_columns
     column = find_column(table, column=requested[0] if requested else None, usual=WORD_COLUMNS, role="text")
-    if len(requested) > 1 or column is None or list_in(table.cells(column)[0]) is None:
+    if len(requested) > 1 or column is None or list_in(_word_cells(table, column)[0]) is None:
         return None
     tags = find_column(table, column=ref.label, usual=TAG_COLUMNS, role="label")
-    are_tagged = tags is not None and list_in(table.cells(tags)[0]) is not None
-    return column if requested or are_tagged or not has_texts else None
+    labels = [] if tags is None else table.label_cells(tags)
+    if list_in(table.cells(column)[0]) is not None:
+        are_tagged = bool(labels) and list_in(labels[0]) is not None
+        return column if requested or are_tagged or not has_texts else None
+    # a text with several labels rarely has as many words
+    are_alike = [
+        len(list_in(cell) or ()) == len(list_in(row) or ())
+        for cell, row in zip(_word_cells(table, column), labels, strict=False)
+    ]
+    is_usual = column in WORD_COLUMNS and not has_texts
+    return column if is_usual or 2 * sum(are_alike) > len(table) else None
+
+
+def _word_cells(table: DataTable, column: str) -> list[object]:
+    """Return a column of words. Texts are lists of their words if labels have a separator."""
+    is_split = table.label_separator not in {None, AS_IS}
+    return [split_labels(cell, "space" if is_split else None) for cell in table.cells(column)]
 
 
 def words_of(
@@ -46,7 +64,15 @@ def words_of(
         DataError: If a cell holds anything else, or a row has not as many labels as words.
     """
     place = table.place(column)
-    words = [_words(cell, f"{place}: row {row}") for row, cell in enumerate(table.cells(column), table.first)]
+    words = [
+        _words(cell, f"{place}: row {row}")
+        for row, cell in enumerate(_word_cells(table, column), table.first)
+    ]
+    if not ref.text and all(row and row[0] in {"0", "1", "1-2"} and row[-1].isdecimal() for row in words):
+        raise DataError(
+            f"{place}: numbers the words of each text, as CoNLL-U does, and has no words",
+            hint=f"select the columns: `{shlex.quote(f'{ref.source}::text=column 2,label=column 4')}`",
+        )
     tag_column = find_column(table, column=ref.label, usual=TAG_COLUMNS, role="label") if labelled else None
     pieces, labels = [_spans(row) for row in words], Labels()
     spans = pieces
@@ -90,12 +116,12 @@ def _tags(table: DataTable, column: str, counts: Sequence[int]) -> list[list[int
     """Return the label of each word of each row, names or numbers as they are told."""
     where = table.place(column)
     reader, tags = LabelReader(table.classes(column), where=where), list[list[int | str]]()
-    for row, (cell, count) in enumerate(zip(table.cells(column), counts, strict=True), table.first):
+    for row, (cell, count) in enumerate(zip(table.label_cells(column), counts, strict=True), table.first):
         values = list_in(cell)
         if values is None:
             raise DataError(
                 f"{where}: row {row} is not a list of labels: {cell!r:.80}",
-                hint="each word needs a label; select the column with `::label=COLUMN`",
+                hint="each word needs a label; select the column with `::label=COLUMN`; for strings add `::label-separator=space`",
             )
         if len(values) != count:
             raise DataError(f"{where}: row {row} has {len(values)} labels for {count} words")

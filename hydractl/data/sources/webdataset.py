@@ -84,8 +84,8 @@ class ShardTable(DataTable):
         return self._count
 
     @override
-    def cells(self, column: str) -> Sequence[object]:
-        return self._cells[column]
+    def cells(self, column: str, *, most: int | None = None) -> Sequence[object]:
+        return self._cells[column][:most]
 
     @override
     def images(self, column: str) -> Read:

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import (
     Reading,
     check_augment,
@@ -146,6 +146,10 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     names = _trainable(config, opened, adapter)
     _check_layers(config, header, opened.family, progress)
     training, header = _training(items, header, progress)
+    if isinstance(how, Tokenization) and isinstance(items, TextSet) and items.task.has_one_question:
+        pairs = {"pairs": not isinstance(items.texts[0], str)}
+        how = how.model_copy(update=pairs)
+        header = header.model_copy(update={"preprocess": header.preprocess.model_copy(update=pairs)})
     validation = _validation(
         open_items(
             config.val,

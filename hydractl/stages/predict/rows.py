@@ -38,6 +38,7 @@ from hydractl.stages.predict.writers import (
 )
 from hydractl.stages.shared.zero_shot_classes import Classes
 from hydractl.strict_json import read_text
+from hydractl.tags import tag_scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,8 @@ class RowFormatter:
             raise UsageError(
                 f"{opened.reference}: has no class names yet", hint="give them: `--classes cat,dog`"
             )
+        if header.architecture.task.by_word:
+            progress.step(f"{opened.reference}: {tag_scheme(names)}")
         stored = header.prompting and classes and (header.labels, header.prompting.templates)
         others_asked = stored and stored != (classes and (classes.names, classes.templates))
         stored_fits = {

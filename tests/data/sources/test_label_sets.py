@@ -150,3 +150,109 @@ def test_training_needs_two_labels_that_differ(tmp_path, cells):
     with pytest.raises(DataError, match="all have the same labels, but training needs at least two classes"):
         check_training_labels(write(tmp_path / "t.jsonl", cells), "--data")
     check_training_labels(write(tmp_path / "u.jsonl", [["a"], ["b"]]), "--data")
+
+
+WORDS = ["bad", "it's", 'a "b"', "New York", ",", "]", "café"]
+
+
+def written_by(writer, rows, tmp_path):
+    """Write rows of lists to CSV as programs do, and return the path."""
+    import numpy as np
+    import pandas as pd
+
+    path = tmp_path / f"{writer}.csv"
+    forms = {
+        "json": json.dumps,
+        "pandas": list,
+        "tuples": tuple,
+        "numpy": lambda row: np.array(row, dtype=object),
+        "numpy strings": lambda row: [np.str_(x) if isinstance(x, str) else np.int64(x) for x in row],
+    }
+    frame = pd.DataFrame(
+        {"text": [f"t{i}" for i in range(len(rows))], "labels": [forms[writer](row) for row in rows]}
+    )
+    frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("writer", ["json", "pandas", "tuples", "numpy", "numpy strings"])
+def test_lists_that_programs_write_are_lists(tmp_path, writer):
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    sets = [[w for w in WORDS if random.random() < 0.4] for _ in range(40)]
+    items = open_data(str(written_by(writer, sets, tmp_path)), content=Content.TEXTS)
+    assert items.task is MULTI_LABEL
+    assert [{items.class_names[i] for i in row} for row in items.labels] == [{*row} for row in sets]
+    hot = [[int(w in row) for w in WORDS] for row in sets]
+    items = open_data(str(written_by(writer, hot, tmp_path)), content=Content.TEXTS)
+    assert [[int(i in row) for i in range(len(WORDS))] for row in items.labels] == hot
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "[bad, long]",
+        "['bad' 'long', 'late']",
+        "['bad''long']",
+        "['bad' ... 'long']",
+        "{bad,long}",
+        "array(['bad'], dtype=object)",
+        "['bad', None]",
+    ],
+)
+def test_lists_of_unknown_form_are_refused(cell):
+    for cells in ([cell, "bad"], [["bad"], cell], [cell]):
+        with pytest.raises(DataError, match=r"has an invalid label|row 1 and others differ"):
+            read(cells)
+
+
+@pytest.mark.parametrize("name", ["[UNK]", "(not rated)", "Korea, North", "f(x)"])
+def test_names_in_brackets_are_names(name):
+    assert read([name, "b"]).class_names == tuple(sorted([name, "b"]))
+
+
+@pytest.mark.parametrize(
+    ("separator", "option"),
+    [("|", "|"), (";", ";"), (",", ","), (", ", "comma"), (" ", "space"), ("\t", "tab")],
+)
+def test_a_separator_makes_lists(tmp_path, separator, option):
+    import pandas as pd
+
+    path = tmp_path / "t.csv"
+    cells = [separator.join(["late", "broken"]), "late", "", "broken"]
+    pd.DataFrame({"text": ["a b c"] * 4, "label": cells}).to_csv(path, index=False)
+    items = open_data(f"{path}::label-separator={option},map=late:slow", content=Content.TEXTS)
+    assert (items.class_names, items.task) == (("broken", "slow"), MULTI_LABEL)
+    assert items.labels == ((0, 1), (1,), (), (0,))
+
+
+@pytest.mark.parametrize(
+    ("names", "separator"),
+    [
+        (["bad", "long", "bad|long"], "|"),
+        (["Comedy|Drama", "Action|Comedy"], "|"),
+        (["1;2", "2"], ";"),
+        (["bad, long", "long", "bad"], "comma"),
+    ],
+)
+def test_names_that_look_like_several_labels_are_refused(names, separator):
+    with pytest.raises(DataError, match="look like several labels in one cell") as caught:
+        read(names)
+    assert f"`::label-separator={separator}`" in caught.value.hint
+    reader = LabelReader(None, where="t", separator="none")
+    reader.add(names)
+    assert reader.labels(SILENT).class_names == tuple(sorted(names))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["Korea, North", "Korea, South"],
+        ["sports|football", "sports|tennis", "sports"],
+        ["a/b", "b"],
+        ["1", "2"],
+    ],
+)
+def test_names_with_separators_are_names(names):
+    assert {*read(names).class_names} == {*names}

@@ -19,6 +19,7 @@ from hydractl.data.datasets import Content
 from hydractl.data.encode import open_items
 from hydractl.data.labels import required_labels
 from hydractl.data.open_dataset import open_data
+from hydractl.data.reference import DataRef
 from hydractl.data.sources.column_roles import LabelReader, read_labels
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess
@@ -491,3 +492,93 @@ def test_a_line_that_is_no_row_is_shown_one_of_what_is_looked_for(here, wants, c
         open_data(str(here / "t.jsonl"), content=wants)
     _, _, example = caught.value.hint.partition("for example ")
     assert [*json.loads(example)] == [column, "label"]
+
+
+def parquet_file(path, columns, **options):
+    pq.write_table(pa.table(columns), path, **options)
+    return path
+
+
+@pytest.mark.parametrize("row_group_size", [None, 7])
+def test_parquet_files_are_read_whole_in_batches(tmp_path, monkeypatch, row_group_size):
+    from hydractl.data.sources import files
+
+    monkeypatch.setattr(files, "_ROWS", 10)
+    frame = pd.DataFrame(
+        {
+            "text": [f"text {i}" * (i % 5) for i in range(100)],
+            "label": pd.Categorical([("x", "y", "z")[i % 3] for i in range(100)]),
+            "lists": [["a"] * (i % 4) for i in range(100)],
+        }
+    )
+    path = tmp_path / "t.parquet"
+    frame.to_parquet(path, row_group_size=row_group_size)
+    items = open_data(f"{path}::label=label", content=Content.TEXTS)
+    assert items.texts == tuple(frame["text"])
+    assert [items.class_names[i] for i in items.labels] == [*frame["label"]]
+    table = files.open_table(DataRef.parse(str(path)), Content.TEXTS)
+    assert table.cells("lists") == pq.read_table(path)["lists"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        (
+            {"text": ["a" * 100_000, "b"], "label": ["x", "y"]},
+            {"compression": "zstd", "use_dictionary": False},
+        ),
+        ({"text": ["a" * 1000] * 100, "label": ["x", "y"] * 50}, {}),
+        ({"text": ["a b", "c"], "label": [["x"] * 30_000, ["y"]]}, {}),
+        ({"text": ["a b"] * 20_000, "label": [1] * 20_000}, {}),
+    ],
+)
+def test_a_small_file_that_expands_is_refused(tmp_path, monkeypatch, columns, options):
+    from hydractl.data.sources import files
+
+    path = parquet_file(tmp_path / "t.parquet", columns, **options)
+    monkeypatch.setattr(files, "_EXPANSION", 2)
+    with pytest.raises(
+        DataError, match=r"has a cell of more than 50000 bytes, or \d+ bytes in all"
+    ) as caught:
+        open_data(f"{path}::max-item=50000", content=Content.TEXTS)
+    option = re.search(r"`(::max-item=\d+)`", caught.value.hint)[1]
+    assert len(open_data(f"{path}{option}", content=Content.TEXTS)) == len(columns["text"])
+    assert len(open_data(str(path), content=Content.TEXTS)) == len(columns["text"])
+
+
+def test_a_cell_has_a_limit_in_a_large_file(tmp_path):
+    texts = ["".join(letters) for letters in np.random.default_rng(0).choice([*"abcdefgh"], (2000, 100))]
+    path = parquet_file(tmp_path / "t.parquet", {"text": [*texts, "a" * 60_000], "label": ["x"] * 2001})
+    assert len(open_data(f"{path}::max-item=70000", content=Content.TEXTS)) == 2001
+    with pytest.raises(DataError, match="has a cell of more than 50000 bytes"):
+        open_data(f"{path}::max-item=50000", content=Content.TEXTS)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_first_line_of_excel_names_the_delimiter(tmp_path, end):
+    path = tmp_path / "t.csv"
+    path.write_bytes(end.join(["sep=;", "text;label", '"a;b, c, d";x', "e, f;y", ""]).encode("utf-8-sig"))
+    items = open_data(str(path), content=Content.TEXTS)
+    assert (items.texts, items.class_names) == (("a;b, c, d", "e, f"), ("x", "y"))
+    path.write_text("sep=;\ntext;label\na;x;z\n")
+    with pytest.raises(DataError, match="line 3 has 3 cells under 2 columns"):
+        open_data(str(path), content=Content.TEXTS)
+
+
+def test_a_list_of_images_that_holds_words_gets_a_hint(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text("-DOCSTART- O\n\nAnna B-PER\nflew O\n")
+    with pytest.raises(DataError) as caught:
+        open_data(str(path), content=Content.TEXTS)
+    command = re.search(r"`mv (.*) (.*)`", caught.value.hint)
+    path.rename(command[2])
+    assert command[1] == str(path)
+    assert open_data(command[2], content=Content.TEXTS).class_names == ("B-PER", "O")
+
+
+def test_one_column_per_label_gets_a_hint(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,late,broken\na,0,1\nb,1,1\n")
+    with pytest.raises(DataError) as caught:
+        required_labels(open_data(str(path), content=Content.TEXTS), "--data")
+    assert "one column per label as one column of lists" in caught.value.hint
