@@ -14,7 +14,8 @@ from PIL import Image
 from typing_extensions import override
 
 from hydractl.data.corruptions.names import Corruption
-from hydractl.data.decoding import upright
+from hydractl.data.decoding import at_most, upright
+from hydractl.data.reference import MAX_ITEM
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
 from hydractl.messages import quoted
@@ -288,6 +289,7 @@ class ImageSet(Items):
         fast: Whether batches are of images decoded at no more than the size that suffices; see `at_least`.
         oriented: Whether images are turned as their EXIF orientation says.
         corruption: What befalls images in batches of evaluation, on their way to a model.
+        max_item: Maximum size of one decoded image in bytes.
     """
 
     content = Content.IMAGES
@@ -299,6 +301,7 @@ class ImageSet(Items):
     fast: bool = False
     oriented: bool = True
     corruption: Corruption | None = None
+    max_item: int = MAX_ITEM
 
     @override
     def __len__(self) -> int:
@@ -316,7 +319,8 @@ class ImageSet(Items):
         """
         if index < 0:
             raise IndexError(index)
-        image = self.store.image(self.places[index])
+        with at_most(self.max_item):
+            image = self.store.image(self.places[index])
         return upright(image) if self.oriented else image
 
     @override
@@ -326,7 +330,8 @@ class ImageSet(Items):
     @override
     def item_digest(self, index: int) -> bytes:
         try:
-            return self.store.item_digest(self.places[index])
+            with at_most(self.max_item):
+                return self.store.item_digest(self.places[index])
         except DataError as error:
             if not self.lenient:
                 raise UnreadableError(error.message, hint=error.hint) from error
@@ -344,9 +349,11 @@ class ImageSet(Items):
     def sent(self, indices: Sequence[int]) -> ImageSet:
         """Return the items at `indices` as another process can read them: without labels, and no more than it needs."""
         places = [self.places[index] for index in indices]
+        with at_most(self.max_item):
+            store = self.store.only(places)
         return replace(
             self,
-            store=self.store.only(places),
+            store=store,
             places=places,
             crew=None,
             class_names=(),

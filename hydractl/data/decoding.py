@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from PIL import ExifTags, Image, UnidentifiedImageError, features
 
+from hydractl.data.reference import MAX_ITEM
 from hydractl.errors import DataError
 
 FORMATS = (
@@ -40,6 +41,7 @@ _TRANSPOSES = MappingProxyType(
 )
 """Transposition that makes an image upright, by its EXIF orientation."""
 _LEAST: ContextVar[int | None] = ContextVar("least", default=None)
+_MAX_ITEM: ContextVar[int] = ContextVar("max_item", default=MAX_ITEM)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -81,6 +83,27 @@ def at_least(side: int | None) -> Iterator[None]:
         _LEAST.reset(token)
 
 
+@contextlib.contextmanager
+def at_most(max_bytes: int) -> Iterator[None]:
+    """Let `decode` refuse images with more than `max_bytes` bytes of pixels."""
+    token = _MAX_ITEM.set(max_bytes)
+    try:
+        yield
+    finally:
+        _MAX_ITEM.reset(token)
+
+
+def is_image(path: Path) -> bool:
+    """Return whether the content of a regular file begins like an image of one of `FORMATS`."""
+    try:
+        with path.open("rb") as file, Image.open(file, formats=FORMATS):
+            return True
+    except Image.DecompressionBombError:  # `decode` refuses it with the reason
+        return True
+    except PILLOW_ERRORS:
+        return False
+
+
 def decode(data: bytes, *, where: str) -> Image.Image:
     """Return the first frame of an encoded image, decoded in full, or as `at_least` says.
 
@@ -89,12 +112,14 @@ def decode(data: bytes, *, where: str) -> Image.Image:
         where: What an error message calls the image.
 
     Raises:
-        DataError: If it is no image of one of `FORMATS`, a truncated or corrupt one, or larger than Pillow's limit.
+        DataError: If it is no image of one of `FORMATS`, a truncated or corrupt one, or larger than the limit of `at_most`
+            or Pillow's.
     """
     with _named(where):
         image = _open(data)
         if (least := _LEAST.get()) is not None:
             image.draft(None, (least, least))
+        _check_size(image, where)
         image.load()
         return image
 
@@ -110,6 +135,20 @@ def upright(image: Image.Image) -> Image.Image:
     except PILLOW_ERRORS:
         return image
     return image if method is None else image.transpose(method)
+
+
+def _check_size(image: Image.Image, where: str) -> None:
+    """Refuse an image that is too large, by its header: a small file may decode to gigabytes.
+
+    Raises:
+        DataError: With both sizes.
+    """
+    channels, limit = len(image.getbands()), _MAX_ITEM.get()
+    if (size := image.width * image.height * channels) > limit:
+        raise DataError(
+            f"{where}: has {image.width} x {image.height} pixels with {channels} channels, which is more than {limit} bytes",
+            hint=f"make the image smaller, or add `::max-item={size}` to DATA",
+        )
 
 
 def _open(data: bytes) -> Image.Image:

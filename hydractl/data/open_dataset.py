@@ -9,7 +9,15 @@ from types import MappingProxyType
 from hydractl.data.batches import epoch_order
 from hydractl.data.datasets import Content, ImageSet, Items
 from hydractl.data.labels import apply_class_options, normal_names
-from hydractl.data.reference import BUILT_IN_TEXTS, ENDLESS_HINT, OF_IMAGES, SHARD_SUFFIX, DataRef, SourceKind
+from hydractl.data.reference import (
+    BUILT_IN_TEXTS,
+    ENDLESS_HINT,
+    MAX_ITEM,
+    OF_IMAGES,
+    SHARD_SUFFIX,
+    DataRef,
+    SourceKind,
+)
 from hydractl.data.sources import column_roles, files, folder, saved, tables, tagged, webdataset
 from hydractl.data.sources.stream import ItemStream
 from hydractl.data.toys import builtin, intents, prose, shapes
@@ -128,7 +136,8 @@ def stream_data(ref: DataRef, *, content: Content, progress: Progress = SILENT) 
 
 def _named(ref: DataRef, items: Items) -> Items:
     if isinstance(items, ImageSet):
-        items = replace(items, fast=ref.decode is not None, oriented=ref.exif is None)
+        limit = ref.max_item or MAX_ITEM
+        items = replace(items, fast=ref.decode is not None, oriented=ref.exif is None, max_item=limit)
     else:
         for key in OF_IMAGES:
             if value := getattr(ref, key):

@@ -23,7 +23,13 @@ COLUMN_SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *COLUMN_SUFFIXES)
 LIST_SUFFIX = ".txt"
 SHARD_SUFFIX = ".tar"
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif", ".avif")
+IMAGE_SUFFIXES = (
+    ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".gif",
+    ".avif", ".avifs",
+)  # fmt: skip
+"""Usual suffixes of the formats in `decoding.FORMATS`. Folders also hold images under other names."""
+MAX_ITEM = 1 << 28
+"""Maximum size of one decoded item in bytes, unless `max-item=` says otherwise."""
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
 ENDLESS_HINT = "add `limit=N`: the first N rows are read once and kept; or leave `streaming` out"
@@ -62,6 +68,7 @@ _COLUMNS = frozenset({"image", "label", "text"})
 _SELECTION = frozenset({"classes", "classes-by", "limit", "part", MAP})
 OF_IMAGES = frozenset({"decode", "exif"})
 """Keys that control the decoding of images."""
+_LIMITS = frozenset({"max-item"})
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     {
         SourceKind.DIGITS: _SELECTION | {"split"},
@@ -72,9 +79,13 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.INTENTS: _SELECTION | {"split", "domain"},
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
-        SourceKind.FOLDER: _SELECTION | _COLUMNS | OF_IMAGES | {"split"},
-        SourceKind.FILE: _SELECTION | _COLUMNS | OF_IMAGES | {"root"},
-        SourceKind.HUB: _SELECTION | _COLUMNS | OF_IMAGES | {"split", "config", "streaming", "buffer"},
+        SourceKind.FOLDER: _SELECTION | _COLUMNS | OF_IMAGES | _LIMITS | {"split"},
+        SourceKind.FILE: _SELECTION | _COLUMNS | OF_IMAGES | _LIMITS | {"root"},
+        SourceKind.HUB: _SELECTION
+        | _COLUMNS
+        | OF_IMAGES
+        | _LIMITS
+        | {"split", "config", "streaming", "buffer"},
     }
 )
 ONLY = MappingProxyType({"decode": "fast", "exif": "ignore", "streaming": "true"})
@@ -109,6 +120,7 @@ class DataRef:
         exif: `ignore` leaves images as they are stored, which else are turned as their EXIF orientation says.
         streaming: `true` reads the rows of a Hub data set from where they lie as they come, the first `limit`, and fetches no more.
         buffer: Among how many rows of a stream that are held training shuffles.
+        max_item: Maximum size of one decoded item in bytes; `MAX_ITEM` by default.
 
     Raises:
         UsageError: If the source is malformed, or a key does not apply to it or has a malformed value.
@@ -133,6 +145,7 @@ class DataRef:
     exif: str | None = None
     streaming: str | None = None
     buffer: int | None = None
+    max_item: int | None = None
 
     def __post_init__(self) -> None:
         self._check_source()
@@ -362,7 +375,7 @@ def _value(key: str, text: str) -> Any:  # noqa: ANN401 - of the field's type
         return tuple(text.split("+"))
     if key == MAP:
         return read_pairs(text)
-    if key not in {"limit", "seed", "size", "buffer"}:
+    if key not in {"limit", "seed", "size", "buffer", "max-item"}:
         return text
     if not _NATURAL.fullmatch(text):
         raise UsageError(f"`{key}={text}`: expected a non-negative integer")

@@ -17,7 +17,7 @@ from hydractl.data.datasets import Content
 from hydractl.data.reference import IMAGE_SUFFIXES, SOURCES_HINT, DataRef
 from hydractl.data.sources.text import read_text
 from hydractl.errors import DataError
-from hydractl.messages import did_you_mean, quoted
+from hydractl.messages import counted, did_you_mean, quoted
 from hydractl.progress import Progress
 
 SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
@@ -27,8 +27,8 @@ SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
     }
 )
 """Suffixes of the files that are read, in lower case."""
-RESOURCE_FORKS = "__MACOSX"
-"""Folder in which macOS puts metadata when it makes a zip file."""
+OF_SYSTEMS = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
+"""Names of files and folders that macOS and Windows add, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 """Usual names of splits."""
 
@@ -67,8 +67,8 @@ class FileStore(datasets.ImageStore):
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder so called is left alone: one that is hidden, or where macOS keeps metadata."""
-    return name.startswith(".") or name == RESOURCE_FORKS
+    """Return whether a file or folder is ignored without a warning: hidden, or added by macOS or Windows."""
+    return name.startswith(".") or name.lower() in OF_SYSTEMS
 
 
 def open_folder(ref: DataRef, content: Content, progress: Progress) -> datasets.Items:
@@ -187,7 +187,8 @@ def _refuse_splits(root: Path, folders: list[str], content: Content) -> None:
 
 def _tell_skipped(root: Path, content: Content, skipped: list[str], progress: Progress) -> None:
     if skipped:
-        progress.warn(f"{root}: skipped {len(skipped)} file(s) that are not {content}, first `{skipped[0]}`")
+        count = counted(len(skipped), "file")
+        progress.warn(f"{root}: skipped {count} that are not {content}: {quoted(skipped)}")
 
 
 def _nothing(root: Path, content: Content, skipped: list[str]) -> DataError:
@@ -222,9 +223,16 @@ def _listing(folder: Path, content: Content) -> tuple[list[str], list[str], list
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
     folders = [entry.name for entry in entries if entry.is_dir()]
     files = [entry for entry in entries if not entry.is_dir()]
-    matching = [entry.name for entry in files if entry.suffix.lower() in SUFFIXES[content]]
-    others = [entry.name for entry in files if entry.suffix.lower() not in SUFFIXES[content]]
+    matching = [entry.name for entry in files if _matches(entry, content)]
+    others = sorted({entry.name for entry in files} - {*matching})
     return folders, matching, others
+
+
+def _matches(file: Path, content: Content) -> bool:
+    """Return whether a file is of the kind by its suffix. Images under other suffixes are detected by content."""
+    if file.suffix.lower() in SUFFIXES[content]:
+        return True
+    return content is Content.IMAGES and file.is_file() and decoding.is_image(file)
 
 
 def _empty_class(folder: Path, content: Content, others: list[str]) -> DataError:
