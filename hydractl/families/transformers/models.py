@@ -299,7 +299,11 @@ def _has_head(model_class: str) -> bool:
 
 def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str, object]] | None:
     architecture, how = described.architecture, described.preprocess
-    if architecture.pooling is not None:
+    # image processors have no crop mode `border`, and their files cannot select Pillow
+    foreign_images = isinstance(how, Preprocess) and (
+        how.crop_mode == "border" or how.resize_backend == "pillow"
+    )
+    if architecture.pooling is not None or foreign_images:
         return None
     config: dict[str, object] = {
         "architectures": [row.class_of(architecture)],
