@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 
+from hydractl.data.datasets import Content
 from hydractl.data.encode import lenient
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
@@ -54,7 +55,7 @@ class PredictReport:
         path: Output file; `-` is standard output.
         inputs: Number of inputs.
         labels: Number of predictions of each class, of which an input may have several; or of entities of each label.
-        bad: Number of unreadable images.
+        bad: Number of unreadable images; the output has their errors.
         accepted: Number of inputs that the threshold accepts, if there is one.
         reason: Why there is no threshold, and how to get one; None if there is one, or `--threshold none`.
         resumed_from: Number of lines from an interrupted run.
@@ -82,11 +83,13 @@ class _Counts:
     inputs: int = 0
     bad: int = 0
     accepted: int | None = None
+    first: str = ""
 
     def add(self, lines: Sequence[Line]) -> None:
         answered = [line for line in lines if ERROR not in line]
         self.labels.update(label for line in answered for label in _labels(line))
         self.inputs += len(lines)
+        self.first = self.first or next((line[ERROR] for line in lines if ERROR in line), "")
         self.bad += len(lines) - len(answered)
         decisions = [line[ACCEPTED] for line in lines if line.get(ACCEPTED) is not None]
         if decisions:
@@ -107,7 +110,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
     after a resumption and with any number of processes, of which the first writes.
 
     Raises:
-        InputError: If the model or an input cannot be used.
+        InputError: If the model or an input cannot be used, or no image can be read; these are in the output.
         OutputExists: If the output or the journal of another run already exists, or another command is writing it.
         Interrupted: If another process of the run ended unexpectedly.
     """
@@ -173,6 +176,8 @@ class _Run:
             self._write_stream(blocks, lock)
         else:
             deque(blocks, maxlen=0)
+        if self.counts.bad == self.counts.inputs > 0:
+            raise DataError(f"{counted(self.counts.inputs, 'input')}, none readable: {self.counts.first}")
         return PredictReport(
             path=config.out,
             inputs=self.counts.inputs,
@@ -272,7 +277,8 @@ class _Run:
             raise DataError("standard input: has no lines")
 
     def _lenient(self, source: Source) -> Source:
-        return Source(source.name, lenient(source.items)) if self.config.skip_bad else source
+        continues = self.config.skip_bad and source.items.content is Content.IMAGES
+        return Source(source.name, lenient(source.items)) if continues else source
 
     def _load(self, device: torch.device, ticks: Iterator[object]) -> BatchPredictor:
         config, opened = self.config, self.opened
@@ -297,5 +303,5 @@ def _with_way_out(answers: Iterator[Answered]) -> Iterator[Answered]:
     except UnreadableError as error:
         others = f"{error.hint}, or " if error.hint else ""
         raise DataError(
-            error.message, hint=f"{others}add `--skip-bad` to report it in its line and continue"
+            error.message, hint=f"{others}leave out `--no-skip-bad` to report it in its line and continue"
         ) from error
