@@ -43,12 +43,14 @@ class Resolved:
         name: Its name; empty where a folder says it.
         options: Its options.
         images: Fields of a `Preprocess` that the file says.
+        crop: The crop of timm's published configuration, if the file says none.
         from_file: What of all that the file says and nobody typed, as it is shown.
     """
 
     name: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
     images: Mapping[str, object] = field(default_factory=dict)
+    crop: Mapping[str, object] = field(default_factory=dict)
     from_file: tuple[str, ...] = ()
 
 
@@ -73,7 +75,10 @@ def describe(
         progress.step(f"{config.source} says: {', '.join(resolved.from_file)}")
     described = _described(config, resolved, len(labels) or None)
     where = config.arch or resolved.name
-    header = _with_images(base_header(described), resolved.images, where=config.source)
+    images = {**resolved.crop, **resolved.images}
+    header = _with_images(base_header(described), images, where=config.source)
+    if config.folder is None:
+        header = _with_assumed(header, config, resolved, progress)
     header = override_preprocessing(header, config.images, where=where)
     check_takes(header, where=where)
     return _labelled(header, labels), bool(described.lacks)
@@ -106,12 +111,25 @@ def _resolve(config: ImportConfig, metadata: Metadata) -> Resolved:
     if metadata.num_classes and not is_typed and library in metadata.sizes:
         options.setdefault(CLASSES[library], metadata.num_classes)
     _check_images(config, images)
-    if metadata.complete and library == "timm" and "crop_pct" not in images:
-        images |= _published_crop(name)
+    crop = _published_crop(name) if library == "timm" and "crop_pct" not in images else {}
     options = {k: v for k, v in options.items() if v is not None}
     from_file = [] if typed_name else [name]
     from_file += [f"{k}={_as_text(v)}" for k, v in {**options, **images}.items() if k not in option_values]
-    return Resolved(name=name, options=options, images=images, from_file=tuple(from_file))
+    return Resolved(name=name, options=options, images=images, crop=crop, from_file=tuple(from_file))
+
+
+def _with_assumed(header: Header, config: ImportConfig, resolved: Resolved, progress: Progress) -> Header:
+    """Return a header that records if the image preprocessing is assumed in part, after a warning with these values."""
+    stated = resolved.images.keys() | config.images.options().keys()
+    missing = [name for name in ("crop_pct", "interpolation", "mean", "std") if name not in stated]
+    if not missing or not isinstance(header.preprocess, Preprocess):
+        return header
+    values = header.preprocess.model_dump(mode="json")
+    progress.warn(
+        f"{config.source}: does not say how images are read; assumed: "
+        f"{', '.join(f'{name}={_as_text(values[name])}' for name in missing)} (`--mean` and `--std` set these)"
+    )
+    return header.model_copy(update={"assumed": True})
 
 
 def _with_images(header: Header, images: Mapping[str, object], *, where: str) -> Header:

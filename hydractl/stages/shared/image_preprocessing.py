@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from hydractl.errors import UsageError
+from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Header, Preprocess
 from hydractl.messages import counted
 from hydractl.progress import Progress
@@ -50,9 +53,16 @@ def override_preprocessing(header: Header, images: Images, *, where: str) -> Hea
     if images.img_size is not None:
         update["input_size"] = (channels, *images.img_size)
     says_statistics = images.mean is not None and images.std is not None
+    try:
+        preprocess = Preprocess.model_validate(how.model_dump() | update)
+    except ValidationError as error:
+        raise UsageError(
+            f"{where}: cannot read images so: {first_problem(error)}",
+            hint="correct `--img-size`, `--mean` or `--std`",
+        ) from error
     return header.model_copy(
         update={
-            "preprocess": how.model_copy(update=update),
+            "preprocess": preprocess,
             "assumed": header.assumed and not says_statistics,
         }
     )
@@ -94,9 +104,9 @@ def warn_assumed(opened: OpenModel, progress: Progress) -> None:
     _, height, width = how.input_size
     mean, std = (",".join(f"{x:.4g}" for x in values) for values in (how.mean, how.std))
     progress.warn(
-        f"{opened.reference}: has no image preprocessing; using the usual one of such models, "
-        f"{height}x{width} pixels, mean {mean}, std {std} (change it with `--img-size`, `--mean` and "
-        "`--std` of `finetune` and `import`)"
+        f"{opened.reference}: its image preprocessing is assumed, the usual one of such models: "
+        f"{height}x{width} pixels, {how.interpolation}, crop {how.crop_pct:g}, mean {mean}, std {std} (change it with "
+        "`--img-size`, `--mean` and `--std` of `finetune` and `import`)"
     )
 
 
