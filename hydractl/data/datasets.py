@@ -330,8 +330,7 @@ class ImageSet(Items):
     @override
     def item_digest(self, index: int) -> bytes:
         try:
-            with at_most(self.max_item):
-                return self.store.item_digest(self.places[index])
+            return self.store.item_digest(self.places[index])
         except DataError as error:
             if not self.lenient:
                 raise UnreadableError(error.message, hint=error.hint) from error
@@ -349,11 +348,9 @@ class ImageSet(Items):
     def sent(self, indices: Sequence[int]) -> ImageSet:
         """Return the items at `indices` as another process can read them: without labels, and no more than it needs."""
         places = [self.places[index] for index in indices]
-        with at_most(self.max_item):
-            store = self.store.only(places)
         return replace(
             self,
-            store=store,
+            store=self.store.only(places),
             places=places,
             crew=None,
             class_names=(),

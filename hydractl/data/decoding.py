@@ -7,15 +7,18 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from PIL import ExifTags, Image, UnidentifiedImageError, features
 
 from hydractl.data.reference import MAX_ITEM
 from hydractl.errors import DataError
 
+T = TypeVar("T")
 FORMATS = (
     "PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF",
     *(["AVIF"] if "avif" in features.modules and features.check("avif") else []),
@@ -71,26 +74,25 @@ def check_header(data: bytes, *, where: str) -> None:
 
 
 @contextlib.contextmanager
-def at_least(side: int | None) -> Iterator[None]:
+def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def at_least(side: int | None) -> AbstractContextManager[None]:
     """Let `decode` give a smaller image than is encoded, no side of it less than `side` pixels, where that is less work.
 
     That is so of JPEG files alone. None decodes all that is there.
     """
-    token = _LEAST.set(side)
-    try:
-        yield
-    finally:
-        _LEAST.reset(token)
+    return _set(_LEAST, side)
 
 
-@contextlib.contextmanager
-def at_most(max_bytes: int) -> Iterator[None]:
+def at_most(max_bytes: int) -> AbstractContextManager[None]:
     """Let `decode` refuse images with more than `max_bytes` bytes of pixels."""
-    token = _MAX_ITEM.set(max_bytes)
-    try:
-        yield
-    finally:
-        _MAX_ITEM.reset(token)
+    return _set(_MAX_ITEM, max_bytes)
 
 
 def is_image(path: Path) -> bool:

@@ -141,12 +141,13 @@ class Preprocess(StrictModel):
     @property
     def resizes_tensors(self) -> bool:
         """Whether torchvision resizes uint8 tensors. It lacks two filters; image processors lack other crops."""
-        square_crop = self.crop_mode == "center" and self.input_size[1] == self.input_size[2]
-        lacks_filter = self.interpolation in {"box", "hamming"}
         return (
             self.resize_backend == "torchvision"
-            and not lacks_filter
-            and (square_crop or self.crop_mode == "squash")
+            and self.interpolation not in {"box", "hamming"}
+            and (
+                self.crop_mode == "squash"
+                or (self.crop_mode == "center" and self.input_size[1] == self.input_size[2])
+            )
         )
 
 

@@ -17,7 +17,7 @@ from hydractl.data.datasets import Content
 from hydractl.data.reference import IMAGE_SUFFIXES, SOURCES_HINT, DataRef
 from hydractl.data.sources.text import read_text
 from hydractl.errors import DataError
-from hydractl.messages import counted, did_you_mean, quoted
+from hydractl.messages import did_you_mean, quoted
 from hydractl.progress import Progress
 
 SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
@@ -187,8 +187,7 @@ def _refuse_splits(root: Path, folders: list[str], content: Content) -> None:
 
 def _tell_skipped(root: Path, content: Content, skipped: list[str], progress: Progress) -> None:
     if skipped:
-        count = counted(len(skipped), "file")
-        progress.warn(f"{root}: skipped {count} that are not {content}: {quoted(skipped)}")
+        progress.warn(f"{root}: skipped files that are not {content} ({len(skipped)}): {quoted(skipped)}")
 
 
 def _nothing(root: Path, content: Content, skipped: list[str]) -> DataError:
@@ -223,16 +222,13 @@ def _listing(folder: Path, content: Content) -> tuple[list[str], list[str], list
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
     folders = [entry.name for entry in entries if entry.is_dir()]
     files = [entry for entry in entries if not entry.is_dir()]
-    matching = [entry.name for entry in files if _matches(entry, content)]
-    others = sorted({entry.name for entry in files} - {*matching})
-    return folders, matching, others
-
-
-def _matches(file: Path, content: Content) -> bool:
-    """Return whether a file is of the kind by its suffix. Images under other suffixes are detected by content."""
-    if file.suffix.lower() in SUFFIXES[content]:
-        return True
-    return content is Content.IMAGES and file.is_file() and decoding.is_image(file)
+    matching = [
+        entry.name
+        for entry in files
+        if entry.suffix.lower() in SUFFIXES[content]
+        or (content is Content.IMAGES and entry.is_file() and decoding.is_image(entry))
+    ]
+    return folders, matching, sorted({entry.name for entry in files} - {*matching})
 
 
 def _empty_class(folder: Path, content: Content, others: list[str]) -> DataError:

@@ -300,10 +300,9 @@ def _has_head(model_class: str) -> bool:
 def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str, object]] | None:
     architecture, how = described.architecture, described.preprocess
     # image processors have no crop mode `border`, and their files cannot select Pillow
-    foreign_images = isinstance(how, Preprocess) and (
-        how.crop_mode == "border" or how.resize_backend == "pillow"
-    )
-    if architecture.pooling is not None or foreign_images:
+    if architecture.pooling is not None or (
+        isinstance(how, Preprocess) and (how.crop_mode == "border" or how.resize_backend == "pillow")
+    ):
         return None
     config: dict[str, object] = {
         "architectures": [row.class_of(architecture)],

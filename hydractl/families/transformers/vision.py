@@ -128,38 +128,32 @@ def _preprocess(
         UnsupportedModelError: If a setting is not supported or not a number in its range.
     """
     try:
-        return _checked_preprocess(settings, size, where, fixed=fixed)
+        cropped, resized, mode = _sizes(settings, where)
+        if fixed and cropped != size[1:]:
+            raise UnsupportedModelError(
+                f"{where} makes images of {_pixels(cropped)} pixels, but the model takes {_pixels(size[1:])}",
+                hint="correct `size` or `crop_size` in preprocessor_config.json",
+            )
+        mean, std = _statistics(settings, size[0], where)
+        number = settings.get("resample")
+        return Preprocess.model_validate(
+            {
+                "input_size": (size[0], *cropped),
+                "mean": mean,
+                "std": std,
+                "interpolation": RESAMPLING.get(2 if number is None else int(number), number),
+                "crop_pct": _crop_fraction(cropped, resized, where),
+                "crop_mode": mode,
+                "crop_offset": "nearest" if cropped == resized and mode == "squash" else "before",
+                "resize_backend": settings["backend"],
+            }
+        )
     except ValidationError as error:
         raise UnsupportedModelError(f"{where} is not supported: {first_problem(error)}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{where} has an invalid size, mean, std or factor: {reason_of(error)}"
         ) from error
-
-
-def _checked_preprocess(
-    settings: Mapping[str, Any], size: tuple[int, int, int], where: str, *, fixed: bool
-) -> Preprocess:
-    cropped, resized, mode = _sizes(settings, where)
-    if fixed and cropped != size[1:]:
-        raise UnsupportedModelError(
-            f"{where} makes images of {_pixels(cropped)} pixels, but the model takes {_pixels(size[1:])}",
-            hint="correct `size` or `crop_size` in preprocessor_config.json",
-        )
-    mean, std = _statistics(settings, size[0], where)
-    number = settings.get("resample")
-    return Preprocess.model_validate(
-        {
-            "input_size": (size[0], *cropped),
-            "mean": mean,
-            "std": std,
-            "interpolation": RESAMPLING.get(2 if number is None else int(number), number),
-            "crop_pct": _crop_fraction(cropped, resized, where),
-            "crop_mode": mode,
-            "crop_offset": "nearest" if cropped == resized and mode == "squash" else "before",
-            "resize_backend": settings["backend"],
-        }
-    )
 
 
 def default_preprocess(

@@ -13,10 +13,9 @@ from typing import TypeAlias
 
 import torch
 
-from hydractl.data.datasets import Content
 from hydractl.data.encode import lenient
 from hydractl.data.worker_pool import WorkerPool
-from hydractl.errors import DataError, UnreadableError
+from hydractl.errors import DataError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Step
@@ -83,13 +82,11 @@ class _Counts:
     inputs: int = 0
     bad: int = 0
     accepted: int | None = None
-    first: str = ""
 
     def add(self, lines: Sequence[Line]) -> None:
         answered = [line for line in lines if ERROR not in line]
         self.labels.update(label for line in answered for label in _labels(line))
         self.inputs += len(lines)
-        self.first = self.first or next((line[ERROR] for line in lines if ERROR in line), "")
         self.bad += len(lines) - len(answered)
         decisions = [line[ACCEPTED] for line in lines if line.get(ACCEPTED) is not None]
         if decisions:
@@ -177,7 +174,10 @@ class _Run:
         else:
             deque(blocks, maxlen=0)
         if self.counts.bad == self.counts.inputs > 0:
-            raise DataError(f"{counted(self.counts.inputs, 'input')}, none readable: {self.counts.first}")
+            raise DataError(
+                f"{counted(self.counts.inputs, 'input')}, none readable",
+                hint=f"read the errors in {config.out}",
+            )
         return PredictReport(
             path=config.out,
             inputs=self.counts.inputs,
@@ -250,7 +250,7 @@ class _Run:
                 zip(self.sources, completed, strict=True) if self.sources else zip(self._lines(), repeat(0))
             )
             for source, start in starts:
-                for answered in _with_way_out(predictor.answers(source.items, start=start)):
+                for answered in predictor.answers(source.items, start=start):
                     yield self.rows.lines(source, answered) if self.team.leads else [], answered
 
     @contextmanager
@@ -277,8 +277,7 @@ class _Run:
             raise DataError("standard input: has no lines")
 
     def _lenient(self, source: Source) -> Source:
-        continues = self.config.skip_bad and source.items.content is Content.IMAGES
-        return Source(source.name, lenient(source.items)) if continues else source
+        return Source(source.name, lenient(source.items)) if self.config.skip_bad else source
 
     def _load(self, device: torch.device, ticks: Iterator[object]) -> BatchPredictor:
         config, opened = self.config, self.opened
@@ -294,14 +293,3 @@ class _Run:
             team=self.team,
             ticks=ticks,
         )
-
-
-def _with_way_out(answers: Iterator[Answered]) -> Iterator[Answered]:
-    """Yield answers; an image that cannot be read ends them with what to type instead."""
-    try:
-        yield from answers
-    except UnreadableError as error:
-        others = f"{error.hint}, or " if error.hint else ""
-        raise DataError(
-            error.message, hint=f"{others}leave out `--no-skip-bad` to report it in its line and continue"
-        ) from error

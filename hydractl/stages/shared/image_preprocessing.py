@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from hydractl.errors import UsageError
-from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Header, Preprocess
 from hydractl.messages import counted
 from hydractl.progress import Progress
@@ -53,16 +50,9 @@ def override_preprocessing(header: Header, images: Images, *, where: str) -> Hea
     if images.img_size is not None:
         update["input_size"] = (channels, *images.img_size)
     says_statistics = images.mean is not None and images.std is not None
-    try:
-        preprocess = Preprocess.model_validate(how.model_dump() | update)
-    except ValidationError as error:
-        raise UsageError(
-            f"{where}: cannot read images so: {first_problem(error)}",
-            hint="correct `--img-size`, `--mean` or `--std`",
-        ) from error
     return header.model_copy(
         update={
-            "preprocess": preprocess,
+            "preprocess": how.model_copy(update=update),
             "assumed": header.assumed and not says_statistics,
         }
     )
