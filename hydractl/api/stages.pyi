@@ -589,7 +589,7 @@ def predict(
         ood_score: OOD score, with options as in `knn:k=5`: msp, entropy, mi, msp+mi, energy, max-logit, gen; with `--fit`, or if MODEL stores it: energy+density, relative-mahalanobis, mahalanobis, knn, vim. Default: energy+density if stored, else msp.
         fit: Labelled training data to fit feature-based OOD scores on, for each model.
         threshold: Accept inputs with an OOD score below X, or below the threshold in the REPORT of `eval`; none ignores a stored threshold (default: the stored one).
-        skip_bad: Report unreadable images in their lines and continue.
+        skip_bad: Report unreadable images in their lines and continue, or end at the first.
         null: Separate items of standard input by NUL bytes, as `find -print0` writes them.
         max_length: Truncate texts to N tokens (default: the model's maximum).
         classes: Class names of a zero-shot model: `a,b,c`, a file with one name per line, or a JSON list.
