@@ -148,8 +148,8 @@ def _check_size(image: Image.Image, where: str) -> None:
     channels, limit = len(image.getbands()), _MAX_ITEM.get()
     if (size := image.width * image.height * channels) > limit:
         raise DataError(
-            f"{where}: has {image.width} x {image.height} pixels with {channels} channels, which is more than {limit} bytes",
-            hint=f"make the image smaller, or add `::max-item={size}` to DATA",
+            f"{where}: has {image.width} x {image.height} pixels with {channels} channels, more than {limit} bytes",
+            hint=f"make the image smaller, or read its folder with `::max-item={size}`",
         )
 
 

@@ -20,6 +20,7 @@ VALUES = {
     "limit": NATURALS.map(lambda number: number + 1),
     "buffer": NATURALS.map(lambda number: number + 1),
     "size": NATURALS.map(lambda number: number + 1),
+    "max-item": NATURALS.map(lambda number: number + 1),
     "seed": NATURALS,
     "classes-by": st.sampled_from(ORDERS),
     "map": st.dictionaries(CLASS_NAMES, CLASS_NAMES, min_size=1, max_size=3).map(
@@ -151,7 +152,7 @@ def test_every_part_is_read():
             "a.csv::split=test",
             (
                 "`a.csv` does not take the key `split`; a file takes classes, classes-by, decode, exif, "
-                "image, label, limit, map, part, root, text"
+                "image, label, limit, map, max-item, part, root, text"
             ),
             None,
         ),
@@ -159,7 +160,7 @@ def test_every_part_is_read():
             "a/b::seed=1",
             (
                 "`a/b` does not take the key `seed`; a folder takes classes, classes-by, decode, exif, "
-                "image, label, limit, map, part, split, text"
+                "image, label, limit, map, max-item, part, split, text"
             ),
             None,
         ),

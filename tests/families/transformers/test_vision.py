@@ -144,6 +144,13 @@ def test_default_is_squashed():
             ("has `image_mean` (0.5,), but the model takes images with 3 channels"),
         ),
         (SHORTEST | {"image_std": [0.5, 0.5, 0.0]}, "is not supported: std[2]"),
+        (SHORTEST | {"size": {"shortest_edge": 0}}, "has an invalid size, mean, std or factor"),
+        (
+            SHORTEST | {"size": {"shortest_edge": 10**9}},
+            "resizes images to 1000000000 pixels, more than 8192",
+        ),
+        (SHORTEST | {"rescale_factor": 0}, "has an invalid size, mean, std or factor"),
+        (SHORTEST | {"resample": "cubic"}, "has an invalid size, mean, std or factor"),
         (SHORTEST | {"resample": 9}, "is not supported: interpolation"),
     ],
 )

@@ -210,11 +210,16 @@ def test_texts_go_into_onnx(tmp_path):
 @pytest.mark.parametrize("interpolation", FILTERS)
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 def test_pixels_are_prepared_as_eval_prepares_them(interpolation, mode):
-    for size, offset, kept in (((3, 32, 32), "nearest", 0.9), ((1, 28, 20), "before", 1.0)):
+    for size, offset, kept in (
+        ((3, 32, 32), "nearest", 0.9),
+        ((1, 28, 20), "before", 1.0),
+        ((3, 28, 28), "torchvision", 1.0),
+    ):
         channels = size[0]
         how = Preprocess(
             input_size=size, mean=(0.5, 0.4, 0.3)[:channels], std=(0.2, 0.3, 0.25)[:channels], crop_pct=kept,
-            interpolation=interpolation, crop_mode=mode, crop_offset=offset,
+            interpolation=interpolation, crop_mode=mode, crop_offset="nearest" if offset == "nearest" else "before",
+            resize_backend="torchvision" if offset == "torchvision" else "pillow",
         )  # fmt: skip
         for scale in ((1.0, 1.0), (0.6, 0.8), (1.7, 2.3), (5.03, 7.7)):
             pixels = pictures(how, size=scale, batch=2, seed=1)
