@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 
@@ -211,7 +211,9 @@ def _image_processor(folder: Path) -> dict[str, Any]:
 
 def _settings(processor: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers is untyped
     """Return the settings of an image processor, and its backend: `torchvision` or `pillow`."""
-    return processor.to_dict() | {"backend": processor.backend.replace("pil", "pillow")}
+    return cast("dict[str, Any]", processor.to_dict()) | {
+        "backend": processor.backend.replace("pil", "pillow")
+    }
 
 
 def _sizes(settings: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[int, int], str]:
