@@ -226,7 +226,7 @@ def test_pixels_are_prepared_as_eval_prepares_them(interpolation, mode):
             actual, expected = Pixels(how)(pixels), prepared(how, pixels)
             if mode == "center" and how.resizes_tensors:  # the graph scales weights by those within the crop
                 steps = (actual - expected).abs() * torch.tensor(how.std)[:, None, None] * 255
-                assert steps.max() < 1.01, scale
+                assert steps.max() < 2.01, scale
                 assert (steps > 0.5).float().mean() < 0.05, scale
             else:
                 assert torch.equal(actual, expected), scale
