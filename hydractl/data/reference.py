@@ -24,8 +24,7 @@ FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *COLUMN_SUFFIXES
 LIST_SUFFIX = ".txt"
 SHARD_SUFFIX = ".tar"
 IMAGE_SUFFIXES = (
-    ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".gif",
-    ".avif", ".avifs",
+    ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".gif", ".avif", ".avifs",
 )  # fmt: skip
 """Usual suffixes of the formats in `decoding.FORMATS`. Folders also hold images under other names."""
 MAX_ITEM = 1 << 28
@@ -64,11 +63,10 @@ BUILT_IN_IMAGES = (SourceKind.DIGITS, SourceKind.SHAPES, SourceKind.PHOTOS, Sour
 BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.INTENTS, SourceKind.MANUAL, SourceKind.LETTERS)
 BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS))
 """Names of the built-in sources."""
-_COLUMNS = frozenset({"image", "label", "text"})
+_OF_FILES = frozenset({"image", "label", "text", "max-item"})
 _SELECTION = frozenset({"classes", "classes-by", "limit", "part", MAP})
 OF_IMAGES = frozenset({"decode", "exif"})
 """Keys that control the decoding of images."""
-_LIMITS = frozenset({"max-item"})
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     {
         SourceKind.DIGITS: _SELECTION | {"split"},
@@ -79,13 +77,9 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.INTENTS: _SELECTION | {"split", "domain"},
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
-        SourceKind.FOLDER: _SELECTION | _COLUMNS | OF_IMAGES | _LIMITS | {"split"},
-        SourceKind.FILE: _SELECTION | _COLUMNS | OF_IMAGES | _LIMITS | {"root"},
-        SourceKind.HUB: _SELECTION
-        | _COLUMNS
-        | OF_IMAGES
-        | _LIMITS
-        | {"split", "config", "streaming", "buffer"},
+        SourceKind.FOLDER: _SELECTION | _OF_FILES | OF_IMAGES | {"split"},
+        SourceKind.FILE: _SELECTION | _OF_FILES | OF_IMAGES | {"root"},
+        SourceKind.HUB: _SELECTION | _OF_FILES | OF_IMAGES | {"split", "config", "streaming", "buffer"},
     }
 )
 ONLY = MappingProxyType({"decode": "fast", "exif": "ignore", "streaming": "true"})
