@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from hydractl.cli.documents import DOCUMENT
 from hydractl.errors import HydraError, OutputError, UsageError, harmless, harmless_line, in_one_line
@@ -76,11 +76,14 @@ class Terminal:
         self.as_json = as_json
         self.quiet = quiet
         self.speaks = os.environ.get("RANK", "0") == "0"
+        self.warnings: list[str] = []
 
     def progress(self) -> TerminalProgress:
         """Return a `Progress` for a stage."""
         return TerminalProgress(
-            steps=self.speaks and not self.quiet and not self.as_json, warnings=self.speaks
+            steps=self.speaks and not self.quiet and not self.as_json,
+            warnings=self.speaks,
+            record=self.warnings,
         )
 
     def result(self, report: R, render: Callable[[R, Console], None]) -> None:
@@ -91,7 +94,10 @@ class Terminal:
             render: Prints it for a person, but for the files that were written.
         """
         if self.as_json:
-            self.document(as_json(report))
+            document = cast("dict[str, Any]", as_json(report))
+            if warnings := [*dict.fromkeys([*document.get("warnings", ()), *self.warnings])]:
+                document["warnings"] = warnings
+            self.document(document)
             return
         paths = [path for path in report.paths if path != STDOUT]
         with written_out():
@@ -173,9 +179,10 @@ def drop_stdout() -> None:
 class TerminalProgress:
     """A `Progress` on stderr: steps as dim lines, long loops as a bar where stderr is a terminal."""
 
-    def __init__(self, *, steps: bool, warnings: bool) -> None:
+    def __init__(self, *, steps: bool, warnings: bool, record: list[str] | None = None) -> None:
         self._steps = steps
         self._warnings = warnings
+        self._record = [] if record is None else record
 
     def step(self, message: str) -> None:
         """Print what begins now."""
@@ -183,7 +190,8 @@ class TerminalProgress:
             say(harmless_line(message), style="dim")
 
     def warn(self, message: str) -> None:
-        """Print a warning, also in quiet mode."""
+        """Print a warning, also in quiet mode, and record it for `--json`."""
+        self._record.append(message)
         if self._warnings and on_github():
             annotate("warning", in_one_line(message))
         elif self._warnings:

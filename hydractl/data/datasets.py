@@ -15,7 +15,8 @@ from PIL import Image
 from typing_extensions import override
 
 from hydractl.data.corruptions.names import Corruption
-from hydractl.data.decoding import SAMPLE_BYTES, image_sample, upright
+from hydractl.data.decoding import SAMPLE_BYTES, at_most, image_sample, upright
+from hydractl.data.reference import MAX_ITEM
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
 from hydractl.messages import quoted
@@ -308,6 +309,7 @@ class ImageSet(Items):
         fast: Whether batches are of images decoded at no more than the size that suffices; see `at_least`.
         oriented: Whether images are turned as their EXIF orientation says.
         corruption: What befalls images in batches of evaluation, on their way to a model.
+        max_item: Maximum size of one decoded image in bytes.
     """
 
     content = Content.IMAGES
@@ -319,6 +321,7 @@ class ImageSet(Items):
     fast: bool = False
     oriented: bool = True
     corruption: Corruption | None = None
+    max_item: int = MAX_ITEM
 
     @override
     def __len__(self) -> int:
@@ -336,7 +339,8 @@ class ImageSet(Items):
         """
         if index < 0:
             raise IndexError(index)
-        image = self.store.image(self.places[index])
+        with at_most(self.max_item):
+            image = self.store.image(self.places[index])
         return upright(image) if self.oriented else image
 
     @override

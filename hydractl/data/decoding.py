@@ -8,14 +8,18 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from PIL import ExifTags, Image, UnidentifiedImageError, features
 
+from hydractl.data.reference import MAX_ITEM
 from hydractl.errors import DataError
 
+T = TypeVar("T")
 FORMATS = (
     "PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF",
     *(["AVIF"] if "avif" in features.modules and features.check("avif") else []),
@@ -46,6 +50,7 @@ MOST_COMPARED_PIXELS = 1 << 16
 """Number of pixels up to which pixels identify an image. The bytes of the file identify a larger one: decoding is slow."""
 _COMPARED_MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})
 _LEAST: ContextVar[int | None] = ContextVar("least", default=None)
+_MAX_ITEM: ContextVar[int] = ContextVar("max_item", default=MAX_ITEM)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -91,16 +96,36 @@ def encoded_digest(data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def at_least(side: int | None) -> Iterator[None]:
+def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def at_least(side: int | None) -> AbstractContextManager[None]:
     """Let `decode` give a smaller image than is encoded, no side of it less than `side` pixels, where that is less work.
 
     That is so of JPEG files alone. None decodes all that is there.
     """
-    token = _LEAST.set(side)
+    return _set(_LEAST, side)
+
+
+def at_most(max_bytes: int) -> AbstractContextManager[None]:
+    """Let `decode` refuse images with more than `max_bytes` bytes of pixels."""
+    return _set(_MAX_ITEM, max_bytes)
+
+
+def is_image(path: Path) -> bool:
+    """Return whether the content of a regular file begins like an image of one of `FORMATS`."""
     try:
-        yield
-    finally:
-        _LEAST.reset(token)
+        with path.open("rb") as file, Image.open(file, formats=FORMATS):
+            return True
+    except Image.DecompressionBombError:  # `decode` refuses it with the reason
+        return True
+    except PILLOW_ERRORS:
+        return False
 
 
 def decode(data: bytes, *, where: str) -> Image.Image:
@@ -111,12 +136,14 @@ def decode(data: bytes, *, where: str) -> Image.Image:
         where: What an error message calls the image.
 
     Raises:
-        DataError: If it is no image of one of `FORMATS`, a truncated or corrupt one, or larger than Pillow's limit.
+        DataError: If it is no image of one of `FORMATS`, a truncated or corrupt one, or larger than the limit of `at_most`
+            or Pillow's.
     """
     with _named(where):
         image = _open(data)
         if (least := _LEAST.get()) is not None:
             image.draft(None, (least, least))
+        _check_size(image, where)
         image.load()
         return image
 
@@ -132,6 +159,20 @@ def upright(image: Image.Image) -> Image.Image:
     except PILLOW_ERRORS:
         return image
     return image if method is None else image.transpose(method)
+
+
+def _check_size(image: Image.Image, where: str) -> None:
+    """Refuse an image that is too large, by its header: a small file may decode to gigabytes.
+
+    Raises:
+        DataError: With both sizes.
+    """
+    channels, limit = len(image.getbands()), _MAX_ITEM.get()
+    if (size := image.width * image.height * channels) > limit:
+        raise DataError(
+            f"{where}: has {image.width} x {image.height} pixels with {channels} channels, more than {limit} bytes",
+            hint=f"make the image smaller, or read its folder with `::max-item={size}`",
+        )
 
 
 def _open(data: bytes) -> Image.Image:

@@ -167,12 +167,9 @@ def open_lenient(
 
 
 def lenient(items: Items | ItemStream) -> Items | ItemStream:
-    """Return images that may be unreadable.
-
-    Raises:
-        UsageError: If they are texts.
-    """
-    _check_images(items)
+    """Return images that may be unreadable, or the texts."""
+    if items.content is Content.TEXTS:
+        return items
     return items.mended(_lenient) if isinstance(items, ItemStream) else _lenient(items)
 
 

@@ -12,6 +12,7 @@ from hydractl.data.reference import (
     BUILT_IN_TEXTS,
     COLUMNS,
     ENDLESS_HINT,
+    MAX_ITEM,
     OF_IMAGES,
     SHARD_SUFFIX,
     DataRef,
@@ -153,7 +154,8 @@ def stream_data(
 
 def _named(ref: DataRef, items: Items) -> Items:
     if isinstance(items, ImageSet):
-        items = replace(items, fast=ref.decode is not None, oriented=ref.exif is None)
+        limit = ref.max_item or MAX_ITEM
+        items = replace(items, fast=ref.decode is not None, oriented=ref.exif is None, max_item=limit)
     else:
         for key in OF_IMAGES:
             if value := getattr(ref, key):

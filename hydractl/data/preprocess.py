@@ -40,7 +40,7 @@ _DRAWS = frozenset(
         for name in ("uniform", "normal", "random", "bernoulli", "exponential")
     }
 )
-CROPPING = frozenset({"crop_mode", "crop_offset", "crop_pct"})
+CROPPING = frozenset({"crop_mode", "crop_offset", "crop_pct", "resize_backend"})
 """Fields of a `Preprocess` that determine the steps of the preprocessing."""
 SMALLEST_CROP = 0.08
 GAP = 2.0
@@ -100,8 +100,7 @@ class EvalTransform:
 def eval_transform(preprocessing: Preprocess) -> EvalTransform:
     """Return the transform that timm evaluates with, after conversion to grey or RGB.
 
-    With `crop_offset` "before" it is to the bit what the image processors of transformers do on Pillow's images, which
-    such a library's folder is read with.
+    With `crop_offset` "before" it equals the image processors of transformers; `resize_backend` selects their backend.
     """
     steps = resizing(preprocessing)
     return EvalTransform(

@@ -23,7 +23,10 @@ COLUMN_SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *COLUMN_SUFFIXES)
 LIST_SUFFIX = ".txt"
 SHARD_SUFFIX = ".tar"
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif", ".avif")
+IMAGE_SUFFIXES = (
+    ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".gif", ".avif", ".avifs",
+)  # fmt: skip
+"""Usual suffixes of the formats in `decoding.FORMATS`. Folders also hold images under other names."""
 MAX_ITEM = 1 << 28
 """Maximum size of one decoded item in bytes, unless `max-item=` says otherwise."""
 HUB_PREFIX = "hf:"

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from PIL import Image
 
+from hydractl.data.reference import MAX_ITEM
+from hydractl.errors import DataError
+
 if TYPE_CHECKING:
     from hydractl.manifest.header import Preprocess
 
@@ -23,10 +26,23 @@ EXACT = 1 << 24
 
 
 def resizing(preprocessing: Preprocess) -> Steps:
-    """Return the steps from an image of any size to one of input size, to the bit as timm evaluates.
+    """Return the steps from an image of any size to one of input size, to the bit as timm or transformers evaluates.
 
+    Pillow resizes as in timm, torchvision as in the image processors of transformers (`Preprocess.resizes_tensors`).
     With `crop_offset` "before" less is cut on the left and above of an odd margin.
     """
+    if preprocessing.resizes_tensors:
+        height, width = (floor(side / preprocessing.crop_pct) for side in preprocessing.input_size[1:])
+        return (
+            TensorResize(
+                size=(height, width) if preprocessing.crop_mode == "squash" else None,
+                side=height,
+                crop=preprocessing.input_size[1:],
+                mode={"nearest": "nearest-exact"}.get(
+                    preprocessing.interpolation, preprocessing.interpolation
+                ),
+            ),
+        )
     from timm.data import create_transform  # noqa: PLC0415 - describing data must not cost the import of timm
     from timm.data.transforms import str_to_pil_interp  # noqa: PLC0415 - as above
     from torchvision.transforms import CenterCrop, Resize  # noqa: PLC0415 - as above
@@ -169,6 +185,40 @@ class Middle:
             for resized in [self.side if source == short else int(self.side * source / short)]
         )
         return across, down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorResize:
+    """Resize and center crop of transformers' torchvision backend, which works on uint8 tensors.
+
+    Attributes:
+        size: (height, width) before the crop; None keeps the aspect ratio.
+        side: Shorter side before the crop, if the aspect ratio is kept.
+        crop: (height, width).
+        mode: Name of the filter in torchvision.
+    """
+
+    size: tuple[int, int] | None
+    side: int
+    crop: tuple[int, int]
+    mode: str
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Return the resized and cropped image."""
+        from torchvision.transforms.v2 import InterpolationMode, functional  # noqa: PLC0415 - as above
+
+        short = min(image.size)
+        height, width = self.size or (
+            self.side if side == short else int(self.side * side / short) for side in reversed(image.size)
+        )
+        if (size := height * width * len(image.getbands())) > MAX_ITEM:
+            raise DataError(
+                f"an image of {image.width} x {image.height} pixels is resized to {size} bytes, more than {MAX_ITEM}",
+                hint="crop the image to a less extreme aspect ratio",
+            )
+        pixels = functional.pil_to_tensor(image)
+        pixels = functional.resize(pixels, [height, width], interpolation=InterpolationMode(self.mode))
+        return CropBefore(self.crop)(functional.to_pil_image(pixels))
 
 
 @dataclass(frozen=True, slots=True)

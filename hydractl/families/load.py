@@ -342,7 +342,7 @@ def _describe(
 ) -> Described:
     if arch is not None:
         check_weights(located.reference, specs)
-        return registry.described_as(*parse_arch(arch))
+        return registry.describe_weights(*parse_arch(arch))
     if located.config is None:
         raise CheckpointError(
             f"{located.reference}: does not name its architecture",

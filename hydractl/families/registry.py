@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
-from hydractl.errors import EDITED, UnsupportedModelError, UsageError
+from hydractl.errors import EDITED, HydraError, UnsupportedModelError, UsageError
 from hydractl.families.base import Described, Family, answering, is_replaceable, name_in_memory
 from hydractl.families.config_checks import OptionsError
 from hydractl.families.model_folder import ModelFolder, answer_problem, check_folder, logits_of
@@ -24,7 +25,7 @@ from hydractl.families.transformers.text import TEXTS
 from hydractl.families.transformers.unsupported import REFUSED
 from hydractl.families.transformers.vision_models import IMAGES
 from hydractl.heads.masks import full_mask
-from hydractl.manifest.header import Architecture, Header, Kind, Tokenization
+from hydractl.manifest.header import Architecture, Header, Kind, Preprocess, Tokenization
 from hydractl.messages import did_you_mean, quoted
 from hydractl.tasks import SINGLE_LABEL, TASKS
 from hydractl.tensor_spec import TensorSpec, spec_of
@@ -134,6 +135,23 @@ def described_as(name: str, options: Mapping[str, object]) -> Described:
     others = {key: value for key, value in options.items() if key != "problem_type"}
     with as_typed(options):
         return with_problem_type(family_for_name(name).describe(name, others), options)
+
+
+def describe_weights(name: str, options: Mapping[str, object]) -> Described:
+    """Describe weights of an architecture that was typed; raises as `described_as`.
+
+    Their image preprocessing is assumed. The crop is the published one for images of any size, as in timm's scripts.
+    """
+    described = described_as(name, options)
+    if not isinstance(described.preprocess, Preprocess):
+        return described
+    with suppress(HydraError):  # some architectures need options
+        published = cast("Preprocess", described_as(name, {}).preprocess)
+        described = replace(
+            described,
+            preprocess=described.preprocess.model_copy(update={"crop_pct": published.crop_pct}),
+        )
+    return replace(described, assumed=True)
 
 
 @contextmanager

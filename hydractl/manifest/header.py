@@ -107,29 +107,50 @@ class Preprocess(StrictModel):
     Attributes:
         input_size: (channels, height, width); 1 channel is grey, 3 are RGB.
         mean: One a channel, on the scale where white is 1.
-        std: One a channel, positive.
+        std: One a channel, positive; float32 holds the inputs that it makes.
         interpolation: How images are resized.
         crop_pct: How much of the resized image's side the crop keeps.
         crop_mode: As timm defines them.
         crop_offset: Where a margin is odd, whether a crop begins at the nearest pixel (half to even, as torchvision and
             timm have it) or at the one before (transformers).
+        resize_backend: Library that resizes: Pillow on images (timm, open_clip), or torchvision on uint8 tensors (default of
+            transformers). Pixels differ by rounding. Headers without the field mean Pillow.
     """
 
     input_size: tuple[Literal[1, 3], Side, Side]
-    mean: tuple[float, ...]
-    std: tuple[Annotated[float, Field(gt=0)], ...]
+    mean: tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...]
+    std: tuple[Annotated[float, Field(ge=1e-6, le=1e6)], ...]
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
     crop_pct: float = Field(default=1.0, gt=0, le=1)
     crop_mode: Literal["center", "squash", "border"] = "center"
     crop_offset: Literal["nearest", "before"] = Field(
         default="nearest", exclude_if=lambda value: value == "nearest"
     )
+    resize_backend: Literal["pillow", "torchvision"] = Field(
+        default="pillow", exclude_if=lambda value: value == "pillow"
+    )
 
     @model_validator(mode="after")
     def _one_a_channel(self) -> Self:
         if len(self.mean) != self.input_size[0] or len(self.std) != self.input_size[0]:
             raise ValueError(f"mean and std must have {self.input_size[0]} numbers each, one per channel")
+        if (resized := max(self.input_size[1:]) / self.crop_pct) > 2 * LARGEST_SIDE:
+            raise ValueError(
+                f"crop_pct {self.crop_pct:g} resizes images to {resized:.0f} pixels, more than {2 * LARGEST_SIDE}"
+            )
         return self
+
+    @property
+    def resizes_tensors(self) -> bool:
+        """Whether torchvision resizes uint8 tensors. It lacks two filters; image processors lack other crops."""
+        return (
+            self.resize_backend == "torchvision"
+            and self.interpolation not in {"box", "hamming"}
+            and (
+                self.crop_mode == "squash"
+                or (self.crop_mode == "center" and self.input_size[1] == self.input_size[2])
+            )
+        )
 
 
 InputName: TypeAlias = Literal["attention_mask", "token_type_ids"]

@@ -20,12 +20,12 @@ VALUES = {
     "limit": NATURALS.map(lambda number: number + 1),
     "buffer": NATURALS.map(lambda number: number + 1),
     "size": NATURALS.map(lambda number: number + 1),
+    "max-item": NATURALS.map(lambda number: number + 1),
     "seed": NATURALS,
     "classes-by": st.sampled_from(ORDERS),
     "map": st.dictionaries(CLASS_NAMES, CLASS_NAMES, min_size=1, max_size=3).map(
         lambda names: tuple(names.items())
     ),
-    "max-item": st.integers(1, 10**9),
     "decode": st.just("fast"),
     "exif": st.just("ignore"),
     "part": st.tuples(st.integers(1, 9), st.integers(9, 20)).map(lambda pair: f"{pair[0]}/{pair[1]}"),

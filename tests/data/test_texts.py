@@ -131,7 +131,7 @@ def test_a_folder_of_texts(folder, heard):
 
     assert found.texts == ("bad", "great", "ﬁne")
     assert (found.class_names, found.labels, found.name) == (("neg", "pos"), (0, 1, 1), "reviews")
-    assert heard.warnings == [f"{folder}: skipped 1 file(s) that are not texts, first `pos/x.log`"]
+    assert heard.warnings == [f"{folder}: skipped files that are not texts (1): `pos/x.log`"]
     assert texts_of(folder / "pos").labels is None
     assert texts_of(f"{folder.parent}::split=reviews").fingerprint() == found.fingerprint()
 

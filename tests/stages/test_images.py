@@ -25,7 +25,7 @@ from support.builders import base, mask_file
 from support.heard import Heard
 from support.variants import variant
 
-SAID = "has no image preprocessing"
+SAID = "its image preprocessing is assumed"
 DATA = "digits::classes=0-6,limit=12"
 
 

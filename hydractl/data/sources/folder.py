@@ -26,8 +26,8 @@ SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
     }
 )
 """Suffixes of the files that are read, in lower case."""
-RESOURCE_FORKS = "__MACOSX"
-"""Folder in which macOS puts metadata when it makes a zip file."""
+OF_SYSTEMS = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
+"""Names of files and folders that macOS and Windows add, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 """Usual names of splits."""
 
@@ -66,8 +66,8 @@ class FileStore(datasets.ImageStore):
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder so called is left alone: one that is hidden, or where macOS keeps metadata."""
-    return name.startswith(".") or name == RESOURCE_FORKS
+    """Return whether a file or folder is ignored without a warning: hidden, or added by macOS or Windows."""
+    return name.startswith(".") or name.lower() in OF_SYSTEMS
 
 
 def open_folder(ref: DataRef, content: Content, progress: Progress) -> datasets.Items:
@@ -186,7 +186,7 @@ def _refuse_splits(root: Path, folders: list[str], content: Content) -> None:
 
 def _tell_skipped(root: Path, content: Content, skipped: list[str], progress: Progress) -> None:
     if skipped:
-        progress.warn(f"{root}: skipped {len(skipped)} file(s) that are not {content}, first `{skipped[0]}`")
+        progress.warn(f"{root}: skipped files that are not {content} ({len(skipped)}): {quoted(skipped)}")
 
 
 def _nothing(root: Path, content: Content, skipped: list[str]) -> DataError:
@@ -221,9 +221,13 @@ def _listing(folder: Path, content: Content) -> tuple[list[str], list[str], list
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
     folders = [entry.name for entry in entries if entry.is_dir()]
     files = [entry for entry in entries if not entry.is_dir()]
-    matching = [entry.name for entry in files if entry.suffix.lower() in SUFFIXES[content]]
-    others = [entry.name for entry in files if entry.suffix.lower() not in SUFFIXES[content]]
-    return folders, matching, others
+    matching = [
+        entry.name
+        for entry in files
+        if entry.suffix.lower() in SUFFIXES[content]
+        or (content is Content.IMAGES and entry.is_file() and decoding.is_image(entry))
+    ]
+    return folders, matching, sorted({entry.name for entry in files} - {*matching})
 
 
 def _empty_class(folder: Path, content: Content, others: list[str]) -> DataError:

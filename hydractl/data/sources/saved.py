@@ -11,6 +11,7 @@ from hydractl.data.reference import IMAGE_SUFFIXES, DataRef
 from hydractl.data.sources.folder import is_hidden
 from hydractl.data.sources.tables import ArrowTable, choose, quiet, readable
 from hydractl.errors import DataError
+from hydractl.messages import counted, quoted
 from hydractl.progress import Progress
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -86,7 +87,7 @@ def open_listed(ref: DataRef, progress: Progress) -> ArrowTable:
     files = {file for file in builder.config.data_files[ALL] if file.lower().endswith(IMAGE_SUFFIXES)}
     if unnamed := sorted(files - named):
         progress.warn(
-            f"{root}: skipped {len(unnamed)} image(s) that the metadata does not list, first `{unnamed[0]}`"
+            f"{root}: skipped {counted(len(unnamed), 'image')} that the metadata does not list: {quoted(unnamed)}"
         )
     return ArrowTable(table, ref, where=ref.source)
 

@@ -299,7 +299,8 @@ def _has_head(model_class: str) -> bool:
 
 def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str, object]] | None:
     architecture, how = described.architecture, described.preprocess
-    if architecture.pooling is not None:
+    # files of image processors cannot select Pillow
+    if architecture.pooling is not None or getattr(how, "resize_backend", None) == "pillow":
         return None
     config: dict[str, object] = {
         "architectures": [row.class_of(architecture)],

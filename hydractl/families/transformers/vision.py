@@ -109,7 +109,7 @@ def usual_preprocess(config: Any, size: tuple[int, int, int]) -> Preprocess:  # 
     named = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(kind)  # type: ignore[attr-defined]  # as it is typed
     if named is None:
         return plain
-    settings = getattr(transformers, named["torchvision"])().to_dict()
+    settings = _settings(getattr(transformers, named["torchvision"])())
     library_default = _preprocess(
         settings, (RGB, *size[1:]), f"the library's {named['torchvision']}", fixed=False
     )
@@ -122,16 +122,20 @@ def usual_preprocess(config: Any, size: tuple[int, int, int]) -> Preprocess:  # 
 def _preprocess(
     settings: Mapping[str, Any], size: tuple[int, int, int], where: str, *, fixed: bool
 ) -> Preprocess:
-    """Return what an image processor's settings say."""
-    cropped, resized, mode = _sizes(settings, where)
-    if fixed and cropped != size[1:]:
-        raise UnsupportedModelError(
-            f"{where} makes images of {_pixels(cropped)} pixels, but the model takes {_pixels(size[1:])}",
-            hint="correct `size` or `crop_size` in preprocessor_config.json",
-        )
-    mean, std = _statistics(settings, size[0], where)
-    number = settings.get("resample")
+    """Return the preprocessing of an image processor's settings.
+
+    Raises:
+        UnsupportedModelError: If a setting is not supported or not a number in its range.
+    """
     try:
+        cropped, resized, mode = _sizes(settings, where)
+        if fixed and cropped != size[1:]:
+            raise UnsupportedModelError(
+                f"{where} makes images of {_pixels(cropped)} pixels, but the model takes {_pixels(size[1:])}",
+                hint="correct `size` or `crop_size` in preprocessor_config.json",
+            )
+        mean, std = _statistics(settings, size[0], where)
+        number = settings.get("resample")
         return Preprocess.model_validate(
             {
                 "input_size": (size[0], *cropped),
@@ -141,23 +145,35 @@ def _preprocess(
                 "crop_pct": _crop_fraction(cropped, resized, where),
                 "crop_mode": mode,
                 "crop_offset": "nearest" if cropped == resized and mode == "squash" else "before",
+                "resize_backend": settings["backend"],
             }
         )
     except ValidationError as error:
         raise UnsupportedModelError(f"{where} is not supported: {first_problem(error)}") from error
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"{where} has an invalid size, mean, std or factor: {reason_of(error)}"
+        ) from error
 
 
 def default_preprocess(
     size: tuple[int, int, int], crop_mode: Literal["squash", "center"] = "squash"
 ) -> Preprocess:
-    """Return how images are read by a model without a folder: values in -1..1.
+    """Return the preprocessing of a model without a folder: values in -1..1, resized as image processors resize by default.
 
     Raises:
         UnsupportedModelError: If they have neither one channel nor three.
     """
     half = (0.5,) * size[0]
     try:
-        return Preprocess(input_size=size, mean=half, std=half, crop_mode=crop_mode)  # type: ignore[arg-type]
+        return Preprocess(
+            input_size=size,  # type: ignore[arg-type]
+            mean=half,
+            std=half,
+            crop_mode=crop_mode,
+            crop_offset="before" if crop_mode == "center" else "nearest",
+            resize_backend="torchvision",
+        )
     except ValidationError as error:
         raise UnsupportedModelError(f"images with {size[0]} channels are not supported") from error
 
@@ -190,7 +206,14 @@ def _image_processor(folder: Path) -> dict[str, Any]:
             f"{folder}: its image processor {name} is not supported",
             hint=f"supported: {', '.join(f'{kind}ImageProcessor' for kind in sorted(PLAIN))}",
         )
-    return cast("dict[str, Any]", processor.to_dict())
+    return _settings(processor)
+
+
+def _settings(processor: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers is untyped
+    """Return the settings of an image processor, and its backend: `torchvision` or `pillow`."""
+    return cast("dict[str, Any]", processor.to_dict()) | {
+        "backend": processor.backend.replace("pil", "pillow")
+    }
 
 
 def _sizes(settings: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[int, int], str]:

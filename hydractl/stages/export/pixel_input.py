@@ -1,8 +1,9 @@
-"""From uint8 pixels to a model's images within the exported graph: what `eval_transform` does, as Pillow does it.
+"""From uint8 pixels to a model's images within the exported graph: `eval_transform` in the arithmetic of Pillow or torchvision.
 
 Pillow resizes along one axis after the other, in whole numbers: each is a matrix, of which only the rows that the crop keeps are
 made. In double precision every product and sum of them is exact, so the pixels are Pillow's own, but where it takes the height
-first, as it does with some tall images: then a few are one step of 255 off.
+first, as it does with some tall images: then a few are one step of 255 off. Torchvision resizes rows first, with weights of 16
+bits; their scale depends on the largest weight, here among the rows that the crop keeps.
 
 Axes: B batch, C channels; H, W pixels given, h, w pixels kept.
 """
@@ -22,6 +23,8 @@ from hydractl.manifest.header import Preprocess
 
 BITS = 1 << 22
 """Pillow's weights are multiples of 1 / BITS."""
+LARGEST_INT16 = (1 << 15) - 0.5
+"""Upper bound of a weight in torchvision, before rounding to 16 bits."""
 
 
 def _box(x: Tensor) -> Tensor:
@@ -139,8 +142,11 @@ class Pixels(nn.Module):
             (taps >= first) & (taps < last), weigh((taps - centers + 0.5) * (1 / stretch)), 0.0
         )
         total = weights.sum(1, keepdim=True)
-        weights = weights / torch.where(total == 0, 1.0, total) * BITS
-        return (weights.abs() + 0.5).floor() * weights.sign() / BITS, inside
+        weights = weights / torch.where(total == 0, 1.0, total)
+        scale = torch.tensor(BITS, dtype=torch.float64)
+        if self.how.resizes_tensors:
+            scale = torch.exp2((LARGEST_INT16 / weights.max()).log2().ceil() - 1).clamp(max=BITS)
+        return ((weights * scale).abs() + 0.5).floor() * weights.sign() / scale, inside
 
     def _begin(self, resized: Tensor, crop_size: int) -> Tensor:
         """Return where a crop begins: before the first pixel where there are too few."""

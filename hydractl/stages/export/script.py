@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import floor
 from pathlib import Path
 
+from hydractl.data.decoding import FORMATS
 from hydractl.data.preprocess import MODES
+from hydractl.data.reference import MAX_ITEM
 from hydractl.manifest.header import Header, Preprocess
 from hydractl.manifest.threshold import Threshold
 from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
@@ -54,6 +56,9 @@ def _of_images(how: Preprocess) -> dict[str, object]:
         "size": (width, height),
         "scaled": (floor(width / how.crop_pct), floor(height / how.crop_pct)),
         "fill": tuple(round(255 * mean) for mean in how.mean),
+        "on_arrays": how.resizes_tensors,
+        "formats": FORMATS,
+        "max_item": MAX_ITEM,
         "python_tokenizer": None,
     }
 

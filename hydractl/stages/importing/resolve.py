@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from hydractl.families.registry import (
     architecture_called,
     base_header,
     describe_folder,
+    describe_weights,
     described_as,
     family_for_name,
 )
@@ -74,6 +74,8 @@ def describe(
     described = _described(config, resolved, len(labels) or None)
     where = config.arch or resolved.name
     header = _with_images(base_header(described), resolved.images, where=config.source)
+    if config.folder is None:
+        header = _with_assumed(header, config, resolved, progress)
     header = override_preprocessing(header, config.images, where=where)
     check_takes(header, where=where)
     return _labelled(header, labels), bool(described.lacks)
@@ -106,12 +108,24 @@ def _resolve(config: ImportConfig, metadata: Metadata) -> Resolved:
     if metadata.num_classes and not is_typed and library in metadata.sizes:
         options.setdefault(CLASSES[library], metadata.num_classes)
     _check_images(config, images)
-    if metadata.complete and library == "timm" and "crop_pct" not in images:
-        images |= _published_crop(name)
     options = {k: v for k, v in options.items() if v is not None}
     from_file = [] if typed_name else [name]
     from_file += [f"{k}={_as_text(v)}" for k, v in {**options, **images}.items() if k not in option_values]
     return Resolved(name=name, options=options, images=images, from_file=tuple(from_file))
+
+
+def _with_assumed(header: Header, config: ImportConfig, resolved: Resolved, progress: Progress) -> Header:
+    """Return a header that records if the image preprocessing is assumed in part, after a warning with these values."""
+    stated = resolved.images.keys() | config.images.options().keys()
+    missing = [name for name in ("crop_pct", "interpolation", "mean", "std") if name not in stated]
+    if not missing or not isinstance(header.preprocess, Preprocess):
+        return header.model_copy(update={"assumed": False})
+    values = header.preprocess.model_dump(mode="json")
+    progress.warn(
+        f"{config.source}: does not say how images are read; assumed: "
+        f"{', '.join(f'{name}={_as_text(values[name])}' for name in missing)} (`--mean` and `--std` set these)"
+    )
+    return header
 
 
 def _with_images(header: Header, images: Mapping[str, object], *, where: str) -> Header:
@@ -167,7 +181,7 @@ def _described(config: ImportConfig, resolved: Resolved, labels: int | None) -> 
         )
     if num_classes is not None and key not in options:
         options[key] = num_classes
-    described = _pooled(config, described_as(name, options))
+    described = _pooled(config, describe_weights(name, options))
     if described.prompting is not None and (config.num_classes or labels):
         raise UsageError(
             f"`{name}` has no classifier: it compares images with class names",
@@ -177,7 +191,7 @@ def _described(config: ImportConfig, resolved: Resolved, labels: int | None) -> 
         return described
     if not isinstance(described.preprocess, Tokenization) and described.prompting is None:
         raise UsageError(f"`--tokenizer` is for texts, which `{name}` does not read")
-    return _pooled(config, described_as(name, options | {"tokenizer": str(config.tokenizer)}))
+    return _pooled(config, describe_weights(name, options | {"tokenizer": str(config.tokenizer)}))
 
 
 def _with_classes(config: ImportConfig, described: Described, number: int | None) -> Described:
@@ -309,12 +323,3 @@ def _check_images(config: ImportConfig, images: Mapping[str, object]) -> None:
             raise _contradiction(
                 config, f"--{key} {','.join(f'{x:g}' for x in option_value)}", f"{key}={_as_text(file_value)}"
             )
-
-
-def _published_crop(name: str) -> dict[str, object]:
-    """Return the crop that timm's own scripts take where none was asked for: the published one, whatever the size of images."""
-    with suppress(HydraError):
-        how = described_as(name, {}).preprocess
-        if isinstance(how, Preprocess):
-            return {"crop_pct": how.crop_pct}
-    return {}

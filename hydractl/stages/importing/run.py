@@ -200,7 +200,7 @@ def _tell(
     if fitted.drawn_names:
         number = counted(header.architecture.num_classes, "class", "classes")
         progress.step(f"New random classifier for {number}: {quoted(fitted.drawn_names)}")
-    if header.assumed:
+    if header.assumed and config.folder is not None:
         progress.warn(
             f"{config.folder}: has no image preprocessing; the base stores the usual one of such "
             "models (change it with `--img-size`, `--mean` and `--std`)"

@@ -10,7 +10,14 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from hydractl.data.reference import BUILT_IN, IMAGE_SUFFIXES, DataRef
+from hydractl.data.reference import (
+    BUILT_IN,
+    FILE_SUFFIXES,
+    IMAGE_SUFFIXES,
+    LIST_SUFFIX,
+    SHARD_SUFFIX,
+    DataRef,
+)
 from hydractl.errors import UsageError
 from hydractl.metrics import ood_scores
 from hydractl.output.atomic_write import STDOUT, is_stream
@@ -128,7 +135,14 @@ class PredictConfig(CommandConfig):
         role=Role.FILE,
     )
     """Infinity disables a stored threshold."""
-    skip_bad: bool = flag(Setting("Report unreadable images in their lines and continue.", panel=shared.DATA))
+    skip_bad: bool = flag(
+        Setting(
+            "Report unreadable images in their lines and continue, or end at the first.",
+            panel=shared.DATA,
+            option_names=("--skip-bad/--no-skip-bad",),
+        ),
+        on=True,
+    )
     null: bool = flag(
         Setting(
             "Separate items of standard input by NUL bytes, as `find -print0` writes them.",
@@ -193,12 +207,18 @@ class PredictConfig(CommandConfig):
 
 
 def image_path(given: str) -> Path | None:
-    """Return the path that DATA is, if it is called as an image file is; of a name that holds `::` one ends it, or no `=` follows."""
+    """Return the path if DATA names an image file, else None; a name with `::` ends with one, or no `=` follows.
+
+    Image files have a suffix of images, or they exist and have no suffix of data files.
+    """
     name = given.removesuffix("::")
     _, separator, options = name.rpartition("::")
-    if (separator and name == given and "=" in options) or not name.lower().endswith(IMAGE_SUFFIXES):
+    if separator and name == given and "=" in options:
         return None
-    return Path(name)
+    suffixed = name.lower().endswith
+    is_data = suffixed((*FILE_SUFFIXES, LIST_SUFFIX, SHARD_SUFFIX)) or name in BUILT_IN
+    may_be_image = not is_data and os.path.isfile(name)  # noqa: PTH113 - `Path.is_file` raises where a path is too long
+    return Path(name) if suffixed(IMAGE_SUFFIXES) or may_be_image else None
 
 
 def is_file(given: str) -> bool:

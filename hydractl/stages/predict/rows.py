@@ -162,7 +162,11 @@ class RowFormatter:
         texts = isinstance(self.opened.header.preprocess, Tokenization)
         kinds = {type(s.items.key(0)) for s in sources} or {int if texts else str}
         keys = {DATA: any(s.name is not None for s in sources), PATH: str in kinds, ROW: int in kinds}
-        optional = {ACCEPTED: self.decides, SET: self.sets is not None, ERROR: self.config.skip_bad}
+        optional = {
+            ACCEPTED: self.decides,
+            SET: self.sets is not None,
+            ERROR: self.config.skip_bad and not texts,
+        }
         return columns(
             [key for key, is_used in keys.items() if is_used],
             top_k=min(self.config.top_k, len(self.names)),

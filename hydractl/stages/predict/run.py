@@ -13,10 +13,11 @@ import torch
 
 from hydractl.data.encode import lenient
 from hydractl.data.worker_pool import WorkerPool
-from hydractl.errors import DataError, UnreadableError
+from hydractl.errors import DataError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Step
+from hydractl.messages import counted
 from hydractl.output.atomic_write import is_stream, publish, publish_together
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
@@ -26,7 +27,7 @@ from hydractl.stages.predict.config import LINES, PredictConfig, image_path, par
 from hydractl.stages.predict.fit_scores import FeatureScore
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
-from hydractl.stages.predict.stream import Answered, BatchPredictor, window
+from hydractl.stages.predict.stream import BatchPredictor, window
 from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
 from hydractl.stages.shared.open_inputs import open_reader, warn
 from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, sidecar_step
@@ -46,7 +47,7 @@ class PredictReport:
         path: Output file; `-` is standard output.
         inputs: Number of inputs.
         labels: Number of predictions of each class, of which an input may have several; or of entities of each label.
-        bad: Number of unreadable images.
+        bad: Number of unreadable images; the output has their errors.
         accepted: Number of inputs that the threshold accepts, if there is one.
         reason: Why there is no threshold, and how to get one; None if there is one, or `--threshold none`.
     """
@@ -96,7 +97,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
     The first process writes. The output has the same bytes with any number of processes.
 
     Raises:
-        InputError: If the model or an input cannot be used.
+        InputError: If the model or an input cannot be used, or no image can be read; these are in the output.
         OutputExists: If the output already exists, or another command is writing it.
         Interrupted: If another process of the run ended unexpectedly.
     """
@@ -154,6 +155,11 @@ class _Run:
             self._write_stream(blocks, lock)
         else:
             self._write_file(blocks, lock, made_by)
+        if self.counts.bad == self.counts.inputs > 0:
+            raise DataError(
+                f"{counted(self.counts.inputs, 'input')}, none readable",
+                hint=f"read the errors in {config.out}",
+            )
         return PredictReport(
             path=config.out,
             inputs=self.counts.inputs,
@@ -195,7 +201,7 @@ class _Run:
         with self._ticking() as ticks:
             predictor = self._load(device, ticks)
             for source in self.sources or self._lines():
-                for answered in _with_way_out(predictor.answers(source.items)):
+                for answered in predictor.answers(source.items):
                     yield self.rows.lines(source, answered) if self.team.leads else []
 
     @contextmanager
@@ -249,14 +255,3 @@ def _merged(blocks: Iterator[list[Line]]) -> Iterator[list[Line]]:
             yield lines
             lines = []
     yield lines
-
-
-def _with_way_out(answers: Iterator[Answered]) -> Iterator[Answered]:
-    """Yield answers; an image that cannot be read ends them with what to type instead."""
-    try:
-        yield from answers
-    except UnreadableError as error:
-        others = f"{error.hint}, or " if error.hint else ""
-        raise DataError(
-            error.message, hint=f"{others}add `--skip-bad` to report it in its line and continue"
-        ) from error

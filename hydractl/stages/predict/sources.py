@@ -71,13 +71,13 @@ def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progres
         )
     if ref.streaming is not None and ref.classes is None:
         return open_stream(ref, how, workers=config.num_workers, progress=progress)
-    opened_as = open_lenient if config.skip_bad else open_items
+    opened_as = open_lenient if config.skip_bad and content_of(how) is Content.IMAGES else open_items
     return opened_as(ref, how, labelled=False, workers=config.num_workers, progress=progress)
 
 
 def _files(paths: Sequence[Path], how: Reading) -> ImageSet:
     if content_of(how) is Content.TEXTS:
-        raise UsageError(f"`{paths[0]}` is an image, but the model reads texts")
+        raise UsageError(f"`{paths[0]}` is no table or folder of texts, which the model reads")
     for path in paths:
         if not os.path.isfile(path):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
             raise DataError(f"{path}: no such file", hint=SOURCES_HINT)

@@ -94,9 +94,9 @@ def warn_assumed(opened: OpenModel, progress: Progress) -> None:
     _, height, width = how.input_size
     mean, std = (",".join(f"{x:.4g}" for x in values) for values in (how.mean, how.std))
     progress.warn(
-        f"{opened.reference}: has no image preprocessing; using the usual one of such models, "
-        f"{height}x{width} pixels, mean {mean}, std {std} (change it with `--img-size`, `--mean` and "
-        "`--std` of `finetune` and `import`)"
+        f"{opened.reference}: its image preprocessing is assumed, the usual one of such models: "
+        f"{height}x{width} pixels, {how.interpolation}, crop {how.crop_pct:g}, mean {mean}, std {std} (change it with "
+        "`--img-size`, `--mean` and `--std` of `finetune` and `import`)"
     )
 
 

@@ -221,6 +221,8 @@ class Images(CheckedSettings):
         None,
         "Mean of each channel, with white as 1 (default: the model's).",
         parse=_numbers("--mean"),
+        low=-1e6,
+        high=1e6,
         metavar="X[,Y,Z]",
         panel=IMAGES_PANEL,
     )
@@ -228,7 +230,8 @@ class Images(CheckedSettings):
         None,
         "Standard deviation of each channel (default: the model's).",
         parse=_numbers("--std"),
-        above=0.0,
+        low=1e-6,
+        high=1e6,
         metavar="X[,Y,Z]",
         panel=IMAGES_PANEL,
     )

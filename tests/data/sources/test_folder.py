@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import features
+from PIL import Image, ImageFile, features
 
+from hydractl.data.decoding import FORMATS
+from hydractl.data.encode import encoded, open_items
 from hydractl.data.open_dataset import open_data
+from hydractl.data.reference import IMAGE_SUFFIXES
 from hydractl.errors import DataError
+from hydractl.manifest.header import Preprocess
 
 
 def test_classes_are_sub_folders(folder, picture):
@@ -63,14 +68,65 @@ def test_classes_and_limit(folder):
     assert spread.labels == (0, 1)
 
 
-def test_a_file_that_is_no_image_is_said(folder, heard):
+def test_each_file_that_is_no_image_is_said(folder, heard):
+    """Files that systems add are ignored; a FIFO is not opened."""
     (folder / "notes.txt").write_text("x")
-    (folder / "ant" / "Thumbs.db").write_bytes(b"x")
+    for name in ("Thumbs.db", "desktop.ini", ".DS_Store"):
+        (folder / "ant" / name).write_bytes(b"x")
+    (folder / "ant" / "page.eps").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+    )
+    os.mkfifo(folder / "bee" / "pipe")
 
     images = open_data(str(folder), progress=heard)
 
     assert len(images) == 5
-    assert heard.warnings == [f"{folder}: skipped 2 file(s) that are not images, first `notes.txt`"]
+    assert heard.warnings == [
+        f"{folder}: skipped files that are not images (3): `notes.txt`, `ant/page.eps`, `bee/pipe`"
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.jfif", "b.jpe", "c.pgm", "d.HEIC", "e", "f.apng", "g.txt"])
+def test_images_are_detected_by_content(tmp_path, picture, name, heard):
+    """The name does not matter, and every image counts."""
+    form = {".jfif": "JPEG", ".jpe": "JPEG", ".pgm": "PPM"}.get(Path(name).suffix, "PNG")
+    for folder in ("ant", "bee"):
+        (tmp_path / folder).mkdir()
+        picture(0, size=(8, 8)).save(tmp_path / folder / "0.png")
+    picture(1, size=(8, 8)).save(tmp_path / "ant" / name, form)
+
+    images = open_data(str(tmp_path), progress=heard)
+
+    assert (len(images), images.labels) == (3, (0, 0, 1))
+    assert [images.image(i).size for i in range(3)] == [(8, 8)] * 3
+    assert not heard.warnings
+
+
+def test_suffixes_of_images_are_those_of_pillow():
+    Image.init()
+    registered = {suffix for suffix, form in Image.registered_extensions().items() if form in FORMATS}
+    assert registered - {".pfm", ".mpo"} == {*IMAGE_SUFFIXES}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_is_refused_by_its_decoded_size_before_it_is_decoded(tmp_path, monkeypatch, workers):
+    Image.new("RGB", (300, 200)).save(tmp_path / "a.png")
+    how = Preprocess(input_size=(3, 8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
+    size = 300 * 200 * 3
+
+    def read(limit):
+        items = open_items(f"{tmp_path}::max-item={limit}", how, labelled=False, workers=workers)
+        return next(iter(encoded(items, how, batch_size=1, limit_bytes=0))).inputs.shape
+
+    assert read(size) == (1, 3, 8, 8)
+    with pytest.raises(
+        DataError, match=r"300 x 200 pixels with 3 channels, more than 179999 bytes"
+    ) as caught:
+        read(size - 1)
+    assert caught.value.hint == f"make the image smaller, or read its folder with `::max-item={size}`"
+    monkeypatch.setattr(ImageFile.ImageFile, "load", None)  # the header decides
+    with pytest.raises(DataError, match="more than 100 bytes"):
+        open_data(f"{tmp_path}::max-item=100", labelled=False).image(0)
 
 
 def test_fingerprint_knows_no_place(folder, tmp_path):
@@ -181,7 +237,7 @@ def test_images_below_a_class_are_those_of_torchvision(nested, heard):
     theirs = ImageFolder(str(nested))
     assert [(images.key(i), images.labels[i]) for i in range(len(images))] == theirs.samples
     assert list(images.class_names) == theirs.classes
-    assert heard.warnings == [f"{nested}: skipped 1 file(s) that are not images, first `bee/a/notes.md`"]
+    assert heard.warnings == [f"{nested}: skipped files that are not images (1): `bee/a/notes.md`"]
 
 
 def test_a_folder_holds_the_same_images_with_and_without_labels(nested):

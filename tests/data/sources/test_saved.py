@@ -139,7 +139,7 @@ def test_an_image_that_no_metadata_name_is_said(listed, heard):
 
     assert len(open_data(str(root / "one"), progress=heard)) == 2
     assert heard.warnings == [
-        f"{root}/one: skipped 1 image(s) that the metadata does not list, first `{root}/one/a/test9.png`"
+        f"{root}/one: skipped 1 image that the metadata does not list: `{root}/one/a/test9.png`"
     ]
 
 
@@ -192,4 +192,4 @@ def test_metadata_of_one_class_alone_make_no_split_of_it(folder, heard):
     (folder / "ant" / "metadata.csv").write_text("file_name,label\n0.png,x\n")
 
     assert open_data(str(folder), progress=heard).class_names == ("ant", "bee")
-    assert heard.warnings == [f"{folder}: skipped 1 file(s) that are not images, first `ant/metadata.csv`"]
+    assert heard.warnings == [f"{folder}: skipped files that are not images (1): `ant/metadata.csv`"]

@@ -13,11 +13,11 @@ from PIL import Image
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.transformers.vision import default_preprocess, read_image_processor
+from hydractl.manifest.header import Preprocess
 
 SQUASH = {"image_processor_type": "ViTImageProcessor", "size": {"height": 24, "width": 16}}
 SHORTEST = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 32}, "crop_size": 24}
 BOTH = {"image_processor_type": "DeiTImageProcessor", "size": 32, "crop_size": {"height": 28, "width": 28}}
-SHADE = 1.01 / 255
 
 
 def folder_of(tmp_path, settings, name="preprocessor_config.json", model_type="vit"):
@@ -41,8 +41,8 @@ def difference(preprocess, image, library):
 
 
 @pytest.mark.parametrize(
-    ("resample", "backend", "tolerance"),
-    [*((n, "pil", 0) for n in range(6)), (2, "torchvision", SHADE), (3, "torchvision", 2 * SHADE)],
+    ("resample", "backend"),
+    [*((n, "torchvision") for n in range(4)), *((n, "pil") for n in range(6))],
 )
 @pytest.mark.parametrize(
     ("settings", "size"),
@@ -58,14 +58,29 @@ def difference(preprocess, image, library):
     ],
     ids=["squash", "raw", "not-rescaled", "minus-one", "shortest", "odd", "both", "no-crop"],
 )
-def test_images_are_what_the_library_makes_of_them(tmp_path, settings, size, resample, backend, tolerance):
+def test_images_are_what_the_library_makes_of_them(tmp_path, settings, size, resample, backend):
+    """A folder is read with the backend that the library selects: torchvision. Headers without a backend mean Pillow."""
     from transformers import AutoImageProcessor
 
     folder = folder_of(tmp_path, settings | {"resample": resample})
-    library = AutoImageProcessor.from_pretrained(folder, backend=backend)
+    chosen = {} if backend == "torchvision" else {"backend": backend}
+    library = AutoImageProcessor.from_pretrained(folder, **chosen)
+    assert library.backend == backend
     preprocess = read_image_processor(folder, (3, *size))
-    for width, height in ((40, 52), (52, 40), (33, 33)):
-        assert difference(preprocess, picture(width, height), library).max() <= tolerance + 1e-6
+    assert preprocess.resize_backend == "torchvision"
+    if backend == "pil":
+        preprocess = Preprocess.model_validate(preprocess.model_dump(exclude={"resize_backend"}))
+    for width, height in ((40, 52), (52, 40), (33, 33), (9, 7)):
+        assert difference(preprocess, picture(width, height), library).max() <= 1e-6
+
+
+@pytest.mark.parametrize("resample", [4, 5])
+def test_filters_that_torchvision_lacks_are_pillows(tmp_path, resample):
+    folder = folder_of(tmp_path, SQUASH | {"resample": resample})
+    found = read_image_processor(folder, (3, 24, 16))
+    pillow = found.model_copy(update={"resize_backend": "pillow"})
+    image = picture(40, 52)
+    assert torch.equal(eval_transform(found)(image), eval_transform(pillow)(image))
 
 
 @pytest.mark.parametrize("settings", [SHORTEST, BOTH], ids=["shortest", "both"])
@@ -74,7 +89,7 @@ def test_crops_of_odd_margins_are_the_librarys(tmp_path, settings):
     from transformers import AutoImageProcessor
 
     folder = folder_of(tmp_path, settings | {"resample": 3})
-    library = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    library = AutoImageProcessor.from_pretrained(folder)
     size = library.crop_size
     preprocess = read_image_processor(folder, (3, size.height, size.width))
     assert preprocess.crop_offset == "before"
@@ -129,6 +144,13 @@ def test_default_is_squashed():
             ("has `image_mean` (0.5,), but the model takes images with 3 channels"),
         ),
         (SHORTEST | {"image_std": [0.5, 0.5, 0.0]}, "is not supported: std[2]"),
+        (SHORTEST | {"size": {"shortest_edge": 0}}, "has an invalid size, mean, std or factor"),
+        (
+            SHORTEST | {"size": {"shortest_edge": 10**9}},
+            "resizes images to 1000000000 pixels, more than 8192",
+        ),
+        (SHORTEST | {"rescale_factor": 0}, "has an invalid size, mean, std or factor"),
+        (SHORTEST | {"resample": "cubic"}, "has an invalid size, mean, std or factor"),
         (SHORTEST | {"resample": 9}, "is not supported: interpolation"),
     ],
 )

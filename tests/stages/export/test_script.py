@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 
 from hydractl.cli.app import main
 from hydractl.data.decoding import upright
@@ -238,18 +238,19 @@ def test_prediction_sets_are_those_of_predict(monkeypatch, method, by_class):
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
-@pytest.mark.parametrize("offset", ["nearest", "before"])
+@pytest.mark.parametrize("offset", ["nearest", "before", "torchvision"])
 @pytest.mark.parametrize("size", [(3, 32, 32), (1, 28, 20), (3, 21, 32), (1, 15, 15)])
 def test_images_are_read_to_the_bit_as_timm_and_transformers_read_them(
     tmp_path, monkeypatch, mode, offset, size
 ):
     folder = tmp_path
     names = write_images(folder)
-    for filter_name, kept in (("bicubic", 0.9), ("nearest", 1.0), ("lanczos", 0.875)):
+    for filter_name, kept in (("bicubic", 0.9), ("nearest", 1.0), ("lanczos", 0.875), ("bilinear", 0.9)):
         channels = size[0]
         how = Preprocess(
             input_size=size, mean=(0.5, 0.4, 0.3)[:channels], std=(0.2, 0.3, 0.25)[:channels], crop_pct=kept,
-            interpolation=filter_name, crop_mode=mode, crop_offset=offset,
+            interpolation=filter_name, crop_mode=mode, crop_offset="before" if offset == "torchvision" else offset,
+            resize_backend="torchvision" if offset == "torchvision" else "pillow",
         )  # fmt: skip
         header = base(ONE).header.model_copy(update={"preprocess": how})
         read = functions_of(header, monkeypatch)["read"]
@@ -259,6 +260,34 @@ def test_images_are_read_to_the_bit_as_timm_and_transformers_read_them(
                 name,
                 filter_name,
             )
+
+
+def test_only_image_formats_are_opened(tmp_path, monkeypatch):
+    """An EPS starts Ghostscript, whatever its name; a small file may decode to gigabytes."""
+    read = functions_of(base(ONE).header, monkeypatch)["read"]
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\n")
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", None)
+    with pytest.raises(UnidentifiedImageError):
+        read(tmp_path / "a.png")
+    Image.new("RGBA", (8193, 8192)).save(tmp_path / "b.png")
+    with pytest.raises(SystemExit, match="has 8193 x 8192 pixels, more than 268435456 bytes"):
+        read(tmp_path / "b.png")
+
+
+def test_labels_with_equal_names_stay_apart(tmp_path, answers, monkeypatch):
+    sample = base(next(v for v in VARIANTS if v.name == "multi-label" and v.family == PLAIN.family))
+    labels = ("a", "b", "b", *map(str, range(sample.header.num_classes - 3)))
+    model = replace(sample, header=sample.header.model_copy(update={"labels": labels})).save(
+        tmp_path / "m.st"
+    )
+    names = write_images(tmp_path)
+
+    run_export(ExportConfig(model=str(model), out=tmp_path / "m.pt2"))
+
+    for line in answers(tmp_path / "m.pt2.py", *names):
+        assert [entry["label"] for entry in line["probabilities"]] == [*labels]
+        applies = [entry["label"] for entry in line["probabilities"] if entry["probability"] > 0.5]
+        assert line["labels"] == applies
 
 
 def test_no_name_of_a_file_is_code(tmp_path, monkeypatch):

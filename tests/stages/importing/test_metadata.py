@@ -83,8 +83,30 @@ def test_a_run_of_timm_needs_no_architecture(tmp_path, library):
     assert (how.interpolation, how.crop_pct) == (data["interpolation"], data["crop_pct"])
     assert header.architecture.config == KWARGS | {"num_classes": 7}
     line = next(step for step in heard.steps if " says: " in step)
-    for part in (NAME, "num_heads=4", "num_classes=7", "mean=[0.25]", "std=[0.5]", "crop_pct=0.9"):
+    for part in (NAME, "num_heads=4", "num_classes=7", "mean=[0.25]", "std=[0.5]"):
         assert part in line
+    assert "crop_pct" not in line
+    assert any("assumed: crop_pct=0.9, interpolation=bicubic (" in warning for warning in heard.warnings)
+    assert header.assumed
+
+
+@pytest.mark.parametrize("typed", [{}, {"images": Images(mean=(0.25,), std=(0.5,))}])
+def test_plain_weights_have_the_crop_of_timms_saver(tmp_path, library, typed):
+    """One rule for all weights: timm's published crop, which timm's own scripts use for any size."""
+    arch = f"{NAME}::" + ",".join(f"{k}={v}" for k, v in KWARGS.items())
+    heard = Heard()
+    plain = bring(
+        saved(tmp_path, library.state_dict()),
+        tmp_path / "a.st",
+        heard=heard,
+        arch=arch,
+        num_classes=7,
+        **typed,
+    )
+    whole = bring(saved_by_timm(tmp_path, library, namespace()), tmp_path / "b.st")
+    assert plain.preprocess.crop_pct == whole.preprocess.crop_pct == 0.9
+    assert plain.assumed != bool(typed)
+    assert any("assumed: crop_pct=0.9" in warning for warning in heard.warnings)
 
 
 CONTRADICTIONS = {

@@ -132,7 +132,7 @@ def test_the_suffix_decides_the_form(models, work):
         assert len(rows) == len(expected) == 4, form
         assert list(rows[0]) == [
             "path", "row", "label", "probability", "label_2", "probability_2", "entropy", "mutual_information", "vote_1",
-            "vote_2", "ood_score",
+            "vote_2", "ood_score", "error",
         ]  # fmt: skip
         for row, line in zip(rows, expected, strict=True):
             assert (row["path"] or None, row["label"]) == (line.get("path"), line["label"])
@@ -205,11 +205,13 @@ def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
     with pytest.raises(
         DataError, match=r"tree/(x/bad|deep).png: (is not an image|an image of mode)"
     ) as caught:
-        told(models, "tree")
-    assert str(caught.value.hint).endswith(", or add `--skip-bad` to report it in its line and continue")
+        told(models, "tree", skip_bad=False)
+    assert str(caught.value.hint).endswith(
+        ", or leave out `--no-skip-bad` to report it in its line and continue"
+    )
     assert not list(work.glob("out*"))
-    assert len(told(models, "tree", skip_bad=True)) == 5
-    found = told(models, "tree", skip_bad=True, out="lenient.jsonl")
+    assert len(told(models, "tree")) == 5
+    found = told(models, "tree", out="lenient.jsonl")
     assert [line["path"] for line in found] == [
         "tree/3.png",
         "tree/deep.png",
@@ -226,9 +228,7 @@ def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
         [line["entropy"] for line in good], [line["entropy"] for line in whole], rtol=1e-5
     )
     report = run_predict(
-        PredictConfig(
-            model=str(models / "hydra.st"), data=("tree",), out=out_of("l.csv"), skip_bad=True, device="cpu"
-        )
+        PredictConfig(model=str(models / "hydra.st"), data=("tree",), out=out_of("l.csv"), device="cpu")
     )
     assert (report.inputs, report.bad) == (5, 2)
     assert [bool(row["error"]) for row in csv.DictReader((work / "l.csv").read_text().splitlines())] == [
@@ -237,6 +237,18 @@ def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
         False,
         True,
         False,
+    ]
+
+
+def test_a_run_without_a_readable_image_writes_their_errors_and_fails(models, work):
+    for name in ("photo.HEIC", "b.png"):
+        (work / name).write_bytes(b"no image")
+    with pytest.raises(DataError, match="2 inputs, none readable"):
+        told(models, "photo.HEIC", "b.png")
+    lines = [json.loads(line) for line in (work / "out.jsonl").read_text().splitlines()]
+    assert [(line["path"], "is not an image" in line["error"]) for line in lines] == [
+        ("photo.HEIC", True),
+        ("b.png", True),
     ]
 
 
@@ -310,7 +322,13 @@ def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, worl
 REFUSED = {
     "nothing in a folder": (("empty",), "hydra.st", {}, DataError, "empty: has no image"),
     "no such file": (("gone.png",), "hydra.st", {}, DataError, r"gone\.png: no such file"),
-    "an image for texts": (("flat/a.png",), "bert", {}, UsageError, "is an image, but the model reads texts"),
+    "an image for texts": (
+        ("flat/a.png",),
+        "bert",
+        {},
+        UsageError,
+        "is no table or folder of texts, which the model reads",
+    ),
     "a text file": (("notes.txt",), "bert", {}, UsageError, r"`notes\.txt`: the model reads texts"),
     "lines and more": (("-", "flat"), "hydra.st", {}, UsageError, "`-` cannot be combined with other DATA"),
     "no line": (("-",), "bert", {}, DataError, "standard input: has no lines"),
@@ -321,7 +339,6 @@ REFUSED = {
         UsageError,
         r"must have the suffix \.jsonl or \.csv",
     ),
-    "skipping texts": (("reviews",), "bert", {"skip_bad": True}, UsageError, "`--skip-bad` is for images"),
     "an unknown score": (("flat",), "hydra.st", {"ood_score": "x"}, UsageError, "--ood-score x"),
     "classes of its own": (("flat",), "hydra.st", {"naming": None}, UsageError, "already has classes"),
 }

@@ -105,17 +105,17 @@ def test_several_processes_make_the_bytes_of_one(streamed, work, monkeypatch, wo
     lake = streamed(
         Lake(17, lambda i: image(i) if i != 6 else image(i) | {"image": {"bytes": b"?", "path": None}})
     )
-    run_predict(config(STREAM, out="one.jsonl", skip_bad=True))
+    run_predict(config(STREAM, out="one.jsonl"))
     assert [line["row"] for line in lines("one.jsonl") if "error" in line] == [6]
     with pytest.raises(DataError, match="hf:org/name: row 6: is not an image"):
-        run_predict(config(STREAM))
+        run_predict(config(STREAM, skip_bad=False))
     own = as_processes(monkeypatch, stage, ["vit.st"])
     answered = shares(monkeypatch, "hydractl.stages.predict.stream.responses")
     lake.read.clear()
 
     def run(team):
         own.team = team
-        return run_predict(config(STREAM, out="many.jsonl", skip_bad=True))
+        return run_predict(config(STREAM, out="many.jsonl"))
 
     together(world, run)
     assert stage.Path("many.jsonl").read_bytes() == stage.Path("one.jsonl").read_bytes()
@@ -133,8 +133,6 @@ def test_what_cannot_be_is_refused_before_a_model_is_built(streamed, monkeypatch
         run_predict(config(STREAM))
     with pytest.raises(DataError, match="has no column `lable` for `label=`"):
         run_predict(config(f"{STREAM},label=lable", model="bert"))
-    with pytest.raises(UsageError, match="`--skip-bad` is for images"):
-        run_predict(config(STREAM, model="bert", skip_bad=True))
     with pytest.raises(UsageError, match="a stream has no known length") as caught:
         config(f"{STREAM},classes=0-1")
     assert "add `limit=N`" in caught.value.hint
