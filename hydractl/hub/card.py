@@ -243,8 +243,15 @@ def _results(facts: Facts) -> str:
         else f" on {code(data.reference)}" + (f" ({data.count} samples)" if data.count else "")
     )
     fair = TEMPERATURE in report.data or scaled_alike(*(row.stored_temperatures for row in rows))
+    stored = facts.header.scale
+    as_stored = stored.is_close(model_row.scale)
     lines += [
         "",
+        *(
+            ()
+            if as_stored
+            else (f"The figures are for the temperature {model_row.scale}; the model stores {stored}.\n",)
+        ),
         *(() if fair else (f"{_UNFAIR}\n",)),
         (
             f"The first column is this model{on}. Brackets contain 95 % intervals. "

@@ -99,11 +99,20 @@ class Document(StrictModel):
 
 
 class Fingerprint(StrictModel):
-    """A data set or model that was used: how it was named and what it held."""
+    """A data set or model that was used: how it was named and what it held.
+
+    Attributes:
+        reference: Name of the data set or model.
+        sha256: Digest of the data, or of the model's file.
+        count: Number of samples.
+        weights: Digest of a model's tensors and of the settings that determine its logits before a temperature. None for data and
+            in files of earlier versions.
+    """
 
     reference: str
     sha256: Digest
     count: int | None = None
+    weights: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 def first_problem(error: ValidationError) -> str:

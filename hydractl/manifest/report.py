@@ -293,11 +293,21 @@ class Report(Document):
         """Return what may be shown to others: a report without the user's data."""
         return self.model_copy(update={"examples": None})
 
-    def row_of(self, digest: str) -> Row | None:
-        """Return the row that is of one model alone as it is, by the digest of its weights."""
-        single_models = [row for row in self.rows if not row.derived]
+    def row_of(self, *digests: str) -> Row | None:
+        """Return the row of one unchanged model.
+
+        Args:
+            digests: Digests of the model's file and weights. The first digest with a row decides.
+        """
+        single_models = [row for row in self.rows if not row.derived and len(row.models) == 1]
         return next(
-            (row for row in single_models if [model.sha256 for model in row.models] == [digest]), None
+            (
+                row
+                for digest in digests
+                for row in single_models
+                if digest in {row.models[0].sha256, row.models[0].weights}
+            ),
+            None,
         )
 
     @model_validator(mode="after")
