@@ -10,17 +10,16 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header
 from hydractl.strict_json import compact
 
-LOGIT_SETTINGS = {"architecture", "masks", "plan", "preprocess", "prompting"}
-"""Fields of a header that determine the logits before a temperature divides them."""
-
 
 def digest_weights(checkpoint: Checkpoint, header: Header) -> str:
-    """Return `sha256:...` of a model's tensors and of `LOGIT_SETTINGS`.
+    """Return `sha256:...` of a model's tensors and of the settings that determine its logits before a temperature.
 
     A copy of the model has the same digest if only its temperature, threshold, prediction sets, OOD scores, class names or lineage
     differ, or if its file is sharded. The class names of a zero-shot model count, because they determine its logits.
     """
-    settings = LOGIT_SETTINGS | ({"labels"} if header.prompting else set())
+    settings = {"architecture", "masks", "plan", "preprocess", "prompting"} | (
+        {"labels"} if header.prompting else set()
+    )
     text = compact(header.model_dump(mode="json", include=settings, exclude_defaults=True), sort_keys=True)
     sha, source = hashlib.sha256(text.encode()), checkpoint.original
     for name, spec in sorted(source.specs.items()):

@@ -243,14 +243,14 @@ def _results(facts: Facts) -> str:
         else f" on {code(data.reference)}" + (f" ({data.count} samples)" if data.count else "")
     )
     fair = TEMPERATURE in report.data or scaled_alike(*(row.stored_temperatures for row in rows))
-    stored = facts.header.scale
-    as_stored = stored.is_close(model_row.scale)
     lines += [
         "",
         *(
             ()
-            if as_stored
-            else (f"The figures are for the temperature {model_row.scale}; the model stores {stored}.\n",)
+            if facts.header.scale.is_close(model_row.scale)
+            else (
+                f"The figures are for the temperature {model_row.scale}; the model stores {facts.header.scale}.\n",
+            )
         ),
         *(() if fair else (f"{_UNFAIR}\n",)),
         (

@@ -79,7 +79,7 @@ def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
         or header.scale != Temperature()
     ):
         return None
-    if header.fitted is not None:  # its tensors are none that a library knows
+    if header.fitted or header.threshold or header.prediction_sets:  # libraries neither know nor apply these
         return None
     described = Described(
         architecture=header.architecture,

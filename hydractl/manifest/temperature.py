@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import repeat, zip_longest
 from operator import mul, truediv
 
+SMALLEST, LARGEST = 1e-3, 1e3
+"""Range of a temperature. Outside, float32 cannot represent the differences between logits."""
 DIGITS = 6
 """Significant digits of a stored temperature, the precision of the search for it."""
 
