@@ -636,7 +636,7 @@ def export(
 
     Args:
         model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
-        out: Output file: .onnx for ONNX, .pt2 for torch.export.
+        out: Output: a .onnx file for ONNX, a .pt2 file for torch.export, or `NAME/` for a folder of transformers.
         with_preprocess: Include image preprocessing: the model takes uint8 pixels (B, height, width, channels) of any size.
         quantize: Quantize weights and activations of ONNX to 8 bits and measure the effect on `--data`.
         data: Also compare and measure the exported model on labelled data: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.

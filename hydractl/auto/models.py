@@ -270,8 +270,13 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
     def _accepted(self, logits: torch.Tensor, ood_score: torch.Tensor) -> torch.Tensor | None:
         """Return whether the stored threshold accepts each input (B,); see `HydraClassifierOutput`."""
         rule, task = self.loaded.header.threshold, self.loaded.header.architecture.task
-        known = {*SCORES, self.with_score.score}
-        if rule is None or rule.below is None or rule.score not in known or task.by_word or self.training:
+        if (
+            rule is None
+            or rule.below is None
+            or rule.score not in {*SCORES, self.with_score.score}
+            or task.by_word
+            or self.training
+        ):
             return None
         if rule.score in SCORES:
             ood_score = of_inputs(SCORES[rule.score].of(logits.float()), multi_label=task.by_label)

@@ -142,8 +142,6 @@ def _called(score: str, member: int, name: str) -> str:
 
 def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedScore:
     hint = "it may be from another version of hydractl"
-    if not ood_scores.is_known(score):
-        raise CheckpointError(f"{name}: stores an OOD score `{score}`, which is not feature-based", hint=hint)
     tensors = {
         tensor_name: checkpoint.tensor(_called(score, member, tensor_name))
         for tensor_name in TENSOR_SPECS[ood_scores.kind_of(score)]

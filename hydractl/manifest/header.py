@@ -22,7 +22,7 @@ from hydractl.manifest.document import (
 from hydractl.manifest.head_mask import MOST_HEADS, WIDEST, Mask, TowerHeads, TowerKeep
 from hydractl.manifest.prediction_sets import OpenShare, PredictionSets
 from hydractl.manifest.temperature import LARGEST, SMALLEST, Temperature
-from hydractl.manifest.threshold import CHECK_SCORE, Threshold
+from hydractl.manifest.threshold import CHECK_SCORE, IS_FITTED, Threshold
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.plugins import load
 from hydractl.settings import LARGEST_SEED
@@ -62,7 +62,7 @@ class Architecture(StrictModel):
         problem_type: Of a task in `TASKS`; None where an input has one of the classes.
     """
 
-    library: Literal["timm", "transformers", "openclip"]
+    library: str = Field(pattern="^(timm|transformers|openclip)$")
     name: str
     family: Key
     config: dict[str, JsonValue]
@@ -349,6 +349,9 @@ class Header(Document):
         for field in ("label_temperatures", "label_thresholds"):
             if len(getattr(self, field)) not in {0, self.num_classes * self.architecture.task.by_label}:
                 raise ValueError(f"{field}: must be one for each label of a model for several")
+        stored = self.fitted.scores if self.fitted else ()
+        if self.threshold and self.threshold.score not in stored and load(IS_FITTED)(self.threshold.score):
+            raise ValueError(f"threshold.score: `fitted` does not have `{self.threshold.score}`")
         if self.entity_temperature != 1 and not self.architecture.task.by_word:
             raise ValueError("entity_temperature: excluded unless the model answers words")
         return self

@@ -299,13 +299,14 @@ class Report(Document):
         Args:
             digests: Digests of the model's file and weights. The first digest with a row decides.
         """
-        single_models = [row for row in self.rows if not row.derived and len(row.models) == 1]
         return next(
             (
                 row
                 for digest in digests
-                for row in single_models
-                if digest in {row.models[0].sha256, row.models[0].weights}
+                for row in self.rows
+                if not row.derived
+                and len(row.models) == 1
+                and digest in {row.models[0].sha256, row.models[0].weights}
             ),
             None,
         )

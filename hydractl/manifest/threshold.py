@@ -12,8 +12,8 @@ from hydractl.manifest.prediction_sets import OpenShare
 from hydractl.messages import counted
 from hydractl.plugins import load
 
-CHECK_SCORE = "hydractl.metrics.ood_scores:check_stored"
-"""Path of the function that checks a stored score's name, version and bound by the table of scores, which is in a higher layer."""
+CHECK_SCORE, IS_FITTED = "hydractl.metrics.ood_scores:check_stored", "hydractl.metrics.ood_scores:is_fitted"
+"""Paths of functions that check a stored score by the table of scores, which is in a higher layer."""
 
 
 class Threshold(StrictModel):

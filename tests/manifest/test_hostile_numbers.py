@@ -104,6 +104,11 @@ def test_scores_are_of_a_closed_set(path, value):
         Header.from_json(Place(path, "").text(value), where="header")
 
 
+def test_a_threshold_needs_the_fitted_score():
+    with pytest.raises(ManifestError, match="does not have `vim`"):
+        Header.from_json(Place(("threshold", "score"), "").text("vim"), where="header")
+
+
 @pytest.mark.parametrize("section", ["threshold", "fitted"])
 def test_a_newer_version_is_refused_with_the_command_to_upgrade(section, tmp_path):
     text = Place((section, "version"), 1).text(VERSION + 1)
