@@ -43,8 +43,8 @@ STAGES = (
         PredictConfig, "hydractl.stages.predict.run:run_predict", "hydractl.stages.predict.run:PredictReport", ("out",),
     ),
     StageFunction(
-        "export", "Export a base, a member or a hydra to ONNX or torch.export, to run without hydractl.",
-        ExportConfig, "hydractl.stages.export.run:run_export", "hydractl.stages.export.run:ExportReport",
+        "export", "Export a base, a member or a hydra to ONNX, torch.export or a folder for pipelines of transformers.",
+        ExportConfig, "hydractl.stages.export.run:run_export", "hydractl.stages.export.folder:ExportReport",
     ),
     StageFunction(
         "push", "Push a base, a member or a hydra with its model card to the Hub, in a single commit.",

@@ -7,7 +7,7 @@ from typing import Literal
 from hydractl.api.stage import StageFunction
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.report import EvalReport
-from hydractl.stages.export.run import ExportReport
+from hydractl.stages.export.folder import ExportReport
 from hydractl.stages.finetune.run import FinetuneReport
 from hydractl.stages.fuse.run import FuseReport
 from hydractl.stages.predict.run import PredictReport
@@ -630,7 +630,7 @@ def export(
     force: bool | None = ...,
     progress: Callable[[str], object] | Progress | None = ...,
 ) -> ExportReport:
-    r"""Export a base, a member or a hydra to ONNX or torch.export, to run without hydractl.
+    r"""Export a base, a member or a hydra to ONNX, torch.export or a folder for pipelines of transformers.
 
     Arguments are those of `hydractl export`, and are parsed in the same way. None stands for an option that is not given.
 
