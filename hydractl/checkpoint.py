@@ -44,6 +44,7 @@ from hydractl.tensor_spec import (
     spec_of,
     tensor_of,
 )
+from hydractl.version import UPGRADE
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +53,7 @@ if TYPE_CHECKING:
 METADATA_KEY = "hydractl"
 BESIDE = "hydractl.ood/"
 """Prefix of the names of tensors that are not weights."""
-MOST_TENSORS = 50_000
-"""Maximum number of tensors in a file; a large mixture of experts has some ten thousand."""
+MOST_TENSORS = 50_000  # of a file; a large mixture of experts has some ten thousand
 _SCRATCH = re.compile("hydractl-held-[0-9a-f]{16}")
 """Prefix of locked temporary files. Files of earlier versions have other names and no lock, and are kept."""
 
@@ -181,7 +181,7 @@ class Checkpoint:
         try:
             return Header.from_json(text, where=f"{self.name}: metadata.{METADATA_KEY}")
         except ManifestError as error:
-            raise CheckpointError(error.message, hint="it may be from another version of hydractl") from error
+            raise CheckpointError(error.message, hint=UPGRADE) from error
 
     @property
     def original(self) -> Checkpoint:

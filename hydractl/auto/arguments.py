@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from hydractl.auto.config import HydraConfig
 from hydractl.errors import UsageError
+from hydractl.families.transformers.models import named
 from hydractl.hub.layout import CONFIG, labels_of
 from hydractl.manifest.header import Header
 from hydractl.tasks import SINGLE_LABEL
@@ -71,7 +72,7 @@ def relabelled(header: Header, config: PreTrainedConfig) -> Header:
             hint="`hydractl finetune --num-classes N` replaces the classifier of a base",
         )
     names = tuple(config_labels[i] for i in range(len(model_labels)))
-    if names == model_labels:
+    if names in {model_labels, named((), len(names))}:  # placeholders of a configuration without names
         return header
     if header.prompting is not None:
         raise UsageError(

@@ -23,6 +23,7 @@ class HydraConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # transfo
         "mutual_information",
         "ood_score",
         "sets",
+        "accepted",
     ]
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - as the library has it

@@ -28,7 +28,7 @@ from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import files_of, labels_of
 from hydractl.metrics.conformal import class_sets
-from hydractl.metrics.ood_scores import entropy, mutual_information
+from hydractl.metrics.ood_scores import SCORES, entropy, mutual_information
 from hydractl.metrics.per_sample import of_inputs, opinions, question_losses
 from hydractl.model_inputs import Inputs
 from hydractl.model_source import download
@@ -61,6 +61,9 @@ class HydraClassifierOutput(ModelOutput):
             else `msp`.
         sets: Whether each class is in the prediction set of each input, (B, C), boolean; None in training mode, and if the model
             stores no sets.
+        accepted: Whether the stored threshold accepts each input, (B,), boolean; an OOD score that is not finite is not accepted.
+            None in training mode, without a stored threshold, for tokens, and for a threshold on a feature-based score other than
+            `ood_score`.
     """
 
     loss: torch.Tensor | None = None
@@ -70,6 +73,7 @@ class HydraClassifierOutput(ModelOutput):
     mutual_information: torch.Tensor | None = None
     ood_score: torch.Tensor | None = None
     sets: torch.Tensor | None = None
+    accepted: torch.Tensor | None = None
 
 
 class Stated(NamedTuple):
@@ -145,7 +149,8 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         if user_config is not None:
             check_settings(user_config, folder, config)
             loaded.header = relabelled(loaded.header, user_config)
-            config.id2label, config.label2id = user_config.id2label, user_config.label2id
+            config.id2label = dict(enumerate(labels_of(loaded.header)))
+            config.label2id = {name: i for i, name in config.id2label.items()}
             config.return_dict = user_config.return_dict
         model = cls(config, loaded)
         model.train(mode=False)
@@ -257,9 +262,25 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             sets=None
             if (rule := self.loaded.header.prediction_sets) is None or self.training
             else class_sets(member_opinions.ensemble.exp(), rule),
+            accepted=self._accepted(logits, ood_score),
         )
         named = self.config.return_dict if return_dict is None else return_dict
         return model_output if named else model_output.to_tuple()
+
+    def _accepted(self, logits: torch.Tensor, ood_score: torch.Tensor) -> torch.Tensor | None:
+        """Return whether the stored threshold accepts each input (B,); see `HydraClassifierOutput`."""
+        rule, task = self.loaded.header.threshold, self.loaded.header.architecture.task
+        if (
+            rule is None
+            or rule.below is None
+            or rule.score not in {*SCORES, self.with_score.score}
+            or task.by_word
+            or self.training
+        ):
+            return None
+        if rule.score in SCORES:
+            ood_score = of_inputs(SCORES[rule.score].of(logits.float()), multi_label=task.by_label)
+        return (ood_score < rule.below) & ood_score.isfinite()
 
 
 class HydraForImageClassification(HydraModel):  # type: ignore[no-untyped-call]  # as above

@@ -361,4 +361,4 @@ def as_json(value: object) -> object:
         return None  # JSON has no word for it
     from pydantic import BaseModel
 
-    return value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
+    return as_json(value.model_dump(mode="json", by_alias=True)) if isinstance(value, BaseModel) else value

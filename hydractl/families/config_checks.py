@@ -73,8 +73,10 @@ def check_values(name: str, key: str, value: object) -> None:
                 f"`{name}`: option `{key}` is {nested[:MAX_SHOWN_CHARACTERS]!r}; options of an "
                 "architecture may be names and numbers, but no paths, addresses or code"
             )
-        elif isinstance(nested, int) and abs(nested) > LARGEST:
-            raise OptionsError(f"`{name}`: option `{key}` is above {LARGEST}")
+        elif isinstance(nested, int | float) and not abs(nested) <= (
+            LARGEST if isinstance(nested, int) else 1e30
+        ):
+            raise OptionsError(f"`{name}`: option `{key}` is above {LARGEST}, or not a number")
 
 
 def check_patches(name: str, *, image: Sequence[int], patch: int | Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from typing import cast
 
 from hydractl.errors import EDITED, HydraError, UnsupportedModelError, UsageError
 from hydractl.families.base import Described, Family, answering, is_replaceable, name_in_memory
-from hydractl.families.config_checks import OptionsError
+from hydractl.families.config_checks import OptionsError, building
 from hydractl.families.model_folder import ModelFolder, answer_problem, check_folder, logits_of
 from hydractl.families.openclip.config import PREFIX, library
 from hydractl.families.openclip.family import OPENCLIP
@@ -312,6 +312,7 @@ def base_header(described: Described) -> Header:
 
 def expected_specs(family: Family, header: Header) -> dict[str, TensorSpec]:
     """Return the name and shape of every tensor that the architecture has under the header's first mask."""
-    model = family.build(header.architecture, header.masks[0], None)
+    with building(header.architecture.library, header.architecture.name):
+        model = family.build(header.architecture, header.masks[0], None)
     model.answer.expect(len(header.labels))
     return {name: spec_of(tensor) for name, tensor in model.library_state().items()}

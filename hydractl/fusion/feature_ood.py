@@ -142,8 +142,6 @@ def _called(score: str, member: int, name: str) -> str:
 
 def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedScore:
     hint = "it may be from another version of hydractl"
-    if not ood_scores.is_known(score):
-        raise CheckpointError(f"{name}: stores an OOD score `{score}`, which is not feature-based", hint=hint)
     tensors = {
         tensor_name: checkpoint.tensor(_called(score, member, tensor_name))
         for tensor_name in TENSOR_SPECS[ood_scores.kind_of(score)]
@@ -239,9 +237,16 @@ class WithOodScores:
         return self.extractor.model.temperature / self.scores.temperature
 
     def score(self, name: str, logits: Tensor, features: Tensor) -> Tensor:
-        """Return a score (B,), float64, the mean over members, for logits (M, B, C) and features (M, B, D)."""
+        """Return a score (B,), float64, the mean over members, for logits (M, B, C) and features (M, B, D).
+
+        Raises:
+            InputError: If a score is not finite in float32.
+        """
         members = zip(self.scores.fitted[name], features, logits * self.as_fitted, strict=True)
-        return torch.stack([fitted_score(f, z) for fitted_score, f, z in members]).mean(0)
+        scores = torch.stack([fitted_score(f, z) for fitted_score, f, z in members]).mean(0)
+        if not scores.float().isfinite().all():
+            raise InputError(f"the OOD score `{name}` of the model is not finite", hint=FIT_ANEW)
+        return scores
 
     def scored(self, responses: Responses, scores: Tensor) -> Scored:
         """Return predictions of N samples with scores (1, N, S), as from `responses`."""

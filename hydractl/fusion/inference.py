@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from hydractl.errors import InputError
+from hydractl.manifest.header import MOST_MEMBERS
 from hydractl.metrics.per_sample import Responses
 from hydractl.model_inputs import Inputs, batch_of, inputs_like, without_absent
 from hydractl.runtime import on_cpu
@@ -69,7 +70,9 @@ def respond(
             like = torch.empty(0, device=model.device, dtype=model.dtype)
             logits = model.member_logits(inputs_like(inputs, like))
             log_probs, logsumexp = logits.float().log_softmax(-1), logits.float().logsumexp(-1)
-            finite, *answers = on_cpu(logits.isfinite().all(), log_probs, logsumexp, *extra_outputs())
+            # also finite: differences of logits, and sums over members
+            finite = log_probs.isfinite().all() & (MOST_MEMBERS * logsumexp).isfinite().all()
+            finite, *answers = on_cpu(finite, log_probs, logsumexp, *extra_outputs())
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"{name}: the device has too little memory for {batch_of(inputs)} samples at once",

@@ -245,6 +245,13 @@ def _results(facts: Facts) -> str:
     fair = TEMPERATURE in report.data or scaled_alike(*(row.stored_temperatures for row in rows))
     lines += [
         "",
+        *(
+            ()
+            if facts.header.scale.is_close(model_row.scale)
+            else (
+                f"The figures are for the temperature {model_row.scale}; the model stores {facts.header.scale}.\n",
+            )
+        ),
         *(() if fair else (f"{_UNFAIR}\n",)),
         (
             f"The first column is this model{on}. Brackets contain 95 % intervals. "

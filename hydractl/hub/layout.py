@@ -77,9 +77,10 @@ def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
         header.kind == Kind.HYDRA
         or any(mask != all_heads for mask in header.masks)
         or header.scale != Temperature()
+        or header.fitted  # libraries neither know nor apply these three
+        or header.threshold
+        or header.prediction_sets
     ):
-        return None
-    if header.fitted is not None:  # its tensors are none that a library knows
         return None
     described = Described(
         architecture=header.architecture,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_checkpoint
 from hydractl.errors import InputError
+from hydractl.families.weights_digest import digest_weights
 from hydractl.hub.card import PICTURE, REPORT, Facts, card_of
 from hydractl.hub.layout import SHARD, files_of
 from hydractl.hub.repository import MAIN, Content
@@ -59,7 +60,7 @@ class Publication:
         Raises:
             InputError: If the report is of other models.
         """
-        report, row = self._measured(checkpoint, where)
+        report, row = self._measured(checkpoint, header, where)
         files: dict[str, Content] = {
             **files_of(header),
             **weights_of(checkpoint, header, limit=self.max_shard_size, scratch=scratch),
@@ -82,13 +83,15 @@ class Publication:
         files[CARD] = partial(card_of, facts)
         return dict(sorted(files.items()))
 
-    def _measured(self, checkpoint: Checkpoint, where: str) -> tuple[Report | None, Row | None]:
+    def _measured(
+        self, checkpoint: Checkpoint, header: Header, where: str
+    ) -> tuple[Report | None, Row | None]:
         """Return the report, and its row that is of the model."""
         if self.report is None:
             return None, None
         report = Report.read(self.report)
         check_known(str(self.report), report)
-        if (row := report.row_of(checkpoint.digest)) is not None:
+        if (row := report.row_of(checkpoint.digest, digest_weights(checkpoint, header))) is not None:
             return report, row
         names = ", ".join(row.name for row in report.rows)
         raise InputError(

@@ -15,6 +15,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from hydractl.errors import ManifestError
 from hydractl.runtime import digest_text
 from hydractl.strict_json import NotJSONError, canonical, parse, read_text
+from hydractl.version import UPGRADE
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:@=+-]{0,95}$")]
@@ -74,13 +75,14 @@ class Document(StrictModel):
         if isinstance(raw, dict) and raw.get("schema") != (schema := cls.schema_name()):
             raise ManifestError(
                 f"{where}: schema is {json.dumps(raw.get('schema'))}, expected `{schema}`",
-                hint=f"this command reads a {cls.kind_of_file} file; see `hydractl schema {cls.kind_of_file}`",
+                hint=f"this command reads a {cls.kind_of_file} file; see `hydractl schema {cls.kind_of_file}`; {UPGRADE}",
             )
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise ManifestError(
-                f"{where}: {first_problem(error)}", hint=f"see `hydractl schema {cls.kind_of_file}`"
+                f"{where}: {first_problem(error)}",
+                hint=f"see `hydractl schema {cls.kind_of_file}`; {UPGRADE}",
             ) from error
 
     @classmethod
@@ -99,11 +101,20 @@ class Document(StrictModel):
 
 
 class Fingerprint(StrictModel):
-    """A data set or model that was used: how it was named and what it held."""
+    """A data set or model that was used: how it was named and what it held.
+
+    Attributes:
+        reference: Name of the data set or model.
+        sha256: Digest of the data, or of the model's file.
+        count: Number of samples.
+        weights: Digest of a model's tensors and of the settings that determine its logits before a temperature. None for data and
+            in files of earlier versions.
+    """
 
     reference: str
     sha256: Digest
-    count: int | None = None
+    count: int | None = Field(default=None, ge=0)
+    weights: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 def first_problem(error: ValidationError) -> str:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, JsonValue, PositiveFloat, ValidationInfo, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from hydractl.manifest.document import (
     Argv,
@@ -20,17 +20,22 @@ from hydractl.manifest.document import (
     StrictModel,
     Version,
 )
-from hydractl.manifest.head_mask import WIDEST, HeadMask, Mask, TowerHeads, TowerKeep
+from hydractl.manifest.head_mask import MOST_HEADS, WIDEST, HeadMask, Mask, TowerHeads, TowerKeep
 from hydractl.manifest.prediction_sets import OpenShare, PredictionSets
 from hydractl.manifest.samples import Samples, union
-from hydractl.manifest.temperature import Temperature
-from hydractl.manifest.threshold import Threshold
+from hydractl.manifest.temperature import LARGEST, SMALLEST, Temperature
+from hydractl.manifest.threshold import CHECK_SCORE, IS_FITTED, Threshold
 from hydractl.model_inputs import LARGEST_SIDE
+from hydractl.plugins import load
+from hydractl.settings import LARGEST_SEED
 from hydractl.strict_json import compact
 from hydractl.tasks import SINGLE_LABEL, TASKS, Task
 
 MOST_MEMBERS = 256
 _OTHER_TASKS = tuple(name for name, task in TASKS.items() if task is not SINGLE_LABEL)
+
+
+StoredTemperature = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 
 
 class Kind(StrEnum):
@@ -59,7 +64,7 @@ class Architecture(StrictModel):
         problem_type: Of a task in `TASKS`; None where an input has one of the classes.
     """
 
-    library: Key
+    library: str = Field(pattern="^(timm|transformers|openclip)$")
     name: str
     family: Key
     config: dict[str, JsonValue]
@@ -240,7 +245,7 @@ class Step(StrictModel):
     command: Key
     options: dict[Key, OptionValue]
     inputs: tuple[InputFile, ...] = ()
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
     results: dict[Key, OptionValue] = Field(default={})
     versions: dict[Key, Version] = Field(default={})
     config_digest: ConfigDigest = None
@@ -281,10 +286,10 @@ class FusePlan(StrictModel):
     """
 
     fates: dict[str, Fate]
-    trunk: int = Field(ge=0)
+    trunk: int = Field(ge=0, le=MOST_HEADS)
     mlp: Literal["merge", "keep"]
-    merge_trunk: int = Field(default=0, ge=0, exclude_if=lambda value: value == 0)
-    own_from: int | None = Field(default=None, ge=0, exclude_if=lambda value: value is None)
+    merge_trunk: int = Field(default=0, ge=0, le=MOST_HEADS, exclude_if=lambda value: value == 0)
+    own_from: int | None = Field(default=None, ge=0, le=MOST_HEADS, exclude_if=lambda value: value is None)
 
 
 class FittedScores(StrictModel):
@@ -299,13 +304,15 @@ class FittedScores(StrictModel):
 
     scores: tuple[str, ...] = Field(min_length=1)
     data: Fingerprint
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: StoredTemperature = 1.0
     version: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
-    def _check_names_once(self) -> Self:
+    def _check_scores(self) -> Self:
         if len({*self.scores}) < len(self.scores):
             raise ValueError("scores: repeats a score")
+        for score in self.scores:
+            load(CHECK_SCORE)(score, self.version, is_fitted=True)
         return self
 
 
@@ -332,9 +339,9 @@ class Header(Document):
     assumed: bool = Field(default=False, exclude_if=lambda value: not value)
     labels: tuple[str, ...] = ()
     prompting: Prompting | None = Field(default=None, exclude_if=lambda value: value is None)
-    temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
-    label_temperatures: tuple[PositiveFloat, ...] = Field(default=(), exclude_if=lambda value: not value)
-    entity_temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
+    temperature: StoredTemperature = Field(default=1.0, exclude_if=lambda value: value == 1)
+    label_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
+    entity_temperature: StoredTemperature = Field(default=1.0, exclude_if=lambda value: value == 1)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
     label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
     prediction_sets: PredictionSets | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -386,6 +393,9 @@ class Header(Document):
         for field in ("label_temperatures", "label_thresholds"):
             if len(getattr(self, field)) not in {0, self.num_classes * self.architecture.task.by_label}:
                 raise ValueError(f"{field}: must be one for each label of a model for several")
+        stored = self.fitted.scores if self.fitted else ()
+        if self.threshold and self.threshold.score not in stored and load(IS_FITTED)(self.threshold.score):
+            raise ValueError(f"threshold.score: `fitted` does not have `{self.threshold.score}`")
         if self.entity_temperature != 1 and not self.architecture.task.by_word:
             raise ValueError("entity_temperature: excluded unless the model answers words")
         by_word = isinstance(self.preprocess, Tokenization) and self.preprocess.by_word

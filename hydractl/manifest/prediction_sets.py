@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from hydractl.manifest.answers import ClassHits, Count
 from hydractl.manifest.document import Fingerprint, StrictModel
 from hydractl.manifest.guarantee import SetMethod
+from hydractl.manifest.head_mask import WIDEST
 from hydractl.manifest.limits import MOST_CLASSES
 from hydractl.messages import counted
 
@@ -32,7 +33,7 @@ class PredictionSets(StrictModel):
 
     method: SetMethod = Field(strict=False)
     coverage: OpenShare
-    thresholds: tuple[float, ...] = Field(min_length=1)
+    thresholds: tuple[Annotated[float, Field(ge=0)], ...] = Field(min_length=1)
     penalty: float | None = Field(default=None, ge=0, exclude_if=lambda value: value is None)
     rank: int | None = Field(default=None, ge=1, exclude_if=lambda value: value is None)
     count: int = Field(ge=1)
@@ -51,6 +52,10 @@ class PredictionSets(StrictModel):
     def _check_penalty(self) -> Self:
         if (self.penalty is None, self.rank is None) != (self.method is not SetMethod.RAPS,) * 2:
             raise ValueError(f"penalty, rank: required by `{SetMethod.RAPS}`, else excluded")
+        if (
+            max(self.thresholds) > 1 + 1e-5 + (self.penalty or 0) * WIDEST
+        ):  # a sum of probabilities, rounding, penalties of ranks
+            raise ValueError("thresholds: exceed the largest nonconformity")
         return self
 
 

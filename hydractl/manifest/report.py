@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
 from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.answers import ByClass, Examples
@@ -21,7 +21,7 @@ from hydractl.manifest.document import (
     Version,
 )
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
-from hydractl.manifest.header import Step
+from hydractl.manifest.header import Step, StoredTemperature
 from hydractl.manifest.prediction_sets import OpenShare, SetNumbers
 from hydractl.manifest.shift_groups import ID_NAME, scopes
 from hydractl.manifest.temperature import Temperature
@@ -37,7 +37,7 @@ class Value(StrictModel):
     value: float
     low: float | None = None
     high: float | None = None
-    count: int | None = None
+    count: int | None = Field(default=None, ge=0)
 
 
 class Difference(StrictModel):
@@ -208,11 +208,11 @@ class Row(StrictModel):
     name: str
     models: tuple[Fingerprint, ...]
     derived: tuple[Derived | None, ...] = Field(default=(), exclude_if=lambda value: not value)
-    stored_temperatures: tuple[float, ...] = Field(default=(), exclude_if=lambda value: not value)
+    stored_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
     stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
-    label_temperatures: tuple[PositiveFloat, ...] = Field(default=(), exclude_if=lambda value: not value)
-    entity_temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
+    label_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
+    entity_temperature: StoredTemperature = Field(default=1.0, exclude_if=lambda value: value == 1)
     label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
     sets: SetNumbers | None = Field(default=None, exclude_if=lambda value: value is None)
     members: int = Field(ge=1)
@@ -293,11 +293,22 @@ class Report(Document):
         """Return what may be shown to others: a report without the user's data."""
         return self.model_copy(update={"examples": None})
 
-    def row_of(self, digest: str) -> Row | None:
-        """Return the row that is of one model alone as it is, by the digest of its weights."""
-        single_models = [row for row in self.rows if not row.derived]
+    def row_of(self, *digests: str) -> Row | None:
+        """Return the row of one unchanged model.
+
+        Args:
+            digests: Digests of the model's file and weights. The first digest with a row decides.
+        """
         return next(
-            (row for row in single_models if [model.sha256 for model in row.models] == [digest]), None
+            (
+                row
+                for digest in digests
+                for row in self.rows
+                if not row.derived
+                and len(row.models) == 1
+                and digest in {row.models[0].sha256, row.models[0].weights}
+            ),
+            None,
         )
 
     @model_validator(mode="after")

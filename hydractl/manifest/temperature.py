@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import repeat, zip_longest
 from operator import mul, truediv
 
+SMALLEST, LARGEST = 1e-3, 1e3
+"""Range of a temperature. Outside, float32 cannot represent the differences between logits."""
 DIGITS = 6
 """Significant digits of a stored temperature, the precision of the search for it."""
 
@@ -38,6 +41,11 @@ class Temperature:
     def numbers(self) -> tuple[float, ...]:
         """All of it."""
         return self.common, self.of_entities, *self.by_label
+
+    def is_close(self, other: Temperature) -> bool:
+        """Return whether two temperatures are equal up to the precision of a stored temperature."""
+        pairs = zip_longest(self.numbers, other.numbers, fillvalue=math.nan)
+        return all(math.isclose(number, other_number, rel_tol=1e-5) for number, other_number in pairs)
 
     def __mul__(self, other: Temperature) -> Temperature:
         """Return what logits are divided by that are divided by one temperature after the other; entities have the last one."""

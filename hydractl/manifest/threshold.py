@@ -10,6 +10,10 @@ from hydractl.manifest.document import StrictModel
 from hydractl.manifest.guarantee import Guarantee
 from hydractl.manifest.prediction_sets import OpenShare
 from hydractl.messages import counted
+from hydractl.plugins import load
+
+CHECK_SCORE, IS_FITTED = "hydractl.metrics.ood_scores:check_stored", "hydractl.metrics.ood_scores:is_fitted"
+"""Paths of functions that check a stored score by the table of scores, which is in a higher layer."""
 
 
 class Threshold(StrictModel):
@@ -59,6 +63,7 @@ class Threshold(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        load(CHECK_SCORE)(self.score, self.version, self.below)
         if not self.errors <= self.accepted <= self.count:
             raise ValueError("must satisfy errors <= accepted <= count")
         if (self.below is None) != (self.accepted == 0):

@@ -130,19 +130,23 @@ class FittedScore:
                 raise ValueError(
                     f"`{name}` must be {axes or 'a number'} of {dtype}, with equal letters for equal sizes"
                 )
-            if not bool(tensor.isfinite().all()):
-                raise ValueError(f"`{name}` is not finite")
+            if not bool(tensor.float().isfinite().all()):
+                raise ValueError(f"`{name}` is not finite in float32")
         if kind_of(self.name) == KNN and self.tensors["neighbours"] != min(
             int(options_of(self.name)["k"] or 1), sizes["N"]
         ):
             raise ValueError(
                 "`neighbours` must be `k`, or the number of samples of `bank` if that is smaller"
             )
-        if (
-            kind_of(self.name) == ENERGY_DENSITY
-            and not min(self.tensors["energy_deviation"], self.tensors["density_deviation"]) > 0
+        precision = torch.finfo(torch.float32)
+        if kind_of(self.name) == ENERGY_DENSITY and any(
+            self.tensors[f"{name}_deviation"]
+            < max(precision.tiny, precision.eps * abs(float(self.tensors[f"{name}_mean"])))
+            for name in ("energy", "density")
         ):
-            raise ValueError("its standard deviations must be positive")
+            raise ValueError(
+                "its standard deviations must be positive, also relative to its means in float32"
+            )
 
 
 def distance(data: Training, *, name: str, alpha: float | None = None, normalize: bool = True) -> FittedScore:

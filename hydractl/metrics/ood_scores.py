@@ -326,6 +326,28 @@ def means_the_same(score: str, version: int) -> bool:
     return version >= _CHANGED.get(kind_of(score), 1)
 
 
+def check_stored(score: str, version: int, bound: float | None = None, *, is_fitted: bool = False) -> None:
+    """Check an OOD score that a file stores.
+
+    Args:
+        score: Name of the score.
+        version: `VERSION` of the release that wrote the file.
+        bound: Threshold on the score, or None.
+        is_fitted: Whether the score must be feature-based.
+
+    Raises:
+        ValueError: If this release does not know the score or the version, or the score cannot reach the bound.
+    """
+    if version > VERSION or not is_known(score) or (is_fitted and kind_of(score) not in FITTED):
+        raise ValueError(
+            f"`{score}` of version {version} is not a{' feature-based' * is_fitted} OOD score that this release knows; "
+            f"its newest version is {VERSION}"
+        )
+    low, high = limits(score)
+    if bound is not None and not low - 1e-5 <= bound <= high + 1e-5:  # rounding
+        raise ValueError(f"below: {bound:g} is outside {low:g} to {high:g}, the range of `{score}`")
+
+
 def definition_of(score: str) -> str:
     """Return the definition of a score."""
     kind = kind_of(score)

@@ -14,7 +14,7 @@ from hydractl.messages import counted, listed, quoted
 from hydractl.metrics.registry import METRICS, TEMPERATURE
 from hydractl.reporting.intervals import SEEDS, SETS, mean_of_sets, square_and_add, student
 from hydractl.reporting.report_values import Number, Quantity, difference_of, number_of, quantities
-from hydractl.version import INSTALL
+from hydractl.version import UPGRADE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ def check_known(name: str, report: Report) -> None:
     if strange:
         raise ManifestError(
             f"{name}: measures {quoted(strange)}, which this release of hydractl does not know",
-            hint=f"a newer release made it: `{INSTALL} --upgrade`",
+            hint=UPGRADE,
         )
 
 

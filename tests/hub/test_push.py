@@ -10,15 +10,16 @@ import yaml
 from PIL import Image
 
 import hydractl
-from hydractl.checkpoint import Checkpoint
+from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.cli.app import main
 from hydractl.families.load import open_model
+from hydractl.families.weights_digest import fingerprint_of
 from hydractl.manifest.report import Report
 from hydractl.runtime import digest_file
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample, base
-from support.reports import examples, write_report
+from support.reports import THRESHOLD, examples, write_report
 from support.text_folders import save_text_model
 from support.variants import variant
 
@@ -105,6 +106,25 @@ def test_a_hydra_is_pushed_once_and_read_back(models, call, hub, tmp_path):
             assert torch.equal(found(INPUTS).logits, local(INPUTS).logits)
     assert b"hf_secret" not in b"".join(files.values())
     assert f"{tmp_path}".encode() not in b"".join(files.values())
+
+
+def test_a_report_of_the_same_weights_is_accepted(models, tmp_path, call):
+    """As after `make` and `eval --store`: the copy stores a threshold and a temperature. The card names both temperatures."""
+    path, opened = tmp_path / "model.st", open_model(str(models / "hydra.st"))
+    header = opened.header.model_copy(update={"threshold": THRESHOLD, "temperature": 2.0})
+    with path.open("wb") as file:
+        write_tensors(file, opened.checkpoint.tensors(), header=header)
+    report = Report.read(models / "report.json")
+    own = report.rows[1].model_copy(update={"models": (fingerprint_of(opened),)})
+    (tmp_path / "report.json").write_text(report.model_copy(update={"rows": (report.rows[0], own)}).to_json())
+    argv = (NAME, "--report", tmp_path / "report.json", "--dry-run")
+
+    code, out, _ = call(path, *argv)
+    assert (code, "for the temperature 1; the model stores 2." in out) == (0, True)
+    code, out, _ = call(models / "hydra.st", *argv)
+    assert (code, "for the temperature" in out) == (0, False)
+    code, _, err = call(models / "m-0.st", *argv)
+    assert (code, "none of which is" in err) == (3, True)
 
 
 def test_examples_of_a_report_are_never_pushed(models, tmp_path, call, hub):

@@ -10,6 +10,7 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.report import Bins, Curves, Line, Origin, Report, Row, Shift, Value
+from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.registry import METRICS
 from support.builders import sha
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = ("hydra", "base", "Deep ensemble")
+THRESHOLD = Threshold(score="msp", below=-0.5, risk=0.1, delta=0.05, count=10, accepted=5, errors=0)
 COSTS = (46.2e9, 17.6e9, 52.7e9)
 
 

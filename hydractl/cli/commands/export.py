@@ -13,21 +13,23 @@ from hydractl.stages.export.config import ExportConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.export.run import ExportReport
+    from hydractl.stages.export.folder import ExportReport
 
 
 @command(ExportConfig)
 def export(config: ExportConfig, terminal: Terminal) -> None:
-    r"""Export a model to ONNX or torch.export, to run without hydractl.
+    r"""Export a model to ONNX or torch.export, to run without hydractl, or to a folder for pipelines of transformers.
 
     The exported model takes any number of samples and returns probabilities, logits, member_logits, entropy, mutual_information
     and ood_score. It is compared with the model before it is written. A Python script beside it runs it with the model's own
-    preprocessing and prints label, probability, OOD score and decision.
+    preprocessing and prints label, probability, OOD score and decision. `-o NAME/` copies the model to a folder that pipelines and
+    Auto classes of transformers load after `import hydractl`, with class names and threshold.
 
     Examples:
       hydractl export hydra.st -o hydra.onnx
       hydractl export hydra.st --with-preprocess -o hydra.onnx
       hydractl export hydra.st --data val/ -o hydra.pt2
+      hydractl export hydra.st -o hydra/
       hydractl export hydra.st --quantize int8 --data val/ \
         --report int8.json -o int8.onnx
     """
@@ -41,7 +43,8 @@ def render(report: ExportReport, out: Console) -> None:
     rows = [("in", *tensor_text) for tensor_text in report.inputs] + [
         ("out", *tensor_text) for tensor_text in report.outputs
     ]
-    out.print(table(["", "name", "type", "shape"], rows, left=4))
+    if rows:
+        out.print(table(["", "name", "type", "shape"], rows, left=4))
     line(
         out,
         f"{counted(report.members, 'member')}, {counted(report.classes, 'class', 'classes')}, {size(report.size_bytes)}",

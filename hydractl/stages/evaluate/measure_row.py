@@ -11,10 +11,10 @@ from torch import Tensor
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.encode import with_corruption
 from hydractl.families.load import OpenModel
+from hydractl.families.weights_digest import fingerprint_of
 from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Scores, WithOodScores
 from hydractl.manifest.answers import ByClass, Examples
-from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header
 from hydractl.manifest.prediction_sets import SetNumbers
 from hydractl.manifest.report import Origin, Row
@@ -304,7 +304,7 @@ def _row(
     by_label = label_thresholds_of(config, predictions[ID_NAME], labels)
     return Row(
         name=name,
-        models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
+        models=tuple(fingerprint_of(m) for m in models),
         stored_temperatures=tuple(t.common for t in stored) if {*stored} != {Temperature()} else (),
         members=predictions[ID_NAME].shape[0],
         values=numbers.values,

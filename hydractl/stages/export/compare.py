@@ -16,6 +16,7 @@ from hydractl.data.preprocess import eval_transform, to_channels
 from hydractl.errors import CheckFailed, InputError, reason_of
 from hydractl.families.dummy_inputs import largest_difference, probe_inputs
 from hydractl.families.load import OpenModel
+from hydractl.families.weights_digest import fingerprint_of
 from hydractl.fusion.inference import Answers, respond_to_all
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Header, Preprocess, Tokenization
@@ -218,7 +219,7 @@ def measured(
         rows.append(
             Row(
                 name=name,
-                models=(Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),),
+                models=(fingerprint_of(opened),),
                 members=len(responses[ID_NAME].log_probs),
                 values=numbers.values,
                 ood=numbers.ood,

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from hydractl.output.paths import DOCUMENT, OutputKind
+from hydractl.output.paths import DOCUMENT, OutputKind, is_folder, output
 from hydractl.settings import CheckedSettings, Constraint, Role, Setting, by_default, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
@@ -19,6 +19,7 @@ FORMATS = (ONNX, PT2)
 QUANTIZED = ("int8",)
 
 
+TO_FILE = Constraint("form", FORMATS, option="out", why=f"it applies to {ONNX} and {PT2} files")
 MEASURED_ON = Constraint("data", why="it needs labelled data to measure on", hint="add `--data DATA`")
 
 
@@ -35,12 +36,14 @@ class ExportConfig(CheckedSettings, CommandConfig):
             check_path=OutputKind(
                 description="an exported model", suffixes=FORMATS, decides=True, streams=False
             ),
-            help="Output file: .onnx for ONNX, .pt2 for torch.export.",
+            parse=output,
+            help="Output: a .onnx file for ONNX, a .pt2 file for torch.export, or `NAME/` for a folder of transformers.",
         )
     )
     with_preprocess: bool = flag(
         Setting(
-            "Include image preprocessing: the model takes uint8 pixels (B, height, width, channels) of any size."
+            "Include image preprocessing: the model takes uint8 pixels (B, height, width, channels) of any size.",
+            only_with=TO_FILE,
         )
     )
     quantize: str | None = setting(
@@ -56,6 +59,7 @@ class ExportConfig(CheckedSettings, CommandConfig):
         f"Also compare and measure the exported model on labelled data: {shared.DATA_SOURCES}.",
         metavar=shared.DATA_METAVAR,
         panel=shared.CHECKS,
+        only_with=TO_FILE,
         role=Role.DATA,
     )
     ood: str | None = setting(
@@ -72,6 +76,7 @@ class ExportConfig(CheckedSettings, CommandConfig):
         panel=shared.CHECKS,
         above=0.0,
         finite=True,
+        only_with=TO_FILE,
         metavar="X",
     )
     report: Path | None = setting(
@@ -84,18 +89,20 @@ class ExportConfig(CheckedSettings, CommandConfig):
         shows_default=False,
         role=Role.OUTPUT,
     )
-    batch_size: int = by_default(64, shared.BATCH_SIZE)
-    num_workers: int | None = by_default(None, shared.NUM_WORKERS)
+    batch_size: int = by_default(64, replace(shared.BATCH_SIZE, only_with=TO_FILE))
+    num_workers: int | None = by_default(None, replace(shared.NUM_WORKERS, only_with=TO_FILE))
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     arch: str | None = by_default(None, shared.ARCH)
-    seed: int = by_default(0, replace(shared.SEED, help="Seed of random inputs.", panel=shared.CHECKS))
+    seed: int = by_default(
+        0, replace(shared.SEED, help="Seed of random inputs.", panel=shared.CHECKS, only_with=TO_FILE)
+    )
     force: bool = flag(shared.FORCE)
     if_changed: bool = flag(shared.IF_CHANGED_BESIDE)
 
     @property
     def form(self) -> str:
-        """Suffix of the output in lower case."""
-        return self.out.suffix.lower()
+        """Suffix of the output in lower case; empty for a folder."""
+        return "" if is_folder(self.out) else self.out.suffix.lower()
 
     @property
     def script(self) -> Path:
@@ -104,4 +111,4 @@ class ExportConfig(CheckedSettings, CommandConfig):
 
     @override
     def outputs(self) -> tuple[Path, ...]:
-        return self.out, self.script
+        return (self.out, self.script) if self.form else (self.out,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +42,7 @@ from hydractl.stages.export.compare import (
 )
 from hydractl.stages.export.config import ONNX, ExportConfig
 from hydractl.stages.export.export_module import IMAGES, ExportModule
+from hydractl.stages.export.folder import ExportReport, export_folder
 from hydractl.stages.export.pixel_input import FILTERS, Pixels
 from hydractl.stages.export.script import script
 from hydractl.stages.shared.open_inputs import labels_of, open_reader, open_sets
@@ -57,33 +57,6 @@ PREPARED = "random pixels with the preprocessing of `eval`"
 """Pillow resizes one axis after the other and rounds in between. It chooses the order of the axes itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReport:
-    """Files that `export` wrote, and their differences from the model.
-
-    Attributes:
-        paths: Files written: the model, the script that runs it, the report.
-        inputs: Name, type and shape of each input; dynamic axes have names.
-        outputs: Name, type and shape of each output.
-        members: Number of members M.
-        classes: Number of classes C.
-        size_bytes: Size of the model.
-        differences: Largest differences from the model's outputs: on random inputs; of logits on the data; for pixel
-            inputs, from the outputs with the preprocessing of `eval`; for a quantized model, before and after
-            quantization.
-        measured: Report of both models on the data, as from `eval`; None without data.
-    """
-
-    paths: tuple[Path, ...]
-    inputs: tuple[tuple[str, str, str], ...]
-    outputs: tuple[tuple[str, str, str], ...]
-    members: int
-    classes: int
-    size_bytes: int
-    differences: dict[str, float]
-    measured: Report | None = None
-
-
 def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportReport:
     """Export a model.
 
@@ -93,6 +66,8 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
         OutputExists: If an output already exists.
     """
     require_one_process("export")
+    if not config.form:
+        return export_folder(config, progress)
     formats.require_torch()
     if config.form == ONNX:
         formats.onnx_libraries()

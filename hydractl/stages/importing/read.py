@@ -29,6 +29,7 @@ from hydractl.stages.importing.pickle_scan import (
     rehearse,
 )
 from hydractl.stages.importing.records import record_class
+from hydractl.strict_json import NOT_UTF8
 from hydractl.tensor_spec import DTYPE_NAMES
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
@@ -129,7 +130,8 @@ def _unpickled(path: Path, begin: bytes) -> object:
     place of other classes stand records.
     """
     is_archive = begin.startswith(ZIP_START)
-    on_disk = is_archive and _is_plain_archive(path)
+    # torch maps no file whose name is not UTF-8
+    on_disk = is_archive and _is_plain_archive(path) and not NOT_UTF8.search(str(path))
     try:
         classes = rehearse(*_pickles(path, is_archive=is_archive))
         records = [record_class(name, container) for name, container in classes.items()]

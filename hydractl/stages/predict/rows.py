@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
+from hydractl.families.weights_digest import digest_weights
 from hydractl.fusion.feature_ood import check_threshold, default_score
 from hydractl.fusion.predictions import Bound, WordPredictions, predictions_of
 from hydractl.fusion.prompts import with_class_names
@@ -244,19 +243,24 @@ def _why_undecided(opened: OpenModel, threshold: Threshold | None) -> str:
 
 def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
     """Return the threshold that a report has for a model."""
-    row = report.row_of(opened.checkpoint.digest)
-    if row is None:
-        raise InputError(f"{path}: is not a report of {opened.reference}, or the model has changed since")
+    digest = opened.checkpoint.digest
+    row = report.row_of(digest, digest_weights(opened.checkpoint, opened.header))
+    of_fit = row is not None and row.threshold is not None and is_fitted(row.threshold.score)
+    if row is None or (of_fit and row.models[0].sha256 != digest):  # a copy may store a score of another fit
+        raise InputError(
+            f"{path}: is not a report of {opened.reference}, or the model has changed since",
+            hint=f"`hydractl eval {shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' -o report.json` "
+            "writes a report of it",
+        )
     if row.threshold is None:
         raise InputError(
             f"{path}: has no threshold for `{row.name}`",
             hint="`hydractl eval ... --threshold-for 'risk<=0.01'`",
         )
-    scale, stored = row.scale, opened.header.scale
-    pairs = zip_longest(scale.numbers, stored.numbers, fillvalue=math.nan)
-    if not all(math.isclose(number, stored_number, rel_tol=1e-5) for number, stored_number in pairs):
+    stored = opened.header.scale
+    if not stored.is_close(row.scale):
         raise InputError(
-            f"{path}: its threshold is for the temperature {scale}, but {opened.reference} stores {stored}",
+            f"{path}: its threshold is for the temperature {row.scale}, but {opened.reference} stores {stored}",
             hint="store both together: `hydractl eval ... --store PATH`",
         )
     if row.label_thresholds and row.label_thresholds != opened.header.label_thresholds:

@@ -26,7 +26,7 @@ from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.fusion.inference import gathered, responses
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Value
-from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.temperature import LARGEST, SMALLEST, Temperature
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, in_memory, together
@@ -314,9 +314,20 @@ class Scaling:
         return Scaled(predictions, divisor(self.temperature))
 
     def on_top_of(self, stored: Sequence[Temperature]) -> Temperature:
-        """Return what logits are divided by in all; where the temperatures of a row's checkpoints differ, without them."""
+        """Return what logits are divided by in all; where the temperatures of a row's checkpoints differ, without them.
+
+        Raises:
+            InputError: If no checkpoint may store the result.
+        """
         before = shared_temperature(stored)
-        return before if self.temperature is None else before * self.temperature
+        total = before if self.temperature is None else before * self.temperature
+        if not all(SMALLEST <= number <= LARGEST for number in total.numbers):
+            raise InputError(
+                f"the stored temperature {before} and the temperature {self.temperature} multiply to {total}, which is outside "
+                f"{SMALLEST:g} to {LARGEST:g}",
+                hint="give `--temperature` another value, or leave it out",
+            )
+        return total
 
     def values(self, stored: Sequence[Temperature]) -> dict[str, Value]:
         """Return what a report says of it.

@@ -12,6 +12,7 @@ from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import HeadBudget
+from hydractl.manifest.temperature import LARGEST, SMALLEST
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.output.paths import DOCUMENT, WEIGHTS, output
 from hydractl.parsing import number, words
@@ -291,8 +292,8 @@ def parse_temperature(text: str) -> DataRef | float:
 
 TEMPERATURE = Setting(
     "Temperature to divide logits by, or labelled held-out data to fit it on.",
-    low=1e-3,  # beyond, float32 cannot hold what differs
-    high=1e3,
+    low=SMALLEST,
+    high=LARGEST,
     range_hint="give a number above 0 (1 changes nothing), or labelled held-out data to fit it on",
     shows_range=False,
     parse=parse_temperature,

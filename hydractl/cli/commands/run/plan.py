@@ -12,9 +12,10 @@ import typer
 from hydractl.cli.commands.run.command import go, show
 from hydractl.cli.commands.run.pipeline import Stage, parsed
 from hydractl.cli.output import Terminal
-from hydractl.errors import OutputExists
+from hydractl.errors import OutputExists, UsageError
 from hydractl.output.atomic_write import make_folder, publish_text
 from hydractl.output.sync import has_content
+from hydractl.strict_json import NOT_UTF8
 
 StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"
 """A stage of a pipeline file: its name, its command and the options of the command."""
@@ -27,7 +28,11 @@ def written(
     params: StageOptions | None = None,
     defaults: Mapping[str, StageOptions] | None = None,
 ) -> str:
-    """Return the text of a pipeline file that a command of hydractl makes; `defaults` are options by command."""
+    """Return the text of a pipeline file that a command of hydractl makes; `defaults` are options by command.
+
+    Raises:
+        UsageError: If a name is not UTF-8, which TOML cannot represent.
+    """
     tables = [
         *([("[params]", params)] if params else []),
         *((f"[defaults.{name}]", options) for name, options in (defaults or {}).items()),
@@ -42,7 +47,13 @@ def written(
             for key, value in options.items()
             if value != []
         ]
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    if name := NOT_UTF8.search(text):
+        line = next(line for line in lines if name[0] in line)
+        raise UsageError(
+            f"`{line}`: is not UTF-8 text, as pipeline files must be", hint="rename the file or folder"
+        )
+    return text.replace("\x7f", r"\u007f")  # which JSON does not escape, but TOML does
 
 
 def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:

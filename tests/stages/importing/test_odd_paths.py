@@ -1,0 +1,21 @@
+"""Weights whose file name is not UTF-8 or has control characters; torch itself maps no file of the first kind."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from hydractl.stages.importing.read import read_weights
+
+
+@pytest.mark.parametrize("name", [b"w\xff.pth", b"w\x7f.pth"])
+def test_weights_of_odd_names_are_read(name, tmp_path):
+    plain, odd = tmp_path / "plain.pth", tmp_path / os.fsdecode(name)
+    torch.save({"weight": torch.arange(3.0)}, plain)
+    odd.write_bytes(plain.read_bytes())
+
+    weights = read_weights((odd,), ema=False)
+
+    assert torch.equal(weights.tensors["weight"], torch.arange(3.0))
