@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -12,7 +14,7 @@ import typer
 from hydractl.cli.commands.run.command import go, show
 from hydractl.cli.commands.run.pipeline import Stage, parsed
 from hydractl.cli.output import Terminal
-from hydractl.errors import OutputExists
+from hydractl.errors import OutputExists, UsageError
 from hydractl.output.atomic_write import make_folder, publish_text
 
 StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"
@@ -26,7 +28,11 @@ def written(
     params: StageOptions | None = None,
     defaults: Mapping[str, StageOptions] | None = None,
 ) -> str:
-    """Return the text of a pipeline file that a command of hydractl makes; `defaults` are options by command."""
+    """Return the text of a pipeline file that a command of hydractl makes; `defaults` are options by command.
+
+    Raises:
+        UsageError: If a value is not UTF-8 text.
+    """
     tables = [
         *([("[params]", params)] if params else []),
         *((f"[defaults.{name}]", options) for name, options in (defaults or {}).items()),
@@ -35,17 +41,23 @@ def written(
     lines = [f"# Written by `hydractl {command}`; run this file with `hydractl run` to resume it."]
     for heading, options in tables:
         lines += ["", heading]
-        # a string of JSON is one of TOML
+        # TOML accepts the strings of JSON, except for DEL
         lines += [
-            f"{key} = {json.dumps(value, ensure_ascii=False)}"
+            f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
             for key, value in options.items()
             if value != []
         ]
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    if text.encode(errors="ignore").decode() != text:
+        raise UsageError(
+            f"`hydractl {command}`: a path is not UTF-8 text, which a pipeline file needs",
+            hint="rename the file or folder",
+        )
+    return text
 
 
 def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:
-    """Return the stages of a pipeline that is to stand in a file, after a look at what stands there.
+    """Return the stages of a pipeline text, if its file has the same text or does not exist.
 
     Raises:
         OutputExists: If the file holds another pipeline, unless `force`.
@@ -54,10 +66,10 @@ def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:
     from hydractl.cli.app import command_tree
 
     stages = parsed(plan, text, {}, command_tree())
-    if plan.exists() and not force and plan.read_text(encoding="utf-8") != text:
+    if plan.exists() and not force and plan.read_bytes() != text.encode():
         raise OutputExists(
             f"{plan}: is a different plan, made with other options or another release",
-            hint=f"`hydractl run {plan}` resumes that plan; `--force` replaces it and runs the stages that change",
+            hint=f"`hydractl run {shlex.quote(str(plan))}` resumes that plan; `--force` replaces it and runs the stages that change",
         )
     return stages
 
@@ -101,8 +113,8 @@ def run_plan(
             may_fail=may_fail,
         )
     except typer.Exit:
-        if is_new and not keep and [*plan.parent.iterdir()] == [plan]:
+        if is_new and not keep and [path for path in plan.parent.rglob("*") if path.is_file()] == [plan]:
             plan.unlink()  # nothing was made yet, so that other options may be tried
             if makes_folder:
-                plan.parent.rmdir()
+                shutil.rmtree(plan.parent)
         raise
