@@ -289,9 +289,11 @@ def _run(arguments: list[str], document: CommandDocument, *, shows_checks: bool)
             return _interrupted(KeyboardInterrupt(), document)  # a library made an error of its own from it
         if spare is not None:
             spare.close()  # a message about exhausted memory needs some
-        if not isinstance(error, HydraError):
-            return _usage_or_bug(error, document)
-        return _failed(error, document, is_shown=shows_checks or not isinstance(error, CheckFailed))
+        return (
+            _failed(error, document, is_shown=shows_checks or not isinstance(error, CheckFailed))
+            if isinstance(error, HydraError)
+            else _usage_or_bug(error, document)
+        )
     return 0
 
 

@@ -103,11 +103,10 @@ def _check_reading(member: OpenModel, first: OpenModel) -> None:
     for problem, differs in different.items():
         if differs:
             fields = f": other {quoted(reads)}" if differs is reads else ""
-            lacks_names = has_default_names(ours.labels) != has_default_names(theirs.labels)
             raise CheckpointError(
                 f"{member.reference}: {problem} than {first.reference}{fields}",
                 hint="one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights"
-                if lacks_names and not reads
+                if has_default_names(ours.labels) != has_default_names(theirs.labels) and not reads
                 else "`hydractl inspect` shows both",
             )
 

@@ -91,8 +91,8 @@ class MergeEvaluator:
         items = next(iter(self.sets.values())).inputs.dataset
         labels, names = first.header.labels, items.class_names
         if has_default_names(labels) and len(names) == first.header.num_classes and not items.numbered:
-            table = match_classes(items, labels, num_classes=len(names))  # warned of above
-            update = {"labels": filled_names((), names, table, len(names))}
+            places = match_classes(items, labels, num_classes=len(names))  # `_opened` warns
+            update = {"labels": filled_names((), names, places, len(names))}
             self.members = [replace(m, header=m.header.model_copy(update=update)) for m in members]
 
     def _opened(self, ref: DataRef, option: str) -> LabelledSet:

@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from hydractl.cli.commands.run.plan import StageOptions
 from hydractl.data.reference import DataRef
-from hydractl.errors import UsageError
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.messages import did_you_mean_path
 from hydractl.output.atomic_write import Folder, is_stream
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.fail_if import risk_text
@@ -148,14 +149,13 @@ class MakeConfig(CommandConfig):
     @property
     @override
     def further_inputs(self) -> tuple[InputRef, ...]:
-        return tuple(
-            InputRef(Role.FILE if from_script(model) else Role.MODEL, model) for _, model in self.named_models
-        )
+        return tuple(InputRef(Role.MODEL, model) for _, model in self.named_models if not from_script(model))
 
     def stages(self) -> Iterator[StageOptions]:
         """Yield the stages that make the hydra, its table, its page and its threshold.
 
         Raises:
+            CheckpointError: If weights of a training script do not exist.
             UsageError: If there is only one model, or a list of models cannot contain a path.
         """
         if len(self.models) < 2:
@@ -170,6 +170,10 @@ class MakeConfig(CommandConfig):
         models = []
         for number, (name, model) in enumerate(self.named_models, start=1):
             models.append(self._path(f"imported/{name}.st") if from_script(model) else model)
+            if from_script(model) and not Path(model).is_file():
+                raise CheckpointError(
+                    f"{model}: no such file", hint=did_you_mean_path(model) or "check the path"
+                )
             if NamedModels.parse(f"{name}={models[-1]}").models != (models[-1],):
                 raise UsageError(
                     f"`{models[-1]}`: a comma separates models, so a path cannot contain one",
