@@ -313,7 +313,7 @@ def _failed(error: HydraError, document: CommandDocument, *, is_shown: bool = Tr
     # what the command line alone tells, every rank finds; an interrupted one may have nothing to add
     if is_shown and error.message and (not isinstance(error, UsageError) or leader_is_silent()):
         fail(error)
-    document.fail(error)
+    document.fail(error) if is_shown else document.write()
     refusal()  # an output that failed on its way to standard output is in part still there
     return error.exit_code
 

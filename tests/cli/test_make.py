@@ -164,6 +164,9 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, rea
     assert reason in seen.out
     assert way in seen.out
     assert "error:" not in seen.err
+    told = call("make", "m0.st", "m1.st", *DATA, "--risk", risk, "-o", "strict/", "--json")
+    assert told.code == 0
+    assert "error" not in json.loads(told.out)
     assert "hydractl predict strict/model.st INPUTS" in seen.out
     assert Checkpoint.open(folder / "strict/model.st").header.threshold.below is None
     shutil.rmtree(folder / "strict")
