@@ -17,7 +17,7 @@ from typing_extensions import override
 from hydractl.cli.helptext import HELP, HELP_SUMMARY, Command, Helped, Rows, command_help, paragraphs
 from hydractl.cli.refusals import REMOVED, help_of, name_of
 from hydractl.cli.summaries import SUMMARIES
-from hydractl.errors import HydraError, InputError, Interrupted, UsageError, shortened
+from hydractl.errors import CheckFailed, HydraError, InputError, Interrupted, UsageError, shortened
 from hydractl.messages import did_you_mean, quoted
 from hydractl.plugins import load, plugins
 from hydractl.processes.signals import told_to_end
@@ -241,8 +241,13 @@ def _finished(command: C) -> C:
     return command
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one command line and return its exit code; errors become messages here and nowhere else."""
+def main(argv: list[str] | None = None, *, shows_checks: bool = True) -> int:
+    """Run one command line and return its exit code; errors become messages here and nowhere else.
+
+    Args:
+        argv: The command line, by default that of the process.
+        shows_checks: Whether a failed check (exit code 5) is printed as an error.
+    """
     from hydractl.cli.documents import command_document
     from hydractl.cli.output import write_json
 
@@ -256,13 +261,13 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     with command_document(arguments, write_json) as document:
         try:
-            return _run(arguments, document)
+            return _run(arguments, document, shows_checks=shows_checks)
         except Exception as error:
             document.fail(error)
             raise
 
 
-def _run(arguments: list[str], document: CommandDocument) -> int:
+def _run(arguments: list[str], document: CommandDocument, *, shows_checks: bool) -> int:
     from hydractl.cli.output import drop_stdout
 
     spare = spare_memory()
@@ -285,7 +290,11 @@ def _run(arguments: list[str], document: CommandDocument) -> int:
             return _interrupted(KeyboardInterrupt(), document)  # a library made an error of its own from it
         if spare is not None:
             spare.close()  # a message about exhausted memory needs some
-        return _failed(error, document) if isinstance(error, HydraError) else _usage_or_bug(error, document)
+        return (
+            _failed(error, document, is_shown=shows_checks or not isinstance(error, CheckFailed))
+            if isinstance(error, HydraError)
+            else _usage_or_bug(error, document)
+        )
     return 0
 
 
@@ -298,14 +307,14 @@ def _interrupted(error: BaseException, document: CommandDocument) -> int:
     return INTERRUPTED
 
 
-def _failed(error: HydraError, document: CommandDocument) -> int:
+def _failed(error: HydraError, document: CommandDocument, *, is_shown: bool = True) -> int:
     """Say why the command failed, and return its exit code."""
     from hydractl.cli.output import fail, leader_is_silent, refusal
 
     # what the command line alone tells, every rank finds; an interrupted one may have nothing to add
-    if error.message and (not isinstance(error, UsageError) or leader_is_silent()):
+    if is_shown and error.message and (not isinstance(error, UsageError) or leader_is_silent()):
         fail(error)
-    document.fail(error)
+    document.fail(error) if is_shown else document.write()
     refusal()  # an output that failed on its way to standard output is in part still there
     return error.exit_code
 

@@ -95,6 +95,11 @@ def nameless(model_labels: Sequence[str]) -> bool:
     return placeholders(model_labels) == tuple(range(len(model_labels)))
 
 
+def has_default_names(model_labels: Sequence[str]) -> bool:
+    """Return whether a model has no class names, or the default ones of transformers: `LABEL_0`, `LABEL_1`, ..."""
+    return tuple(model_labels) == tuple(f"LABEL_{i}" for i in range(len(model_labels)))
+
+
 def names_agree(items: Classed, model_labels: Sequence[str], num_classes: int) -> bool:
     """Return whether the data's classes are the model's by name, number or order of the user, or the model's have no names."""
     if items.by_position and (not model_labels or len(items.class_names) == num_classes):

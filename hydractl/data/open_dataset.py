@@ -193,7 +193,8 @@ def _opened(
     labelled = reads_labels or ref.label is not None
     if _holds_files(ref, content, labelled=labelled):
         return (folder.open_folder if reads_labels else folder.open_tree)(ref, content, progress)
-    return _items_of(_table(ref, content, progress), ref, content, progress, labelled=labelled, pairs=pairs)
+    table = _table(ref, content, progress, labelled=labelled)
+    return _items_of(table, ref, content, progress, labelled=labelled, pairs=pairs)
 
 
 def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
@@ -214,14 +215,14 @@ def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
     return True
 
 
-def _table(ref: DataRef, content: Content, progress: Progress) -> tables.DataTable:
+def _table(ref: DataRef, content: Content, progress: Progress, *, labelled: bool) -> tables.DataTable:
     if ref.kind is SourceKind.HUB:
         return tables.fetch_table(ref, progress)
     if ref.source.lower().endswith(SHARD_SUFFIX) or webdataset.lie_in(ref):
         return webdataset.open_shards(ref)
     if ref.kind is SourceKind.FOLDER:
         return saved.open_saved(ref, progress) if saved.is_saved(ref) else saved.open_listed(ref, progress)
-    return files.open_table(ref, content)
+    return files.open_table(ref, content, labelled=labelled)
 
 
 def _items_of(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 
 from hydractl.checkpoint import Checkpoint
+from hydractl.cli.commands.make.config import MakeConfig
 from hydractl.data.open_dataset import open_data
+from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report
 from support.builders import base
 from support.informed import informed
@@ -121,7 +124,7 @@ def test_what_a_script_saved_is_imported_first(folder, call):
     seen = call("make", *words)
 
     assert [stage["stage"] for stage in plan] == ["import-saved", "fuse", "table", "page", "threshold"]
-    assert plan[1]["command"][2:4] == ["m0.st", "other/saved.st"]
+    assert plan[1]["command"][2:4] == ["m0.st", "other/imported/saved.st"]
     assert seen.code == 0
     assert [row.name for row in Report.read(folder / "other/report.json").rows] == [
         "hydra",
@@ -144,13 +147,26 @@ def test_a_plan_of_which_nothing_was_made_is_in_nobody_s_way(folder, call):
     shutil.rmtree(folder / "other")
 
 
-@pytest.mark.parametrize("risk", ["0.001", "0.02"], ids=["too few samples", "too many errors"])
-def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk):
-    """The copy says that there is none."""
+@pytest.mark.parametrize(
+    ("risk", "reason", "way"),
+    [
+        ("0.001", "at least 2996 samples are needed, and half of `--val` has 40", "at least 5992 samples in `--val`"),
+        ("0.1", "too many errors on the 40 samples in half of `--val`", "train the models further"),
+    ],
+    ids=["too few samples", "too many errors"],
+)  # fmt: skip
+def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, reason, way):
+    """The copy stores that there is no threshold."""
     seen = call("make", "m0.st", "m1.st", *DATA, "--risk", risk, "-o", "strict/")
 
     assert seen.code == 0
-    assert f"No threshold satisfies the risk {risk}" in seen.out
+    assert f"No threshold satisfies the risk {risk}: " in seen.out
+    assert reason in seen.out
+    assert way in seen.out
+    assert "error:" not in seen.err
+    told = call("make", "m0.st", "m1.st", *DATA, "--risk", risk, "-o", "strict/", "--json")
+    assert told.code == 0
+    assert "error" not in json.loads(told.out)
     assert "hydractl predict strict/model.st INPUTS" in seen.out
     assert Checkpoint.open(folder / "strict/model.st").header.threshold.below is None
     shutil.rmtree(folder / "strict")
@@ -160,7 +176,11 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk):
     ("words", "message"),
     [
         (("m0.st",), "at least two models"),
-        (("m0.st", "a/m0.st"), "have the name `m0`"),
+        (("m0.st", "m0.st"), "have the name `m0`"),
+        (("a=m0.st", "a=m1.st"), "have the name `a`"),
+        (("hydra=m0.st", "m1.st"), "have the name `hydra`"),
+        (("a[0]=m0.st", "m1.st"), "`a[0]=m0.st`: expected NAME=MODEL"),
+        (("m0.st", "m1.st", "--ema"), "`--ema` has no effect"),
         (("m0.st", "m1.st", "--keep", "-"), "must be a file"),
         (("m0.st", "m1.st", "--labels", "a,b"), "`--labels` has no effect"),
         (("m0.st", "m1.st", "--arch", "vit_tiny_patch16_224"), "`--arch` has no effect"),
@@ -180,3 +200,69 @@ def test_another_pipeline_is_not_written_over_one_that_is_there(folder, call):
 
     assert seen.code == 6
     assert (folder / "out/make.toml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("models", "names"),
+    [
+        (("run1/checkpoint-16", "run2/checkpoint-16"), ("run1", "run2")),
+        (
+            ("a/x/model_best.pth.tar", "a/y/model_best.pth.tar", "b/x/model_best.pth.tar"),
+            ("a-x", "a-y", "b-x"),
+        ),
+        (("exp/s0/out/m.pth", "exp/s1/out/m.pth/"), ("s0", "s1")),
+        (("./lr=0.1,seed=1/m.ckpt", "./lr=0.1,seed=2/m.ckpt"), ("lr-0.1-seed-1", "lr-0.1-seed-2")),
+        (("v1.2.st", "v1.3.st", "org/name"), ("v1.2", "v1.3", "name")),
+        (("./a.pth", "run/../b.pth", "c=run/m.pth"), ("a", "b", "c")),
+        (("{i} @x.st", "seed one=b.st"), ("i- -x", "seed one")),
+    ],
+)
+def test_names_come_from_the_parts_of_paths_that_differ(models, names):
+    """Law: names do not depend on the order of models."""
+
+    def named(*texts):
+        data = {option: DataRef.parse(DIGITS) for option in ("val", "test")}
+        return tuple(name for name, _ in MakeConfig(models=texts, out=Path("out"), **data).named_models)
+
+    assert named(*models) == names
+    assert named(*reversed(models)) == names[::-1]
+
+
+def test_braces_signs_and_blanks_in_paths_are_literal(folder, call):
+    odd = folder / "we{i}rd @fuse"
+    odd.mkdir()
+    for i, name in enumerate(("@fuse.st", "{members}.st")):
+        shutil.copy(folder / f"m{i}.st", odd / name)
+    paths = (f"{odd.name}/@fuse.st", f"first={odd.name}/{{members}}.st")
+    seen = call("make", *paths, *DATA, "-o", "@out {x}/", "--dry-run", "--json")
+    kept = call("make", *paths, *DATA, "-o", "@out {x}/", "--dry-run", "--keep", "odd.toml")
+    run = call("run", "odd.toml", "--dry-run", "--json")
+    fuse, table = (stage["command"] for stage in json.loads(seen.out)["stages"][:2])
+
+    assert (seen.code, kept.code, run.code) == (0, 0, 0)
+    assert fuse[2:4] == [f"{odd.name}/@fuse.st", f"{odd.name}/{{members}}.st"]
+    assert f"first={odd.name}/{{members}}.st" in table
+    assert "@out {x}/report.json" in table
+    assert run.out == seen.out
+    shutil.rmtree(odd)
+
+
+def test_a_pipeline_file_that_is_not_utf_8_is_another_pipeline(folder, call):
+    (folder / "latin").mkdir()
+    (folder / "latin/make.toml").write_bytes(b"# caf\xe9")
+    seen = call("make", "m0.st", "m1.st", *DATA, "-o", "latin/")
+
+    assert seen.code == 6
+    assert "is a different plan" in seen.err
+    shutil.rmtree(folder / "latin")
+
+
+def test_members_with_other_heads_in_block_0_share_no_trunk(folder, call):
+    for i in range(2):
+        informed(base().pruned((i, 2), (0, 1), (0, 1)), 12).save(folder / f"pruned-{i}.st")
+    seen = call("make", "pruned-0.st", "pruned-1.st", *DATA[2:], "-o", "apart/")
+
+    assert seen.code == 0
+    assert "members keep different heads in block 0, so no block is merged" in seen.err
+    assert "share no block" in seen.out
+    shutil.rmtree(folder / "apart")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 import tracemalloc
 from pathlib import Path
@@ -402,3 +403,18 @@ def test_examples_run_with_less_data(tmp_path, monkeypatch, call, name):
     assert (first.code, again.code) == (0, 0), first.err
     assert "Not up to date" not in again.err
     assert "report.json: up to date" in again.out
+
+
+def test_escaped_texts_are_read_as_they_are():
+    """Law: a pipeline reads `literal(text)` as the text, whatever braces and signs it has."""
+    from hydractl.cli.app import command_tree
+    from hydractl.cli.commands.run.pipeline import literal, parsed
+    from hydractl.cli.commands.run.plan import written
+
+    draw = random.Random(0)  # noqa: S311 - a law, not a key
+    texts = ["".join(draw.choices("{}@=ab1", k=draw.randrange(1, 12))) for _ in range(500)]
+    texts += ["{a}", "{{a}}", "{{{a}}}", "@a", "@@a", "x=@a,@b", "=@@", "{a}@{b}", "\x7f"]
+    stage = {"name": "a", "command": "fuse", "models": texts, "out": "h.st"}
+    pipeline = written([{key: literal(value) for key, value in stage.items()}], command="make")
+
+    assert list(parsed(Path("p.toml"), pipeline, {}, command_tree())[0].lines[0][1:-2]) == texts

@@ -222,3 +222,13 @@ def test_a_reference_reads_back():
 
     assert ref.text_columns == ("premise", "hypothesis")
     assert DataRef.parse(str(ref)) == ref
+
+
+def test_a_txt_file_without_labels_has_one_text_per_line(tmp_path):
+    """As standard input: blank lines are texts, a line break at the end begins none, and U+2028 breaks no line."""
+    path = tmp_path / "t.txt"
+    path.write_bytes("\ufeffa film\r\n\nb\u2028c\n".encode())
+
+    assert open_data(str(path), content=Content.TEXTS, labelled=False).texts == ("a film", "", "b\u2028c")
+    with pytest.raises(DataError, match="is not a path and a label"):
+        open_data(str(path), content=Content.TEXTS)

@@ -46,12 +46,13 @@ _ROWS = 65536
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
-def open_table(ref: DataRef, content: Content) -> DataTable:
+def open_table(ref: DataRef, content: Content, *, labelled: bool = True) -> DataTable:
     """Return the table in a file.
 
     Args:
         ref: Names the file.
-        content: What is looked for, for hints.
+        content: Images or texts.
+        labelled: Whether labels are read. Without labels, a .txt file has one text per line.
 
     Raises:
         DataError: If the file is missing or malformed.
@@ -64,7 +65,8 @@ def open_table(ref: DataRef, content: Content) -> DataTable:
     ref.check_there()
     if path.suffix.lower() == ".parquet":
         return ParquetTable.read(path, ref)
-    return RowTable(read_rows(path, content), path, folder_of(ref))
+    is_lines = path.suffix.lower() == LIST_SUFFIX and content is Content.TEXTS and not labelled
+    return RowTable(_text_lines(path) if is_lines else read_rows(path, content), path, folder_of(ref))
 
 
 class RowTable(DataTable):
@@ -192,6 +194,12 @@ def _lines(path: Path, text: str, content: Content) -> Iterator[tuple[str, objec
                     f"a table must be an array of objects, or have one object per line, for example {_EXAMPLES[content]}"
                 ),
             ) from error
+
+
+def _text_lines(path: Path) -> Rows:
+    """Return one row per line. Blank lines are texts, as on standard input."""
+    lines = io.StringIO(read_text(path), newline="\n")
+    return [{"text": line.removesuffix("\n").removesuffix("\r")} for line in lines]
 
 
 def _read_list(path: Path) -> Rows:

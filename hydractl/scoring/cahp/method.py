@@ -54,15 +54,15 @@ def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
     `--towers vision`.
 
     Raises:
-        UsageError: If there are several towers, or the inputs of the tower are not the samples, or the budget leaves no
-            head.
+        UsageError: If there are several towers, or the inputs of the tower are not the samples.
         DataError: If the data are not suitable, or the tower has too few heads.
     """
     job = replace(job, seed=job.seed % SEEDS)
     settings = job.set_for(CahpSettings)
     tower = _only_tower(job)
     heads = job.architecture.towers[tower].layers * job.architecture.towers[tower].num_heads
-    _check_heads(job, heads)
+    if heads < FEWEST_HEADS:
+        raise DataError(f"`cahp` needs at least {FEWEST_HEADS} heads, but the model has {heads}")
     progress.step("Computing attention maps by class")
     moments = class_moments(job, tower, size=settings.signature_size)
     _warn_of_single_samples(moments, progress)
@@ -99,15 +99,6 @@ def _only_tower(job: ScoreJob) -> str:
             hint=f"add `--towers {seeing[-1]}`",
         )
     return towers[0]
-
-
-def _check_heads(job: ScoreJob, heads: int) -> None:
-    if heads < FEWEST_HEADS:
-        raise DataError(f"`cahp` needs at least {FEWEST_HEADS} heads, but the model has {heads}")
-    if not job.free and not 1 <= heads - job.budget <= heads:
-        raise UsageError(
-            "`cahp` keeps at least one head", hint="add `--keep-fraction 0.5`, or no budget at all"
-        )
 
 
 def _warn_of_single_samples(moments: SignatureMoments, progress: Progress) -> None:

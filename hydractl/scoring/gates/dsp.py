@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.errors import UsageError
 from hydractl.heads.budget import total_heads
 from hydractl.progress import Progress
 from hydractl.runtime import on_device
@@ -27,18 +26,10 @@ def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
 
     `results` has K as `kept`, and the accuracy and NLL of the model with only the K heads with the highest w, on the
     training data.
-
-    Raises:
-        UsageError: If no head or every head would be kept, so that there is nothing to select.
     """
     settings = job.set_for(DspSettings)
     total = total_heads(job.scored)
     keep = total - job.budget
-    if not 0 < keep < total:
-        raise UsageError(
-            f"`dsp` selects heads, but keeping {keep} of {total} leaves nothing to select",
-            hint="change `--keep`, `--remove` or `--keep-fraction`",
-        )
     first = initial_draws([total], seed=job.seed)
 
     def make(steps: int) -> Gates:

@@ -11,6 +11,7 @@ from hydractl.data.corruptions.names import Corruption
 from hydractl.data.corruptions.severities import frost_scale
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, content_of
+from hydractl.data.matching import has_default_names
 from hydractl.data.sources.stream import ItemStream
 from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.load import OpenModel
@@ -116,7 +117,7 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
                 "answer the same kind of labels"
             )
     compared = [m for m in models if not (config.naming.names and m.header.prompting)]
-    named = next((m for m in compared if m.header.labels), first)
+    named = next((m for m in compared if not has_default_names(m.header.labels)), first)
     for model in compared:
         count, expected = model.header.num_classes, named.header.num_classes
         if count != expected and count and expected:
@@ -124,7 +125,7 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
                 f"{model.reference}: has {count} classes, {named.reference} has {expected}; all "
                 "models in a table must have the same classes"
             )
-        if model.header.labels and model.header.labels != named.header.labels:
+        if not has_default_names(model.header.labels) and model.header.labels != named.header.labels:
             raise InputError(
                 f"{model.reference}: its class labels or their order differ from those of {named.reference}"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from hydractl.data.matching import has_default_names
 from hydractl.data.preprocess import reading_differences
 from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, check_tensors
@@ -104,7 +105,9 @@ def _check_reading(member: OpenModel, first: OpenModel) -> None:
             fields = f": other {quoted(reads)}" if differs is reads else ""
             raise CheckpointError(
                 f"{member.reference}: {problem} than {first.reference}{fields}",
-                hint="`hydractl inspect` shows both",
+                hint="one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights"
+                if has_default_names(ours.labels) != has_default_names(theirs.labels) and not reads
+                else "`hydractl inspect` shows both",
             )
 
 
@@ -159,15 +162,15 @@ def _check_own_from(first: OpenModel, own_from: int | None) -> None:
 
 
 def _check_merge_trunk(config: FuseConfig, members: Sequence[OpenModel]) -> None:
-    """Refuse to average blocks that are not there, or in which members keep other heads.
+    """Refuse to average blocks that do not exist, or in which members keep other heads. `auto` averages fewer blocks instead.
 
     Raises:
         UsageError: If no tower has so many blocks.
         CheckpointError: If members keep other heads before that block; it has the way out.
     """
     first, depth = members[0], _depth_of(members[0])
-    merge_trunk = 1 if config.auto else merge_trunk_of(config, members)  # `auto` averages one block at least
-    if not config.auto and merge_trunk > depth:
+    merge_trunk = merge_trunk_of(config, members)
+    if merge_trunk > depth:
         raise UsageError(
             f"`--merge-trunk {merge_trunk}`: must be in 0..{depth}; the model has {counted(depth, 'block')}",
             hint=f"`--merge-trunk {depth}` merges everything except readout and classifier",

@@ -6,7 +6,7 @@ Axes: M members, N samples, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, BatchShare
 from hydractl.data.encode import check_reads, limited, open_items
+from hydractl.data.matching import filled_names, has_default_names, match_classes
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.load import OpenModel, load_model
@@ -87,6 +88,12 @@ class MergeEvaluator:
         for option, ref in self.measuring.labelled.items():
             if ref not in self.sets:
                 self.sets[ref] = self._opened(ref, option)
+        items = next(iter(self.sets.values())).inputs.dataset
+        labels, names = first.header.labels, items.class_names
+        if has_default_names(labels) and len(names) == first.header.num_classes and not items.numbered:
+            places = match_classes(items, labels, num_classes=len(names))  # `_opened` warns
+            update = {"labels": filled_names((), names, places, len(names))}
+            self.members = [replace(m, header=m.header.model_copy(update=update)) for m in members]
 
     def _opened(self, ref: DataRef, option: str) -> LabelledSet:
         items = open_items(ref, self.how, workers=self.measuring.num_workers, progress=self.progress)
@@ -138,7 +145,7 @@ class MergeEvaluator:
                 f"{ENSEMBLE}; accuracy {quality.accuracy:.4f}, agreement {agreement:.4f}"
             )
             if not auto or loss <= max_loss:
-                if auto and not merge_trunk:
+                if auto and fusion.merge_trunk and not merge_trunk:
                     self.progress.warn(
                         "merging any block costs more than allowed, so every member keeps its own blocks"
                     )

@@ -122,6 +122,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         temperature = starting_temperature(config.measuring, members)
         members = _name_classes(config, members, progress)
         evaluator = _open_evaluator(config, members, temperature, team, progress)
+        members = evaluator.members if evaluator else members
         fitter = _open_fitter(config, members, team, progress)
         # The lineage wants the members' digests. A file is written while they are computed, and its header last;
         # a pipe has to wait for them.
@@ -203,6 +204,8 @@ def _open_fitter(
 def _compare(config: FuseConfig, members: Sequence[OpenModel], progress: Progress) -> Fusion:
     """Return what becomes of each tensor; refuse weights that are not numbers."""
     progress.step(f"Comparing {counted(len(members), 'member')}")
+    if config.auto and not merge_trunk_of(config, members):
+        progress.warn("members keep different heads in block 0, so no block is merged")
     fusion = Fusion(
         members,
         mlp=config.mlps,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 from hydractl.data.datasets import Content, ImageSet, Items, TextSet
 from hydractl.data.encode import Reading, content_of, crewed, open_items, open_lenient, open_stream
 from hydractl.data.in_memory import GivenStore
-from hydractl.data.reference import LIST_SUFFIX, SOURCES_HINT, DataRef
+from hydractl.data.reference import SOURCES_HINT, DataRef
 from hydractl.data.sources.stream import ItemStream
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
@@ -44,7 +43,7 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
 
     Raises:
         DataError: If one cannot be opened.
-        UsageError: If image files, or a list of them, are named for a model of texts.
+        UsageError: If image files are given to a text model.
     """
     if isinstance(how, Tokenization):
         how = how.model_copy(
@@ -64,11 +63,6 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
 
 def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progress) -> Items | ItemStream:
     """Return what a reference selects: of a stream no more than is read at a time, unless some of its classes are chosen."""
-    if content_of(how) is Content.TEXTS and ref.source.lower().endswith(LIST_SUFFIX):
-        raise UsageError(
-            f"`{ref}`: the model reads texts: give a folder of .txt files, a table, or `-` for standard input",
-            hint=f"for one text per line: `hydractl predict MODEL - < {shlex.quote(ref.source)}`",
-        )
     if ref.streaming is not None and ref.classes is None:
         return open_stream(ref, how, workers=config.num_workers, progress=progress)
     opened_as = open_lenient if config.skip_bad and content_of(how) is Content.IMAGES else open_items

@@ -10,6 +10,7 @@ from pathlib import Path
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.families.timm.models import untagged
+from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import full_mask, shape_of
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
@@ -21,7 +22,7 @@ from hydractl.progress import Progress
 from hydractl.stages.prune.config import PruneConfig, needs_pool
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.key_groups import in_groups
-from hydractl.stages.prune.sample_masks import STRATEGIES, DrawnMasks, Material
+from hydractl.stages.prune.sample_masks import STRATEGIES, DrawnMasks, Material, check_pool
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.mask_selection import Quota, own_quota, quota_of
 from hydractl.stages.shared.output_record import TOOL, document_input, scoring_step
@@ -58,6 +59,8 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
     strategy = _strategy(config, scores)
     shape = _shape(config, opened, scores)
     quotas = () if strategy is Strategy.CLUSTERS else _quotas(config, scores, shape)
+    if config.pool is not None:
+        check_pool(config.pool, quotas[0], total=total_heads(shape))
     material = Material(config=config, opened=opened, scores=scores, shape=shape, quotas=quotas, team=team)
     drawn_masks = STRATEGIES[strategy](in_groups(material) if config.whole_groups else material, progress)
     if config.budget is not None and any(s.clusters is not None for s in scores):

@@ -19,6 +19,7 @@ from hydractl.heads.masks import total_kept
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.head_mask import Mask
 from hydractl.manifest.header import Header, Kind, samples_of
+from hydractl.messages import quoted
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs
 from hydractl.output.locks import OutputLock
@@ -104,7 +105,12 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
     ):
         opened = _open_base(config, output_lock if team.leads else None, progress)
         choice = choose_masks(config, opened, team, progress)
+        if config.diverse is None:  # `diverse` checks them before it runs candidates
+            check_weights(opened)
         plans = _plan_members(config, opened, choice)
+        for plan in plans:
+            if empty := [name for name, tower in plan.mask.towers.items() if not any(tower.keep)]:
+                progress.warn(f"{plan.path}: no head remains in {quoted(empty)}")
         verifies = config.verify and team.leads
         differences = _verify(opened, plans, progress) if verifies else [None] * len(plans)
         members = [_describe(plan, difference) for plan, difference in zip(plans, differences, strict=True)]
@@ -141,7 +147,6 @@ def _open_base(config: PruneConfig, output_lock: OutputLock | None, progress: Pr
             data=[diverse.data, diverse.ood] if diverse else [],
             files=[*config.scores, *config.masks, diverse.naming.file if diverse else None],
         )
-    check_weights(opened)
     warn_temperature(opened, progress)
     warn_of_folder(opened, progress)
     return opened

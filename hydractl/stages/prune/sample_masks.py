@@ -27,6 +27,7 @@ from hydractl.progress import Progress
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.diverse import DiverseReport, Session, choose
 from hydractl.stages.prune.strategy import Strategy
+from hydractl.stages.shared.finite import check_weights
 from hydractl.stages.shared.mask_selection import Quota, check_long_enough, clusters_of, mask_of, order_of
 
 TOO_ALIKE = "use fewer `--members`, or an earlier layer in `--diverge-from`"
@@ -157,7 +158,6 @@ def _draws(material: Material, count: int) -> tuple[dict[str, TowerKeep], ...]:
     """Draw masks from the pool."""
     config, path, quota = material.config, material.config.scores[0], material.quotas[0]
     order, pool = order_of(path, material.scores[0], material.shape), config.pool or 0
-    _check_pool(pool, quota, total=total_heads(material.shape))
     check_long_enough(order, path, required=pool, verb=f"`--pool {pool}` draws from")
     try:
         masks = sample_masks(
@@ -208,6 +208,7 @@ def _diverse(material: Material, progress: Progress) -> DrawnMasks:
     if config is None:
         raise ValueError("no scores to choose heads by")
     draws = _draws(material, config.candidates)
+    check_weights(material.opened)
     choice = choose(
         material.opened,
         material.scores[0],
@@ -236,8 +237,14 @@ STRATEGIES: Mapping[Strategy, Callable[[Material, Progress], DrawnMasks]] = {
 }
 
 
-def _check_pool(pool: int, quota: Quota, *, total: int) -> None:
-    """Refuse a pool larger than the model or smaller than what goes."""
+def check_pool(pool: int, quota: Quota, *, total: int) -> None:
+    """Refuse a pool that is larger than the model or smaller than the number of removed heads.
+
+    Args:
+        pool: Number of heads, as typed.
+        quota: Number of removed heads.
+        total: Number of heads of the model.
+    """
     if pool > total:
         raise UsageError(
             f"`--pool {pool}`: the model has {counted(total, 'head')}", hint=f"give at most `--pool {total}`"

@@ -39,6 +39,9 @@ from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.zero_shot_classes import Classes, ask
 from hydractl.training.run_log import open_run_log
 
+LEAST_KEPT = {BudgetMeaning.KEPT: 1, BudgetMeaning.CHOICE: 1}
+"""Least number of kept heads, by the meaning of the budget."""
+
 
 class ScoreInputs(NamedTuple):
     """A base, its data sets by role, and the classes of a zero-shot model."""
@@ -163,8 +166,13 @@ def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Pro
             f"`{config.budget.option_text}` has no effect: scores by `{config.method}` do not depend "
             "on the budget; give it to `prune`"
         )
-    layers = sum(t.layers for t in towers.values())
-    kept_heads = total_heads(towers) - removals
+    layers, total = sum(t.layers for t in towers.values()), total_heads(towers)
+    kept_heads = total - removals
+    if not LEAST_KEPT.get(means, 0) <= kept_heads <= total - (means == BudgetMeaning.KEPT):
+        raise UsageError(
+            f"`--method {config.method}`: keeping {kept_heads} of {counted(total, 'head')} leaves nothing to select",
+            hint="for example `--keep-fraction 0.5`",
+        )
     if means == BudgetMeaning.KEEP and config.budget is not None and keep * layers != kept_heads:
         progress.warn(
             f"`--method {config.method}` keeps the same number of heads in each layer: {keep} each, "

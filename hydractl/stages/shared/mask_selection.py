@@ -50,7 +50,12 @@ def quota_of(budget: HeadBudget, shape: Shape) -> Quota:
     try:
         removals = budget.removals(shape)
     except ValueError as error:
-        raise UsageError(f"`{budget.option_text}`: {error}") from error
+        raise UsageError(
+            f"`{budget.option_text}`: {error}",
+            hint=f"give at most `--remove {total_heads(shape)}`"
+            if budget.keep_per_layer is None
+            else f"for example `--keep {min(size.num_heads for size in shape.values())}`",
+        ) from error
     options: dict[str, OptionValue] = {
         "keep_per_layer": budget.keep_per_layer,
         "remove": budget.remove,

@@ -150,8 +150,21 @@ def test_auto_begins_where_heads_part_or_members_own_all(members, tmp_path):
     report = fuse(members, tmp_path / "hydra.st", merge_trunk="auto", max_loss=99.0, own_from=1)
     assert [one.merge_trunk for one in report.measured.tried] == [1]
     apart = [one.pruned((i,), (2,), (3,)).save(tmp_path / f"{i}.st") for i in range(2)]
-    with pytest.raises(CheckpointError, match="in block 0, so their weights cannot be averaged"):
-        fuse(apart, tmp_path / "hydra.st", merge_trunk="auto", max_loss=99.0)
+    report = fuse(apart, tmp_path / "hydra.st", merge_trunk="auto", max_loss=99.0)
+    assert [one.merge_trunk for one in report.measured.tried] == [0]
+    assert report.measured.tried[0].loss == 0
+
+
+def test_a_hydra_has_the_class_names_of_the_data_if_its_members_have_none(tmp_path):
+    """Members with names keep them: `LABEL_0` is no name."""
+    names = tuple(f"LABEL_{i}" for i in range(7))
+    for labels, expected in (((), tuple("0123456")), (names, tuple("0123456")), (tuple("abcdefg"), None)):
+        one = base(PLAIN)
+        one = replace(one, header=one.header.model_copy(update={"labels": labels}))
+        paths = [one.tuned(i).save(tmp_path / f"{i}.st") for i in range(2)]
+        measuring = Measuring(data=replace(VAL, classes_by="position"))
+        fuse(paths, tmp_path / "hydra.st", merge_trunk=1, force_merge=True, measuring=measuring)
+        assert open_model(str(tmp_path / "hydra.st")).header.labels == (expected or labels)
 
 
 def test_a_temperature_alone_asks_the_hydra_alone(members, tmp_path):

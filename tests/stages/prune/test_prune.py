@@ -553,3 +553,32 @@ def test_verification_measures_what_is_stored_against_the_masked_base(tmp_path, 
         found = load_model(member, dtype=torch.float32)(sample.inputs())
         masked = rounded.masked(*KEEP).model()(sample.inputs())
     assert largest_difference(found, masked) == report.members[0].largest_difference <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        ({"budget": HeadBudget(remove=4), "pool": 13}, "`--pool 13`: the model has 12 heads", "at most `--pool 12`"),
+        ({"budget": HeadBudget(remove=4), "pool": 3}, "`--pool 3`: `--remove 4` removes 4 heads", "`--pool 8`"),
+        ({"budget": HeadBudget(remove=13)}, "cannot remove 13 heads: the model has 12", "at most `--remove 12`"),
+        ({"budget": HeadBudget(keep_per_layer=5)}, "cannot keep 5 heads per layer", "for example `--keep 4`"),
+    ],
+)  # fmt: skip
+def test_numbers_of_heads_are_checked_before_weights_are_read(
+    tmp_path, model, monkeypatch, changes, message, hint
+):
+    monkeypatch.setattr("hydractl.stages.prune.run.check_weights", lambda _: pytest.fail("weights were read"))
+    with pytest.raises(UsageError, match=message) as caught:
+        prune(model, tmp_path / "m.st", scores=(scores_file(tmp_path / "s.json", TABLE),), **changes)
+    assert hint in str(caught.value.hint)
+
+
+def test_a_member_without_heads_is_made_with_a_warning(tmp_path, model):
+    heard = Heard()
+    config = PruneConfig(
+        model=str(model), out=tmp_path / "m.st", scores=(scores_file(tmp_path / "s.json", TABLE),),
+        budget=HeadBudget(keep_per_layer=0),
+    )  # fmt: skip
+
+    assert run_prune(config, heard).members[0].heads_kept == 0
+    assert [text for text in heard.warnings if "no head remains in `vision`" in text]

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from hydractl.cli.command import JSON, QUIET, typer_option
+from hydractl.cli.commands.run.pipeline import literal
 from hydractl.cli.commands.run.plan import read_back, run_plan, written
 from hydractl.cli.output import Terminal
 from hydractl.errors import UsageError
@@ -137,6 +138,6 @@ def pipeline(files: Sequence[str], out: Path, seed: int) -> str:
         [stage for document in reversed(documents) for stage in document.get("stage", ())],
         command="demo",
         params={k: v for document in documents for k, v in document["params"].items()}
-        | {"out": str(out), "seed": seed},
+        | {"out": literal(str(out)), "seed": seed},
         defaults=documents[0].get("defaults", {}),
     )

@@ -31,7 +31,7 @@ def check_held_out(config: MakeConfig) -> None:
     from hydractl.families.load import open_model
     from hydractl.manifest.samples import union, unpack
 
-    headers = [open_model(model).header for model in config.models if not from_script(model)]
+    headers = [open_model(model).header for _, model in config.named_models if not from_script(model)]
     read_by_models = [content_of(header.preprocess) for header in headers]
 
     def samples(ref: DataRef) -> np.ndarray:

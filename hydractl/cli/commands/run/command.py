@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from hydractl.cli.command import JSON, QUIET, typer_option
 from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
-from hydractl.errors import CheckFailed, UsageError
+from hydractl.errors import CheckFailed, Interrupted, UsageError
 from hydractl.messages import did_you_mean, lasting
 from hydractl.output.atomic_write import make_folder
 
@@ -83,8 +83,8 @@ def run(
       models = ["@tune"]
       out = "hydra.st"
 
-    `{members}` stands for a parameter, `{i}` for the number of a repetition from 0, `@tune` for what that stage writes. Options in
-    `[defaults.finetune]` hold for all its stages. Paths are relative to the current folder; folders of outputs are made. If a stage fails, the run ends with its exit code; the same command resumes there.
+    `{members}` stands for a parameter, `{i}` for the number of a repetition from 0, `@tune` for what that stage writes. `{{members}}` and `@@tune` stand for the
+    texts `{members}` and `@tune`. Options in `[defaults.finetune]` hold for all its stages. Paths are relative to the current folder; folders of outputs are made. If a stage fails, the run ends with its exit code; the same command resumes there.
 
     Examples:
       hydractl run --example vit > hydra.toml
@@ -119,7 +119,7 @@ def run(
 def go(
     stages: Sequence[Stage],
     tree: TyperGroup,
-    main: Callable[[list[str]], int],
+    main: Callable[..., int],
     *,
     json: bool,
     quiet: bool,
@@ -131,7 +131,7 @@ def go(
     Args:
         stages: Those to run.
         tree: Knows the commands.
-        main: Runs a command line and returns its exit code.
+        main: Runs a command line and returns its exit code, as `app.main`.
         json: Print one document, in which a stage that failed is the last.
         quiet: Print only paths.
         brief: Print what runs, and none of what stages print on standard output.
@@ -154,13 +154,16 @@ def go(
         captured = io.StringIO()
         begin = time.monotonic()
         with contextlib.redirect_stdout(captured) if json or brief else contextlib.nullcontext():
-            code = main([*line, *["--json"] * json, *["-q"] * quiet])
+            code = main([*line, *["--json"] * json, *["-q"] * quiet], shows_checks=stage.name not in may_fail)
         countdown.step(time.monotonic() - begin)
         if json:
             result = jsons.loads(captured.getvalue() or "null")
             results.append({"stage": stage.name, "command": ["hydractl", *line], "result": result})
         if code and not (code == CheckFailed.exit_code and stage.name in may_fail):
-            say(f"stage `{stage.name}` failed with exit code {code}; the same command resumes there")
+            say(
+                f"stage `{stage.name}` failed with exit code {code}"
+                + "; the same command resumes there" * (code == Interrupted.exit_code)
+            )
             raise typer.Exit(code)
 
 

@@ -1,7 +1,7 @@
 """Pipeline files: stages and parameters in TOML, and the command lines that they stand for.
 
 Nothing is computed in them: `{name}` stands for a parameter, `{i}` for the number of a repetition, and `@STAGE` for what an
-earlier stage writes.
+earlier stage writes. `{{name}}` and `@@STAGE` stand for the texts `{name}` and `@STAGE`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = "str | int | float | bool"
 NAME = re.compile(r"[A-Za-z_][\w-]*")
-_BRACES = re.compile(r"\{([A-Za-z_]\w*)\}")
-_OUTPUTS = re.compile(r"(?:^|(?<=[=,]))@([A-Za-z_][\w-]*)")
+_BRACES = re.compile(r"\{(\{)?([A-Za-z_]\w*)\}(?(1)\})")
+_OUTPUTS = re.compile(r"(?:^|(?<=[=,]))@(@|[A-Za-z_][\w-]*)")
 INDEX, RESERVED_NAMES = "i", {"i", "label"}
 """Placeholders that are not parameters; some options interpret them."""
 MOST_BYTES, MOST_LETTERS, MOST_LINES = 1_000_000, 1_000_000, 10_000
@@ -80,7 +80,7 @@ def read(path: Path, overrides: Mapping[str, str], tree: TyperGroup) -> tuple[St
     if len(content) > MOST_BYTES:
         raise InputError(f"{path}: has more than {MOST_BYTES:,} bytes")
     try:
-        return parsed(path, content.decode(), overrides, tree)
+        return parsed(path, content.decode("utf-8-sig"), overrides, tree)
     except ValueError as error:
         raise InputError(
             f"{path}: is not TOML: {error}", hint="`hydractl run --example vit` prints a valid file"
@@ -208,19 +208,26 @@ def _filled(value: Value, params: Mapping[str, Value], where: str) -> Value:
     """Return a value with parameters in place of their names in braces."""
     if not isinstance(value, str):
         return value
-    if (braces := _BRACES.fullmatch(value)) and braces[1] in params:
-        return params[braces[1]]
+    if (braces := _BRACES.fullmatch(value)) and not braces[1] and braces[2] in params:
+        return params[braces[2]]
 
     def replacement(match: re.Match[str]) -> str:
-        name = match[1]
-        if name not in params and name not in RESERVED_NAMES:
+        escaped, name = match[1], match[2]
+        if not escaped and name not in params and name not in RESERVED_NAMES:
             raise InputError(
                 f"{where}: unknown parameter `{name}`",
                 hint=did_you_mean(name, params) or f"there are {quoted(params) or 'none'}",
             )
-        return text_of(params[name]) if name in params else match[0]
+        return match[0][1:-1] if escaped else text_of(params[name]) if name in params else match[0]
 
     return _substituted(_BRACES, replacement, value, where)
+
+
+def literal(value: Any) -> Any:  # noqa: ANN401 - the type stays
+    """Return a value with the placeholders in its texts escaped, so that a pipeline file reads the same value."""
+    if isinstance(value, str):
+        return _OUTPUTS.sub(r"@\g<0>", _BRACES.sub(r"{\g<0>}", value))
+    return [*map(literal, value)] if isinstance(value, list) else value
 
 
 def text_of(value: object) -> str:
@@ -233,7 +240,7 @@ class _Reader:
 
     def __init__(self, path: Path, params: Mapping[str, Value], tree: TyperGroup) -> None:
         self._path, self._params, self._tree = path, params, tree
-        self._outputs: dict[str, list[str]] = {}
+        self._outputs = {"@": ["@"]}  # `@@` is a literal `@`
         self._lines = self._letters = 0
 
     def stages(self, tables: Sequence[Mapping[str, Any]]) -> Iterator[Stage]:

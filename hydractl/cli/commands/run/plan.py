@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -41,7 +43,7 @@ def written(
     lines = [f"# Written by `hydractl {command}`; run this file with `hydractl run` to resume it."]
     for heading, options in tables:
         lines += ["", heading]
-        # a string of JSON is one of TOML
+        # TOML accepts the strings of JSON, except for DEL
         lines += [
             f"{key} = {json.dumps(value, ensure_ascii=False)}"
             for key, value in options.items()
@@ -57,7 +59,7 @@ def written(
 
 
 def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:
-    """Return the stages of a pipeline that is to stand in a file, after a look at what stands there.
+    """Return the stages of a pipeline text, if its file has the same text or does not exist.
 
     Raises:
         OutputExists: If the file holds another pipeline, unless `force`.
@@ -66,10 +68,10 @@ def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:
     from hydractl.cli.app import command_tree
 
     stages = parsed(plan, text, {}, command_tree())
-    if has_content(plan) and not force and plan.read_text(encoding="utf-8") != text:
+    if has_content(plan) and not force and plan.read_bytes() != text.encode():
         raise OutputExists(
             f"{plan}: is a different plan, made with other options or another release",
-            hint=f"`hydractl run {plan}` resumes that plan; `--force` replaces it and runs the stages that change",
+            hint=f"`hydractl run {shlex.quote(str(plan))}` resumes that plan; `--force` replaces it and runs the stages that change",
         )
     return stages
 
@@ -113,8 +115,8 @@ def run_plan(
             may_fail=may_fail,
         )
     except typer.Exit:
-        if is_new and not keep and [*plan.parent.iterdir()] == [plan]:
+        if is_new and not keep and [path for path in plan.parent.rglob("*") if path.is_file()] == [plan]:
             plan.unlink()  # nothing was made yet, so that other options may be tried
             if makes_folder:
-                plan.parent.rmdir()
+                shutil.rmtree(plan.parent)
         raise
