@@ -42,23 +42,23 @@ class Temperature:
         """All of it."""
         return self.common, self.of_entities, *self.by_label
 
-    def is_close(self, other: Temperature) -> bool:
+    def is_close(self, second: Temperature) -> bool:
         """Return whether two temperatures are equal up to the precision of a stored temperature."""
-        pairs = zip_longest(self.numbers, other.numbers, fillvalue=math.nan)
+        pairs = zip_longest(self.numbers, second.numbers, fillvalue=math.nan)
         return all(math.isclose(number, other_number, rel_tol=1e-5) for number, other_number in pairs)
 
-    def __mul__(self, other: Temperature) -> Temperature:
+    def __mul__(self, second: Temperature) -> Temperature:
         """Return what logits are divided by that are divided by one temperature after the other; entities have the last one."""
-        return self._combined(mul, other)
+        return self._combined(mul, second)
 
-    def __truediv__(self, other: Temperature) -> Temperature:
+    def __truediv__(self, second: Temperature) -> Temperature:
         """Return what divides logits after another temperature has, to the same effect."""
-        return replace(self._combined(truediv, other), of_entities=self.of_entities)
+        return replace(self._combined(truediv, second), of_entities=self.of_entities)
 
-    def _combined(self, operator: Callable[[float, float], float], other: Temperature) -> Temperature:
-        pairs = (temperature.by_label or repeat(temperature.common) for temperature in (self, other))
-        by_label = tuple(map(operator, *pairs)) if self.by_label or other.by_label else ()
-        return Temperature(operator(self.common, other.common), by_label, other.of_entities)
+    def _combined(self, operator: Callable[[float, float], float], second: Temperature) -> Temperature:
+        pairs = (temperature.by_label or repeat(temperature.common) for temperature in (self, second))
+        by_label = tuple(map(operator, *pairs)) if self.by_label or second.by_label else ()
+        return Temperature(operator(self.common, second.common), by_label, second.of_entities)
 
     def __str__(self) -> str:
         labels = f", of labels {min(self.by_label):g} to {max(self.by_label):g}" if self.by_label else ""

@@ -39,7 +39,10 @@ def verdict_table(compared: Compared) -> ReportTable:
     rows = [
         (
             f"{q.label}{ARROWS[q.metric.higher_is_better]}",
-            (cell_of(q.metric, numbers.get(q)), *(_judged(compared, row, q) for row in compared.differences)),
+            (
+                cell_of(q.metric, numbers.get(q)),
+                *(_difference_cell(compared, row, q) for row in compared.differences),
+            ),
         )
         for q in judged_quantities(compared)
     ]
@@ -80,7 +83,7 @@ def _judged_scopes(report: Report) -> tuple[str, ...]:
     return tuple(kind if len(sets) > 1 else sets[0] for kind, sets in kinds.items())
 
 
-def _judged(compared: Compared, row: str, quantity: Quantity) -> Cell:
+def _difference_cell(compared: Compared, row: str, quantity: Quantity) -> Cell:
     """Return a cell that says whether the first row is better than another one in a quantity, with the difference."""
     difference = compared.differences[row].get(quantity)
     if difference is None:
@@ -99,7 +102,9 @@ def _ratio(compared: Compared, row: str, quantity: Quantity) -> Cell:
 def judgements(compared: Compared) -> dict[str, dict[Quantity, str]]:
     """Return the word for each quantity, by the row compared with."""
     return {
-        row: {q: word for q in judged_quantities(compared) if (word := _judged(compared, row, q).value)}
+        row: {
+            q: word for q in judged_quantities(compared) if (word := _difference_cell(compared, row, q).value)
+        }
         for row in compared.differences
     }
 
@@ -112,20 +117,22 @@ def sentence(compared: Compared) -> str:
 def _sentences(compared: Compared) -> Iterator[str]:
     """Yield the verdict in fewer and fewer words. The last sentence names no model, so that its length is bounded."""
     first, others = compared.names[0], [*compared.differences]
-    judged = {row: _labels(by_quantity) for row, by_quantity in judgements(compared).items()}
+    labels_by_row = {row: _labels(by_quantity) for row, by_quantity in judgements(compared).items()}
     if not others:
         unknown = "is the only model on this page, so there is no comparison"
         yield from (f"{first} {unknown}.", f"The model {unknown}.")
         return
-    if not any(judged.values()):
+    if not any(labels_by_row.values()):
         missing = f"has no number of {', '.join(JUDGED_METRICS)} to compare with"
         yield from (f"{first} {missing} {listed(others)}.", f"The first model {missing} the others.")
         return
     if len(others) == 1:
-        yield f"{_in_words(compared, others[0], judged[others[0]])}{_at_cost(compared, others[0])}."
+        yield f"{_in_words(compared, others[0], labels_by_row[others[0]])}{_at_cost(compared, others[0])}."
     for cost in (True, False):
-        yield f"{first} is {'; '.join(_in_counts(compared, judged, cost=cost))}."
-    counts = Counter(word for by_word in judged.values() for word, labels in by_word.items() for _ in labels)
+        yield f"{first} is {'; '.join(_in_counts(compared, labels_by_row, cost=cost))}."
+    counts = Counter(
+        word for by_word in labels_by_row.values() for word, labels in by_word.items() for _ in labels
+    )
     judgement = ", ".join(f"{word} in {counts[word]}" for word in WORDS if counts[word])
     yield f"{first} against {counted(len(others), 'model')}, {counted(counts.total(), 'comparison')}: {judgement}."
     yield f"The first model against the others, {counted(counts.total(), 'comparison')}: {judgement}."
@@ -146,11 +153,11 @@ def _in_words(compared: Compared, row: str, labels: dict[str, list[str]]) -> str
 
 
 def _in_counts(
-    compared: Compared, judged: Mapping[str, dict[str, list[str]]], *, cost: bool
+    compared: Compared, labels_by_row: Mapping[str, dict[str, list[str]]], *, cost: bool
 ) -> Iterator[str]:
     """Yield for each other row the number of measures in which the first row is better. Equal totals are given once."""
     previous = 0
-    for row, labels in judged.items():
+    for row, labels in labels_by_row.items():
         better, worse = (len(labels.get(word, ())) or "none" for word in (BETTER, WORSE))
         measures = sum(map(len, labels.values()))
         of = f" of {counted(measures, 'measure')}" if measures != previous else ""

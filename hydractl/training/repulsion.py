@@ -63,12 +63,12 @@ class Repulsion:
 def with_permuted_patches(images: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Return images (B, channels, height, width) with patches in the given order (B, 16); pixels beyond whole patches stay."""
     height, width = (size // CELLS for size in images.shape[-2:])
-    whole = images[..., : CELLS * height, : CELLS * width]
-    patches = F.unfold(whole, (height, width), stride=(height, width))
+    grid = images[..., : CELLS * height, : CELLS * width]
+    patches = F.unfold(grid, (height, width), stride=(height, width))
     patches = patches.gather(-1, order.unsqueeze(1).expand_as(patches))
     permuted = images.clone()
     permuted[..., : CELLS * height, : CELLS * width] = F.fold(
-        patches, whole.shape[-2:], (height, width), stride=(height, width)
+        patches, grid.shape[-2:], (height, width), stride=(height, width)
     )
     return permuted
 

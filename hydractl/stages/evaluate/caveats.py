@@ -191,18 +191,18 @@ def of_row(
     for name in _tested(config):
         (fingerprint, content), used = identities[name], dict[tuple[str, str], np.ndarray]()
         for verb, effect, sha256 in _uses(row, models, recorded):
-            whole = (
+            is_same_set = (
                 sha256 not in recorded and sha256 == fingerprint.sha256
             )  # earlier releases record no samples
-            again = np.isin(content, unpack(recorded.get(sha256, ""))) | whole
-            used[verb, effect] = used.get((verb, effect), False) | again
-        for (verb, effect), again in used.items():
-            if again.any():
+            overlap = np.isin(content, unpack(recorded.get(sha256, ""))) | is_same_set
+            used[verb, effect] = used.get((verb, effect), False) | overlap
+        for (verb, effect), overlap in used.items():
+            if overlap.any():
                 replaced = FLATTERED[THRESHOLD], FLATTERED[QUANTILE]
                 lapses = (
                     _promise(config) if name == ID_NAME and effect.removeprefix(": ") not in replaced else ""
                 )
-                yield f"{row.name}: {verb} {again.sum()} of {len(content)} samples of {_called(name)}{effect}{lapses}"
+                yield f"{row.name}: {verb} {overlap.sum()} of {len(content)} samples of {_called(name)}{effect}{lapses}"
 
 
 def _uses(

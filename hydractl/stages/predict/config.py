@@ -174,9 +174,9 @@ class PredictConfig(CommandConfig):
             raise UsageError(
                 "`--null` applies only to standard input", hint="leave it out, or give `-` as DATA"
             )
-        for given in self.data:
-            if given != LINES and image_path(given) is None:
-                parsed(given)
+        for reference in self.data:
+            if reference != LINES and image_path(reference) is None:
+                parsed(reference)
         refuse_shared_input(self.model)
 
     def _check_lines(self) -> None:
@@ -194,10 +194,10 @@ class PredictConfig(CommandConfig):
     def further_inputs(self) -> tuple[InputRef, ...]:
         """Inputs of DATA; their paths count, because lines contain them."""
         return tuple(
-            InputRef(Role.FILE, image_path(given) or Path(given))
-            if given == LINES or is_file(given)
-            else InputRef(Role.DATA, parsed(given), labelled=False)
-            for given in self.data
+            InputRef(Role.FILE, image_path(reference) or Path(reference))
+            if reference == LINES or is_file(reference)
+            else InputRef(Role.DATA, parsed(reference), labelled=False)
+            for reference in self.data
         )
 
     @property
@@ -206,14 +206,14 @@ class PredictConfig(CommandConfig):
         return FORMS[0] if is_stream(self.out) else self.out.suffix.lower()
 
 
-def image_path(given: str) -> Path | None:
+def image_path(reference: str) -> Path | None:
     """Return the path if DATA names an image file, else None; a name with `::` ends with one, or no `=` follows.
 
     Image files have a suffix of images, or they exist and have no suffix of data files.
     """
-    name = given.removesuffix("::")
+    name = reference.removesuffix("::")
     _, separator, options = name.rpartition("::")
-    if separator and name == given and "=" in options:
+    if separator and name == reference and "=" in options:
         return None
     suffixed = name.lower().endswith
     is_data = suffixed((*FILE_SUFFIXES, LIST_SUFFIX, SHARD_SUFFIX)) or name in BUILT_IN
@@ -221,16 +221,16 @@ def image_path(given: str) -> Path | None:
     return Path(name) if suffixed(IMAGE_SUFFIXES) or may_be_image else None
 
 
-def is_file(given: str) -> bool:
+def is_file(reference: str) -> bool:
     """Return whether DATA is one image file, though none may be there."""
-    path = image_path(given)
+    path = image_path(reference)
     return path is not None and not os.path.isdir(path)  # noqa: PTH112 - `Path.is_dir` raises where a path is too long
 
 
-def parsed(given: str) -> DataRef:
+def parsed(reference: str) -> DataRef:
     """Return the data that are read; their end need not be known.
 
     Raises:
         UsageError: As `DataRef.parse`.
     """
-    return DataRef.parse(given, endless=True)
+    return DataRef.parse(reference, endless=True)
