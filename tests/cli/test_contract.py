@@ -47,7 +47,6 @@ ALONE = {
         "--arch", "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7",
         "-o", "new.st",
     ),
-    "inspect --plot": ("inspect", "m-0.st", "m-1.st", "--plot", "new.png"),
 }  # fmt: skip
 everything = pytest.mark.parametrize("argv", COMMANDS.values(), ids=COMMANDS)
 writing = pytest.mark.parametrize("argv", WRITING.values(), ids=WRITING)
