@@ -11,7 +11,7 @@ SUMMARIES = {
     "bench": "Train rival methods and compare them with a model in one table.",
     "report": "Make a page with tables and figures from reports of `eval`.",
     "predict": "Predict labels, confidence and OOD scores, one line per input.",
-    "export": "Export a model to ONNX or torch.export, to run without hydractl, or to a folder for pipelines of transformers.",
+    "export": "Export to ONNX, torch.export or a folder for transformers.",
     "push": "Push a base, a member or a hydra to the Hub with a model card.",
     "inspect": "Show what a file holds: sizes, heads, scores, predictions.",
     "data": "List the named data sets, or show the references of some.",

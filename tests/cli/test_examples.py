@@ -122,7 +122,8 @@ def write_weights(folder: Path) -> None:
     """Write what training scripts save: checkpoints of timm's, and bare weights."""
     import timm
 
-    for name in ("model_best", "seed-0", "seed-1"):
+    for name in ("model_best", "seed-0", "seed-1", "run1/model_best", "run2/model_best"):
+        (folder / name).parent.mkdir(exist_ok=True)
         model = timm.create_model(NAME, num_classes=2, **SMALL)
         state = model.state_dict()
         document = {"arch": NAME, "num_classes": 2, "model_kwargs": SMALL, "state_dict": state}

@@ -12,6 +12,11 @@ from hydractl.checkpoint import Checkpoint
 
 ARCH = "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4"
 
+ASSUMED = (
+    "warning: w.pth: does not say how images are read; assumed: crop_pct=0.9, interpolation=bicubic, mean=[0.5], std=[0.5] "
+    "(`--mean` and `--std` set these)\n"
+)
+
 
 @pytest.fixture
 def weights(work):
@@ -33,6 +38,7 @@ def test_results_and_what_to_know(call, work, weights):
     assert call("inspect", "new.st").out.startswith("new.st: base\n")
     assert call(*weights[:-1], "ema.st", "--ema").err == (
         "Reading w.pth\n"
+        f"{ASSUMED}"
         "By `--arch`, a block has 4 heads of width 8; weights do not tell their number\n"
         "Writing ema.st\n"
     )
@@ -42,7 +48,8 @@ def test_json_and_quiet(call, work, weights):
     seen = call(*weights, "--json", "--ema")
     found = json.loads(seen.out)
 
-    assert (seen.code, seen.err) == (0, "")
+    assert (seen.code, seen.err) == (0, ASSUMED)
+    assert found["warnings"] == [ASSUMED.removeprefix("warning: ").strip()]
     assert (found["architecture"], found["num_classes"], found["wrapper"]) == (
         "vit_tiny_patch16_224",
         7,

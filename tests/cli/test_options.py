@@ -110,7 +110,7 @@ KNN = ("--near", "ants=noise", "--ood-score")
 DIVERSE = ("--strategy", "diverse", "--pool", "9", *ALWAYS["prune"])
 TRAINING = {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")}
 COMPANIONS = {
-    "make": dict.fromkeys(("arch", "labels"), ("saved.pth",)),
+    "make": dict.fromkeys(("arch", "labels", "ema"), ("saved.pth",)),
     "report": {"force": ("-o", "a.md"), "over": ("b.json",)},
     "score": {
         **{
@@ -233,6 +233,8 @@ def test_each_option_reaches_the_field_of_its_name(made, name, config):
     for option in options_of(config):
         _, value = words_for(option.name, option)
         besides = COMPANIONS.get(name, {}).get(option.name, ALWAYS.get(name, ()))
+        if config is ScoreConfig and option.name != "data":
+            besides = (*besides, "--data", "digits")
 
         caught = made(name, *required(config, option), *besides)
 

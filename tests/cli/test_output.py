@@ -40,7 +40,11 @@ def show(terminal: Terminal, report: Report = Report()) -> None:
     [
         ({}, "made a[red].st\nWrote a[red].st\n", "working on [b]\nwarning: odd [/x]\n"),
         ({"quiet": True}, "a[red].st\n", "warning: odd [/x]\n"),
-        ({"as_json": True}, '{\n  "number": 1.5,\n  "path": "a[red].st"\n}\n', "warning: odd [/x]\n"),
+        (
+            {"as_json": True},
+            '{\n  "number": 1.5,\n  "path": "a[red].st",\n  "warnings": [\n    "odd [/x]"\n  ]\n}\n',
+            "warning: odd [/x]\n",
+        ),
         ({"out": Path("-")}, "", "working on [b]\nwarning: odd [/x]\nmade a[red].st\nWrote a[red].st\n"),
     ],
     ids=["human", "quiet", "json", "streamed"],

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @command(ExportConfig)
 def export(config: ExportConfig, terminal: Terminal) -> None:
-    r"""Export a model to ONNX or torch.export, to run without hydractl, or to a folder for pipelines of transformers.
+    r"""Export to ONNX, torch.export or a folder for transformers.
 
-    The exported model takes any number of samples and returns probabilities, logits, member_logits, entropy, mutual_information
+    ONNX and torch.export files run without hydractl. The exported model takes any number of samples and returns probabilities, logits, member_logits, entropy, mutual_information
     and ood_score. It is compared with the model before it is written. A Python script beside it runs it with the model's own
     preprocessing and prints label, probability, OOD score and decision. `-o NAME/` copies the model to a folder that pipelines and
     Auto classes of transformers load after `import hydractl`, with class names and threshold.

@@ -37,8 +37,8 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
 
     Examples:
       hydractl make a.st b.st c.st --train train/ --val val/ --test test/ -o out/
-      hydractl make run1/model_best.pth.tar run2/model_best.pth.tar --ema --val val/ --test test/ \
-        --near birds=birds/ --far noise -o out/
+      hydractl make run1/model_best.pth.tar run2/model_best.pth.tar --ema \
+        --val val/ --test test/ --near birds=birds/ --far noise -o out/
       hydractl make first=a.st second=b.st --val val/ --test test/ --risk 0.1 \
         -o out/ --dry-run
     """
