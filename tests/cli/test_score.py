@@ -98,7 +98,7 @@ def test_options_reach_the_stage(monkeypatch, call, work, options, given, bound)
 
     monkeypatch.setattr("hydractl.stages.score.run.run_score", stop)
     ood = () if "nll" in "".join(options) else ("--ood", "noise::limit=8")
-    call("score", "base.st", *ood, *options, "-o", "new.json")
+    call("score", "base.st", "--data", "digits", *ood, *options, "-o", "new.json")
 
     assert dict(seen[0].given) == given
     assert seen[0].max_memory == bound

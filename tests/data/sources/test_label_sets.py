@@ -47,7 +47,7 @@ def write(path, cells):
 
 def architecture(number, *, multi_label=True):
     return Architecture(
-        library="l",
+        library="timm",
         name="n",
         family="f",
         config={},

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from hydractl.errors import InputError
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def check_texts(option: Any, value: object, texts: Sequence[str], where: str) -> None:  # noqa: ANN401 - of a private class of typer's
@@ -22,8 +19,8 @@ def check_texts(option: Any, value: object, texts: Sequence[str], where: str) ->
     ):
         raise InputError(f"{where}: needs a value")
     for text in texts:
-        if _CONTROL.search(text) or (is_argument and not text):
-            raise InputError(f"{where}: {text!r} is empty or has a control character")
+        if "\0" in text or (is_argument and not text):
+            raise InputError(f"{where}: {text!r} is empty or has a NUL character")
         if joins and len(texts) > 1 and "," in text:
             raise InputError(f"{where}: `{text}` has a comma, which separates values")
         if is_argument and text.startswith("-") and text != "-":
