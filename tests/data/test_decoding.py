@@ -104,7 +104,7 @@ def test_all_ways_to_an_input_are_those_of_transformers(corpus, tmp_path):
         assert torch.equal(batch.inputs, expected), name
         ((found,),) = open_source(items, HOW, augment=(), seed=0).steps([Planned(every, (every,))], epoch=0)
         assert torch.equal(found, expected), name
-        pixels = [one.inputs[0].numpy() for one in undecoded(items, 3)]
+        pixels = [one.inputs[0].numpy() for one in undecoded(items, HOW)]
         assert torch.equal(torch.stack([transform(Image.fromarray(x)) for x in pixels]), expected), name
     assert torch.equal(Encoder(images=HOW, texts=None)(paths), expected)
     assert torch.equal(Encoder(images=HOW, texts=None)(loaded), expected)
@@ -123,7 +123,7 @@ def test_the_exif_orientation_may_be_ignored(corpus, tmp_path):
     assert ignored.fingerprint() != applied.fingerprint()
     digests = [[items.item_digest(i) for i in range(len(items))] for items in (ignored, applied)]
     assert digests[0] == digests[1]  # the same images, for who looks whether two sets share some
-    pixels = next(iter(undecoded(ignored.subset([paths_of(corpus).index("jpeg-6.jpg")]), 3))).inputs
+    pixels = next(iter(undecoded(ignored.subset([paths_of(corpus).index("jpeg-6.jpg")]), HOW))).inputs
     assert pixels.shape == (1, 20, 30, 3)
 
 
@@ -149,7 +149,7 @@ def test_deep_images_are_refused_by_all(tmp_path):
 
     for ask in (
         lambda: list(encoded(items, HOW, batch_size=1)),
-        lambda: list(undecoded(items, 3)),
+        lambda: list(undecoded(items, HOW)),
         lambda: Encoder(images=HOW, texts=None)([tmp_path / "deep.png"]),
     ):
         with pytest.raises(DataError, match=r"mode `I(;16)?` has more than 8 bits per channel"):
