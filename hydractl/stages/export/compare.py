@@ -143,10 +143,9 @@ def require_near(difference_found: float, tolerance: float, *, inputs_name: str)
 
 def undecoded(items: ImageSet, how: Preprocess) -> Iterator[Batch[torch.Tensor]]:
     """Yield images as pixels (1, H, W, C), uint8, one by one: they may be of different sizes."""
-    channels = how.input_size[0]
     for i in range(len(items)):
-        pixels = np.array(to_channels(items.image(i), channels, how.transparency))
-        yield Batch(torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], channels), torch.tensor([i]))
+        pixels = np.array(to_channels(items.image(i), how.input_size[0], how.transparency))
+        yield Batch(torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1), torch.tensor([i]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
