@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from PIL import ExifTags, Image, UnidentifiedImageError, features
 
@@ -117,10 +117,10 @@ def at_most(max_bytes: int) -> AbstractContextManager[None]:
     return _set(_MAX_ITEM, max_bytes)
 
 
-def is_image(path: Path) -> bool:
+def is_image(source: Path | IO[bytes]) -> bool:
     """Return whether the content of a regular file begins like an image of one of `FORMATS`."""
     try:
-        with path.open("rb") as file, Image.open(file, formats=FORMATS):
+        with Image.open(source, formats=FORMATS):
             return True
     except Image.DecompressionBombError:  # `decode` refuses it with the reason
         return True
@@ -171,7 +171,7 @@ def _check_size(image: Image.Image, where: str) -> None:
     if (size := image.width * image.height * channels) > limit:
         raise DataError(
             f"{where}: has {image.width} x {image.height} pixels with {channels} channels, more than {limit} bytes",
-            hint=f"make the image smaller, or read its folder with `::max-item={size}`",
+            hint=f"make the image smaller, or add `::max-item={size}` to the data",
         )
 
 

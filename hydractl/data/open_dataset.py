@@ -219,7 +219,7 @@ def _table(ref: DataRef, content: Content, progress: Progress, *, labelled: bool
     if ref.kind is SourceKind.HUB:
         return tables.fetch_table(ref, progress)
     if ref.source.lower().endswith(SHARD_SUFFIX) or webdataset.lie_in(ref):
-        return webdataset.open_shards(ref)
+        return webdataset.open_shards(ref, progress)
     if ref.kind is SourceKind.FOLDER:
         return saved.open_saved(ref, progress) if saved.is_saved(ref) else saved.open_listed(ref, progress)
     return files.open_table(ref, content, labelled=labelled)

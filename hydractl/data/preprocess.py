@@ -6,12 +6,14 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, sqrt
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
@@ -23,7 +25,6 @@ from hydractl.messages import did_you_mean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from PIL import Image
 
     from hydractl.data.corruptions.names import Corruption
 
@@ -75,14 +76,14 @@ class EvalTransform:
     """What images go through that are not augmented. Safe to call from several threads.
 
     Attributes:
-        channels: 1 or 3.
+        convert: From an image of any mode to one of the model's.
         least: What sides of an image suffice, in pixels.
         steps: From image to image of input size.
         quick: The same but for rounding, in less time.
         finish: From there to the normalised tensor.
     """
 
-    channels: int
+    convert: Callable[[Image.Image], Image.Image]
     least: int
     steps: Steps
     quick: Steps
@@ -90,7 +91,7 @@ class EvalTransform:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the input, float32 of shape (C, H, W)."""
-        return self.finish(_run(self.steps, to_channels(image, self.channels)))
+        return self.finish(_run(self.steps, self.convert(image)))
 
     def quickly(self) -> EvalTransform:
         """Return what does it in the quick way."""
@@ -104,7 +105,9 @@ def eval_transform(preprocessing: Preprocess) -> EvalTransform:
     """
     steps = resizing(preprocessing)
     return EvalTransform(
-        channels=preprocessing.input_size[0],
+        convert=partial(
+            to_channels, channels=preprocessing.input_size[0], transparency=preprocessing.transparency
+        ),
         least=_least(preprocessing),
         steps=steps,
         quick=rounded(steps),
@@ -117,33 +120,40 @@ def _least(preprocessing: Preprocess, area: float = 1.0) -> int:
     return ceil(GAP * max(preprocessing.input_size[1:]) / preprocessing.crop_pct / sqrt(area))
 
 
-def to_channels(image: Image.Image, channels: int) -> Image.Image:
-    """Return an image as mode `L` (1 channel) or `RGB` (3), transparency dropped.
+def to_channels(
+    image: Image.Image, channels: int, transparency: Literal["drop", "white"] = "drop"
+) -> Image.Image:
+    """Return an image as mode `L` (1 channel) or `RGB` (3), in the steps of transformers' pipelines.
+
+    Pillow's conversion drops alpha channels and the alpha values of a palette, but keeps a single transparent colour.
+    All pixels of this colour become white if `transparency` says so.
 
     Raises:
-        DataError: If it has more than 8 bits per channel, which a conversion would cut off at white; or a mode that Pillow does
-            not convert.
+        DataError: If the image has more than 8 bits per channel, which a conversion would cut off at white; or a mode that Pillow
+            does not convert.
     """
+    mode = MODES[channels]
     if image.mode.startswith(("I", "F")):
         raise DataError(
             f"an image of mode `{image.mode}` has more than 8 bits per channel",
             hint="convert the images to 8 bits first",
         )
-    if image.mode == MODES[channels]:
-        return image
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert(
-            "RGBA"
-        )  # Pillow's own advice: a palette's transparency is lost otherwise, with a warning
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # Pillow's direct conversion has the same pixels, but warns
     try:
         if image.mode == "LAB":
             image = image.convert("RGB")  # the only one that Pillow makes of it
-        return image.convert(MODES[channels])
+        if image.mode != mode:
+            image = image.convert(mode)
+        if transparency == "white" and image.info.get("transparency") is not None:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert(mode)
     except ValueError as error:
         raise DataError(
-            f"an image of mode `{image.mode}` cannot be read as `{MODES[channels]}`",
+            f"an image of mode `{image.mode}` cannot be read as `{mode}`",
             hint="convert the images to RGB or grey first",
         ) from error
+    return image
 
 
 class PerItem(ABC):
@@ -177,7 +187,7 @@ class CorruptTransform(PerItem):
     def __call__(self, image: Image.Image, index: int) -> Tensor:
         from hydractl.data.corruptions.images import corrupted  # noqa: PLC0415 - scipy, which few need
 
-        prepared = _run(self.clean.steps, to_channels(image, self.clean.channels))
+        prepared = _run(self.clean.steps, self.clean.convert(image))
         random = np.random.default_rng(sample_seed(*self.corruption.seeded(index)))
         return self.clean.finish(corrupted(prepared, self.corruption, random))
 
@@ -189,7 +199,7 @@ class TrainTransform(PerItem):
     Safe to call from several threads.
 
     Attributes:
-        channels: 1 or 3.
+        convert: As in `EvalTransform`.
         least: As in `EvalTransform`, and a side of the smallest crop.
         resize: Steps from image to image that need no luck.
         random: Random steps from image to image, the result of input size.
@@ -198,7 +208,7 @@ class TrainTransform(PerItem):
         epoch: Counted from 0.
     """
 
-    channels: int
+    convert: Callable[[Image.Image], Image.Image]
     least: int
     resize: Steps
     random: Steps
@@ -208,7 +218,7 @@ class TrainTransform(PerItem):
 
     @override
     def __call__(self, image: Image.Image, index: int) -> Tensor:
-        prepared = _run(self.resize, to_channels(image, self.channels))
+        prepared = _run(self.resize, self.convert(image))
         if self.random:
             with _Drawing(sample_seed(self.seed, self.epoch, index)):
                 prepared = _run(self.random, prepared)
@@ -236,7 +246,9 @@ def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> Trai
         if augment.count(name) > 1:
             raise UsageError(f"augmentation `{name}` appears twice")
     return TrainTransform(
-        channels=preprocessing.input_size[0],
+        convert=partial(
+            to_channels, channels=preprocessing.input_size[0], transparency=preprocessing.transparency
+        ),
         least=_least(preprocessing, SMALLEST_CROP if "rrc" in augment else 1.0),
         resize=() if "rrc" in augment else resizing(preprocessing),
         random=tuple(_augmentation(name, preprocessing) for name in AUGMENTATIONS if name in augment),

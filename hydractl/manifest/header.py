@@ -120,6 +120,8 @@ class Preprocess(StrictModel):
             timm have it) or at the one before (transformers).
         resize_backend: Library that resizes: Pillow on images (timm, open_clip), or torchvision on uint8 tensors (default of
             transformers). Pixels differ by rounding. Headers without the field mean Pillow.
+        transparency: Whether pixels of a single transparent colour become white, as image processors with `do_convert_rgb` make
+            them since transformers 5.21, or keep their colour. Alpha channels are dropped. Headers without the field mean `drop`.
     """
 
     input_size: tuple[Literal[1, 3], Side, Side]
@@ -134,6 +136,7 @@ class Preprocess(StrictModel):
     resize_backend: Literal["pillow", "torchvision"] = Field(
         default="pillow", exclude_if=lambda value: value == "pillow"
     )
+    transparency: Literal["drop", "white"] = Field(default="drop", exclude_if=lambda fill: fill == "drop")
 
     @model_validator(mode="after")
     def _one_a_channel(self) -> Self:

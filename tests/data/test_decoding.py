@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import EpsImagePlugin, ExifTags, Image, ImageOps
+from PIL import EpsImagePlugin, ExifTags, Image, ImageFile, ImageOps
 from transformers.image_utils import load_image
 
 import hydractl
@@ -104,7 +104,7 @@ def test_all_ways_to_an_input_are_those_of_transformers(corpus, tmp_path):
         assert torch.equal(batch.inputs, expected), name
         ((found,),) = open_source(items, HOW, augment=(), seed=0).steps([Planned(every, (every,))], epoch=0)
         assert torch.equal(found, expected), name
-        pixels = [one.inputs[0].numpy() for one in undecoded(items, 3)]
+        pixels = [one.inputs[0].numpy() for one in undecoded(items, HOW)]
         assert torch.equal(torch.stack([transform(Image.fromarray(x)) for x in pixels]), expected), name
     assert torch.equal(Encoder(images=HOW, texts=None)(paths), expected)
     assert torch.equal(Encoder(images=HOW, texts=None)(loaded), expected)
@@ -123,7 +123,7 @@ def test_the_exif_orientation_may_be_ignored(corpus, tmp_path):
     assert ignored.fingerprint() != applied.fingerprint()
     digests = [[items.item_digest(i) for i in range(len(items))] for items in (ignored, applied)]
     assert digests[0] == digests[1]  # the same images, for who looks whether two sets share some
-    pixels = next(iter(undecoded(ignored.subset([paths_of(corpus).index("jpeg-6.jpg")]), 3))).inputs
+    pixels = next(iter(undecoded(ignored.subset([paths_of(corpus).index("jpeg-6.jpg")]), HOW))).inputs
     assert pixels.shape == (1, 20, 30, 3)
 
 
@@ -149,11 +149,36 @@ def test_deep_images_are_refused_by_all(tmp_path):
 
     for ask in (
         lambda: list(encoded(items, HOW, batch_size=1)),
-        lambda: list(undecoded(items, 3)),
+        lambda: list(undecoded(items, HOW)),
         lambda: Encoder(images=HOW, texts=None)([tmp_path / "deep.png"]),
     ):
         with pytest.raises(DataError, match=r"mode `I(;16)?` has more than 8 bits per channel"):
             ask()
+
+
+@pytest.mark.parametrize("source", ["shard.tar", "rows.parquet", "bytes.parquet", "saved/", "list.csv"])
+def test_an_image_in_any_storage_is_refused_before_it_is_decoded(tmp_path, monkeypatch, source):
+    data = io.BytesIO()
+    Image.new("RGB", (30, 20)).save(data, "PNG")
+    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
+        info = tarfile.TarInfo("1.HEIC")
+        info.size = len(data.getvalue())
+        tar.addfile(info, io.BytesIO(data.getvalue()))
+    (tmp_path / "a.png").write_bytes(data.getvalue())
+    (tmp_path / "list.csv").write_text("image\na.png\n")
+    encoded_image = {"bytes": data.getvalue(), "path": None}
+    rows = datasets.Dataset.from_list(
+        [{"image": encoded_image}], datasets.Features({"image": datasets.Image()})
+    )
+    rows.to_parquet(tmp_path / "rows.parquet")
+    rows.save_to_disk(tmp_path / "saved")
+    datasets.Dataset.from_list([{"image": data.getvalue()}]).to_parquet(tmp_path / "bytes.parquet")
+
+    assert open_data(f"{tmp_path}/{source}::max-item=1800", labelled=False).image(0).size == (30, 20)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", None)  # the header decides
+    with pytest.raises(DataError, match="30 x 20 pixels with 3 channels, more than 1799 bytes") as refused:
+        open_data(f"{tmp_path}/{source}::max-item=1799", labelled=False).image(0)
+    assert refused.value.hint == "make the image smaller, or add `::max-item=1800` to the data"
 
 
 def test_pillow_starts_no_program(tmp_path, monkeypatch, picture):

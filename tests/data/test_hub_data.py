@@ -105,6 +105,18 @@ def test_of_a_stream_the_first_rows_are_read_and_no_more(cached, monkeypatch, pi
         open_data("hf:org/name::streaming=true")
 
 
+@pytest.mark.parametrize("streamed", ["", ",streaming=true,limit=1"])
+def test_large_images_are_refused_before_they_are_decoded(cached, monkeypatch, picture, streamed):
+    features = datasets.Features(image=datasets.Image())
+    rows = datasets.IterableDataset.from_generator(lambda: [{"image": picture(0)}], features=features)
+    if streamed:
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
+    images = open_data(f"hf:org/name::config=small,split=test,max-item=10{streamed}", labelled=False)
+
+    with pytest.raises(DataError, match="more than 10 bytes"):
+        images.image(0)
+
+
 def test_a_slice(cached):
     assert len(open_data("hf:org/name::config=small,split=test[:50%]")) == 1
 

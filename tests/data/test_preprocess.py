@@ -103,6 +103,23 @@ def test_a_palettes_transparency_is_dropped_in_silence(picture):
     assert to_channels(image, 3).tobytes() == picture(0, mode="P").convert("RGB").tobytes()
 
 
+@pytest.mark.parametrize("augment", [(), ("rrc",)])
+@pytest.mark.parametrize("how", [RGB, GREY], ids=["rgb", "grey"])
+def test_a_transparent_colour_is_white_only_if_the_header_says_so(picture, augment, how):
+    """Training and evaluation agree; headers without the field keep the colour."""
+    image = picture(0, size=(50, 37)).quantize(4)
+    image.info["transparency"] = 1
+    kept = np.array(image.convert("RGB"))
+    filled = np.where(np.asarray(image)[..., None] == 1, np.uint8(255), kept)
+    assert (filled != kept).any()
+    for fields, pixels in (({}, kept), ({"transparency": "white"}, filled)):
+        given = Preprocess.model_validate(how.model_dump() | fields)
+        plain = Image.fromarray(pixels).convert({1: "L", 3: "RGB"}[how.input_size[0]])
+        assert torch.equal(eval_transform(given)(image), eval_transform(given)(plain))
+        training = train_transform(given, augment).at(seed=1, epoch=0)
+        assert torch.equal(training(image, 0), training(plain, 0))
+
+
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_deep_images_are_refused(mode):
     with pytest.raises(DataError, match=f"mode `{mode}` has more than 8 bits per channel"):

@@ -16,14 +16,17 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
+from hydractl.data.decoding import is_image
 from hydractl.data.reference import IMAGE_SUFFIXES, SHARD_SUFFIX, SOURCES_HINT, DataRef
+from hydractl.data.sources.folder import is_hidden
 from hydractl.data.sources.tables import DataTable, FileSpan, Read
 from hydractl.errors import DataError, UsageError, reason_of
-from hydractl.messages import did_you_mean_path
+from hydractl.messages import did_you_mean_path, quoted
+from hydractl.progress import Progress
 from hydractl.strict_json import NotJSONError, parse
 
 IMAGE, TEXT, LABEL = "image", "text", "label"
-FILES = {".txt": TEXT, ".cls": LABEL} | dict.fromkeys(IMAGE_SUFFIXES, IMAGE)
+FILES = {".txt": TEXT, ".cls": LABEL, ".json": None} | dict.fromkeys(IMAGE_SUFFIXES, IMAGE)
 """Column of a member by the suffix after the first dot of its name. A `.json` file has one column per key."""
 LARGEST = 1 << 24
 """Maximum size of a label or a text, in bytes."""
@@ -33,22 +36,33 @@ _BRACES = re.compile(r"\{(?:([0-9]+)\.\.([0-9]+)|([^{}]*,[^{}]*))\}")
 
 
 class _Member(NamedTuple):
-    """A member of a shard: what it is called before and after the first dot, and where its bytes lie."""
+    """A member of a shard.
 
+    Attributes:
+        path: Its whole name.
+        name: The part before the first dot, with the folder.
+        suffix: The part from the first dot on, in lower case; empty for links.
+        span: The place of its bytes.
+        is_image: Whether it is an image by its content. Only unknown suffixes are tested.
+    """
+
+    path: str
     name: str
     suffix: str
     span: FileSpan
+    is_image: bool
 
 
 class ShardTable(DataTable):
     """The samples of some shards; columns that only some of them have are those of `.json` files, and left out."""
 
-    def __init__(self, paths: Sequence[Path], *, where: str, name: str) -> None:
-        """Read all names, labels and texts.
+    def __init__(self, paths: Sequence[Path], *, where: str, name: str, progress: Progress) -> None:
+        """Read all names, labels and texts; a warning lists members without an image, text or label.
 
         Raises:
             DataError: If a shard is missing or damaged, a sample lacks what others have, or a label cannot be read.
         """
+        self._skipped: list[str] = []
         self._paths = paths
         self._places = array("q")
         self._cells: dict[str, list[object]] = {}
@@ -56,12 +70,23 @@ class ShardTable(DataTable):
         for number, path in enumerate(paths):
             for _, members in groupby(_members(path), key=lambda member: member.name):
                 self._add(number, list(members))
+        if self._skipped:
+            progress.warn(
+                f"{where}: skipped members without an image, text or label ({len(self._skipped)}): {quoted(self._skipped)}"
+            )
         super().__init__([*([IMAGE] if self._places else []), *self._cells], where=where, name=name)
 
     def _add(self, shard: int, members: Sequence[_Member]) -> None:
         """Take note of a sample; what is none, such as a file of another kind alone, is passed over."""
         where = f"{self._paths[shard]}: `{members[0].name}`"
-        fields = _sample(members, where=where)
+        has_image = any(FILES.get(member.suffix) == IMAGE for member in members)
+        columns = [IMAGE if m.is_image and not has_image else FILES.get(m.suffix) for m in members]
+        fields = _sample(members, columns, where=where)
+        self._skipped += [
+            f"{self._paths[shard].name}/{member.path}"
+            for member, column in zip(members, columns, strict=True)
+            if not fields or (column is None and member.suffix not in FILES)
+        ]
         if not fields:
             return
         span = fields.pop(IMAGE, None)
@@ -104,8 +129,10 @@ def lie_in(ref: DataRef) -> bool:
     return bool(_in_folder(ref))
 
 
-def open_shards(ref: DataRef) -> ShardTable:
+def open_shards(ref: DataRef, progress: Progress) -> ShardTable:
     """Return the samples of shards: of those in a folder by their names, or of a pattern such as `train-{000..012}.tar`.
+
+    A warning lists the other entries of the folder.
 
     Raises:
         DataError: As `ShardTable`.
@@ -115,7 +142,13 @@ def open_shards(ref: DataRef) -> ShardTable:
     for path in paths:
         if not path.is_file():
             raise DataError(f"{path}: no such file", hint=did_you_mean_path(str(path)) or SOURCES_HINT)
-    return ShardTable(paths, where=ref.source, name=Path(ref.source).resolve().name)
+    if others := sorted(
+        entry.name
+        for entry in {*Path(ref.source, ref.split or "").glob("*")}.difference(paths)
+        if not is_hidden(entry.name)
+    ):
+        progress.warn(f"{ref.source}: skipped entries beside the shards ({len(others)}): {quoted(others)}")
+    return ShardTable(paths, where=ref.source, name=Path(ref.source).resolve().name, progress=progress)
 
 
 def _in_folder(ref: DataRef) -> list[Path]:
@@ -161,11 +194,14 @@ def _members(path: Path) -> Iterator[_Member]:
                 _check_member(member, path, shard_bytes)
                 folder, _, base = member.name.rpartition("/")
                 name, dot, suffix = base.partition(".")
-                if member.isfile() and name and not (name.startswith(".") or base.startswith("._")):
+                suffix = f"{dot}{suffix}".lower() if member.isfile() else ""
+                if not (member.isdir() or any(is_hidden(p) for p in member.name.split("/") if p.strip("."))):
                     yield _Member(
+                        member.name,
                         f"{folder}/{name}",
-                        f"{dot}{suffix}".lower(),
+                        suffix,
                         FileSpan(path, member.offset_data, member.size),
+                        member.isfile() and suffix not in FILES and is_image(tar.extractfile(member)),
                     )
                 tar.members.clear()  # which the library would keep
     # the library reads as much of names and of further headers as their headers say
@@ -193,11 +229,10 @@ def _check_member(member: tarfile.TarInfo, path: Path, shard_bytes: int) -> None
         )
 
 
-def _sample(members: Sequence[_Member], *, where: str) -> dict[str, object]:
+def _sample(members: Sequence[_Member], columns: Sequence[str | None], *, where: str) -> dict[str, object]:
     """Return a sample's cells: what its files hold, an image by where it lies, and the keys of its `.json` file besides."""
     cells: dict[str, object] = {}
-    for member in members:
-        column = FILES.get(member.suffix)
+    for member, column in zip(members, columns, strict=True):
         if column in cells:
             raise DataError(f"{where} has two files for `{column}`", hint=NAMES)
         if column is not None:

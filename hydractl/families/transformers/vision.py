@@ -76,7 +76,7 @@ def write_image_processor(how: Preprocess) -> dict[str, object]:
     numbers = {name: number for number, name in RESAMPLING.items()}
     return {
         "image_processor_type": f"{'ViT' if squashed and not crops else 'DeiT' if squashed else 'CLIP'}ImageProcessor",
-        "do_convert_rgb": how.input_size[0] == RGB,
+        "do_convert_rgb": how.transparency == "white",
         "do_resize": True,
         "size": size,
         "resample": numbers[how.interpolation],
@@ -146,6 +146,7 @@ def _preprocess(
                 "crop_mode": mode,
                 "crop_offset": "nearest" if cropped == resized and mode == "squash" else "before",
                 "resize_backend": settings["backend"],
+                "transparency": "white" if settings.get("do_convert_rgb") else "drop",
             }
         )
     except ValidationError as error:

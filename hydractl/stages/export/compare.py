@@ -141,11 +141,11 @@ def require_near(difference_found: float, tolerance: float, *, inputs_name: str)
         )
 
 
-def undecoded(items: ImageSet, channels: int) -> Iterator[Batch[torch.Tensor]]:
+def undecoded(items: ImageSet, how: Preprocess) -> Iterator[Batch[torch.Tensor]]:
     """Yield images as pixels (1, H, W, C), uint8, one by one: they may be of different sizes."""
     for i in range(len(items)):
-        pixels = np.array(to_channels(items.image(i), channels))
-        yield Batch(torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], channels), torch.tensor([i]))
+        pixels = np.array(to_channels(items.image(i), how.input_size[0], how.transparency))
+        yield Batch(torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1), torch.tensor([i]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class Trial:
     def batches(self, items: Items, *, pixels: bool) -> Iterable[Batch[Inputs]]:
         """Return what is asked: inputs as they are prepared for the model, or pixels."""
         if pixels and isinstance(self.how, Preprocess):
-            return undecoded(of_kind(items, ImageSet), self.how.input_size[0])
+            return undecoded(of_kind(items, ImageSet), self.how)
         return encoded(items, self.how, batch_size=self.batch_size, limit_bytes=0)
 
     def ask(

@@ -123,7 +123,7 @@ def test_an_image_is_refused_by_its_decoded_size_before_it_is_decoded(tmp_path, 
         DataError, match=r"300 x 200 pixels with 3 channels, more than 179999 bytes"
     ) as caught:
         read(size - 1)
-    assert caught.value.hint == f"make the image smaller, or read its folder with `::max-item={size}`"
+    assert caught.value.hint == f"make the image smaller, or add `::max-item={size}` to the data"
     monkeypatch.setattr(ImageFile.ImageFile, "load", None)  # the header decides
     with pytest.raises(DataError, match="more than 100 bytes"):
         open_data(f"{tmp_path}::max-item=100", labelled=False).image(0)

@@ -9,9 +9,11 @@ import tarfile
 
 import pytest
 import torch
+from PIL import Image
 
 from hydractl.data.batches import batches
 from hydractl.data.datasets import Content
+from hydractl.data.decoding import FORMATS
 from hydractl.data.encode import crewed
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
@@ -20,6 +22,10 @@ from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess
 
 EVAL = eval_transform(Preprocess(input_size=(3, 8, 6), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)))
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01\x08\0\0\0\0:~\x9bU\0\0\0\0IDAT"
+"""Begin of a grey image of 1 pixel."""
 
 
 def write(path, members):
@@ -98,6 +104,66 @@ def test_texts(tmp_path):
     assert (items.texts, items.class_names, items.labels) == (("one", "two"), ("bad", "good"), (1, 0))
 
 
+def image_bytes(image, form):
+    data = io.BytesIO()
+    image.save(data, form)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*(("1.HEIC", form) for form in FORMATS), *((name, "PNG") for name in ("1", "1.v2.jpg", "./a/1.x"))],
+)
+def test_images_are_detected_by_content(tmp_path, picture, heard, name, form):
+    """An unknown suffix, no suffix, and a second dot in the name; the sample has an image under no usual suffix."""
+    data = image_bytes(picture(1), form)
+    label = f"{name.rpartition('/')[0]}/1.cls".lstrip("/")
+    write(
+        tmp_path / "a.tar",
+        {name: data, label: "cat", "2.png": image_bytes(picture(2), "PNG"), "2.cls": "ant"},
+    )
+
+    items = open_data(str(tmp_path / "a.tar"), progress=heard)
+
+    assert (len(items), items.class_names, items.labels) == (2, ("ant", "cat"), (1, 0))
+    expected = Image.open(io.BytesIO(data)).convert("RGB")
+    assert items.image(0).convert("RGB").tobytes() == expected.tobytes()
+    assert not heard.warnings
+
+
+def test_every_skipped_member_is_listed(tmp_path, encoded, heard):
+    """Of members that hold no item; hidden ones and metadata of other systems are ignored, as in folders."""
+    write(
+        tmp_path / "set" / "a.tar",
+        {
+            "1.png": encoded(1), "1.seg.png": encoded(2), "1.wnid": "n01", "1.cls": "0", "1.json": {"label": 1},
+            "README.md": "x", "page.eps": "%!PS-Adobe-3.0 EPSF-3.0", "empty.json": {}, ".hidden.png": encoded(3),
+            "__MACOSX/1.png": encoded(3), "x/Thumbs.db": "x", ".git/9.png": encoded(3), "../2.png": encoded(4),
+            "../2.cls": "1", "3.HEIC": encoded(5), "3.cls": "1",
+        },
+    )  # fmt: skip
+    with tarfile.open(tmp_path / "set" / "a.tar", "a") as tar:
+        for name, kind in (("4.png", tarfile.LNKTYPE), ("5.png", tarfile.SYMTYPE), ("f/", tarfile.DIRTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "1.png"
+            tar.addfile(info)
+    skipped = ["1.seg.png", "1.wnid", "README.md", "page.eps", "empty.json", "4.png", "5.png"]
+    names = ", ".join(f"`a.tar/{name}`" for name in skipped)
+    members = f"skipped members without an image, text or label (7): {names}"
+
+    items = open_data(f"{tmp_path}/set/a.tar", progress=heard)
+
+    assert len(items) == 3
+    assert heard.warnings == [f"{tmp_path}/set/a.tar: {members}"]
+    heard.warnings.clear()
+    (tmp_path / "set" / "0.png").write_bytes(encoded(1))
+    (tmp_path / "set" / ".DS_Store").write_bytes(b"x")
+    (tmp_path / "set" / "val").mkdir()
+    assert len(open_data(f"{tmp_path}/set/", progress=heard)) == 3
+    beside = f"{tmp_path}/set/: skipped entries beside the shards (2): `0.png`, `val`"
+    assert heard.warnings == [beside, f"{tmp_path}/set/: {members}"]
+
+
 def test_workers_read_shards_themselves(shards):
     items = open_data(f"{shards}/")
     alone, apart = (
@@ -114,6 +180,7 @@ def test_workers_read_shards_themselves(shards):
         ({"1.png": b"x", "1.cls": "1", "2.cls": "2"}, "has no image, unlike earlier samples"),
         ({"1.cls": "1", "2.cls": "2", "2.png": b"x"}, "has an image, unlike earlier samples"),
         ({"1.png": b"x", "1.jpg": b"x"}, "has two files for `image`"),
+        ({"1.a.png": PNG, "1.b.png": PNG}, "has two files for `image`"),
         ({"1.png": b"x", "1.cls": b"\xff"}, "is not UTF-8 text"),
         ({"1.png": b"x", "1.json": "[1]"}, "is not a JSON object"),
         ({"1.png": b"x", "1.json": "{"}, "is not JSON"),
