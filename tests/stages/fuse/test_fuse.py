@@ -170,7 +170,7 @@ def test_a_member_that_comes_twice_is_warned_about(tmp_path):
 
 def test_many_members_that_come_again_are_one_warning(tmp_path):
     """And so are their thresholds."""
-    bound = Threshold(score="msp", below=0.5, risk=0.1, delta=0.05, count=10, accepted=5, errors=0)
+    bound = Threshold(score="msp", below=-0.5, risk=0.1, delta=0.05, count=10, accepted=5, errors=0)
     samples = [base(PLAIN).pruned(*keep) for keep in KEEPS[:2]] * 4
     samples = [replace(s, header=s.header.model_copy(update={"threshold": bound})) for s in samples]
 

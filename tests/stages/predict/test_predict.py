@@ -202,13 +202,8 @@ def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
     Image.new("I;16", (9, 9)).save(work / "tree/deep.png")
     whole = told(models, *FILES[2:], out="whole.jsonl")
 
-    with pytest.raises(
-        DataError, match=r"tree/(x/bad|deep).png: (is not an image|an image of mode)"
-    ) as caught:
+    with pytest.raises(DataError, match=r"tree/(x/bad|deep).png: (is not an image|an image of mode)"):
         told(models, "tree", skip_bad=False)
-    assert str(caught.value.hint).endswith(
-        ", or leave out `--no-skip-bad` to report it in its line and continue"
-    )
     assert not list(work.glob("out*"))
     assert len(told(models, "tree")) == 5
     found = told(models, "tree", out="lenient.jsonl")
