@@ -1,0 +1,125 @@
+"""Rows of the hint table: a wrong command that prints a hint, and the command that follows it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from support.hints.texts import Template, pattern
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One hint: a wrong command that prints it, and the command that follows it.
+
+    Attributes:
+        file: File within the package that contains the hint.
+        hint: Template of the hint (`support.hints.texts`).
+        wrong: Command line without `hydractl`, in shell quotes. Its error must print the hint.
+        right: Command line after the hint was followed. It must not fail with the same error.
+        files: Texts or bytes of further files, by path.
+        prepare: Called in the folder before the wrong command, for other preparations.
+        mend: Called before the right command, if the hint asks for a change of a file or of the machine.
+        environment: Environment variables of the wrong command.
+        stdin: Standard input of both commands.
+        test: Instead of commands: the test that prints the hint, as `tests/file.py::function`, for a hint that needs a Hub
+            server, several processes, a full disk or a missing library.
+    """
+
+    file: str
+    hint: str
+    wrong: str = ""
+    right: str = ""
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    prepare: Callable[[], object] | None = None
+    mend: Callable[[], object] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes = b""
+    test: str = ""
+
+    @property
+    def template(self) -> Template:
+        return self.file, self.hint
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.hint[:50]}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Exit code of a command, the message of its error without a path's folder, and its hint."""
+
+    code: int
+    message: str
+    hint: str
+
+
+def run(line: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None) -> Outcome:
+    """Run a command line in this process and in the current folder."""
+    from hydractl.cli.app import main
+
+    output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    before, standard_input = dict(os.environ), sys.stdin
+    os.environ.update(environment or {})
+    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            code = main(shlex.split(line))
+    finally:
+        sys.stdin = standard_input
+        os.environ.clear()
+        os.environ.update(before)
+    printed = errors.buffer.getvalue().decode()
+    message = re.search(r"^error: (.*)$", printed, re.MULTILINE)
+    hint = re.search(r"^hint: (.*)$", printed, re.MULTILINE)
+    return Outcome(code, message[1] if message else "", hint[1] if hint else "")
+
+
+def check(row: Row) -> None:
+    """Run a row's commands in the current folder.
+
+    Raises:
+        AssertionError: If the wrong command does not print the hint, the second command does not follow it, or fails with
+            the same error.
+    """
+    for path, text in row.files.items():
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)  # the material is linked, not copied
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    if row.prepare is not None:
+        row.prepare()
+    wrong = run(row.wrong, row.stdin, row.environment)
+    assert wrong.code in {2, 3, 4, 5, 6}, f"exit code {wrong.code}: {wrong.message}"
+    assert pattern(row.hint).search(wrong.hint) or "…" in wrong.hint, f"{wrong.message}\nhint: {wrong.hint}"
+    assert row.mend or row.right != row.wrong or row.environment, "the second command is the first"
+    assert follows(wrong.hint, row.wrong, row.right) or row.mend or row.environment, (
+        f"does not follow: {wrong.hint}"
+    )
+    if row.mend is not None:
+        row.mend()
+    right = run(row.right, row.stdin)
+    assert right.code != 1, f"{right.message}\nhint: {right.hint}"
+    assert (right.code, right.message) == (0, "") or right.message != wrong.message, f"again: {right.message}"
+
+
+def follows(hint: str, wrong: str, right: str) -> bool:
+    """Return whether the second command adds or drops an option that the hint names in backticks; True if it names none."""
+    options = re.findall(r"(?<![\w-])--?[a-z][\w-]*", " ".join(re.findall(r"`([^`]*)`", hint)))
+    words = {option: (_has(wrong, option), _has(right, option)) for option in options}
+    return (
+        not options
+        or any(after for _, after in words.values())
+        or any(before for before, _ in words.values())
+    )
+
+
+def _has(line: str, option: str) -> bool:
+    return any(word == option or word.startswith(f"{option}=") for word in shlex.split(line))
