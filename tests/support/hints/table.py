@@ -15,7 +15,7 @@ from pathlib import Path
 from support.hints.texts import Template, pattern
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
     """One hint: a wrong command that prints it, and the command that follows it.
 
@@ -25,6 +25,7 @@ class Row:
         wrong: Command line without `hydractl`, in shell quotes. Its error must print the hint.
         right: Command line after the hint was followed. It must not fail with the same error.
         files: Texts or bytes of further files, by path.
+        before: Command lines that run first and succeed.
         prepare: Called in the folder before the wrong command, for other preparations.
         mend: Called before the right command, if the hint asks for a change of a file or of the machine.
         environment: Environment variables of the wrong command.
@@ -38,6 +39,7 @@ class Row:
     wrong: str = ""
     right: str = ""
     files: Mapping[str, str | bytes] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
     prepare: Callable[[], object] | None = None
     mend: Callable[[], object] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -94,6 +96,8 @@ def check(row: Row) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)  # the material is linked, not copied
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    for line in row.before:
+        assert run(line).code == 0, f"{line}: {run(line).message}"
     if row.prepare is not None:
         row.prepare()
     wrong = run(row.wrong, row.stdin, row.environment)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -47,11 +47,11 @@ def _tree(path: Path) -> ast.Module:
 
 def _hint_expressions(tree: ast.Module) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and _is_hint(node.arg):
-            yield node.value
-        elif isinstance(node, ast.Assign) and any(_is_hint(_name(target)) for target in node.targets):
-            yield node.value
-        elif isinstance(node, ast.AnnAssign) and _is_hint(_name(node.target)) and node.value is not None:
+        if (
+            (isinstance(node, ast.keyword) and _is_hint(node.arg))
+            or (isinstance(node, ast.Assign) and any(_is_hint(_name(target)) for target in node.targets))
+            or (isinstance(node, ast.AnnAssign) and _is_hint(_name(node.target)) and node.value is not None)
+        ):
             yield node.value
 
 
@@ -69,24 +69,25 @@ def _templates(path: Path, expression: ast.expr, depth: int) -> Iterator[Templat
         text = _text(expression)
         if text.strip("{} "):
             yield file, text
-    elif isinstance(expression, ast.IfExp):
-        for branch in (expression.body, expression.orelse):
-            yield from _templates(path, branch, depth)
-    elif isinstance(expression, ast.BoolOp):
-        for operand in expression.values:
-            yield from _templates(path, operand, depth)
-    elif isinstance(expression, ast.Dict):
-        for operand in expression.values:
-            yield from _templates(path, operand, depth)
-    elif isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
-        if expression.func.attr == "format":
-            yield from _templates(path, expression.func.value, depth)
-    elif isinstance(expression, ast.Call):
-        if _name(expression.func) not in SUGGESTIONS:
-            yield from _templates(path, expression.func, depth)
-    elif isinstance(expression, ast.Name) and depth:
-        for place, definition in _definitions(path, expression.id):
+    elif isinstance(expression, ast.Name):
+        for place, definition in _definitions(path, expression.id) if depth else ():
             yield from _templates(place, definition, depth - 1)
+    else:
+        for part in _parts(expression):
+            yield from _templates(path, part, depth)
+
+
+def _parts(expression: ast.expr) -> Sequence[ast.expr]:
+    """Return the expressions whose values an expression may take."""
+    if isinstance(expression, ast.IfExp):
+        return expression.body, expression.orelse
+    if isinstance(expression, ast.BoolOp | ast.Dict):
+        return expression.values
+    if not isinstance(expression, ast.Call):
+        return ()
+    if isinstance(expression.func, ast.Attribute):
+        return [expression.func.value] if expression.func.attr == "format" else ()
+    return () if _name(expression.func) in SUGGESTIONS else [expression.func]
 
 
 def _text(expression: ast.expr) -> str:
@@ -103,25 +104,23 @@ def _text(expression: ast.expr) -> str:
 def _definitions(path: Path, name: str) -> Iterator[tuple[Path, ast.expr]]:
     """Yield the values of a module's constant, or the results of its function, with the file that defines it."""
     for node in _tree(path).body:
-        if isinstance(node, ast.Assign) and any(_name(target) == name for target in node.targets):
-            yield path, node.value
-        elif isinstance(node, ast.AnnAssign) and _name(node.target) == name and node.value is not None:
-            yield path, node.value
-        elif (
-            isinstance(node, ast.FunctionDef)
-            and node.name == name
-            and "str" in ast.unparse(node.returns or ast.Name(""))
-        ):
-            yield from (
-                (path, r.value) for r in ast.walk(node) if isinstance(r, ast.Return) and r.value is not None
-            )
-        elif isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
-            if (node.module or "").startswith("hydractl") and (module := _module(node.module)):
-                yield from _definitions(
-                    module, next(a.name for a in node.names if (a.asname or a.name) == name)
-                )
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(_name(target) == name for target in targets) and node.value is not None:
+                yield path, node.value
+        elif isinstance(node, ast.FunctionDef) and node.name == name:
+            returns = (part for part in ast.walk(node) if isinstance(part, ast.Return))
+            if node.returns is not None and "str" in ast.unparse(node.returns):
+                yield from ((path, part.value) for part in returns if part.value is not None)
+        elif isinstance(node, ast.ImportFrom):
+            module = _module(node.module or "")
+            for alias in node.names if module is not None else ():
+                if (alias.asname or alias.name) == name:
+                    yield from _definitions(module, alias.name)
 
 
 def _module(name: str) -> Path | None:
+    """Return the file of a module of the package; None for another module."""
     path = PACKAGE.parent.joinpath(*name.split("."))
-    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+    places = (path.with_suffix(".py"), path / "__init__.py") if name.startswith("hydractl") else ()
+    return next(filter(Path.is_file, places), None)
