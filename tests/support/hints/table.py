@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hydractl.errors import HydraError
 from support.hints.texts import Template, pattern
 
 
@@ -22,7 +23,7 @@ class Row:
     Attributes:
         file: File within the package that contains the hint.
         hint: Template of the hint (`support.hints.texts`).
-        wrong: Command line without `hydractl`, in shell quotes. Its error must print the hint.
+        wrong: Command line without `hydractl`, in shell quotes, or `python CODE`. Its error must print the hint.
         right: Command line after the hint was followed. It must not fail with the same error.
         files: Texts or bytes of further files, by path.
         before: Command lines that run first and succeed.
@@ -63,10 +64,21 @@ class Outcome:
     hint: str
 
 
+def call(code: str) -> Outcome:
+    """Run Python code, for hints that only users of the Python functions see."""
+    try:
+        exec(code, {})  # noqa: S102 - a row's own text
+    except HydraError as error:
+        return Outcome(error.exit_code, error.message, error.hint or "")
+    return Outcome(0, "", "")
+
+
 def run(line: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None) -> Outcome:
-    """Run a command line in this process and in the current folder."""
+    """Run a command line, or code after `python `, in this process and in the current folder."""
     from hydractl.cli.app import main
 
+    if line.startswith("python "):
+        return call(line.removeprefix("python "))
     output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     before, standard_input = dict(os.environ), sys.stdin
     os.environ.update(environment or {})
@@ -117,12 +129,9 @@ def check(row: Row) -> None:
 def follows(hint: str, wrong: str, right: str) -> bool:
     """Return whether the second command adds or drops an option that the hint names in backticks; True if it names none."""
     options = re.findall(r"(?<![\w-])--?[a-z][\w-]*", " ".join(re.findall(r"`([^`]*)`", hint)))
-    words = {option: (_has(wrong, option), _has(right, option)) for option in options}
-    return (
-        not options
-        or any(after for _, after in words.values())
-        or any(before for before, _ in words.values())
-    )
+    if not options or "leave" in hint or wrong.startswith("python "):
+        return True
+    return any(_has(line, option) for line in (wrong, right) for option in options)
 
 
 def _has(line: str, option: str) -> bool:
