@@ -1,7 +1,7 @@
 """How `predict` keeps pace with its model: items a second beside a bare loop over the model with prepared batches.
 
 Both run in turn in one process, with the same weights, threads and batches. The bare loop has its inputs in memory, on the device,
-and does nothing but the forward pass. `predict` finds, reads, decodes, resizes or tokenises, answers, and writes its journal and its
+and does nothing but the forward pass. `predict` finds, reads, decodes, resizes or tokenises, answers, and writes its
 output. What it does once, loading the model above all, is taken off by running it on a part of the items too: its rate is that
 of the items by which the two runs differ. The ratio is the median over the repetitions. Processor time is told beside, which other
 work on the machine does not change: decoding counts in it though other cores would do it meanwhile.

@@ -95,12 +95,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STEPS, CANDIDATES = 4, 2
 SEEDS = tuple(range(80, 90))
-SETTINGS: tuple[dict[str, float], ...] = (
-    {},
-    {"doubt": 1, "swaps": 0},
-    {"doubt": 1},
-    {"doubt": 0.2},
-)
+SETTINGS: tuple[dict[str, float], ...] = ({},)
 """Of `lazy`, the default first: what is claimed is claimed of that."""
 TASKS = {"digits": 25, "text": 3}
 """How many epochs each base is trained for."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 KEPT = (0.75, 0.5, 0.25)
 HUES = {
-    "circuit": "Blues", "taylor": "Oranges", "michel": "Reds", "hies": "RdPu", "gnorm": "RdPu", "headmap": "RdPu",
+    "circuit": "Blues", "taylor": "Oranges", "michel": "Reds", "headmap": "RdPu",
     "cahp": "Greens", "l0": "Purples", "dsp": "Purples", "magnitude": "Greys", "random": "Greys",
 }  # fmt: skip
 """Of lines in the figure, by method."""
@@ -98,8 +98,6 @@ CHOICES = (
     Choice(name="Michel", options=("--method", "michel", *CALIBRATION), once=True, free=True),
     Choice(name="Michel batch", options=("--method", "michel", "--form", "batch", *CALIBRATION), once=True, free=True),
     Choice(name="Michel 10 % a step", options=("--method", "michel", "--recompute", "5", *CALIBRATION), once=True),
-    Choice(name="HIES", options=("--method", "hies", "--data", DIGITS.train), once=True, free=True),
-    Choice(name="Greedy-Gnorm", options=("--method", "gnorm", *CALIBRATION), once=True),
     Choice(name="HeadMap", options=("--method", "headmap", "--data", DIGITS.train), per_layer=True),
     Choice(name="CAHP", options=("--method", "cahp", "--data", DIGITS.train)),
     Choice(name="CAHP medoid", options=("--method", "cahp", "--representative", "medoid", "--data", DIGITS.train)),

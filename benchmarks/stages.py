@@ -63,7 +63,6 @@ STAGES: Mapping[str, tuple[str, str]] = {
     "finetune --ema --accumulate": (f"finetune {{model}} {TUNE} --ema 0.9 --accumulate 2 --clip 1 {THERE}", "ema.st"),
     "score taylor": (f"score {{base}} --method taylor --data {{val}} --remove 4 {THERE}", "taylor.json"),
     "score circuit, lazily": (f"score {{base}} --data {{val}} --ood {{ood}} --remove 4 --search lazy {THERE}", "circuit.json"),
-    "score hies": (f"score {{base}} --method hies --data {{val}} --remove 4 {THERE}", "hies.json"),
     "prune": ("prune {base} --scores {taylor} --remove 4 --members 2 --pool 6 -o {out}", "m-{i}.st"),
     "prune --strategy diverse": (f"prune {{base}} --scores {{taylor}} --strategy diverse --data {{val}} --candidates 4 --remove 4 --members 2 --pool 6 {THERE}", "d-{i}.st"),
     "fuse": (f"fuse {{m-0}} {{m-1}} --data {{val}} {THERE}", "hydra.st"),

@@ -45,7 +45,7 @@ class StageFunction(NamedTuple):
         call_options = [
             o._replace(default=...) if o.name in self.needs else o
             for o in options_of(self.config)
-            if o.name not in {"if_changed", "estimate"}
+            if o.name != "if_changed"
         ]
         return tuple(sorted(call_options, key=lambda o: not o.setting.positional))
 

@@ -22,23 +22,19 @@ def score(
     model: str | Path,
     *,
     out: str | Path,
-    method: Literal["circuit", "taylor", "michel", "gnorm", "hies", "headmap", "cahp", "l0", "dsp", "magnitude", "random"] | None = ...,
+    method: Literal["circuit", "taylor", "michel", "headmap", "cahp", "l0", "dsp", "magnitude", "random"] | None = ...,
     data: str | None = ...,
     limit: int | None = ...,
     max_length: int | None = ...,
     objective: str | None = ...,
     ood_score: Literal["msp", "entropy", "mi", "msp+mi", "energy", "max-logit", "gen", "energy+density"] | None = ...,
     search: Literal["exact", "lazy"] | None = ...,
-    recheck: int | None = ...,
     max_memory: str | int | None = ...,
-    doubt: float | None = ...,
-    swaps: int | None = ...,
     scope: Literal["layer", "global"] | None = ...,
     variant: Literal["l1", "molchanov"] | None = ...,
     form: Literal["sample", "batch"] | None = ...,
     recompute: int | None = ...,
     normalize: Literal["none", "layer", "tower"] | None = ...,
-    alpha: float | None = ...,
     samples: int | None = ...,
     training: Literal["pipelined", "joint"] | None = ...,
     epochs: int | None = ...,
@@ -82,23 +78,19 @@ def score(
     Args:
         model: A checkpoint, a folder of timm, transformers or OpenCLIP, a Hub id `org/name[@revision]`, `arch:NAME[::K=V,...]` (random weights), or `-` (standard input).
         out: Output file, or `-` for standard output.
-        method: Scoring method. circuit: greedy removal by an objective on validation data; taylor: |weight × gradient| of q, k and v; michel: mean |∂loss/∂gate| of heads (Michel et al. 2019); gnorm: greedy removal by gradient norms of q, k and v (Greedy-Gnorm); hies: michel and entropy of attention (HIES); headmap: loss increase when a head is masked (HeadMap); cahp: one head of each group of similar heads; determines the number of groups (CAHP); l0: gates closed by a penalty (Voita et al. 2019); dsp: gates of which K remain open (Li et al. 2021); magnitude: mean |weight|, a control; random: random scores, a control.
+        method: Scoring method. circuit: greedy removal by an objective on validation data; taylor: |weight × gradient| of q, k and v; michel: mean |∂loss/∂gate| of heads (Michel et al. 2019); headmap: loss increase when a head is masked (HeadMap); cahp: one head of each group of similar heads; determines the number of groups (CAHP); l0: gates closed by a penalty (Voita et al. 2019); dsp: gates of which K remain open (Li et al. 2021); magnitude: mean |weight|, a control; random: random scores, a control.
         data: Labelled data (validation data for circuits): digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
-        limit: Use N random samples of `--data` (default: all; hies: 32).
+        limit: Use N random samples of `--data` (default: all).
         max_length: Truncate texts to N tokens (default: the model's maximum).
         objective: Objective to maximise: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `acc-0.1*nll`.
         ood_score: OOD score of the objective: msp, entropy, energy, max-logit, gen, or energy+density, fitted on `--data` (default: msp).
         search: Evaluate only promising heads at each removal (lazy, default: 2 to 4 times faster; no difference was found on held-out data), or every head (exact: Algorithm 1).
-        recheck: lazy: evaluate every head at each N-th removal (default: 24).
         max_memory: Memory for activations, for example 2GiB or 512MB (default: as the device allows); results change by rounding only.
-        doubt: lazy: skip heads with an expected gain below X times the initial spread (default: 0.5; 0 skips none).
-        swaps: lazy: try up to N swaps of removed and kept heads at the end (default: the number of removed heads).
         scope: Score layers one after another without heads removed before (default), or all at once.
         variant: Score by Σ|w g| (default) or (Σ w g)² per batch.
         form: michel: take absolute gradients per sample (default) or per batch.
         recompute: michel: remove N heads at a time and score again (default: 0, score once).
         normalize: Divide scores by the norm of their layer or the RMS of their tower (default: layer for michel, else none).
-        alpha: hies: weight of importance against entropy (default: 0.5).
         samples: headmap: use the N samples with the lowest loss (default: 64).
         training: Train gates with frozen weights (pipelined, default) or together with them (joint).
         epochs: Passes over the data (default: 3; for dsp with frozen weights 1).
@@ -599,7 +591,7 @@ def predict(
         num_workers: Processes that decode and augment images; 0 uses threads. Default: auto.
         device: Device: auto, cpu, cuda, cuda:N or mps.
         dtype: Data type of the weights: bf16, fp16 or fp32 (default: as stored).
-        force: Overwrite existing output and discard an unfinished run.
+        force: Overwrite existing output.
         wait: Wait while another command writes the same output, instead of exiting with 6.
         progress: Receives progress messages: a function of one string, or a `Progress`. If None, the stage is silent and warns through Python's `warnings`.
 

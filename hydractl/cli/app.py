@@ -15,7 +15,7 @@ import typer.main
 from typing_extensions import override
 
 from hydractl.cli.helptext import HELP, HELP_SUMMARY, Command, Helped, Rows, command_help, paragraphs
-from hydractl.cli.refusals import help_of, name_of
+from hydractl.cli.refusals import REMOVED, help_of, name_of
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import HydraError, InputError, Interrupted, UsageError, shortened
 from hydractl.messages import did_you_mean, quoted
@@ -55,7 +55,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "Look": {
         "inspect": "hydractl.cli.commands.inspect.command:inspect",
-        "lineage": "hydractl.cli.commands.lineage:lineage",
         "data": "hydractl.cli.commands.data:data",
         "doctor": "hydractl.cli.commands.doctor:doctor",
     },
@@ -160,6 +159,8 @@ class Tree(typer.core.TyperGroup):
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and not args[0].startswith("-"):
+            if args[0] in REMOVED:
+                raise UsageError(f"`{args[0]}` was removed from `hydractl`", hint=REMOVED[args[0]])
             near = did_you_mean(args[0], self.commands)
             raise UsageError(
                 f"`{shortened(args[0], LETTERS)}` is not a command of `hydractl`",

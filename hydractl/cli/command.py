@@ -45,11 +45,6 @@ PANELS = (
 CONFIGURATIONS: ContextVar[list[Any] | None] = ContextVar("configurations", default=None)
 """List to which commands append their configurations instead of running, to check them first."""
 JSON = Setting("Print the result as one JSON document.", panel=shared.OUTPUT)
-PROVENANCE = Setting(
-    "Also write an in-toto statement (SLSA provenance) of inputs and command to FILE.",
-    metavar="FILE",
-    panel=shared.OUTPUT,
-)
 QUIET = Setting(
     "Print only the paths of the files written, one per line.",
     option_names=("-q", "--quiet"),
@@ -65,7 +60,6 @@ def command(
     prints: str | None = None,
     unchanged: Callable[[C, Terminal], None] | None = None,
     compares: bool = False,
-    provenance: bool = False,
 ) -> Callable[[Callable[[C, Terminal], None]], Callable[..., None]]:
     """Make a command of a function that is given a configuration and the terminal; its docstring is the help.
 
@@ -74,7 +68,6 @@ def command(
         quiet: What `--quiet` does.
         streams: The options that name an output; where one is `-`, standard output belongs to it.
         prints: See `Terminal`.
-        provenance: Whether it makes checkpoints, and so may say in a file of its own how.
         unchanged: What is said where outputs are as they would be written; None for their paths.
         compares: Whether the function itself makes outputs and compares them, as that is quick.
     """
@@ -82,7 +75,6 @@ def command(
         *options_of(config),
         Option("json", "bool", JSON, default=False),
         Option("quiet", "bool", quiet, default=False),
-        *([Option("provenance", "Path", PROVENANCE)] if provenance else []),
     )
 
     def decorate(function: Callable[[C, Terminal], None]) -> Callable[..., None]:
@@ -96,20 +88,11 @@ def command(
             if (collected := CONFIGURATIONS.get()) is not None:
                 collected.append(configuration)
                 return
-            statement = option_values.get("provenance")
-            if isinstance(statement, Path):
-                from hydractl.stages.shared.provenance import check_statement
-
-                check_statement(statement, configuration)
             checks_up_to_date = configuration.if_changed and not compares
             if not (checks_up_to_date and _is_up_to_date(configuration, terminal, unchanged)):
                 _check_inputs(configuration)
                 with enough_memory(option_values), _naming_skip_bad(configuration):
                     function(configuration, terminal)
-            if isinstance(statement, Path) and terminal.speaks:
-                from hydractl.stages.shared.provenance import write_statement
-
-                write_statement(statement, configuration)
 
         parameters = [_parameter(option) for option in sorted(options, key=_place)]
         run.__doc__ = function.__doc__

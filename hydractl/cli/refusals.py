@@ -12,6 +12,14 @@ from hydractl.messages import did_you_mean
 
 SYNONYMS = {"--learning-rate": "--lr", "--num-epochs": "--epochs", "--train-batch-size": "--batch-size"}
 """Names of options in transformers' `TrainingArguments`, for suggestions."""
+REMOVED = {
+    "--estimate": "the progress bar of a run shows the remaining time",
+    "--provenance": "`hydractl inspect MODEL --lineage --json` prints how a model was made",
+    "--plot": "`hydractl inspect FILE` prints which heads a model or a mask keeps",
+    **dict.fromkeys(("--doubt", "--recheck", "--swaps"), "`--search exact` evaluates every head"),
+    "lineage": "type `hydractl inspect MODEL --lineage`, or `hydractl inspect MODEL --verify FILE...`",
+}
+"""Commands and options of earlier releases, with the replacement of each."""
 
 
 def usage_error(error: Exception) -> UsageError | None:
@@ -36,6 +44,8 @@ def usage_error(error: Exception) -> UsageError | None:
             for name in (*parameter.opts, *parameter.secondary_opts)
             if name.startswith("-")
         )
+        if option in REMOVED:
+            return UsageError(f"`{option}` was removed from `{command}`", hint=REMOVED[option])
         hint = did_you_mean(SYNONYMS.get(option.replace("_", "-"), option), known_options)
     return UsageError(message, hint=hint or help_of(command))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from math import ceil
 from typing import IO, Any
 
 from rich import box
@@ -19,8 +18,6 @@ from hydractl.errors import harmless_line
 
 NARROWEST_FIRST_COLUMN = 14
 KEPT_DROPPED = (("■", "·"), ("#", "."))
-SHADES = ("░▒▓█", ":+*#")
-CROSS = ("×", "x")
 GAP = 3
 ASCII = str.maketrans({"↑": "^", "↓": "v", "−": "-", "±": "+-", "×": "x"})
 """Where a stream has no such letters."""
@@ -175,14 +172,11 @@ class HeadMaps(Literals):
         names: Of the members.
         keep: For each member and layer the kept heads.
         num_heads: Heads of a layer of the base.
-        standing: For each member the shares of heads that score no higher, in (0, 1], which are shown as shades in
-            place of kept, with crosses for dropped; None for one that has no scores. Empty if none has any.
     """
 
     names: tuple[str, ...]
     keep: tuple[tuple[tuple[int, ...], ...], ...]
     num_heads: int
-    standing: tuple[Sequence[Sequence[float]] | None, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw as many maps beside each other as fit, and the rest below."""
@@ -207,13 +201,8 @@ class HeadMaps(Literals):
                 yield text
 
     def _signs(self, member: int, layer: int, *, ascii_only: bool) -> str:
-        """Return one letter a head; of scores a quarter of all heads has each shade, more where they are equal."""
+        """Return one letter a head."""
         stay = set(self.keep[member][layer])
-        standing = self.standing[member] if self.standing else None
-        if standing is not None:
-            shades, cross = SHADES[ascii_only], CROSS[ascii_only]
-            signs = (shades[ceil(len(shades) * share) - 1] for share in standing[layer])
-            return "".join(sign if head in stay else cross for head, sign in enumerate(signs))
         kept_sign, dropped = KEPT_DROPPED[ascii_only]
         return "".join(kept_sign if head in stay else dropped for head in range(self.num_heads))
 

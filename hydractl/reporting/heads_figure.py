@@ -5,7 +5,7 @@ Names of files are short in it, literal, and never wider than their place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,6 @@ PER_ROW = 5
 NAME_POINTS, NAME_LINES = 7, 4
 MONOSPACE_EMS = 0.61  # the advance of DejaVu Sans Mono, which matplotlib brings along
 KEPT_COLOUR, REMOVED_COLOUR = "#666666", "#ececec"
-RANKS = "viridis"
 
 # inches
 EDGE, GUTTER, MAP_WIDTH, BARS_HEIGHT = 0.1, 0.5, 1.45, 1.1
@@ -39,18 +38,16 @@ class Panel:
     Attributes:
         name: What to call it, of any length.
         mask: Which heads stay.
-        standing: Of scores: for each tower L x H shares in (0, 1], 1 for what matters most.
     """
 
     name: str
     mask: Mask
-    standing: Mapping[str, Sequence[Sequence[float]]] | None = None
 
 
 def draw_heads(panels: Sequence[Panel], *, suffix: str) -> bytes:
     """Draw one map a choice and tower, and below them bars of the heads removed from each layer.
 
-    Removed heads are crossed out; colours are ranks where there are scores. Equal panels give equal bytes: the
+    Removed heads are crossed out. Equal panels give equal bytes: the
     user's matplotlib settings play no part, and the file holds no date.
 
     Args:
@@ -165,13 +162,8 @@ def _map(axes: Axes, tower: str, panel: Panel) -> None:
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - as above
 
     mask = panel.mask[tower]
-    if panel.standing is None:
-        kept_cells = [[float(head in heads) for head in range(mask.num_heads)] for heads in mask.keep]
-        axes.imshow(
-            kept_cells, cmap=ListedColormap([REMOVED_COLOUR, KEPT_COLOUR]), vmin=0, vmax=1, aspect="auto"
-        )
-    else:
-        axes.imshow(panel.standing[tower], cmap=RANKS, vmin=0, vmax=1, aspect="auto")
+    kept_cells = [[float(head in heads) for head in range(mask.num_heads)] for heads in mask.keep]
+    axes.imshow(kept_cells, cmap=ListedColormap([REMOVED_COLOUR, KEPT_COLOUR]), vmin=0, vmax=1, aspect="auto")
     if mask.removed:
         layers, heads = zip(*((layer, h) for layer, drop in enumerate(mask.drop) for h in drop), strict=True)
         side = 72 * min(MAP_WIDTH / mask.num_heads, _map_height(mask) / mask.layers)
@@ -203,17 +195,11 @@ def _bars(axes: Axes, tower: str, panels: Sequence[Panel], colours: Sequence[str
 
 def _legends(sheet: _Sheet, panels: Sequence[Panel], colours: Sequence[str]) -> None:
     """Say what cells mean, and which bars are whose."""
-    from matplotlib import colormaps  # noqa: PLC0415 - as above
     from matplotlib.lines import Line2D  # noqa: PLC0415 - as above
     from matplotlib.patches import Patch  # noqa: PLC0415 - as above
 
-    cells: dict[str, object] = {}
-    if any(panel.standing is None for panel in panels):
-        cells["kept"] = Patch(color=KEPT_COLOUR)
-    if any(panel.standing is not None for panel in panels):
-        ranks = colormaps[RANKS]
-        cells |= {"matters most": Patch(color=ranks(1.0)), "least": Patch(color=ranks(0.0))}
-    cells["removed"] = Line2D([], [], marker="x", color="black", linestyle="", markersize=5)
+    removed = Line2D([], [], marker="x", color="black", linestyle="", markersize=5)
+    cells: dict[str, object] = {"kept": Patch(color=KEPT_COLOUR), "removed": removed}
     sheet.legend(list(cells.values()), list(cells), ncols=len(cells), fontsize=7, columnspacing=1.0)
     sheet.top += HEADING
     if len(panels) > 1:

@@ -210,7 +210,6 @@ class Method:
         run: Function that scores all heads, `(ScoreJob, Progress) -> Ranking`, as `module:name`; imported when it is called.
         settings: Class of its settings.
         needs_data: Whether it needs labelled data.
-        default_limit: Default number of ID samples; None for all.
         seeded: Whether scores depend on the seed, apart from the choice of samples.
         searches: Whether it searches circuits, so that its memory can be bounded, its cost estimated and the model
             compiled.
@@ -223,7 +222,6 @@ class Method:
     run: str
     settings: type[Settings] = Settings
     needs_data: bool = True
-    default_limit: int | None = None
     seeded: bool = False
     searches: bool = False
     trains: bool = False

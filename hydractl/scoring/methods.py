@@ -12,9 +12,7 @@ from hydractl.scoring.cahp.settings import CahpSettings
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.gates.settings import DspSettings, L0Settings
 from hydractl.scoring.gradients.settings import (
-    GnormSettings,
     HeadmapSettings,
-    HiesSettings,
     MagnitudeSettings,
     MichelSettings,
     TaylorSettings,
@@ -49,19 +47,6 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="mean |∂loss/∂gate| of heads (Michel et al. 2019)",
                 run="hydractl.scoring.gradients.michel:score_michel",
                 settings=MichelSettings,
-            ),
-            Method(
-                name="gnorm",
-                summary="greedy removal by gradient norms of q, k and v (Greedy-Gnorm)",
-                run="hydractl.scoring.gradients.gnorm:score_gnorm",
-                settings=GnormSettings,
-            ),
-            Method(
-                name="hies",
-                summary="michel and entropy of attention (HIES)",
-                run="hydractl.scoring.gradients.hies:score_hies",
-                settings=HiesSettings,
-                default_limit=32,  # the source's calibration set
             ),
             Method(
                 name="headmap",

@@ -52,7 +52,7 @@ def test_the_page_on_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):
 
 
 def test_a_function_takes_every_option_of_its_command_by_its_name_and_no_other():
-    other = {"json", "quiet", "if_changed", "estimate", "provenance"}
+    other = {"json", "quiet", "if_changed"}
     for stage in STAGES:
         spelled = [
             [p.name] if p.param_type_name == "argument" else [*p.opts, *p.secondary_opts]

@@ -51,6 +51,34 @@ def test_an_error_is_one_message_its_hint_and_the_code_of_its_class(call, raisin
     assert seen.err == "error: a.st: is [red] wrong [/x]\n" + (f"\nhint: {hint}\n" if hint else "")
 
 
+REMOVED = {
+    "score --estimate": "the progress bar of a run shows the remaining time",
+    "finetune --estimate": "the progress bar of a run shows the remaining time",
+    "fuse --provenance=x.json": "`hydractl inspect MODEL --lineage --json` prints how a model was made",
+    "inspect --plot": "`hydractl inspect FILE` prints which heads a model or a mask keeps",
+    "score --doubt": "`--search exact` evaluates every head",
+}
+
+
+@pytest.mark.parametrize("line", REMOVED)
+def test_a_removed_option_is_refused_with_its_replacement(call, line):
+    name, option = line.split()
+
+    seen = call(name, "x.st", option)
+
+    assert (seen.code, seen.out) == (2, "")
+    option = option.partition("=")[0]
+    assert seen.err == f"error: `{option}` was removed from `hydractl {name}`\n\nhint: {REMOVED[line]}\n"
+
+
+def test_a_removed_command_is_refused_with_its_replacement(call):
+    seen = call("lineage", "x.st")
+
+    assert (seen.code, seen.out) == (2, "")
+    hint = "type `hydractl inspect MODEL --lineage`, or `hydractl inspect MODEL --verify FILE...`"
+    assert seen.err == f"error: `lineage` was removed from `hydractl`\n\nhint: {hint}\n"
+
+
 def test_exit_codes_are_those_of_the_contract():
     found = {kind.__name__: kind.exit_code for kind in ERRORS}
 

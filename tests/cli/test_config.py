@@ -10,7 +10,6 @@ import pytest
 from hydractl.heads.budget import HeadBudget
 from hydractl.stages.fuse import run as fuse
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.stages.inspect import compare as inspect_compare
 from hydractl.stages.inspect import run as inspect
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.prune import run as prune
@@ -29,7 +28,7 @@ def config(monkeypatch, call):
     def catch(config: object, _progress: object = None) -> None:
         raise Caught(config)
 
-    stages = {prune: "run_prune", fuse: "run_fuse", inspect: "run_inspect", inspect_compare: "run_compare"}
+    stages = {prune: "run_prune", fuse: "run_fuse", inspect: "run_inspect"}
     for module, name in stages.items():
         monkeypatch.setattr(module, name, catch)
     monkeypatch.setattr("hydractl.cli.command._check_inputs", lambda _: None)
@@ -75,10 +74,6 @@ TABLE = [
     ("inspect a.st", InspectConfig(files=("a.st",))),
     ("inspect -q a.st", InspectConfig(files=("a.st",))),
     ("inspect - --tensors --json", InspectConfig(files=("-",), tensors=True)),
-    ("inspect a.json b.json", InspectConfig(files=("a.json", "b.json"))),
-    ("inspect - b.st --keep 8 --json", InspectConfig(files=("-", "b.st"), budget=EIGHT)),
-    ("inspect a.json --remove 3 --plot p.SVG --force -q",
-     InspectConfig(files=("a.json",), budget=HeadBudget(remove=3), plot=Path("p.SVG"), force=True)),
 ]  # fmt: skip
 
 
@@ -120,17 +115,6 @@ def test_arguments_become_a_configuration(config, line, expected):
         ("fuse - - -o h.st", "only one member can come from standard input"),
         ("fuse a.st --json -o -", "both write to standard output"),
         ("inspect hf-hub:org/name", "`inspect` reads only local files"),
-        ("inspect a.json arch:vit", "`inspect` reads only local files"),
-        ("inspect - - a.json", "only one file can come from standard input"),
-        ("inspect a.json b.json --tensors", "`--tensors` needs exactly one checkpoint"),
-        ("inspect a.json --keep 3", "`--keep 3`: applies only to scores that are compared or drawn"),
-        ("inspect a.json --force", "`--force` has no effect without `--plot`"),
-        ("inspect a.json b.json --force", "`--force` has no effect without `--plot`"),
-        ("inspect a.json b.json --keep 3 --remove 2", "`--keep` and `--remove` exclude each other"),
-        (
-            "inspect a.json b.json --plot heads.pdf",
-            "`--plot heads.pdf`: a figure must have the suffix .png or .svg",
-        ),
         ("eval a.st --data digits -o r.html", "`-o r.html`: a JSON document must have the suffix .json"),
         ("eval a.st --data digits --save-predictions p.npz", "must have the suffix .safetensors or .st"),
         ("score a.st --method magnitude --output s.st", "hint: for example `-o s.json`"),
@@ -159,7 +143,6 @@ def test_arguments_become_a_configuration(config, line, expected):
         ("predict a.st digits --json", "hint: leave out `--json`, or write the output to a file: `-o FILE`"),
         ("fuse a.st --json -o -", "hint: leave out `--json`, or write the output to a file: `-o FILE`"),
         ("predict a.st digits -o p", "hint: for example `-o p.jsonl`"),
-        ("inspect a.json --plot -", "`--plot -`: a figure must have the suffix .png or .svg"),
     ],
 )
 def test_contradicting_options_are_refused_before_any_work(call, line, text):

@@ -14,9 +14,7 @@ from hydractl.errors import InputError
 from hydractl.output.locks import claimed
 from hydractl.output.paths import check_output
 from hydractl.runtime import enough_memory
-from hydractl.stages.predict.journal import SCHEMA as PREDICTIONS
 from hydractl.stages.score import journal as score
-from hydractl.strict_json import compact
 from hydractl.training.resume import Snapshot, StateFolder
 
 COMMANDS = {
@@ -214,11 +212,6 @@ LEFT = {
     "score": (
         ("score", "base.st", "--data", "digits::classes=0-6,limit=14", "--objective", "acc", "--device", "cpu", "-o", "new.json"),
         lambda path: score.ScoreJournal(path=path, fingerprint=f"sha256:{0:064}").begin(0.5),
-        "journal",
-    ),
-    "predict": (
-        COMMANDS["predict"],
-        lambda path: path.write_text(compact({"schema": PREDICTIONS, "fingerprint": "another"}) + "\n"),
         "journal",
     ),
     "finetune": (

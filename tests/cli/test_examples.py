@@ -225,7 +225,7 @@ def test_an_example_does_what_it_says(work, settings, name, example):
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell}")
     run(example, work, settings, shell)
-    assert all((work / output).is_file() for output in outputs(example) if "--estimate" not in example)
+    assert all((work / output).is_file() for output in outputs(example))
 
 
 def test_every_command_has_examples():

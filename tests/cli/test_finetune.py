@@ -136,22 +136,3 @@ def test_a_model_into_a_pipe(tmp_path, spawn, python):
     assert process.returncode == 0
     assert int.from_bytes(out[:8], "little") < len(out)
     assert b'"hydractl"' in out
-
-
-def test_an_estimate_is_told(call, tmp_path, monkeypatch):
-    """Also where the output is there, which stays."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out.st").write_text("mine")
-    words = ["finetune", ARCH, "--data", TRAIN, "--val", VAL]
-    words += ["--device", "cpu", "--estimate", "-o", "out.st"]
-
-    seen, document = call(*words), json.loads(call(*words, "--json").out)
-
-    assert seen.code == 0, seen.err
-    shown = [line.split("  ")[0] for line in seen.out.splitlines()]
-    assert shown[0] == "10 steps on 32 samples, 10 validations on 16 samples"
-    assert shown[3:7] == ["opening the data", "training", "validation", "in all"]
-    assert shown[7].endswith("Nothing was written")
-    assert document["steps"] == 10
-    assert document["seconds"] > document["training"] > 0 < document["memory"]
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.st", "mine")]

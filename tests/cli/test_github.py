@@ -1,9 +1,7 @@
-"""In a workflow of GitHub Actions: annotations, no bars, the summary; the examples of `docs/`, and provenance."""
+"""In a workflow of GitHub Actions: annotations, no bars, the summary; the examples of `docs/`."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shlex
 import subprocess
@@ -139,54 +137,3 @@ def test_every_command_of_the_examples_is_understood(text):
         if name == "push" and name not in tree.commands:
             continue
         tree.commands[name].make_context(name, rest).close()
-
-
-def test_provenance_says_what_an_output_is_made_of(work, call):
-    line = ["fuse", "m-0.st", "m-1.st", "-o", "f.st", "--provenance", "f.json"]
-    assert call(*line).code == 0
-    first = Path("f.json").read_bytes()
-
-    told = json.loads(first)
-
-    def digest(name: str) -> dict[str, str]:
-        return {"sha256": hashlib.sha256(Path(name).read_bytes()).hexdigest()}
-
-    assert (told["_type"], told["predicateType"]) == (
-        "https://in-toto.io/Statement/v1",
-        "https://slsa.dev/provenance/v1",
-    )
-    assert told["subject"] == [{"name": "f.st", "digest": digest("f.st")}]
-    build = told["predicate"]["buildDefinition"]
-    assert build["externalParameters"]["command"] == "fuse"
-    assert [one.get("digest") for one in build["resolvedDependencies"][:2]] == [
-        digest("m-0.st"),
-        digest("m-1.st"),
-    ]
-    assert any(one.get("uri", "").startswith("pkg:pypi/torch@") for one in build["resolvedDependencies"])
-    assert told["predicate"]["runDetails"]["builder"]["id"].startswith("pkg:pypi/hydractl@")
-
-    Path("f.json").unlink()
-    assert "up to date" in call(*line, "--if-changed").out
-    assert Path("f.json").read_bytes() == first
-
-    changed = first.replace(b"m-1.st", b"m-9.st")
-    Path("f.json").write_bytes(changed)
-    assert "up to date" in call(*line, "--if-changed").out
-    assert Path("f.json").read_bytes() == first
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "text"),
-    [
-        (["-o", "f.st", "--provenance", "scores.json"], 6, "already exists"),
-        (["-o", "f.st", "--provenance", "f.st"], 2, "is also an output"),
-        (["-o", "f.st", "--provenance", "none/f.json"], 3, "does not exist"),
-        (["-o", "-", "--provenance", "f.json"], 2, "is a stream"),
-    ],
-)
-def test_provenance_that_cannot_be_written_is_refused_first(work, call, more, code, text):
-    seen = call("fuse", "m-0.st", "m-1.st", *more)
-
-    assert seen.code == code
-    assert text in seen.err
-    assert not Path("f.st").exists()

@@ -339,27 +339,6 @@ def test_images_that_cannot_be_read_do_not_matter_where_they_are_told_of(folder,
     assert "Not up to date: `images` has changed" in call(*line).err
 
 
-def test_predictions_that_are_begun_otherwise_begin_anew(folder, call, monkeypatch):
-    line = COMMANDS["predict"].replace("said.csv", "new.csv").split()
-
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("hydractl.stages.predict.run.publish_together", interrupt)
-        assert call(*line, "--top-k", "1").code == 130
-    assert Path("new.csv.journal").exists()
-
-    seen = call(*line)
-
-    assert seen.code == 0
-    assert (
-        "options, inputs or versions have changed: the state of an unfinished run in new.csv.journal"
-        in seen.err
-    )
-    assert Path("new.csv").read_bytes() == Path("said.csv").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("line", "text"),
     [

@@ -28,7 +28,6 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.inspect.config import InspectConfig
-from hydractl.stages.lineage.config import LineageConfig
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.push.config import PushConfig
@@ -49,14 +48,12 @@ CONFIGS = {
     "import": ImportConfig,
     "push": PushConfig,
     "export": ExportConfig,
-    "lineage": LineageConfig,
     "report": ReportConfig,
     "doctor": DoctorConfig,
     "data": DataConfig,
 }
 BY_HAND = {"schema", "demo", "completion", "run"}
 TERMINAL = ("json", "quiet")
-MAKERS = {"prune", "finetune", "fuse", "import"}
 TEXTS = {
     "max_memory": "2KiB",
     "num_workers": "3",
@@ -126,7 +123,6 @@ COMPANIONS = {
         "ood": (),
         "ood_score": ("--ood", "noise"),
         "search": ("--objective", "acc"),
-        **dict.fromkeys(("recheck", "doubt", "swaps"), ("--objective", "acc", "--search", "lazy")),
         "weights_lr": ("--method", "l0", "--training", "joint"),
         "log_to": ("--method", "l0"),
         "log_dir": ("--method", "l0", "--log-to", "tensorboard"),
@@ -142,16 +138,12 @@ COMPANIONS = {
         "strategy": ("--pool", "9", "--data", "d", *ALWAYS["prune"]),
         "members": ("--pool", "9", *ALWAYS["prune"]),
     },
-    "lineage": {"verify": ("b.st",)},
+    "inspect": {"verify": ("b.st",)},
     "fuse": {
         "max_loss": ("--merge-trunk", "auto", "--data", "digits"),
         "fit": ("--val", "digits"),
         "val": ("--fit", "digits"),
         **dict.fromkeys(("max_length", "batch_size", "num_workers", "device"), ("--data", "digits")),
-    },
-    "inspect": {
-        **dict.fromkeys(("keep", "remove", "keep_fraction"), ("--plot", "heads.svg")),
-        "force": ("--plot", "heads.svg"),
     },
     "export": dict.fromkeys(("ood", "report", "quantize"), ("--data", "digits")),
     "eval": {
@@ -266,9 +258,7 @@ def reached(held, name):
 def test_a_command_has_the_options_that_are_declared_and_no_others(name):
     names = [p.name for p in command_tree().commands[name].params]
 
-    assert sorted(names) == sorted(
-        [*(o.name for o in options_of(CONFIGS[name])), *TERMINAL, *["provenance"] * (name in MAKERS)]
-    )
+    assert sorted(names) == sorted([*(o.name for o in options_of(CONFIGS[name])), *TERMINAL])
     assert {*COMMANDS} == {*CONFIGS} | BY_HAND
 
 

@@ -237,8 +237,6 @@ def test_a_usage_error_of_one_rank_alone_is_said(call, work, monkeypatch):
 @pytest.mark.parametrize(
     "argv",
     [
-        ("score", "base.st", "--data", "digits", "--objective", "acc", "-o", "new.json", "--estimate"),
-        ("finetune", "base.st", "--data", "digits", "--val", "digits", "-o", "new.st", "--estimate"),
         ("report", "report.json", "-o", "new.html"),
     ],
 )

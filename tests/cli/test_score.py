@@ -84,8 +84,8 @@ def test_an_exact_search_has_nothing_to_tell(call, work):
     ("options", "given", "bound"),
     [
         ((), {}, None),
-        (("--objective=-nll", "--search", "lazy", "--recheck", "4"),
-         {"objective": "-nll", "search": "lazy", "recheck": 4}, None),
+        (("--objective=-nll", "--search", "lazy"),
+         {"objective": "-nll", "search": "lazy"}, None),
         (("--ood-score", "max-logit", "--max-memory", "1.5GiB"), {"ood_score": "max-logit"}, 3 << 29),
     ],
 )  # fmt: skip
@@ -110,11 +110,3 @@ def test_bad_sizes(call, work, size):
 
     assert (seen.code, "is not a memory size" in seen.err) == (2, True)
     assert not (work / "new.json").exists()
-
-
-def test_an_estimate_is_told_in_the_unit_that_fits(call, work):
-    line = ("score", "base.st", "--objective", "acc", "--data", DATA, "--remove", "2", "--estimate")
-    seen = call(*line, "-o", "new.json")
-
-    assert seen.code == 0
-    assert re.search(r"\n1 +[\d.]+ s\n", seen.out), seen.out

@@ -95,16 +95,6 @@ def test_head_maps_stand_side_by_side():
     ]
 
 
-SCORED = HeadMaps(
-    names=("a.json",), keep=(((0, 2, 3),),), num_heads=4, standing=(((0.2, 0.1, 1.0, 0.6),),)
-)  # fmt: skip
-
-
-def test_heads_that_go_are_crossed_out_and_the_others_shaded_by_their_scores():
-    assert shown(SCORED, 80) == ["layer   a.json", "    0   ░×█▓ 3"]
-    assert shown(SCORED, 80, "ascii") == ["layer   a.json", "    0   :x#* 3"]
-
-
 def test_head_maps_in_ascii():
     assert shown(MAPS, 80, "ascii") == [
         "layer   a.st     b.st",

@@ -81,7 +81,7 @@ def test_the_whole_method(call, here, monkeypatch):
     step = Checkpoint.open(here / "f-1.st").header.made_by
     assert (step.options["max_length"], step.options["schedule"], step.options["clip"]) == (12, "linear", 1.0)
     assert json.loads((here / "s.json").read_text())["options"].keys() == {
-        "removals", "batch_size", "search", "recheck", "doubt",
+        "removals", "batch_size", "search",
     }  # fmt: skip
     predictions = SavedPredictions.load(here / "p.st")
     assert torch.equal(predictions.labels["id"], torch.tensor(labels_of(here / "test.jsonl")))

@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hydractl.heads.budget import total_heads
-from hydractl.heads.compare import standing
 from hydractl.heads.masks import best_mask, removal_order
 from hydractl.manifest.head_mask import TowerShape
 from hydractl.reporting import heads_figure
@@ -39,18 +38,18 @@ TWO = {"text": TowerShape(12, 8), "vision": TowerShape(12, 12)}
 LONG = "/data/experiments/2026/imagenet1k/vit_base_patch16_224.augreg2_in21k_ft_in1k/circuit-avg/{}.mask.json"
 
 
-def panel(name, shape=ONE, *, seed=0, scored=True):
+def panel(name, shape=ONE, *, seed=0):
     draw = Random(seed)  # noqa: S311 - no secret
     scores = {
         n: [[draw.gauss(i / 4, 1) for _ in range(t.num_heads)] for i in range(t.layers)]
         for n, t in shape.items()
     }
     mask = best_mask(removal_order(scores), shape, removals=total_heads(shape) // 3)
-    return Panel(name=name, mask=mask, standing=standing(scores) if scored else None)
+    return Panel(name=name, mask=mask)
 
 
 def panels(count, shape=ONE, name="scores-{}.json"):
-    return [panel(name.format(i), shape, seed=i, scored=i % 2 == 0) for i in range(count)]
+    return [panel(name.format(i), shape, seed=i) for i in range(count)]
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -169,8 +169,6 @@ def test_a_hydra_learns_from_teachers_label_by_label(place):
     [
         ("taylor", ()),
         ("michel", ()),
-        ("gnorm", ()),
-        ("hies", ()),
         ("headmap", ()),
         ("l0", ()),
         ("dsp", ()),

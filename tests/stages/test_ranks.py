@@ -26,7 +26,7 @@ TASKS = {
 GIVEN = {"circuit": {"objective": "acc"}, "l0": {"epochs": 1}, "dsp": {"epochs": 1}}
 MAY_REFUSE = {"zero-shot"}
 OOD = "digits::classes=9,limit=30"
-LAZY = {"objective": "acc-0.1*nll", "search": "lazy", "recheck": 4}
+LAZY = {"objective": "acc-0.1*nll", "search": "lazy"}
 SEARCHES = {
     ("images", "ood"): {"ood": OOD},
     ("images", "lazy"): {"ood": OOD, "given": {**LAZY, "objective": "avg"}},

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from unittest.mock import patch
+
 from hydractl.model_inputs import cut_batch, map_inputs
+from hydractl.scoring.circuit import lazy_greedy
+from hydractl.scoring.circuit.local_search import Swaps
 from hydractl.scoring.job import Log, Samples, ScoreJob
 from support.jobs import DOUBLE, labels_for, model_for
 
@@ -33,6 +38,18 @@ def job_for(sample, data, **changes):
         ood_data=[Samples(x, None) for x in cut_batch(others, 16)],
         **changes,
     )
+
+
+@contextmanager
+def lazy_constants(*, recheck=lazy_greedy.RECHECK, doubt=lazy_greedy.DOUBT, swaps=None):
+    """Set the constants of lazy search, and the largest number of swaps, for a block."""
+    run = Swaps.run
+    with (
+        patch.object(lazy_greedy, "RECHECK", recheck),
+        patch.object(lazy_greedy, "DOUBT", doubt),
+        patch.object(Swaps, "run", lambda self, trials: run(self, trials if swaps is None else swaps)),
+    ):
+        yield
 
 
 def removed(ranking):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import QUIET, command
-from hydractl.cli.output import Terminal, line, table
+from hydractl.cli.output import Terminal, table
 from hydractl.stages.doctor.config import DoctorConfig
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     DoctorConfig, quiet=replace(QUIET, help="Print nothing; the exit code says whether all checks passed.")
 )
 def doctor(config: DoctorConfig, terminal: Terminal) -> None:
-    """Check libraries, devices, cache, Hub and token.
+    """Show versions, devices, cache, Hub and token.
 
-    Exits with 5 if a check fails, and says what to type. With `HF_HUB_OFFLINE=1` it does not use the network. It never shows the
-    token.
+    Exits with 5 if a check fails, and says what to type. `pip check` compares the requirements of libraries. With
+    `HF_HUB_OFFLINE=1` it does not use the network. It never shows the token.
 
     Examples:
       hydractl doctor
@@ -37,11 +37,6 @@ def doctor(config: DoctorConfig, terminal: Terminal) -> None:
 
 
 def render(report: DoctorReport, out: Console) -> None:
-    """Show a line a finding, and how to mend what is not as it should be; the error says that of what failed."""
-    from hydractl.stages.doctor.finding import FindingState
-
-    rows = [(f.group, f.name, f.state.value, f.found) for f in report.findings]
+    """Show a line for each finding; the error shows how to fix failures."""
+    rows = [(f.group, f.name, f.state, f.found) for f in report.findings]
     out.print(table(["", "what", "state", "found"], rows, left=4))
-    for finding in report.findings:
-        if finding.fix and finding.state is not FindingState.FAILED:
-            line(out, f"{finding.state.value}: {finding.name}: {finding.fix}")

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
-from hydractl.cli.output import Terminal, line, table
-from hydractl.messages import count, counted, lasting
+from hydractl.cli.output import Terminal, table
+from hydractl.messages import count
 from hydractl.stages.finetune.config import FinetuneConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.finetune.estimate import TrainingEstimate
     from hydractl.stages.finetune.run import FinetuneReport
 
 
-@command(FinetuneConfig, provenance=True)
+@command(FinetuneConfig)
 def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
     r"""Train a backbone, a base, a member or a hydra on labelled data.
 
@@ -32,20 +31,15 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
       hydractl finetune hydra.st --data train/ --val val/ \
         --teacher a.st,b.st,c.st -o tuned.st
       hydractl finetune base.st --data train/ --val val/ \
-        --recipe vit-finetune --estimate -o tuned.st
+        --recipe vit-finetune -o tuned.st
       hydractl finetune arch:vit_tiny_patch16_224 \
         --data train/ --val val/ -o base.st
       hydractl finetune base.st --data train/ --val val/ \
         --method lora-ensemble --lr 1e-3 -o lora.st
     """
-    if config.estimate:
-        from hydractl.stages.finetune.estimate import run_estimate
+    from hydractl.stages.finetune.run import run_finetune
 
-        terminal.result(run_estimate(config, terminal.progress()), render_estimate)
-    else:
-        from hydractl.stages.finetune.run import run_finetune
-
-        terminal.result(run_finetune(config, terminal.progress()), render)
+    terminal.result(run_finetune(config, terminal.progress()), render)
 
 
 def render(report: FinetuneReport, out: Console) -> None:
@@ -60,23 +54,3 @@ def render(report: FinetuneReport, out: Console) -> None:
     )
     columns = ["model", "validation accuracy ↑", "NLL ↓", "lr", "steps", "trained", "frozen"]
     out.print(table(columns, [(str(report.path), *cells)]))
-
-
-def render_estimate(estimate: TrainingEstimate, out: Console) -> None:
-    """Show what a training would take."""
-    line(
-        out,
-        f"{counted(estimate.steps, 'step')} on {counted(estimate.samples, 'sample')}, "
-        f"{counted(estimate.evaluations, 'validation')} on {counted(estimate.val_samples, 'sample')}",
-    )
-    parts = {
-        "opening the data": estimate.preparing,
-        "the frozen encoder, once": estimate.encoding,
-        "compiling": estimate.compiling,
-        "training": estimate.training,
-        "validation": estimate.validating,
-        "in all": estimate.seconds,
-    }
-    rows = [(part, lasting(seconds)) for part, seconds in parts.items() if seconds]
-    out.print(table([f"time ({estimate.device})", "about"], rows))
-    line(out, f"Memory: about {estimate.memory / 2**20:.0f} MiB. Nothing was written")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ENSEMBLE = "the members' ensemble"
 
 
-@command(FuseConfig, provenance=True)
+@command(FuseConfig)
 def fuse(config: FuseConfig, terminal: Terminal) -> None:
     r"""Fuse members into one model that runs all in one forward pass.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hydractl.stages.importing.run import ImportReport
 
 
-@command(ImportConfig, provenance=True, compares=True)
+@command(ImportConfig, compares=True)
 def import_weights(config: ImportConfig, terminal: Terminal) -> None:
     r"""Make a base from weights that a training script saved.
 

@@ -23,7 +23,7 @@ def predict(config: PredictConfig, terminal: Terminal) -> None:
 
     A line has the path or row number, the most probable class, its probability, the K most probable classes, entropy and mutual
     information in nats, the vote of each member, the OOD score (higher is stranger) and, with a threshold, whether the input is
-    accepted (null if no threshold keeps the risk) and, with prediction sets, the classes in its set. Ignores labels of DATA. The same command resumes an interrupted run.
+    accepted (null if no threshold keeps the risk) and, with prediction sets, the classes in its set. Ignores labels of DATA.
 
     Examples:
       hydractl predict hydra.st photos/ -o predictions.jsonl

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hydractl.stages.prune.run import PruneReport, Size
 
 
-@command(PruneConfig, provenance=True)
+@command(PruneConfig)
 def prune(config: PruneConfig, terminal: Terminal) -> None:
     r"""Remove attention heads from a base to make one or more members.
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, table
-from hydractl.messages import counted, lasting
-from hydractl.stages.score.config import Estimate, ScoreConfig, ScoreReport
+from hydractl.messages import counted
+from hydractl.stages.score.config import ScoreConfig, ScoreReport
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,19 +28,14 @@ def score(config: ScoreConfig, terminal: Terminal) -> None:
     Examples:
       hydractl score base.st --data val/ --ood birds/ -o scores.json
       hydractl score base.st --data val/ --ood birds/ --search exact \
-        --estimate -o scores.json
+        -o scores.json
       hydractl score base.st --method taylor --data train/ -o scores.json
       hydractl score base.st --method random -o - | \
         hydractl prune base.st --scores - --keep 8 -o member.st
     """
-    if config.estimate:
-        from hydractl.stages.score.estimate import run_estimate
+    from hydractl.stages.score.run import run_score
 
-        terminal.result(run_estimate(config, terminal.progress()), render_estimate)
-    else:
-        from hydractl.stages.score.run import run_score
-
-        terminal.result(run_score(config, terminal.progress()), render)
+    terminal.result(run_score(config, terminal.progress()), render)
 
 
 def render(report: ScoreReport, out: Console) -> None:
@@ -84,20 +79,6 @@ def render(report: ScoreReport, out: Console) -> None:
         line(out, f"{heads_in_all} in {groups}: one of each is kept, and at least one in each layer")
     if report.default_budget:
         line(out, _default_budget(scores))
-
-
-def render_estimate(estimate: Estimate, out: Console) -> None:
-    """Show what a search would take."""
-    line(
-        out,
-        f"{counted(estimate.removals, 'removal')}: {counted(estimate.candidates, 'candidate')} evaluated on "
-        f"{counted(estimate.samples, 'sample')}, as long as {estimate.passes:.0f} passes over the data",
-    )
-    rows = [(str(count), lasting(seconds)) for count, seconds in estimate.by_devices.items()]
-    out.print(table([f"devices ({estimate.device})", "about"], rows))
-    if estimate.compiling:
-        line(out, f"{lasting(estimate.compiling)} of that is compilation, on all devices in parallel")
-    line(out, f"Memory per device: about {estimate.memory / 2**20:.0f} MiB. Nothing was written")
 
 
 def _default_budget(scores: HeadScores) -> str:

@@ -56,14 +56,14 @@ class ItemStream(Classed):
         """Return what a user finds an item by: its row number in the stream."""
         return index
 
-    def parts(self, sizes: Iterable[int], *, start: int = 0) -> Iterator[Items]:
-        """Yield so many items after so many, from item `start` on, fewer where the stream ends; keys go on from part to part.
+    def parts(self, sizes: Iterable[int]) -> Iterator[Items]:
+        """Yield so many items after so many, fewer where the stream ends; keys go on from part to part.
 
         Raises:
             HubError: If the stream breaks off.
             DataError: If some rows cannot be read.
         """
-        yield from map(self.make_items, self.rows.tables(sizes, start=start))
+        yield from map(self.make_items, self.rows.tables(sizes))
 
     def labelled(self, sizes: Iterable[int]) -> Iterator[tuple[Items, Sequence[object]]]:
         """Yield what `parts` does from the first on, and what stands in the column of labels beside each; raises as there."""
@@ -77,20 +77,6 @@ class ItemStream(Classed):
     def mended(self, mend: Callable[[Items], Items]) -> ItemStream:
         """Return the stream, something done to each of its parts."""
         return replace(self, make_items=lambda table: mend(self.make_items(table)))
-
-
-def parts_of(items: Items | ItemStream, sizes: Iterable[int]) -> Iterator[Items]:
-    """Yield so many items of a set or a stream after so many, fewer at its end, and none after that."""
-    if isinstance(items, ItemStream):
-        yield from items.parts(sizes)
-        return
-    begin = 0
-    for size in sizes:
-        if begin >= len(items):
-            return
-        end = min(begin + size, len(items))
-        yield items.subset(range(begin, end))
-        begin = end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -226,20 +226,20 @@ class RowStream:
     def first_rows(self, count: int) -> ArrowTable:
         """Return the first rows, which come again; fewer where there are no more. Raises as `tables`."""
         if self._at:
-            self._begin(0)
+            self._begin()
         rows = self._read(count)
         self._rows = chain(rows, self._rows)
         return self._table(rows, 0)
 
-    def tables(self, sizes: Iterable[int], *, start: int = 0) -> Iterator[ArrowTable]:
-        """Yield so many rows after so many from row `start` on, fewer where the stream ends, and none after that.
+    def tables(self, sizes: Iterable[int]) -> Iterator[ArrowTable]:
+        """Yield so many rows after so many, fewer where the stream ends, and none after that.
 
         Raises:
             HubError: If the data set cannot be reached.
             DataError: If it cannot be read.
         """
-        if start != self._at:
-            self._begin(start)
+        if self._at:
+            self._begin()
         for size in sizes:
             rows = self._read(size)
             if not rows:
@@ -247,8 +247,8 @@ class RowStream:
             first, self._at = self._at, self._at + len(rows)
             yield self._table(rows, first)
 
-    def _begin(self, start: int) -> None:
-        self._rows, self._at = iter(self._stream.skip(start)), start
+    def _begin(self) -> None:
+        self._rows, self._at = iter(self._stream), 0
 
     def _read(self, count: int) -> list[Any]:
         with _reached(self._ref):

@@ -19,10 +19,13 @@ from hydractl.scoring.circuit.ablation import lowest_of
 from hydractl.scoring.circuit.local_search import Effects, Swaps
 from hydractl.scoring.circuit.outcomes import Outcomes
 from hydractl.scoring.circuit.search import Exact, best_of
-from hydractl.scoring.circuit.settings import DOUBT, CircuitSettings
 from hydractl.scoring.job import Memory, ScoreJob
 
 SPENT = "spent"
+RECHECK = 24
+"""Every head is evaluated at each `RECHECK`-th removal."""
+DOUBT = 0.5
+"""Minimum expected gain of an evaluation, as a fraction of the initial spread of the heads' values; 0 evaluates every head."""
 AT_ONCE = 4
 """How many heads are valued before the next look."""
 LAST = 0.05
@@ -44,9 +47,9 @@ class Lazy(Exact):
     Of each head it is remembered how its removal moved each sample's traits (see `traits_of`) when that was last seen. Without
     the head, samples are expected to move likewise from where they are now. How far such values are off is learned as the
     search goes on, by layer and by how long ago a head was seen. A head is valued anew as long as the improvement that
-    is expected of it, over the best of the new values, is worth its cost: above `doubt` times how much heads differ at
+    is expected of it, over the best of the new values, is worth its cost: above `DOUBT` times how much heads differ at
     first. Minoux's values only fall, as the objective is submodular, so his search is exact; these rise and fall, so this
-    one is a heuristic, and exact where `doubt` is 0. The first removal, and then each `recheck`-th, values every head, from
+    one is a heuristic, and exact where `DOUBT` is 0. The first removal, and then each `RECHECK`-th, values every head, from
     nothing remembered; there an interrupted run begins again. At the end heads are swapped (see `Swaps`).
 
     The memory takes up to sixteen bytes a head and sample, beside what `--max-memory` bounds.
@@ -71,17 +74,8 @@ class Lazy(Exact):
     @override
     def restart(self, recorded: int) -> int:
         # swaps are tried from the streams that the last removal left
-        last = recorded - 1 if recorded == self.budget and self.swaps else recorded
-        return last - last % self._recheck
-
-    @property
-    def swaps(self) -> int:
-        """How many swaps are tried at the end, at most."""
-        return trials_of(self.settings, self.budget)
-
-    @property
-    def _recheck(self) -> int:
-        return self.settings.recheck or 1
+        last = recorded - 1 if recorded == self.budget else recorded
+        return last - last % RECHECK
 
     @override
     def best(self, step: int) -> tuple[HeadId, float]:
@@ -89,7 +83,7 @@ class Lazy(Exact):
         self.exact_evaluations += len(heads)
         self.exact_work += self._base() + self._after(heads)
         self.work += self._base()
-        if step % self._recheck == 0:
+        if step % RECHECK == 0:
             self.effects, self.now = {}, None
             if step:
                 self.circuit.forget()
@@ -128,7 +122,7 @@ class Lazy(Exact):
                 for head in heads
                 if head not in evaluated
             }
-            least = self.tolerated * self.doubt.spread
+            least = DOUBT * self.doubt.spread
             chosen = {
                 head
                 for head in sorted(worth, key=lambda h: -worth[h])[:AT_ONCE]
@@ -137,11 +131,6 @@ class Lazy(Exact):
         for head, (value, _) in evaluated.items():
             self.doubt.learn(head, step - self.since[head], value - expected[head])
         return evaluated
-
-    @property
-    def tolerated(self) -> float:
-        """The expected improvement that is let go, of how much heads differ."""
-        return DOUBT if self.settings.doubt is None else self.settings.doubt
 
     def _cost(self, head: HeadId) -> float:
         """Return what a candidate costs, of a pass over all data."""
@@ -180,11 +169,11 @@ class Lazy(Exact):
 
     @override
     def refine(self, removals: Sequence[Removal]) -> list[Removal]:
-        if not self.swaps or not removals:
-            return list(removals)
+        if not removals:
+            return []
         self.effects.clear()  # a look gives them anew; both would take twice the memory
         swaps = Swaps(self.circuit, self._value, self._around, self._cheap, removals)
-        swaps.run(self.swaps)
+        swaps.run(self.budget)
         self.swapped = swaps.made
         return self._in_order(swaps.removals, swaps.first)
 
@@ -234,13 +223,8 @@ class Lazy(Exact):
             "evaluations": round(self.evaluations, 2),
             "exact_evaluations": round(self.exact_evaluations),
             "work": round(self.work / self.exact_work, 4) if self.exact_work else 0.0,
-            **({"swapped": self.swapped} if self.swaps else {}),
+            "swapped": self.swapped,
         }
-
-
-def trials_of(settings: CircuitSettings, budget: int) -> int:
-    """Return how many swaps are tried after so many removals, at most."""
-    return budget if settings.swaps is None else settings.swaps
 
 
 @dataclass

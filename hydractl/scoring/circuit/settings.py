@@ -9,15 +9,12 @@ from hydractl.errors import UsageError
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, OF_ONE, SCORES
 from hydractl.scoring.circuit.objective import AVERAGE, TERMS, parse_objective
 from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
-from hydractl.settings import Constraint, check, setting
+from hydractl.settings import check, setting
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
 
 SEARCHES = ("exact", "lazy")
-RECHECK = 24
-DOUBT = 0.5
-LAZY = Constraint("search", ("lazy",))
 OBJECTIVE_SCORES = (*OF_ONE, ENERGY_DENSITY)
 """OOD scores that an objective may use: of a single model, by its logits or by the default of fused models."""
 
@@ -48,41 +45,10 @@ class CircuitSettings(Settings):
         choices=SEARCHES,
         panel=CIRCUIT,
     )
-    recheck: int | None = setting(
-        None,
-        f"lazy: evaluate every head at each N-th removal (default: {RECHECK}).",
-        low=1,
-        metavar="N",
-        panel=CIRCUIT,
-        only_with=LAZY,
-    )
-    """None for an exact search."""
-    doubt: float | None = setting(
-        None,
-        f"lazy: skip heads with an expected gain below X times the initial spread (default: {DOUBT}; 0 skips none).",
-        low=0,
-        metavar="X",
-        panel=CIRCUIT,
-        only_with=LAZY,
-    )
-    """None for an exact search."""
-    swaps: int | None = setting(
-        None,
-        "lazy: try up to N swaps of removed and kept heads at the end (default: the number of removed heads).",
-        low=0,
-        metavar="N",
-        panel=CIRCUIT,
-        only_with=LAZY,
-    )
-    """None for the default, and for an exact search."""
 
     def __post_init__(self) -> None:
         objective = parse_objective(self.objective)
         object.__setattr__(self, "objective", objective.text)
-        if self.search == "lazy" and self.recheck is None:
-            object.__setattr__(self, "recheck", RECHECK)
-        if self.search == "lazy" and self.doubt is None:
-            object.__setattr__(self, "doubt", DOUBT)
         check(self)
         if self.ood_score not in OBJECTIVE_SCORES:
             raise UsageError(

@@ -86,40 +86,6 @@ class HeadmapSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HiesSettings(Settings):
-    """Settings of `hies`."""
-
-    alpha: float = setting(
-        0.5,
-        "hies: weight of importance against entropy (default: 0.5).",
-        low=0.0,
-        high=1.0,
-        metavar="A",
-        panel=GRADIENTS,
-    )
-    normalize: str = by_default("none", NORMALIZE)
-    """Normalization of the importance only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GnormSettings(Settings):
-    """Settings of `gnorm`."""
-
-    normalize: str = by_default("none", NORMALIZE)
-    """Normalization of the scores of each step."""
-
-    @property
-    def budget_means(self) -> BudgetMeaning:
-        """The budget is the number of heads that are removed, one by one."""
-        return BudgetMeaning.REMOVALS
-
-    @property
-    def objective(self) -> str:
-        """The loss."""
-        return "-nll"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MagnitudeSettings(Settings):
     """Settings of `magnitude`."""
 

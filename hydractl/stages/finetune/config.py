@@ -151,13 +151,6 @@ class FinetuneConfig(CommandConfig):
     )
     log_to: tuple[str, ...] = by_default((), shared.LOG_TO)
     log_dir: Path | None = by_default(None, shared.LOG_DIR)
-    estimate: bool = flag(
-        Setting(
-            "Estimate time and memory of the training from a few steps and write nothing.",
-            panel=shared.MACHINE,
-            role=Role.EXECUTION,
-        )
-    )
     save_every: int | None = setting(
         None,
         "Steps between saves of the state to resume from (default: 30 s, and each epoch).",

@@ -143,7 +143,7 @@ class PredictConfig(CommandConfig):
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     device: str = by_default("auto", replace(shared.DEVICE, role=Role.SHAPES))
     dtype: str | None = by_default(None, shared.DTYPE)
-    force: bool = flag(shared.FORCE_ANEW)
+    force: bool = flag(shared.FORCE)
     wait: bool = flag(shared.WAIT)
     if_changed: bool = flag(shared.IF_CHANGED_BESIDE)
 

@@ -107,11 +107,6 @@ class FeatureScore:
             return None
         return cls(config=config, opened=opened, name=rows.score, source=source)
 
-    def options(self) -> dict[str, object]:
-        """Return everything that shapes a line besides what the model is."""
-        fit = self.source
-        return {"fit": fit.sha256} if isinstance(fit, FitData) else {}
-
     def of(self, model: Towers, team: ProcessGroup, progress: Progress) -> WithOodScores:
         """Return a model beside the score, which is fitted now if it is not stored.
 

@@ -168,21 +168,6 @@ class RowFormatter:
             task=self.opened.header.architecture.task,
         )
 
-    def options(self) -> dict[str, object]:
-        """Return everything that shapes a line but its input."""
-        config = self.config
-        return {
-            "model": self.opened.checkpoint.digest,
-            "classes": self.names,
-            "templates": self.classes and self.classes.templates,
-            "score": self.score,
-            "below": "unknown" if self.decides and self.below is None else self.below,
-            **{
-                name: getattr(config, name)
-                for name in ("top_k", "skip_bad", "max_length", "batch_size", "dtype")
-            },
-        }
-
 
 def _input_name(source: str | None, key: str | int) -> Line:
     name = {} if source is None else {DATA: path_text(source)}

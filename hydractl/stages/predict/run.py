@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count, repeat, takewhile
+from itertools import count, takewhile
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
@@ -19,31 +17,25 @@ from hydractl.errors import DataError, UnreadableError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Step
-from hydractl.messages import counted
 from hydractl.output.atomic_write import is_stream, publish, publish_together
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
-from hydractl.runtime import digest_text, torch_dtype
+from hydractl.runtime import torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path, parsed
 from hydractl.stages.predict.fit_scores import FeatureScore
-from hydractl.stages.predict.journal import PredictJournal, open_journal
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import Answered, BatchPredictor, window
 from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
 from hydractl.stages.shared.open_inputs import open_reader, warn
 from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, sidecar_step
-from hydractl.stages.shared.outputs import check_outputs, claim, resumable
+from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.predictions import fits
 from hydractl.stages.shared.zero_shot_classes import settle
-from hydractl.strict_json import compact, parse
-from hydractl.training.resume import FORCED, OTHERS, OtherRunError
-from hydractl.training.run_settings import texts_of
-from hydractl.version import __version__
 
-_Block: TypeAlias = tuple[list[Line], Answered]
-"""Consecutive lines and the inputs that they belong to."""
+AT_ONCE = 1024
+"""Lines in memory at once when a file is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +49,6 @@ class PredictReport:
         bad: Number of unreadable images.
         accepted: Number of inputs that the threshold accepts, if there is one.
         reason: Why there is no threshold, and how to get one; None if there is one, or `--threshold none`.
-        resumed_from: Number of lines from an interrupted run.
     """
 
     path: Path
@@ -66,7 +57,6 @@ class PredictReport:
     bad: int
     accepted: int | None
     reason: str | None
-    resumed_from: int
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -103,17 +93,15 @@ def _labels(line: Line) -> list[str]:
 def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictReport:
     """Predict every input, in the order of the inputs.
 
-    Lines of a file are first written to a journal, from which an interrupted run resumes. The output has the same bytes
-    after a resumption and with any number of processes, of which the first writes.
+    The first process writes. The output has the same bytes with any number of processes.
 
     Raises:
         InputError: If the model or an input cannot be used.
-        OutputExists: If the output or the journal of another run already exists, or another command is writing it.
+        OutputExists: If the output already exists, or another command is writing it.
         Interrupted: If another process of the run ended unexpectedly.
     """
     device = answering_device(config.device)
     with (
-        resumable(config.out, force=config.force),
         start_team(device) as team,
         claim(config, [config.out] * team.leads, progress) as lock,
     ):
@@ -159,20 +147,13 @@ class _Run:
         """Write a line an input; the model is loaded when everything else has been looked at."""
         config, leads = self.config, self.team.leads
         made_by = self._made_by() if leads else None  # of what lies there now
-        journal, completed = None, [0 for _ in self.sources]
-        if leads and not is_stream(config.out):
-            journal, completed = self._journal(completed)
-        completed = parse(self.team.broadcast(compact(completed)))
-        resumed_from = sum(completed)
-        if resumed_from:
-            self.progress.step(f"Resuming an interrupted run after {counted(resumed_from, 'line')}")
-        blocks = self._blocks(device, completed)
-        if journal is not None:
-            self._write_file(journal, blocks, lock, made_by)
-        elif leads:
+        blocks = self._blocks(device)
+        if not leads:
+            deque(blocks, maxlen=0)
+        elif is_stream(config.out):
             self._write_stream(blocks, lock)
         else:
-            deque(blocks, maxlen=0)
+            self._write_file(blocks, lock, made_by)
         return PredictReport(
             path=config.out,
             inputs=self.counts.inputs,
@@ -180,7 +161,6 @@ class _Run:
             bad=self.counts.bad,
             accepted=self.counts.accepted,
             reason=self.rows.reason,
-            resumed_from=resumed_from,
         )
 
     def _made_by(self) -> Step | None:
@@ -188,73 +168,43 @@ class _Run:
         options = {"ood_score": self.rows.score, "threshold": self.rows.below, "top_k": config.top_k}
         return sidecar_step(config, config.out, opened=self.opened, options=options)
 
-    def _write_stream(self, blocks: Iterator[_Block], lock: OutputLock) -> None:
+    def _write_stream(self, blocks: Iterator[list[Line]], lock: OutputLock) -> None:
         """Write lines as they come."""
         with publish(self.config.out, lock) as file:
             writer = JSONLines(file, {})
-            for lines, _ in blocks:
+            for lines in blocks:
                 writer.write(lines)
                 file.flush()
                 self.counts.add(lines)
 
-    def _write_file(
-        self, journal: PredictJournal, blocks: Iterator[_Block], lock: OutputLock, made_by: Step | None
-    ) -> None:
-        """Write a file by way of its journal, and beside it what made it, if that is wanted."""
-        try:
-            for lines, answered in blocks:
-                journal.record(lines, answered.items, answered.places)
-        except BaseException:
-            if not self.sources:  # what came on standard input does not come again
-                journal.discard()
-            raise
+    def _write_file(self, blocks: Iterator[list[Line]], lock: OutputLock, made_by: Step | None) -> None:
+        """Write a file, and beside it what made it, if that is wanted."""
         out = self.config.out
-        with publish_together(lock) as begin, begin_with_sidecar(begin, out, made_by) as file:
-            writer = WRITERS[self.config.form](file, self.rows.columns(self.sources))
-            for lines in journal.replay():
+        columns = self.rows.columns(self.sources)
+        with (
+            publish_together(lock) as begin,
+            begin_with_sidecar(begin, out, made_by) as file,
+            closing(WRITERS[self.config.form](file, columns)) as writer,  # an interrupted Parquet writer, too
+        ):
+            for lines in _merged(blocks):
                 writer.write(lines)
                 self.counts.add(lines)
-            writer.close()
-        journal.discard()
 
-    def _journal(self, nothing_done: list[int]) -> tuple[PredictJournal, list[int]]:
-        """Return the journal, and how many items of each source are completed."""
-        options = self.rows.options() | (self.score.options() if self.score else {})
-        run = {"told": options, "data": [s.name for s in self.sources], "hydractl": __version__}
-        strict = run | {
-            "told": options | {"skip_bad": False}
-        }  # whose lines are those of a run that skips, too
-        fingerprint, subsumed = digest_text(compact(run)), digest_text(compact(strict))
-        settings = texts_of(options | {"data": run["data"], "hydractl": __version__})
-        opened = partial(
-            open_journal, self.config.out, fingerprint, settings, subsumed=subsumed, progress=self.progress
-        )
-        try:
-            journal = opened(anew=FORCED if self.config.force or not self.sources else None)
-            return journal, journal.check([source.items for source in self.sources])
-        except OtherRunError:
-            if not self.config.if_changed:
-                raise
-            return opened(anew=OTHERS), nothing_done
-
-    def _blocks(self, device: torch.device, completed: list[int]) -> Iterator[_Block]:
-        """Yield the lines of each source but those of the items that are completed, and what they are of."""
-        with self._ticking(sum(completed)) as ticks:
+    def _blocks(self, device: torch.device) -> Iterator[list[Line]]:
+        """Yield the lines of each source, some at a time; empty lists in processes that do not write."""
+        with self._ticking() as ticks:
             predictor = self._load(device, ticks)
-            starts = (
-                zip(self.sources, completed, strict=True) if self.sources else zip(self._lines(), repeat(0))
-            )
-            for source, start in starts:
-                for answered in _with_way_out(predictor.answers(source.items, start=start)):
-                    yield self.rows.lines(source, answered) if self.team.leads else [], answered
+            for source in self.sources or self._lines():
+                for answered in _with_way_out(predictor.answers(source.items)):
+                    yield self.rows.lines(source, answered) if self.team.leads else []
 
     @contextmanager
-    def _ticking(self, completed: int) -> Iterator[Iterator[object]]:
-        """Give what moves a bar on with each of this process's batches, of those that are left after `completed` items."""
+    def _ticking(self) -> Iterator[Iterator[object]]:
+        """Give what moves a bar on with each of this process's batches."""
         size, world = self.config.batch_size, self.team.world
         lengths = [s.most for s in self.sources]
         batches = [-(-length // size) for length in lengths if length is not None]
-        total = -(-(sum(batches) - completed // size) // world) if len(batches) == len(lengths) else None
+        total = -(-sum(batches) // world) if len(batches) == len(lengths) else None
         ended: list[bool] = []
         steps = range(total) if total is not None else takewhile(lambda _: not ended, count())
         ticks = iter(self.progress.track(steps, label=f"{self.opened.reference}", total=total))
@@ -288,6 +238,17 @@ class _Run:
             team=self.team,
             ticks=ticks,
         )
+
+
+def _merged(blocks: Iterator[list[Line]]) -> Iterator[list[Line]]:
+    """Yield the lines of all blocks, at least `AT_ONCE` at a time, and the rest last."""
+    lines: list[Line] = []
+    for block in blocks:
+        lines += block
+        if len(lines) >= AT_ONCE:
+            yield lines
+            lines = []
+    yield lines
 
 
 def _with_way_out(answers: Iterator[Answered]) -> Iterator[Answered]:

@@ -73,10 +73,10 @@ class BatchPredictor:
     team: ProcessGroup
     ticks: Iterator[object]
 
-    def answers(self, items: Items | ItemStream, *, start: int = 0) -> Iterator[Answered]:
-        """Yield what the model says of a set from item `start` on, a multiple of `window`; every process is told of every item.
+    def answers(self, items: Items | ItemStream) -> Iterator[Answered]:
+        """Yield what the model says of a set; every process is told of every item.
 
-        What a batch holds hangs neither on the number of processes nor on `start`. Of a stream as many items are in memory as
+        The content of a batch does not depend on the number of processes. Of a stream as many items are in memory as
         `BATCHES` batches have, encoded, in every process.
 
         Raises:
@@ -84,14 +84,14 @@ class BatchPredictor:
             DataError: If an item cannot be read.
         """
         if isinstance(items, ItemStream):
-            for part in items.parts(repeat(self.batch_size * BATCHES), start=start):
+            for part in items.parts(repeat(self.batch_size * BATCHES)):
                 yield from self.answers(part)
             return
         fills = self.device.type == "cpu" and torch.get_num_threads() >= cores()
         deal, size = BatchShare(self.team.rank, self.team.world, ahead=not fills), self.batch_size
         if isinstance(items, TextSet):
             step = window(size)
-            for begin in range(start, len(items), step):
+            for begin in range(0, len(items), step):
                 part = items.subset(range(begin, min(begin + step, len(items))))
                 rows = (
                     by_word(part, self.how)
@@ -103,9 +103,8 @@ class BatchPredictor:
                 )
                 yield _of_texts(answered, part, rows) if isinstance(rows, WordSet) else answered
             return
-        order = range(start, len(items))
-        stream = iter(encoded(items, self.how, batch_size=size, indices=order, limit_bytes=0, deal=deal))
-        for begin in range(start, len(items), size * BATCHES * self.team.world):
+        stream = iter(encoded(items, self.how, batch_size=size, limit_bytes=0, deal=deal))
+        for begin in range(0, len(items), size * BATCHES * self.team.world):
             yield self._together(islice(stream, BATCHES), items, begin)
 
     def _together(

@@ -68,13 +68,12 @@ class ScoreConfig(CommandConfig):
     )
     limit: int | None = setting(
         None,
-        "Use N random samples of `--data` (default: all; hies: 32).",
+        "Use N random samples of `--data` (default: all).",
         low=1,
         metavar="N",
         panel=shared.DATA,
         only_with=READING,
     )
-    """None for the default of the method."""
     max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, only_with=READING))
     given: Mapping[str, OptionValue] = by_default({}, OptionGroup(dict, SETTINGS))
     """Settings of the method that are not its defaults."""
@@ -89,7 +88,7 @@ class ScoreConfig(CommandConfig):
         "Memory for activations, for example 2GiB or 512MB (default: as the device allows); results change by rounding only.",
         metavar="SIZE",
         panel=CIRCUIT,
-        after="recheck",
+        after="search",
         parse=partial(bytes_of, "--max-memory"),
         role=Role.EXECUTION,
         only_with=SEARCHING,
@@ -125,14 +124,6 @@ class ScoreConfig(CommandConfig):
         Setting(
             "Compile the blocks, for circuit: takes minutes at first, then runs faster; results change by rounding only.",
             panel=shared.MACHINE,
-            role=Role.EXECUTION,
-            only_with=SEARCHING,
-        )
-    )
-    estimate: bool = flag(
-        Setting(
-            "Estimate time and memory of a circuit search from a few candidates and write nothing.",
-            panel=CIRCUIT,
             role=Role.EXECUTION,
             only_with=SEARCHING,
         )
@@ -174,21 +165,10 @@ class ScoreConfig(CommandConfig):
         return frozenset() if self.entry.needs_data else frozenset({"data"})
 
     @property
-    @override
-    def implied(self) -> dict[str, int | None]:
-        """Implied defaults: the method's number of samples."""
-        return {"limit": self.entry.default_limit}
-
-    @property
     def references(self) -> dict[str, str]:
         """Data references by role."""
         references = {"id": self.data if self.entry.needs_data else None, "ood": self.ood}
         return {role: reference for role, reference in references.items() if reference is not None}
-
-    @property
-    def sample_limit(self) -> int | None:
-        """Maximum number of ID samples; None for all."""
-        return self.entry.default_limit if self.limit is None else self.limit
 
     @property
     def logs_figures(self) -> bool:
@@ -215,35 +195,3 @@ class ScoreReport:
     def paths(self) -> tuple[Path, ...]:
         """Files written."""
         return (self.path,) if self.trained is None else (self.path, self.trained)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Estimated cost of a circuit search, from a few candidates.
-
-    Attributes:
-        removals: Number of heads to remove.
-        candidates: Number of candidates to evaluate on all data.
-        passes: Equivalent number of forward passes of the whole model on all data.
-        samples: ID and OOD samples per pass.
-        seconds: Time on one such device.
-        compiling: Part of the time for compilation, once per device; 0 without `--compile`.
-        memory: Bytes per device: weights, a share of the data and activations.
-        by_devices: Seconds by number of devices; batches are not split.
-        device: Device of the measurement.
-    """
-
-    removals: int
-    candidates: int
-    passes: float
-    samples: int
-    seconds: float
-    compiling: float
-    memory: int
-    by_devices: Mapping[int, float]
-    device: str
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Files written: none."""
-        return ()

@@ -190,9 +190,9 @@ def _options(config: ScoreConfig, inputs: ScoreInputs, *, keep: int, removals: i
         "removals": removals if means == BudgetMeaning.REMOVALS else None,
         "keep": keep if means == BudgetMeaning.KEEP else None,
         "kept": heads - removals if counts_kept else None,
-        "seed": config.seed if config.entry.seeded or config.sample_limit is not None else None,
+        "seed": config.seed if config.entry.seeded or config.limit is not None else None,
         "batch_size": config.batch_size if reads else None,
-        "limit": config.sample_limit if reads else None,
+        "limit": config.limit if reads else None,
         "dtype": config.dtype if reads else None,
         "max_length": config.max_length if reads else None,
         "towers": config.towers or None,
@@ -270,9 +270,9 @@ def make_job(
 
 def _drawn_indices(config: ScoreConfig, item_set: Items) -> torch.Tensor | None:
     """Return the positions of the samples that a limit draws, None without one."""
-    if config.sample_limit is None or config.sample_limit >= len(item_set):
+    if config.limit is None or config.limit >= len(item_set):
         return None
-    return epoch_order(len(item_set), seed=config.seed, epoch=0)[: config.sample_limit].sort().values
+    return epoch_order(len(item_set), seed=config.seed, epoch=0)[: config.limit].sort().values
 
 
 def _rank(config: ScoreConfig, job: ScoreJob, state: State, progress: Progress) -> Ranking:

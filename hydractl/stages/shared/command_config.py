@@ -1,6 +1,6 @@
 """What the configurations of commands have in common: what they read and write, and one digest. Importing this module does not load torch.
 
-`--if-changed`, the lineage and the records of outputs, and statements of provenance are all told by these.
+`--if-changed`, the lineage and the records of outputs are all told by these.
 """
 
 from __future__ import annotations

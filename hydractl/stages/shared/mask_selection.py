@@ -37,13 +37,12 @@ class Quota:
     remark: str | None = None
 
 
-def quota_of(budget: HeadBudget, shape: Shape, *, where: str = "") -> Quota:
+def quota_of(budget: HeadBudget, shape: Shape) -> Quota:
     """Return what a budget means to a model.
 
     Args:
         budget: As it was given.
         shape: Of the towers that lose heads.
-        where: What messages begin with, for example `scores.json: `.
 
     Raises:
         UsageError: If the model has too few heads.
@@ -51,7 +50,7 @@ def quota_of(budget: HeadBudget, shape: Shape, *, where: str = "") -> Quota:
     try:
         removals = budget.removals(shape)
     except ValueError as error:
-        raise UsageError(f"`{budget.option_text}`: {where}{error}") from error
+        raise UsageError(f"`{budget.option_text}`: {error}") from error
     options: dict[str, OptionValue] = {
         "keep_per_layer": budget.keep_per_layer,
         "remove": budget.remove,
@@ -121,9 +120,7 @@ def order_of(where: Path | str, scores: HeadScores, towers: Iterable[str]) -> tu
         raise ManifestError(f"{where}: {error}", hint=SCORE_AGAIN) from error
 
 
-def mask_of(
-    where: Path | str, scores: HeadScores, shape: Shape, quota: Quota, *, instead: str = ""
-) -> dict[str, TowerKeep]:
+def mask_of(where: Path | str, scores: HeadScores, shape: Shape, quota: Quota) -> dict[str, TowerKeep]:
     """Return the mask that scores choose.
 
     Where clusters say how many heads stay it keeps the best head of each, and one head at least in each layer. Otherwise
@@ -134,7 +131,6 @@ def mask_of(
         scores: What it holds.
         shape: Of the towers that lose heads; of equal scores those of the first tower go first.
         quota: How many heads go.
-        instead: What a hint offers besides another search, where that stopped too early.
 
     Raises:
         ManifestError: If the scores do not give an order, or their clusters are not of the heads that have scores.
@@ -144,9 +140,7 @@ def mask_of(
         return _cluster_mask(where, scores)
     order = order_of(where, scores, shape)
     if quota.keep is None:
-        check_long_enough(
-            order, where, required=quota.removals, verb=f"`{quota.option_text}` removes", instead=instead
-        )
+        check_long_enough(order, where, required=quota.removals, verb=f"`{quota.option_text}` removes")
         return best_mask(order, shape, removals=quota.removals)
     try:
         return best_mask_per_layer(order, shape, keep=quota.keep)
@@ -155,9 +149,7 @@ def mask_of(
         raise UsageError(f"`--per-layer`: {error}", hint=hint) from error
 
 
-def check_long_enough(
-    order: Sequence[HeadId], where: Path | str, *, required: int, verb: str, instead: str = ""
-) -> None:
+def check_long_enough(order: Sequence[HeadId], where: Path | str, *, required: int, verb: str) -> None:
     """Refuse scores that order too few heads: a greedy run may stop early.
 
     Raises:
@@ -166,7 +158,7 @@ def check_long_enough(
     if required > len(order):
         raise UsageError(
             f"{where}: ranks only {counted(len(order), 'head')}, but {verb} {required}",
-            hint=f"{instead}score again with `--remove {required}` or more",
+            hint=f"score again with `--remove {required}` or more",
         )
 
 

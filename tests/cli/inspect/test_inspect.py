@@ -50,7 +50,6 @@ def test_the_state_of_an_unfinished_run(call, work):
         "hint: the same command resumes this run; `--force` discards it to start with other options" in shown
     )
     assert json.loads(call("inspect", "out.st.state", "--json").out)["document"]["position"]["step"] == 7
-    assert "is a training-state" in call("inspect", "out.st.state", "base.st").err
 
 
 def test_a_member_is_mapped(call, work):

@@ -22,7 +22,7 @@ from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.settings import CircuitSettings
 from support import naive
 from support.builders import base
-from support.circuits import data_for, job_for, removed
+from support.circuits import data_for, job_for, lazy_constants, removed
 from support.jobs import CLASSES, library_for, model_for, together
 from support.variants import variant
 
@@ -202,7 +202,8 @@ def test_a_lazy_search_that_values_every_head_is_exact(name):
     sample = base(variant(name))
     data = data_for(sample, count=COUNT, others=OTHERS)
     expected = score_circuit(job(sample, data, budget=4), SILENT)
-    found = score_circuit(job(sample, data, lazy={"doubt": 0, "swaps": 0}, budget=4), SILENT)
+    with lazy_constants(doubt=0, swaps=0):
+        found = score_circuit(job(sample, data, lazy={}, budget=4), SILENT)
 
     assert removed(found) == removed(expected)
     assert [r.objective for r in found.removals] == [r.objective for r in expected.removals]

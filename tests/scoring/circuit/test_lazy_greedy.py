@@ -18,7 +18,7 @@ from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.settings import CircuitSettings
 from support import naive
 from support.builders import base
-from support.circuits import Interrupted, data_for, job_for, removed
+from support.circuits import Interrupted, data_for, job_for, lazy_constants, removed
 from support.jobs import library_for, together
 from support.variants import variant
 
@@ -30,8 +30,10 @@ USUAL = dict(zip(FAMILIES, (OBJECTIVES, ("avg", "ece"), ("nll", "fpr95")), stric
 
 def run(sample, data, *, budget=7, log=None, search="lazy", **changes):
     extra = {} if log is None else {"log": log}
+    constants = {name: changes.pop(name) for name in ("recheck", "doubt", "swaps") if name in changes}
     settings = CircuitSettings(search=search, **changes)
-    return score_circuit(job_for(sample, data, budget=budget, settings=settings, **extra), SILENT)
+    with lazy_constants(**constants):
+        return score_circuit(job_for(sample, data, budget=budget, settings=settings, **extra), SILENT)
 
 
 @pytest.mark.parametrize("every_head", [{"recheck": 1}, {"doubt": 0}], ids=str)
@@ -134,7 +136,8 @@ def test_several_processes_find_the_same_bits(monkeypatch, world, kept):
     monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
     sample = base(variant("class-token"))
     data = data_for(sample)
-    settings = CircuitSettings(search="lazy", recheck=3)
+    settings = CircuitSettings(search="lazy")
+    monkeypatch.setattr(lazy_greedy, "RECHECK", 3)
     alone = score_circuit(job_for(sample, data, budget=5, settings=settings), SILENT)
 
     def work(team):

@@ -16,7 +16,7 @@ from PIL import Image
 
 import hydractl
 from hydractl.data.open_dataset import open_data
-from hydractl.errors import DataError, ManifestError, OutputExists, UsageError
+from hydractl.errors import DataError, UsageError
 from hydractl.fusion import inference
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
@@ -25,7 +25,6 @@ from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from hydractl.stages.predict.writers import path_text, text
 from support.builders import Sample, base
-from support.heard import Heard
 from support.text_folders import save_text_model
 from support.together import as_processes, together
 from support.variants import variant
@@ -241,41 +240,13 @@ def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
     ]
 
 
-def test_a_run_that_met_a_bad_image_goes_on_with_skip_bad_and_not_back(models, work, monkeypatch):
-    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 1)
-    (work / "tree/x/bad.png").write_bytes(b"no image")
-    told(models, "tree", batch_size=1, skip_bad=True, out="whole.jsonl")
-    with pytest.raises(DataError, match=r"bad\.png: is not an image"):
-        told(models, "tree", batch_size=1)
-    journal = work / "out.jsonl.journal"
-    assert len(journal.read_bytes().splitlines()) == 1 + 2 * 2
-
-    with monkeypatch.context() as patched:
-        patched.setattr(stage, "publish_together", None)
-        with pytest.raises(TypeError):
-            told(models, "tree", batch_size=1, skip_bad=True)
-    with pytest.raises(OutputExists, match="other options, inputs or versions"):
-        told(models, "tree", batch_size=1)
-    heard = Heard()
-    settings = {"batch_size": 1, "skip_bad": True, "device": "cpu"}
-    run_predict(
-        PredictConfig(model=str(models / "hydra.st"), data=("tree",), out=out_of("out.jsonl"), **settings),
-        heard,
-    )
-
-    assert "Resuming an interrupted run after 4 lines" in heard.steps
-    assert (work / "out.jsonl").read_bytes() == (work / "whole.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize("model", ["hydra.st", "bert"])
-def test_a_run_that_is_cut_off_goes_on_and_ends_with_the_same_bytes(models, work, monkeypatch, model):
-    """Cut off between two blocks, and within one."""
-    (work / "t.jsonl").write_text(
-        "".join(json.dumps({"text": f"{t} {i}"}) + "\n" for i in range(4) for t in TEXTS)
-    )
-    data = "t.jsonl" if model == "bert" else "digits::limit=20"
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_an_interrupted_run_leaves_no_file(models, work, monkeypatch, suffix):
+    """An older release's journal is ignored."""
+    journal = work / f"out{suffix}.journal"
+    journal.write_text("mine")
+    before = sorted(work.rglob("*"))
     monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
-    expected = told(models, data, model=model, out="whole.jsonl", batch_size=3)
     asked, respond = [], inference.respond
 
     def failing(*args, **named):
@@ -284,30 +255,29 @@ def test_a_run_that_is_cut_off_goes_on_and_ends_with_the_same_bytes(models, work
             raise KeyboardInterrupt
         return respond(*args, **named)
 
-    monkeypatch.setattr("hydractl.fusion.inference.respond", failing)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        told(models, data, model=model, batch_size=3)
-    assert caught.value.__notes__ == [
-        "the progress is saved in out.jsonl.journal; the same command resumes it"
-    ]
-    journal = work / "out.jsonl.journal"
-    kept = journal.read_bytes()
-    journal.write_bytes(kept + kept.splitlines(keepends=True)[1] + b'{"row":')
-    heard = Heard()
-    config = PredictConfig(
-        model=str(models / model), data=(data,), out=out_of("out.jsonl"), device="cpu", batch_size=3
-    )
-    report = run_predict(config, heard)
+    settings = {
+        "model": str(models / "hydra.st"),
+        "data": ("digits::limit=20",),
+        "device": "cpu",
+        "batch_size": 3,
+    }
+    config = PredictConfig(out=out_of(f"out{suffix}"), **settings)
+    with monkeypatch.context() as patched:
+        patched.setattr("hydractl.fusion.inference.respond", failing)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            run_predict(config)
+    assert sorted(work.rglob("*")) == before
+    assert not hasattr(caught.value, "__notes__")
+    run_predict(config)
+    run_predict(PredictConfig(out=out_of(f"whole{suffix}"), **settings))
 
-    assert report.resumed_from == 12
-    assert len(asked) == 6 + -(-(len(expected) - 12) // 3)
-    assert (work / "out.jsonl").read_bytes() == (work / "whole.jsonl").read_bytes()
-    assert not journal.exists()
+    assert (work / f"out{suffix}").read_bytes() == (work / f"whole{suffix}").read_bytes()
+    assert journal.read_text() == "mine"
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, world):
-    """Images of which one cannot be read, and texts; from the beginning, and from where one process was cut off."""
+    """Images of which one cannot be read, and texts."""
     (work / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS * 2))
     (work / "flat/bad.png").write_bytes(b"no image")
     monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
@@ -323,74 +293,18 @@ def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, worl
 
     for model in runs:
         run_predict(config(model, f"one-{model}.jsonl"))
-        with monkeypatch.context() as patched:
-            patched.setattr(stage, "publish_together", None)
-            with pytest.raises(TypeError):
-                run_predict(config(model, f"resumed-{model}.jsonl"))
-        journal = work / f"resumed-{model}.jsonl.journal"
-        journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:6]))  # one block
     own = as_processes(monkeypatch, stage, [str(models / m) for m in runs])
 
     def run(team):
         own.team = team
-        return [run_predict(config(m, f"{how}-{m}.jsonl")) for m in runs for how in ("many", "resumed")]
+        return [run_predict(config(m, f"many-{m}.jsonl")) for m in runs]
 
-    leader, *others = together(world, run)
-    assert [report.resumed_from for report in leader] == [0, 3, 0, 4]  # a folder, and a block of texts
+    _, *others = together(world, run)
     assert all(report.inputs == 0 for reports in others for report in reports)
     for model in runs:
         expected = (work / f"one-{model}.jsonl").read_bytes()
         assert (work / f"many-{model}.jsonl").read_bytes() == expected
-        assert (work / f"resumed-{model}.jsonl").read_bytes() == expected
     assert sum("error" in line for line in lines("one-hydra.st.jsonl")) == 1
-
-
-def test_a_journal_that_is_not_of_this_run_is_refused(models, work, monkeypatch):
-    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 1)
-    journal = work / "out.jsonl.journal"
-
-    def cut_off(*data):
-        with monkeypatch.context() as patched:
-            patched.setattr(stage, "publish_together", None)
-            with pytest.raises(TypeError):
-                told(models, *data, batch_size=1)
-        return journal.read_bytes()
-
-    kept = cut_off("flat")
-    for change, error, message in (
-        (
-            lambda: journal.write_bytes(kept.replace(b'"g"', b'"a"', 1)),
-            ManifestError,
-            "is damaged: the digest of a block does not match",
-        ),
-        (
-            lambda: (work / FILES[1]).write_bytes((work / FILES[2]).read_bytes()),
-            OutputExists,
-            "belongs to an unfinished run with other options, inputs or versions: inputs 2 to 2 have changed",
-        ),
-    ):
-        change()
-        with pytest.raises(error, match=f"out.jsonl.journal: {message}"):
-            told(models, "flat", batch_size=1)
-        journal.write_bytes(kept)
-    for other, changes in (
-        ({"top_k": 1}, "`top_k` was 5, is now 1"),
-        ({"threshold": -0.2}, r"`below` was not set, is now -0\.2"),
-        ({"ood_score": "mi"}, "`score` was msp, is now mi"),
-    ):
-        with pytest.raises(OutputExists, match=f"other options, inputs or versions: {changes}$"):
-            told(models, "flat", batch_size=1, **other)
-    told(models, "flat", batch_size=1, force=True)
-    (work / "out.jsonl").unlink()
-    journal.write_text("mine")
-    with pytest.raises(
-        OutputExists,
-        match=(
-            "the journal of the run goes here, but the existing file is not from this version of hydractl"
-        ),
-    ):
-        told(models, "flat")
-    assert journal.read_text() == "mine"
 
 
 REFUSED = {

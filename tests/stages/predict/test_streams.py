@@ -8,8 +8,7 @@ from functools import partial
 import datasets
 import pytest
 
-from hydractl.errors import DataError, HubError, OutputExists, UsageError
-from hydractl.fusion import inference
+from hydractl.errors import DataError, HubError, UsageError
 from hydractl.stages.predict import run as stage
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
@@ -36,25 +35,6 @@ def work(tmp_path, monkeypatch):
 @pytest.fixture
 def streamed(work, monkeypatch):
     return partial(serve, monkeypatch)
-
-
-@pytest.fixture
-def interrupted(monkeypatch):
-    """Let what the models of one run are asked end with the `at`-th batch; returns what was asked."""
-
-    def cut(at):
-        asked, respond = [], inference.respond
-
-        def failing(*args, **named):
-            asked.append(1)
-            if len(asked) == at:
-                raise KeyboardInterrupt
-            return respond(*args, **named)
-
-        monkeypatch.setattr("hydractl.fusion.inference.respond", failing)
-        return asked
-
-    return cut
 
 
 def config(*data, out="out.jsonl", model="vit.st", batch_size=2, **settings):
@@ -105,59 +85,22 @@ def test_memory_holds_some_rows_however_many_there_are(streamed, monkeypatch):
     assert many.waiting <= 4 * 2  # a part or two
 
 
-@pytest.mark.parametrize(("row", "features", "model"), [(image, IMAGES, "vit.st"), (text, TEXTS, "bert")])
-def test_what_is_done_is_read_again_and_compared_but_not_answered(
-    streamed, monkeypatch, interrupted, row, features, model
-):
-    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
-    lake = streamed(Lake(23, row, features))
-    of_file = stored(Lake(3, row, features), "rows.parquet")
-    named = {"model": model, "batch_size": 3}
-    run_predict(config(of_file, STREAM, out="whole.jsonl", **named))
-    asked = interrupted(1 + 2 + 2 + 1)
-    with pytest.raises(KeyboardInterrupt):
-        run_predict(config(of_file, STREAM, **named))
-    kept = stage.Path("out.jsonl.journal").read_bytes()
-    lake.read.clear()
-    report = run_predict(config(of_file, STREAM, **named))
-
-    assert report.resumed_from == 3 + 12
-    assert len(asked) == 6 + 4
-    assert stage.Path("out.jsonl").read_bytes() == stage.Path("whole.jsonl").read_bytes()
-    assert lake.read == [*range(23)]  # once, and on from there
-    stage.Path("out.jsonl").unlink()
-    for change in (
-        {"row": lambda i: row(i + (i == 7))},
-        {"count": 11},
-    ):
-        stage.Path("out.jsonl.journal").write_bytes(kept)
-        streamed(Lake(**{"count": 23, "row": row, "features": features} | change))
-        with pytest.raises(OutputExists, match="with other options, inputs or versions"):
-            run_predict(config(of_file, STREAM, **named))
-
-
-def test_a_stream_that_breaks_off_is_gone_on_with(streamed, monkeypatch):
-    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 1)
-    broken = []
-
+def test_a_stream_that_breaks_off_leaves_no_file(streamed, work):
     def breaking(i):
-        if i == 5 and not broken:
-            broken.append(i)
+        if i == 5:
             raise ConnectionError("reset by peer")
         return image(i)
 
     streamed(Lake(9, breaking))
+    before = sorted(work.rglob("*"))
     with pytest.raises(HubError, match=r"hf:org/name: cannot be reached: reset by peer"):
         run_predict(config(STREAM))
-    assert not stage.Path("out.jsonl").exists()
-    report = run_predict(config(STREAM))
-    assert report.resumed_from == 4
-    assert [line["row"] for line in lines()] == [*range(9)]
+    assert sorted(work.rglob("*")) == before
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_several_processes_make_the_bytes_of_one(streamed, work, monkeypatch, interrupted, world):
-    """Each reads all rows and decodes its share of the batches; what one process has begun they go on with."""
+def test_several_processes_make_the_bytes_of_one(streamed, work, monkeypatch, world):
+    """Each reads all rows and decodes its share of the batches."""
     monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
     lake = streamed(
         Lake(17, lambda i: image(i) if i != 6 else image(i) | {"image": {"bytes": b"?", "path": None}})
@@ -166,23 +109,17 @@ def test_several_processes_make_the_bytes_of_one(streamed, work, monkeypatch, in
     assert [line["row"] for line in lines("one.jsonl") if "error" in line] == [6]
     with pytest.raises(DataError, match="hf:org/name: row 6: is not an image"):
         run_predict(config(STREAM))
-    stage.Path("out.jsonl.journal").unlink()
-    interrupted(5)
-    with pytest.raises(KeyboardInterrupt):
-        run_predict(config(STREAM, out="resumed.jsonl", skip_bad=True))
     own = as_processes(monkeypatch, stage, ["vit.st"])
     answered = shares(monkeypatch, "hydractl.stages.predict.stream.responses")
     lake.read.clear()
 
     def run(team):
         own.team = team
-        return [run_predict(config(STREAM, out=f"{how}.jsonl", skip_bad=True)) for how in ("many", "resumed")]
+        return run_predict(config(STREAM, out="many.jsonl", skip_bad=True))
 
-    leader, *_ = together(world, run)
-    assert [report.resumed_from for report in leader] == [0, 8]
-    for how in ("many", "resumed"):
-        assert stage.Path(f"{how}.jsonl").read_bytes() == stage.Path("one.jsonl").read_bytes()
-    assert answered.total() == 17 + 9
+    together(world, run)
+    assert stage.Path("many.jsonl").read_bytes() == stage.Path("one.jsonl").read_bytes()
+    assert answered.total() == 17
     assert max(answered.values()) < 0.7 * answered.total()
 
 

@@ -27,8 +27,6 @@ def config(model, out, method, **changes):
     [
         ("michel", {}, {"form": "sample", "normalize": "layer", "recompute": 0}),
         ("headmap", {"samples": 8}, {"samples": 8, "keep": 2}),
-        ("hies", {}, {"alpha": 0.5, "normalize": "none", "limit": 32, "seed": 0}),
-        ("gnorm", {}, {"normalize": "none", "removals": 5}),
         ("taylor", {"variant": "molchanov"}, {"variant": "molchanov", "scope": "layer", "normalize": "none"}),
         ("magnitude", {"normalize": "tower"}, {"normalize": "tower"}),
     ],
@@ -43,7 +41,9 @@ def test_a_file_says_what_was_set(model, tmp_path, method, given, recorded):
     assert [len(row) for row in found.towers["vision"].scores] == [4, 4, 4]
 
 
-@pytest.mark.parametrize(("method", "given", "lines"), [("gnorm", {}, 2), ("michel", {"recompute": 2}, 4)])
+@pytest.mark.parametrize(
+    ("method", "given", "lines"), [("michel", {"recompute": 1}, 2), ("michel", {"recompute": 2}, 4)]
+)
 def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, method, given, lines):
     whole, out = tmp_path / "whole.json", tmp_path / "s.json"
     run_score(config(model, whole, method, given=given))
@@ -71,25 +71,12 @@ def test_a_step_that_was_cut_off_is_done_again(model, tmp_path):
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_the_source_s_number_of_samples_is_a_default_and_no_more(model, tmp_path):
-    default, same, other = (
-        run_score(config(model, tmp_path / f"{i}.json", "hies", limit=limit)).scores
-        for i, limit in enumerate([None, 32, 40])
-    )
-
-    assert default == same
-    assert other.options["limit"] == 40
-    assert other.towers != default.towers
-
-
 @pytest.mark.parametrize(
     ("method", "given", "message"),
     [
-        ("michel", {"alpha": 0.5}, "`--alpha` has no effect with `--method michel`"),
+        ("michel", {"samples": 8}, "`--samples` has no effect with `--method michel`"),
         ("circuit", {"normalize": "layer"}, "`--normalize` has no effect with `--method circuit`"),
         ("headmap", {"samples": 0}, "`--samples 0`: must be at least 1"),
-        ("hies", {"alpha": 2.0}, "`--alpha 2`: must be between 0 and 1"),
-        ("gnorm", {"recompute": 2}, "`--recompute` has no effect with `--method gnorm`"),
     ],
 )
 def test_bad_settings_leave_nothing_behind(model, tmp_path, method, given, message):

@@ -51,7 +51,7 @@ def flat(scores):
 def test_the_number_of_threads_moves_no_head(made, name):
     one, two = (flat(made[threads][name]) for threads in (1, 2))
 
-    # float32 and its rounding, which hies spreads over the range of each layer
+    # float32 and its rounding
     assert two == pytest.approx(one, rel=0, abs=1e-4 * max(map(abs, one)))
     assert sorted(range(len(two)), key=two.__getitem__) == sorted(range(len(one)), key=one.__getitem__)
     if "clusters" in made[1][name]:

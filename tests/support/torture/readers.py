@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Words = tuple[str, ...]
-WRITTEN = {"-o", "--trained", "--save-predictions", "--plot"}
+WRITTEN = {"-o", "--trained", "--save-predictions"}
 EVAL = ("--no-latency", "--bootstrap", "0", "-q", "-o", "out.json")
 TEXT = "bert::hidden_size=32,num_hidden_layers=3,num_attention_heads=4,intermediate_size=48,num_labels=7,vocab_size=61"
 
@@ -90,15 +90,15 @@ UNITS = {
         *_stages("prune-mask", "score"), *_listed("base.st"), ("fuse", "base.st", "base.st", "--own-from", "1", "-q", "-o", "out.st"),
     )),
     "m-0.st": Unit(kind="checkpoints", lines=(
-        *_stages("fuse"), *_listed("m-0.st"), *_inspected("m-0.st", "m-1.st"), _tuned("m-0.st", VAL),
+        *_stages("fuse"), *_listed("m-0.st"), _tuned("m-0.st", VAL),
     )),
     "h.st": Unit(kind="checkpoints", lines=(
-        *_stages("eval"), *_listed("h.st"), _tuned("h.st", VAL), ("lineage", "h.st"), ("lineage", "h.st", "--json"),
+        *_stages("eval"), *_listed("h.st"), _tuned("h.st", VAL), ("inspect", "h.st", "--lineage"), ("inspect", "h.st", "--lineage", "--json"),
         _predicted("h.st", VAL), ("push", "h.st", "org/name", "--dry-run"),
     )),
     "w.safetensors": Unit(kind="checkpoints", lines=(*_stages("import"), ("inspect", "w.safetensors", "--tensors"))),
     "y.safetensors": Unit(kind="checkpoints", lines=_inspected("y.safetensors")),
-    "s.json": Unit(kind="documents", lines=(*_stages("prune", "plot"), *_inspected("s.json", "m-0.mask.json"))),
+    "s.json": Unit(kind="documents", lines=(*_stages("prune"), *_inspected("s.json"))),
     "m-0.mask.json": Unit(kind="documents", lines=(*_stages("prune-mask"), *_inspected("m-0.mask.json"))),
     "r.json": Unit(kind="documents", lines=(
         *_inspected("r.json"), ("push", "h.st", "org/name", "--report", "r.json", "--dry-run"),

@@ -71,9 +71,6 @@ STAGES = {
         reads=("w.safetensors", "labels.txt"),
         writes=("i.st",),
     ),
-    "plot": Stage(
-        words=("inspect", "s.json", "--remove", "1", "--plot", "s.svg", "-q"), reads=("s.json",), writes=("s.svg",)
-    ),
 }  # fmt: skip
 """Each is tried with what those before it write."""
 

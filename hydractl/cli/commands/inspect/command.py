@@ -10,7 +10,7 @@ from hydractl.cli.command import QUIET, command
 from hydractl.cli.commands.inspect.documents import (
     lineage_tree,
     maps,
-    show_comparison,
+    show_lineage,
     show_mask,
     show_scores,
     show_state,
@@ -42,26 +42,28 @@ LINES_SHOWN = 5000
 @command(
     InspectConfig,
     quiet=replace(
-        QUIET, help="Print only the path of a figure; the exit code says whether the files are valid."
+        QUIET, help="Print nothing; the exit code says whether the file is valid, or the files match."
     ),
 )
 def inspect(config: InspectConfig, terminal: Terminal) -> None:
     """Show what a file holds: sizes, heads, scores, predictions.
 
-    Reads headers only, so files of any size are quick. Several scores, masks and checkpoints are compared in pairs: removed heads in common,
-    the layers that lose heads, and the rank correlation of scores.
+    Reads headers only, so files of any size are quick. A checkpoint holds the digest of every file that a stage read.
+    `--verify` finds files by content, then by name. Data sets are recorded by their items and cannot be verified.
 
     Examples:
       hydractl inspect hydra.st
       hydractl inspect base.st --tensors
       hydractl inspect -q mask.json && echo valid
-      hydractl inspect taylor.json scores.json --keep 8
-      hydractl inspect scores.json hydra.st --plot heads.svg
+      hydractl inspect hydra.st --lineage
+      hydractl inspect hydra.st --verify a.st b.st c.st
     """
-    if config.compares:
-        from hydractl.stages.inspect.compare import run_compare
+    if config.shows_lineage:
+        from hydractl.stages.inspect.lineage import run_lineage
 
-        terminal.result(run_compare(config, terminal.progress()), show_comparison)
+        report = run_lineage(config, terminal.progress())
+        terminal.result(report, show_lineage)
+        report.require_checks()
     else:
         from hydractl.stages.inspect.run import run_inspect
 

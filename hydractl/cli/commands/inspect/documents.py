@@ -1,24 +1,22 @@
-"""What `hydractl inspect` shows of masks, scores, lineage and comparisons, and the words it shares with checkpoints."""
+"""What `hydractl inspect` shows of masks, scores and lineage, and the words it shares with checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.cli.output import line, model_cell, table
+from hydractl.cli.output import line, model_cell
 from hydractl.errors import harmless_line
-from hydractl.messages import counted
-from hydractl.reporting.heads_figure import distinct_names
+from hydractl.messages import counted, quoted
 from hydractl.reporting.lineage import Node, lineage, pairs, short
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
-    from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask, Tables
+    from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
     from hydractl.manifest.header import Step
-    from hydractl.stages.inspect.compare import Agreement, Comparison, ComparisonReport
-    from hydractl.stages.inspect.head_choices import Choice
+    from hydractl.stages.inspect.lineage import LineageReport
     from hydractl.training.resume import StateFile
 
 
@@ -109,10 +107,8 @@ def _removals(scores: HeadScores, out: Console) -> None:
     out.print(Newspaper(lines=tuple(lines)))
 
 
-def maps(
-    masks: Sequence[Mask], names: Sequence[str], out: Console, *, standing: Sequence[Tables | None] = ()
-) -> None:
-    """Show which heads masks keep, tower by tower, and of those with scores how their heads stand."""
+def maps(masks: Sequence[Mask], names: Sequence[str], out: Console) -> None:
+    """Show which heads masks keep, tower by tower."""
     from hydractl.cli.tables import HeadMaps
 
     for tower, first in masks[0].items() if masks else ():
@@ -124,7 +120,6 @@ def maps(
                 names=tuple(names),
                 keep=tuple(mask[tower].keep for mask in masks),
                 num_heads=first.num_heads,
-                standing=tuple(None if shares is None else shares[tower] for shares in standing),
             )
         )
 
@@ -147,94 +142,24 @@ def lineage_tree(file: str, step: Step) -> Tree:
     return grow(Tree(text(root)), root)
 
 
+def show_lineage(report: LineageReport, out: Console) -> None:
+    """Show the stages that made a model, or the result of the verification of each file."""
+    for verified_file in report.verified:
+        as_read = (
+            f" is `{verified_file.read_as}`" if not verified_file.problem else f": {verified_file.problem}"
+        )
+        line(
+            out,
+            f"{'failed' if verified_file.problem else 'ok'}: {verified_file.file}{as_read}, {short(verified_file.sha256)}",
+        )
+    if report.left:
+        line(out, f"not verified: {quoted(report.left)}")
+    if report.step is None:
+        line(out, f"{model_cell(report.model)}: a {report.kind} that was not made by hydractl")
+    elif not report.verified:
+        out.print(lineage_tree(model_cell(report.model), report.step))
+
+
 def fingerprint(reference: str, digest: str, number: int | None) -> str:
     """Return how a data set was named and what it held."""
     return f"{reference}, {short(digest)}" + (f", {counted(number, 'sample')}" if number is not None else "")
-
-
-SOURCES = {
-    "asked": "{option}",
-    "recorded": "{option}, as in the scores",
-    "default": "{option}, the default",
-}
-
-
-def show_comparison(report: ComparisonReport, out: Console) -> None:
-    """Show choices of heads side by side, and every pair in numbers."""
-    choices = report.choices
-    rows = []
-    for c in choices:
-        source_text = f"scores by {c.method}" if c.method is not None else c.kind.replace("-", " ")
-        budget = "" if c.cut is None else SOURCES[c.cut.source].format(option=c.cut.option)
-        rows.append((model_cell(c.name), source_text, budget, f"{c.removed} of {c.heads}"))
-    out.print(table(["choice", "what", "budget", "removed"], rows, left=3))
-    for choice in choices:
-        if choice.ranked is not None and choice.ranked < choice.heads:
-            tied_heads = choice.heads - choice.ranked
-            line(
-                out,
-                (
-                    f"{model_cell(choice.name)} ranks only {counted(choice.ranked, 'head')}; the other "
-                    f"{tied_heads} are tied"
-                ),
-            )
-    names = [model_cell(choice.name) for choice in choices]
-    labels = distinct_names(names)
-    _maps(choices, labels, out)
-    if report.pairs:
-        out.print()
-        _pairs(report.pairs, dict(zip(names, labels, strict=True)), out)
-
-
-def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) -> None:
-    from hydractl.cli.tables import CROSS, KEPT_DROPPED, SHADES
-
-    standing = [choice.standing for choice in choices]
-    maps([choice.mask for choice in choices], labels, out, standing=standing)
-    if any(standing):
-        plain = out.options.ascii_only
-        shades, (kept_sign, dropped_sign) = SHADES[plain], KEPT_DROPPED[plain]
-        line(
-            out,
-            (
-                f"scores: {CROSS[plain]} removed; {shades} kept, from the lowest quarter of all scores to the highest"
-            ),
-        )
-        masks = "" if all(standing) else f"masks: {kept_sign} kept, {dropped_sign} removed; "
-        line(out, f"{masks}numbers: number of heads kept")
-
-
-def _pairs(pairs: tuple[Comparison, ...], labels: Mapping[str, str], out: Console) -> None:
-    several = len(pairs[0].towers) > 1
-    ranked = any(
-        value is not None for pair in pairs for value in (pair.overall.spearman, pair.overall.kendall)
-    )
-    rows = [row for pair in pairs for row in _rows(pair, labels, several=several, ranked=ranked)]
-    columns = ["first", "second", *(["tower"] if several else []), "overlap", "by chance", "Jaccard", "JSD"]
-    columns += ["Spearman", "Kendall"] if ranked else []
-    out.print(table(columns, rows, left=3 if several else 2))
-    line(
-        out,
-        (
-            "overlap: removed heads in common, as a fraction of the smaller set; by chance: expected for "
-            "random sets of the same sizes"
-        ),
-    )
-    line(out, "JSD: divergence between the distributions of removed heads over layers, 0 to 0.693 nats")
-
-
-def _rows(
-    pair: Comparison, labels: Mapping[str, str], *, several: bool, ranked: bool
-) -> Iterator[tuple[str, ...]]:
-    first, second = (labels[model_cell(name)] for name in (pair.first, pair.second))
-    yield (first, second, *(["all"] if several else []), *_numbers(pair.overall, ranked=ranked))
-    if several:
-        for name, agreement in pair.towers.items():
-            yield ("", "", name, *_numbers(agreement, ranked=ranked))
-
-
-def _numbers(agreement: Agreement, *, ranked: bool) -> Iterator[str]:
-    yield from (f"{value:.3f}" for value in (agreement.overlap, agreement.chance_overlap, agreement.jaccard))
-    yield "-" if agreement.jsd_nats is None else f"{agreement.jsd_nats:.3f}"
-    if ranked:
-        yield from ("-" if v is None else f"{v:.3f}" for v in (agreement.spearman, agreement.kendall))

@@ -1,4 +1,4 @@
-"""lineage: shows the stages that made a model, and verifies the files that they read. Reads only headers of the model."""
+"""inspect --lineage: shows the stages that made a model, and verifies the files that they read. Reads only headers of the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hydractl.messages import counted, quoted
 from hydractl.model_source import locate
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_file
-from hydractl.stages.lineage.config import LineageConfig
+from hydractl.stages.inspect.config import InspectConfig
 
 JSON = ".json"
 
@@ -67,16 +67,16 @@ class LineageReport:
             )
 
 
-def run_lineage(config: LineageConfig, progress: Progress = SILENT) -> LineageReport:
+def run_lineage(config: InspectConfig, progress: Progress = SILENT) -> LineageReport:
     """Read a model's lineage, and verify files with it.
 
     Raises:
         CheckpointError: If the model or a file cannot be read, or the model was not made by hydractl.
     """
-    header = _open(config.model).header
+    header = _open(config.file).header
     if header is None:
         raise CheckpointError(
-            f"{config.model}: has no lineage",
+            f"{config.file}: has no lineage",
             hint="files that hydractl writes have one: use `hydractl import` or `hydractl finetune`",
         )
     recorded = tuple(source for step in steps_to(header.made_by) for source in step.inputs)
@@ -88,7 +88,7 @@ def run_lineage(config: LineageConfig, progress: Progress = SILENT) -> LineageRe
     }
     files_of_stages = {source.sha256: source.name for source in recorded if source.made_by is not None}
     return LineageReport(
-        model=config.model,
+        model=config.file,
         kind=header.kind.value,
         step=header.made_by,
         verified=verified,

@@ -1,4 +1,4 @@
-"""`hydractl lineage`: the chain to the base, and files held against it."""
+"""`hydractl inspect --lineage`: the chain to the base, and files held against it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILES = ("base.st", "scores.json", "m-0.st", "m-1.st", "m-2.st")
 
 
 def test_the_chain_ends_at_the_base(work, call):
-    seen = call("lineage", "hydra.st")
+    seen = call("inspect", "hydra.st", "--lineage")
     lines = seen.out.splitlines()
 
     assert (seen.code, seen.err) == (0, "")
@@ -23,12 +23,12 @@ def test_the_chain_ends_at_the_base(work, call):
     assert "base.st" in lines[2]
     assert Checkpoint.open(work / "base.st").digest[:16] in lines[2]
     assert all(name in seen.out for name in FILES)
-    assert json.loads(call("lineage", "hydra.st", "--json").out)["step"]["command"] == "fuse"
+    assert json.loads(call("inspect", "hydra.st", "--lineage", "--json").out)["step"]["command"] == "fuse"
 
 
 def test_genuine_files(work, call):
     shutil.copy("base.st", "renamed.st")
-    seen = call("lineage", "hydra.st", "--verify", *FILES, "renamed.st")
+    seen = call("inspect", "hydra.st", "--verify", *FILES, "renamed.st")
 
     assert (seen.code, seen.err) == (0, "")
     assert [line.split(", sha256:")[0] for line in seen.out.splitlines()] == [
@@ -43,7 +43,7 @@ def test_the_file_that_is_not_what_it_claims_is_named(work, call):
     shutil.copy("m-1.st", "m-2.st")  # another's content: the lineage has it
     shutil.copy("five.st", "base.st")
     shutil.copy("five.st", "other.st")
-    seen = call("lineage", "hydra.st", "--verify", *FILES, "other.st", "--json")
+    seen = call("inspect", "hydra.st", "--verify", *FILES, "other.st", "--json")
     found = {one["file"]: (one["read_as"], one["problem"]) for one in json.loads(seen.out)["verified"]}
 
     assert seen.code == 5
@@ -55,22 +55,22 @@ def test_the_file_that_is_not_what_it_claims_is_named(work, call):
     assert found["base.st"][0] == "base.st"
     assert found["base.st"][1].startswith("is not the `base.st` that was read (sha256:")
     assert found["other.st"] == (None, "no stage read a file with this name or content")
-    assert call("lineage", "hydra.st", "--verify", *FILES, "-q").out == ""
+    assert call("inspect", "hydra.st", "--verify", *FILES, "-q").out == ""
 
 
 def test_files_of_the_lineage_that_were_not_given_are_named(work, call):
     shutil.copy("base.st", "renamed.st")
     shutil.copy("m-1.st", "copy.st")
     (work / "m-2.st").write_bytes((work / "five.st").read_bytes())
-    seen = call("lineage", "hydra.st", "--verify", "renamed.st", "copy.st", "m-2.st")
+    seen = call("inspect", "hydra.st", "--verify", "renamed.st", "copy.st", "m-2.st")
 
     assert seen.out.splitlines()[-1] == "not verified: `scores.json`, `m-0.st`"
-    assert json.loads(call("lineage", "hydra.st", "--verify", "copy.st", "--json").out)["left"] == [
+    assert json.loads(call("inspect", "hydra.st", "--verify", "copy.st", "--json").out)["left"] == [
         "scores.json",
         "m-0.st",
         "m-2.st",
     ]  # no stage made `base.st`
-    assert json.loads(call("lineage", "hydra.st", "--json").out)["left"] == []
+    assert json.loads(call("inspect", "hydra.st", "--lineage", "--json").out)["left"] == []
 
 
 def test_a_lineage_that_was_edited_is_not_believed(work, call):
@@ -83,7 +83,7 @@ def test_a_lineage_that_was_edited_is_not_believed(work, call):
     with (work / "forged.st").open("wb") as file:
         write_checkpoint(file, checkpoint.specs, lambda n: checkpoint.spans[n].pieces(), header=header)
 
-    seen = call("lineage", "forged.st", "--verify", "m-0.st", "m-1.st")
+    seen = call("inspect", "forged.st", "--verify", "m-0.st", "m-1.st")
 
     assert seen.code == 5
     assert "failed: m-0.st: has another history than the lineage records for `m-0.st`" in seen.out
@@ -93,11 +93,12 @@ def test_a_lineage_that_was_edited_is_not_believed(work, call):
 @pytest.mark.parametrize(
     ("argv", "code", "text"),
     [
-        (["none.st"], 3, "none.st: no such file"),
-        (["scores.json"], 3, "scores.json: is a JSON file, not a checkpoint"),
-        (["foreign.st"], 3, "foreign.st: has no lineage"),
-        (["arch:bert"], 3, "arch:bert: random weights have no lineage"),
-        (["hydra.st", "base.st"], 2, "`--verify` compares more files with it"),
+        (["none.st", "--lineage"], 3, "none.st: no such file"),
+        (["scores.json", "--lineage"], 3, "scores.json: is a JSON file, not a checkpoint"),
+        (["foreign.st", "--lineage"], 3, "foreign.st: has no lineage"),
+        (["arch:bert", "--lineage"], 3, "arch:bert: random weights have no lineage"),
+        (["hydra.st", "base.st"], 2, "`--verify` compares more files with the lineage of the first"),
+        (["hydra.st", "--lineage", "--tensors"], 2, "exclude each other"),
         (["hydra.st", "--verify"], 2, "`--verify` needs files to verify"),
         (["hydra.st", "--verify", "none.st"], 3, "none.st: no such file"),
         (["hydra.st", "--verify", "none.json"], 3, "none.json: cannot be read: No such file"),
@@ -108,7 +109,7 @@ def test_refused(work, call, argv, code, text):
     with (work / "foreign.st").open("wb") as file:
         write_checkpoint(file, checkpoint.specs, lambda n: checkpoint.spans[n].pieces(), header=None)
 
-    seen = call("lineage", *argv)
+    seen = call("inspect", *argv)
 
     assert seen.code == code
     assert text in seen.err

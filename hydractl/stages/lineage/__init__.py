@@ -1,1 +1,0 @@
-"""lineage: shows and verifies the files and stages that made a model."""
