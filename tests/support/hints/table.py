@@ -128,11 +128,21 @@ def check(row: Row) -> None:
 
 def follows(hint: str, wrong: str, right: str) -> bool:
     """Return whether the second command adds or drops an option that the hint names in backticks; True if it names none."""
-    options = re.findall(r"(?<![\w-])--?[a-z][\w-]*", " ".join(re.findall(r"`([^`]*)`", hint)))
-    if not options or "leave" in hint or wrong.startswith("python "):
+    codes = [
+        code
+        for code in re.findall(r"`([^`]*)`", hint)
+        if not code.startswith(("hf ", "pip ", "mkdir ", "chmod "))
+    ]
+    options = re.findall(r"(?<![\w-])--?[a-z][\w-]*", " ".join(codes))
+    if not options or re.search("leave|without", hint) or wrong.startswith("python "):
         return True
     return any(_has(line, option) for line in (wrong, right) for option in options)
 
 
 def _has(line: str, option: str) -> bool:
     return any(word == option or word.startswith(f"{option}=") for word in shlex.split(line))
+
+
+def chmod(path: str, mode: int) -> None:
+    """Set the mode of a file that is not linked elsewhere."""
+    Path(path).chmod(mode)

@@ -34,7 +34,7 @@ ROWS = (
         "`hydractl inspect` shows both",
         "fuse base.st other.st -o o.st",
         "inspect other.st",
-        before=(f"import plain.safetensors --arch {VIT} --labels a,b,c,d,e,f,g -q -o other.st",),
+        before=(f"import plain.safetensors --arch {VIT[5:]} --labels a,b,c,d,e,f,g -q -o other.st",),
     ),
     Row(
         FIT,
@@ -63,8 +63,7 @@ ROWS = (
         "fuse base.st strange.st -o o.st --merge-trunk 1",
         "fuse base.st strange.st -o o.st --merge-trunk 1 --force-merge",
         before=(
-            f"finetune arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,"
-            f"num_classes=7 --seed 5 --data digits::classes=0-6,limit=14 --val {VAL} --steps 1 --batch-size 8 -q -o strange.st",
+            f"finetune {VIT} --seed 5 --data digits::classes=0-6,limit=14 --val {VAL} --steps 1 --batch-size 8 -q -o strange.st",
         ),
     ),
     Row(
