@@ -31,6 +31,7 @@ class Row:
         mend: Called before the right command, if the hint asks for a change of a file or of the machine.
         environment: Environment variables of the wrong command.
         stdin: Standard input of both commands.
+        code: Exit code of the second command, for a machine that lacks what it needs.
         test: Instead of commands: the test that prints the hint, as `tests/file.py::function`, for a hint that needs a Hub
             server, several processes, a full disk or a missing library.
     """
@@ -45,6 +46,7 @@ class Row:
     mend: Callable[[], object] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     stdin: bytes = b""
+    code: int = 0
     test: str = ""
 
     @property
@@ -120,8 +122,8 @@ def check(row: Row) -> None:
     if row.mend is not None:
         row.mend()
     right = run(row.right, row.stdin)
-    assert right.code != 1, f"{right.message}\nhint: {right.hint}"
-    assert (right.code, right.message) == (0, "") or right.message != wrong.message, f"again: {right.message}"
+    assert right.code == row.code, f"exit code {right.code}: {right.message}\nhint: {right.hint}"
+    assert right.message != wrong.message or not right.message, f"again: {right.message}"
 
 
 def follows(hint: str, right: str) -> bool:

@@ -12,7 +12,7 @@ SETTINGS, CAVEATS, CONFIG, COST, DATA, ANALYSES, FAIL_IF, OPEN, REFS = (
 )  # fmt: skip
 TEST = "digits::classes=0-6,limit=21,split=test"
 EVAL = f"eval base.st --data {TEST} --no-latency --bootstrap 0"
-NEAR = "--near letters::limit=9"
+NEAR = "--near noise::limit=9"
 TRAIN, VAL = "digits::classes=0-6,limit=56", "digits::classes=0-6,limit=56,split=val"
 MULTI = "eval multi --data labels.jsonl --no-latency --bootstrap 0"
 HYDRA = f"eval hydra.st --data {TEST} --no-latency --bootstrap 0"
@@ -53,7 +53,7 @@ ROWS = (
     Row(
         CAVEATS,
         "validate on another split, or on other OOD data",
-        f"{EVAL} {NEAR} --ood-val other=letters::limit=9 --val {VAL} --ood-score msp,energy",
+        f"{EVAL} {NEAR} --ood-val other=noise::limit=9 --val {VAL} --ood-score msp,energy",
         f"{EVAL} {NEAR} --ood-val noise --val {VAL} --ood-score msp,energy",
     ),
     Row(
@@ -140,13 +140,13 @@ ROWS = (
         FAIL_IF,
         "add `--near NAME=DATA`",
         f"{EVAL} --metrics auroc --fail-if 'auroc[zzz]<0.1'",
-        f"{EVAL} --near zzz=letters::limit=9 --fail-if 'auroc[zzz]<0.1'",
+        f"{EVAL} --near zzz=noise::limit=9 --fail-if 'auroc[zzz]<0.1'",
     ),
     Row(
         FAIL_IF,
         "add `--ood-score {}`",
-        f"{EVAL} {NEAR} --fail-if 'auroc@energy[letters]<0.1'",
-        f"{EVAL} {NEAR} --ood-score msp,energy --fail-if 'auroc@energy[letters]<0.1'",
+        f"{EVAL} {NEAR} --fail-if 'auroc@energy[noise]<0.1'",
+        f"{EVAL} {NEAR} --ood-score msp,energy --fail-if 'auroc@energy[noise]<0.1'",
     ),
     Row(
         FAIL_IF,
@@ -166,13 +166,13 @@ ROWS = (
         FAIL_IF,
         "see `--metrics`, `--near`, `--far`",
         f"{EVAL} --fail-if 'auroc<0.1'",
-        f"{EVAL} --near a=letters::limit=9 --fail-if 'auroc[a]<0.1'",
+        f"{EVAL} --near a=noise::limit=9 --fail-if 'auroc[a]<0.1'",
     ),
     Row(
         FAIL_IF,
         "there are {}",
-        f"{EVAL} --near aaaa=letters::limit=9 --fail-if 'auroc[zzz]<0.1'",
-        f"{EVAL} --near aaaa=letters::limit=9 --fail-if 'auroc[aaaa]<0.1'",
+        f"{EVAL} --near aaaa=noise::limit=9 --fail-if 'auroc[zzz]<0.1'",
+        f"{EVAL} --near aaaa=noise::limit=9 --fail-if 'auroc[aaaa]<0.1'",
     ),
     Row(
         FAIL_IF,
@@ -191,12 +191,12 @@ ROWS = (
         FAIL_IF,
         "write `{}[{}]`; available: {}",
         f"{EVAL} {NEAR} --fail-if 'auroc<0.1'",
-        f"{EVAL} {NEAR} --fail-if 'auroc[letters]<0'",
+        f"{EVAL} {NEAR} --fail-if 'auroc[noise]<0'",
     ),
     Row(
         FAIL_IF,
         "write `{}{}{}`",
-        f"{EVAL} {NEAR} --fail-if 'parameters[letters]<1'",
+        f"{EVAL} {NEAR} --fail-if 'parameters[noise]<1'",
         f"{EVAL} {NEAR} --fail-if 'parameters<1'",
     ),
     Row(
@@ -261,7 +261,7 @@ ROWS = (
         f"{EVAL} {NEAR} --fit {TRAIN} --ood-score knn --compare x=mc:base.st::rate=0.1",
         f"{EVAL} {NEAR} --ood-score energy --compare x=mc:base.st::rate=0.1",
     ),
-    Row(REFS, "{} are reserved names in a report", f"{EVAL} --near id=letters", f"{EVAL} {NEAR}"),
+    Row(REFS, "{} are reserved names in a report", f"{EVAL} --near id=noise", f"{EVAL} {NEAR}"),
     Row(
         "stages/evaluate/measure_ood.py",
         "add `--fit DATA`, the labelled data that the model was trained on",
