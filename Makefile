@@ -52,11 +52,9 @@ checks: $(STAMP)
 	$(BIN)/python .ci/house.py
 	$(BIN)/python -m hydractl.cli.completion --check
 	$(BIN)/python -m hydractl.cli.supported --check
-	$(BIN)/python -m hydractl.api.stub --check
 
 completions: $(STAMP)
 	$(BIN)/python -m hydractl.cli.completion
-	$(BIN)/python -m hydractl.api.stub
 
 # A wheel and an sdist; made again of what that sdist holds, in another folder and later, they must have the same bytes.
 dist: $(STAMP)

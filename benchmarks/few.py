@@ -36,7 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from clinc150 import PARTS, Part, Query, draw, ordered, read, write
@@ -243,10 +243,12 @@ def measure(model: Path, splits: Splits) -> Measured:
 def evaluate(model: Path, splits: Splits, scores: Sequence[str]) -> Row:
     """Return what `eval` reports by these scores."""
     near, far = ([f"{name}={data}" for name, data in sets.items()] for sets in (splits.near, splits.far))
-    return hydractl.evaluate(
-        model, data=splits.test, near=near, far=far, fit=splits.train, val=splits.val, ood_score=scores,
-        metrics=["accuracy", "auroc"], bootstrap=0, latency=False,
-    ).document.rows[0]  # fmt: skip
+    data: dict[str, Any] = {
+        "data": splits.test, "near": near, "far": far, "fit": splits.train, "val": splits.val,
+    }  # fmt: skip
+    settings: dict[str, Any] = {"ood_score": scores, "metrics": ["accuracy", "auroc"], "bootstrap": 0}
+    config = hydractl.EvalConfig(model=str(model), latency=False, **data, **settings)
+    return hydractl.evaluate(config).document.rows[0]
 
 
 class Cell(NamedTuple):

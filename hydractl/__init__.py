@@ -9,14 +9,54 @@ from hydractl.version import __version__
 
 TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than a signal to come
 if TYPE_CHECKING:
-    from hydractl.api.stages import evaluate, export, finetune, fuse, predict, prune, push, report, score
     from hydractl.fusion.hydra import Hydra
     from hydractl.fusion.loaded_model import load
     from hydractl.fusion.predictions import Predictions
+    from hydractl.heads.budget import HeadBudget
+    from hydractl.stages.evaluate.analyses.settings import Analysing
+    from hydractl.stages.evaluate.config import EvalConfig
+    from hydractl.stages.evaluate.run import run_eval as evaluate
+    from hydractl.stages.evaluate.set_options import SetOptions
+    from hydractl.stages.export.config import ExportConfig
+    from hydractl.stages.export.run import run_export as export
+    from hydractl.stages.finetune.config import FinetuneConfig
+    from hydractl.stages.finetune.run import run_finetune as finetune
+    from hydractl.stages.fuse.config import FuseConfig, Measuring
+    from hydractl.stages.fuse.run import run_fuse as fuse
+    from hydractl.stages.predict.config import PredictConfig
+    from hydractl.stages.predict.run import run_predict as predict
+    from hydractl.stages.prune.config import DiverseConfig, PruneConfig
+    from hydractl.stages.prune.run import run_prune as prune
+    from hydractl.stages.push.config import PushConfig
+    from hydractl.stages.push.run import run_push as push
+    from hydractl.stages.report.config import ReportConfig
+    from hydractl.stages.report.run import run_report as report
+    from hydractl.stages.score.config import ScoreConfig
+    from hydractl.stages.score.run import run_score as score
+    from hydractl.stages.shared.settings import Images
+    from hydractl.stages.shared.zero_shot_classes import Naming
+    from hydractl.training.recipes.recipe import Recipe
 
 __all__ = [
+    "Analysing",
+    "DiverseConfig",
+    "EvalConfig",
+    "ExportConfig",
+    "FinetuneConfig",
+    "FuseConfig",
+    "HeadBudget",
     "Hydra",
+    "Images",
+    "Measuring",
+    "Naming",
+    "PredictConfig",
     "Predictions",
+    "PruneConfig",
+    "PushConfig",
+    "Recipe",
+    "ReportConfig",
+    "ScoreConfig",
+    "SetOptions",
     "__version__",
     "evaluate",
     "export",
@@ -30,18 +70,48 @@ __all__ = [
     "score",
 ]
 _PLACES = {
+    "Analysing": "hydractl.stages.evaluate.analyses.settings",
+    "DiverseConfig": "hydractl.stages.prune.config",
+    "EvalConfig": "hydractl.stages.evaluate.config",
+    "ExportConfig": "hydractl.stages.export.config",
+    "FinetuneConfig": "hydractl.stages.finetune.config",
+    "FuseConfig": "hydractl.stages.fuse.config",
+    "HeadBudget": "hydractl.heads.budget",
     "Hydra": "hydractl.fusion.hydra",
+    "Images": "hydractl.stages.shared.settings",
+    "Measuring": "hydractl.stages.fuse.config",
+    "Naming": "hydractl.stages.shared.zero_shot_classes",
+    "PredictConfig": "hydractl.stages.predict.config",
     "Predictions": "hydractl.fusion.predictions",
+    "PruneConfig": "hydractl.stages.prune.config",
+    "PushConfig": "hydractl.stages.push.config",
+    "Recipe": "hydractl.training.recipes.recipe",
+    "ReportConfig": "hydractl.stages.report.config",
+    "ScoreConfig": "hydractl.stages.score.config",
+    "SetOptions": "hydractl.stages.evaluate.set_options",
     "load": "hydractl.fusion.loaded_model",
-    **dict.fromkeys(
-        ("score", "prune", "finetune", "fuse", "evaluate", "report", "predict", "export", "push"),
-        "hydractl.api.stages",
-    ),
+}
+_STAGES = {
+    "evaluate": "hydractl.stages.evaluate.run:run_eval",
+    "export": "hydractl.stages.export.run:run_export",
+    "finetune": "hydractl.stages.finetune.run:run_finetune",
+    "fuse": "hydractl.stages.fuse.run:run_fuse",
+    "predict": "hydractl.stages.predict.run:run_predict",
+    "prune": "hydractl.stages.prune.run:run_prune",
+    "push": "hydractl.stages.push.run:run_push",
+    "report": "hydractl.stages.report.run:run_report",
+    "score": "hydractl.stages.score.run:run_score",
 }
 
 
 def __getattr__(name: str) -> object:
     """Import the public names when they are first asked for, so that `import hydractl` costs nothing."""
+    if name in _STAGES:
+        from hydractl.api import stage  # noqa: PLC0415 - as said
+
+        module, _, run = _STAGES[name].partition(":")
+        globals()[name] = stage(name, getattr(import_module(module), run))
+        return globals()[name]
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     public: object = getattr(import_module(_PLACES[name]), name)

@@ -5,6 +5,7 @@ Options of commands, help, completions and validation follow from the declaratio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
@@ -163,16 +164,26 @@ class Setting:
         # the choice itself, which may be of an enumeration; another text is refused by `check`
         return next((choice for choice in self.choices if choice == command_value), command_value)
 
+    def typed(self, name: str, kind: str, value: Any) -> Any:  # noqa: ANN401 - of any field
+        """Return a value in the type of its field, of annotation `kind`: lists as tuples, texts parsed as on the command line."""
+        if kind.startswith("tuple[") and value is not None:
+            read = self.read(value) if isinstance(value, str) else value
+            items = read if isinstance(read, list | tuple) else (read,)
+            parts = [(item, self.typed(name, kind.removeprefix("tuple["), item)) for item in items]
+            # a text may stand for several items
+            groups = (p if isinstance(item, str) and isinstance(p, tuple) else (p,) for item, p in parts)
+            return tuple(x for group in groups for x in group)
+        types = {*re.findall(r"\w+", kind)}
+        if isinstance(value, Path) and "Path" not in types:
+            value = str(value)
+        if not isinstance(value, str) or types & {"str", "Literal"}:
+            return value
+        if self.parse is None and types & {"int", "float", "bool"}:
+            raise UsageError(f"`{self.option(name)} {value}`: is a text, not a number or a truth value")
+        return Path(value) if "Path" in types and self.parse is None else self.read(value)
+
     def check(self, name: str, value: object) -> None:
-        """Refuse a value, or an item of one, that is no choice or out of range.
-
-        Args:
-            name: The field's.
-            value: What it holds; None is let through.
-
-        Raises:
-            UsageError: With what is allowed.
-        """
+        """Raise a UsageError if the value of a field, or an item of a tuple, is not a choice or out of range."""
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, str):
                 self._check_choice(name, item)
@@ -327,7 +338,7 @@ def declared(config: type[Any]) -> Mapping[str, Setting]:
 
 
 def check(config: object, *, may_idle: bool = False) -> None:
-    """Refuse values that contradict their declarations.
+    """Convert values to the types of their fields, and refuse those that contradict their declarations.
 
     Args:
         config: The configuration.
@@ -336,7 +347,9 @@ def check(config: object, *, may_idle: bool = False) -> None:
     Raises:
         UsageError: Naming the first.
     """
-    for name, setting in declared(type(config)).items():
+    settings, kinds = declared(type(config)), {f.name: str(f.type) for f in fields(config)}  # type: ignore[arg-type]
+    for name, setting in settings.items():
+        object.__setattr__(config, name, setting.typed(name, kinds[name], getattr(config, name)))
         setting.check(name, getattr(config, name))
     defaults = {f.name: f.default for f in fields(config)}  # type: ignore[arg-type]  # a dataclass, as `declared` takes it
     for relation in ("needs", "excludes") if may_idle else ("needs", "only_with", "excludes"):

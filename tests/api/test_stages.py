@@ -1,8 +1,7 @@
-"""The stages as functions: the command line's options under the same names, quiet, typed, and its errors."""
+"""The stages as functions of configurations: quiet, and with the errors of commands."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import warnings
@@ -11,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import hydractl
-from hydractl.api import stub
-from hydractl.api.stage import keyword_of, type_of
-from hydractl.api.stages import STAGES
-from hydractl.cli.app import command_tree
+from hydractl import EvalConfig, FuseConfig, Naming, PredictConfig
+from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, OutputExists, UsageError
+from hydractl.stages.importing.config import ImportConfig
 from support.builders import base
 from support.heard import Heard
 
@@ -51,98 +49,78 @@ def test_the_page_on_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert len(Path("predictions.csv").read_text().splitlines()) == 21
 
 
-def test_a_function_takes_every_option_of_its_command_by_its_name_and_no_other():
-    other = {"json", "quiet", "if_changed"}
-    for stage in STAGES:
-        spelled = [
-            [p.name] if p.param_type_name == "argument" else [*p.opts, *p.secondary_opts]
-            for p in command_tree().get_command(None, stage.command).params
-        ]
-        options = [{word.removeprefix("--").replace("-", "_") for word in words} for words in spelled]
-        keywords = {*inspect.signature(getattr(hydractl, stage.name)).parameters} - {"progress"}
-
-        assert keywords <= {name for names in options for name in names}, stage.name
-        assert [names for names in options if not names & (keywords | other)] == [], stage.name
-        assert all(f"\n    {name}: " in getattr(hydractl, stage.name).__doc__ for name in keywords)
+def test_every_public_name_is_there():
+    assert all(getattr(hydractl, name) is not None for name in hydractl.__all__)
+    assert hydractl.fuse is hydractl.fuse
 
 
-def test_the_stub_says_what_the_options_say(monkeypatch, tmp_path, capsys):
-    """So that type checkers and editors know the functions too."""
-    assert stub.main(["--check"]) == 0
-    compile(stub.stub(), "stages.pyi", "exec")
-    monkeypatch.setattr(stub, "FILE", tmp_path / "stages.pyi")
-    assert stub.main(["--check"]) == 1
-    assert stub.main([]) == 0
-    assert stub.main(["--check"]) == 0
-    types = {(s.name, o.name): type_of(o) for s in STAGES for o in s.options}
-    assert types["fuse", "models"] == "str | Path | Sequence[str | Path]"
-    assert types["fuse", "mlp"] == 'Literal["merge", "keep"] | None'
-    assert types["evaluate", "temperature"] == "str | Path | float | None"
-    assert types["predict", "out"] == "str | Path"
-
-
-def test_lists_paths_and_numbers_are_read_as_a_command_line_is(work):
-    report = hydractl.fuse(["m0.st", work / "m1.st", Path("m2.st")], out="h.st", mlp="keep", verify=False)
-    assert (report.members, report.paths) == (3, (Path("h.st"),))
-    hydra = "h.st"
-    measured = hydractl.evaluate(
-        hydra, data="digits::split=test,classes=0-6,limit=14", metrics=["accuracy", "ece"], fail_if="accuracy<0.9999",
-        device="cpu", latency=False, bootstrap=0, compare=["one=m0.st", "two=m1.st"],
+def test_values_become_the_types_of_their_fields():
+    fuse = FuseConfig(models=["a.st", Path("b.st")], out="h.st")
+    assert (fuse.models, fuse.out) == (("a.st", "b.st"), Path("h.st"))
+    given = EvalConfig(
+        model=Path("h.st"), data="digits", near=["a=digits::classes=9", "noise"], far="photos", metrics="accuracy,auroc",
+        fail_if=["accuracy<0.9", "auroc[noise]>1"], temperature="digits::limit=3", ood_score=["energy"],
     )  # fmt: skip
+    assert (given.model, given.data, given.metrics) == (
+        "h.st",
+        DataRef.parse("digits"),
+        ("accuracy", "auroc"),
+    )
+    assert [d.name for d in given.ood] == ["a", "noise", "photos"]
+    assert len(given.fail_if) == 2
+    assert given.temperature == DataRef.parse("digits::limit=3")
+    predict = PredictConfig(model="m.st", data="x.csv", out="y.csv", threshold="0.5")
+    assert (predict.data, predict.threshold) == (("x.csv",), 0.5)
+    assert PredictConfig(model="m.st", data=["a,b.csv"], out="y.csv").data == ("a,b.csv",)
+    renamed = ImportConfig(sources=["w.pth"], arch="a", rename=[("fc", "head")], out="o.st")
+    assert renamed.rename == (("fc", "head"),)
+    assert hydractl.Recipe(lr=3e-3).lr == (3e-3,)
+    naming = Naming(names=["cat, small", "dog"])
+    assert PredictConfig(model="m.st", data="x", out="y.csv", naming=naming).naming.names[0] == "cat, small"
+    budget = hydractl.HeadBudget(remove=2)
+    prune = hydractl.PruneConfig(model="m.st", scores="s.json", budget=budget, out="m.st", strategy="best")
+    assert (prune.scores, prune.strategy.value) == ((Path("s.json"),), "best")
+
+
+def test_stages_run(work):
+    members = ["m0.st", work / "m1.st", Path("m2.st")]
+    report = hydractl.fuse(FuseConfig(models=members, out="h.st", mlp="keep", verify=False))
+    assert (report.members, report.paths) == (3, (Path("h.st"),))
+    config = EvalConfig(
+        model="h.st", data="digits::split=test,classes=0-6,limit=14", metrics=["accuracy", "ece"],
+        fail_if="accuracy<0.9999", device="cpu", latency=False, bootstrap=0, compare=["one=m0.st", "two=m1.st"],
+    )  # fmt: skip
+    measured = hydractl.evaluate(config)
     assert [row.name for row in measured.document.rows] == ["h", "one", "two"]
     assert {*measured.document.rows[0].values} == {"accuracy", "ece"}
     with pytest.raises(CheckFailed, match="1 of 1 checks failed"):
         measured.require_checks()
     told = hydractl.predict(
-        work / hydra, "digits::limit=3", out=work / "p.jsonl", device="cpu", top_k=1, dtype="fp32"
+        PredictConfig(model="h.st", data="digits::limit=3", out=work / "p.jsonl", device="cpu", top_k=1)
     )
     assert told.inputs == len([json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]) == 3
 
 
 def test_functions_are_quiet_unless_asked_and_warnings_are_pythons(work, capsys):
-    heard, said = Heard(), []
+    heard = Heard()
     with pytest.warns(UserWarning, match="there is only one member: the hydra predicts like one model"):
-        hydractl.fuse("m0.st", out="one.st", verify=False)
-    hydractl.fuse(["m0.st"], out="two.st", verify=False, progress=heard)
-    hydractl.fuse(["m0.st"], out="three.st", verify=False, progress=said.append)
+        hydractl.fuse(FuseConfig(models="m0.st", out="one.st", verify=False))
+    hydractl.fuse(FuseConfig(models=["m0.st"], out="two.st", verify=False), heard)
 
     assert capsys.readouterr() == ("", "")
     assert heard.steps == ["Comparing 1 member", "Writing two.st"]
-    assert said[0] == heard.steps[0]
-    assert any(text.startswith("warning: there is only one member") for text in said)
 
 
 def test_errors_are_those_of_the_command(work):
-    hydractl.fuse(["m0.st", "m1.st"], out="h.st", verify=False)
+    config = FuseConfig(models=["m0.st", "m1.st"], out="h.st", verify=False)
+    hydractl.fuse(config)
     with pytest.raises(OutputExists, match="already exists"):
-        hydractl.fuse(["m0.st", "m1.st"], out="h.st")
+        hydractl.fuse(config)
     with pytest.raises(UsageError, match="`--mlp mix`: unknown"):
-        hydractl.fuse(["m0.st", "m1.st"], out="x.st", mlp="mix")
-    with pytest.raises(TypeError, match=r"fuse\(\) has no option `merge_tunk`; did you mean `merge_trunk`\?"):
-        hydractl.fuse(["m0.st"], out="x.st", merge_tunk=1)
-    with pytest.raises(TypeError, match=r"prune\(\) has no option `masks`; did you mean `mask`\?"):
-        hydractl.prune("m0.st", out="x.st", masks=["mask.json"])
-    with pytest.raises(TypeError, match="missing a required argument: 'out'"):
-        hydractl.predict("m0.st", "digits")
-    with pytest.raises(ValueError, match="classes: `a,b` contains a comma"):
-        hydractl.predict("m0.st", "digits", out="x.csv", classes=["a,b", "c"])
-
-
-BOUNDED = {
-    stage: [option for option in stage.options if {option.setting.low, option.setting.above} != {None}]
-    for stage in STAGES
-}
-
-
-@pytest.mark.parametrize(
-    "stage", [stage for stage in BOUNDED if BOUNDED[stage]], ids=lambda stage: stage.name
-)
-def test_a_number_out_of_range_is_refused_as_the_option_is_called(stage):
-    needed = {o.name: "x" for o in stage.options if o.default is ...}
-    if suffix := {"predict": ".csv", "export": ".onnx"}.get(stage.name):
-        needed["out"] += suffix
-    for option in BOUNDED[stage]:
-        least = option.setting.above if option.setting.low is None else option.setting.low
-
-        with pytest.raises(UsageError, match=f"`{option.setting.option(option.name)} "):
-            getattr(hydractl, stage.name)(**needed | {keyword_of(option): least - 1})
+        FuseConfig(models=["m0.st", "m1.st"], out="x.st", mlp="mix")
+    with pytest.raises(UsageError, match="`--batch-size 64`: is a text, not a number or a truth value"):
+        EvalConfig(model="m.st", data="digits", batch_size="64")
+    with pytest.raises(TypeError, match=r"takes a configuration: `hydractl.fuse\(FuseConfig\(...\)\)`"):
+        hydractl.fuse(["m0.st", "m1.st"], out="h.st")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'merge_tunk'"):
+        FuseConfig(models=["m0.st"], out="x.st", merge_tunk=1)

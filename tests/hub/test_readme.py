@@ -103,13 +103,17 @@ def test_one_that_cannot_be_read_stops_the_push(hub, content, text):
     )
 
 
+def pushed(model, **settings):
+    return hydractl.push(hydractl.PushConfig(model=model, repository=NAME, **settings))
+
+
 def test_a_card_that_was_edited_on_the_hub_keeps_the_edits(hub, tmp_path):
     """A licence and a base model are those that are there, where a push names none; and faults do not matter."""
     base().pruned((0, 1), (2,), (0,)).tuned(0).save(tmp_path / "m.st")
     report = write_report(tmp_path / "report.json", digest_file(tmp_path / "m.st"))
     said = {"license": "apache-2.0", "base_model": "timm/vit"}
     with hub(faults=0.2, seed=3) as served:
-        hydractl.push(tmp_path / "m.st", NAME, report=report, **said)
+        pushed(tmp_path / "m.st", report=report, **said)
         repository = served.repositories[NAME]
         head = repository.branches["main"]
         card = repository.commits[head]["README.md"].decode()
@@ -118,8 +122,8 @@ def test_a_card_that_was_edited_on_the_hub_keeps_the_edits(hub, tmp_path):
         )
         repository.commits[head]["README.md"] = edited.encode()
 
-        told = [hydractl.push(tmp_path / "m.st", NAME, report=report).unchanged for _ in range(2)]
-        again = hydractl.push(tmp_path / "m.st", NAME)
+        told = [pushed(tmp_path / "m.st", report=report).unchanged for _ in range(2)]
+        again = pushed(tmp_path / "m.st")
 
     found = metadata(again.card)
     assert told == [False, True]  # what our part says of the licence is made anew, once

@@ -37,6 +37,10 @@ class Naming:
     templates: tuple[str, ...] = ()
     file: Path | None = field(default=None, compare=False)
 
+    def __post_init__(self) -> None:
+        for name in ("names", "templates"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
     @classmethod
     def parse(cls, names: str | None, templates: Sequence[str] | None) -> Self:
         """Return what `--classes` and `--template` say; see `read_names`.

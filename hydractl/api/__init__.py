@@ -1,1 +1,0 @@
-"""The stages as Python functions."""
