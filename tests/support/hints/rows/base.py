@@ -159,10 +159,9 @@ ROWS = (
     ),
     Row(
         PATHS,
-        "give a file in it, for example `{} {}/out.st`",
-        f"{FUSE} -o d.st",
-        f"{FUSE} -o d.st/o.st",
-        prepare=lambda: Path("d.st").mkdir(),
+        "give a file in it: `{} {}/NAME`",
+        "score base.st --method random -o images",
+        "score base.st --method random -o images/o.json",
     ),
     Row(
         PATHS,

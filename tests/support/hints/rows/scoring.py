@@ -64,8 +64,8 @@ ROWS = (
     Row(
         "scoring/circuit/objective.py",
         "--objective: {}, or a sum such as `0.5*acc+0.5*auroc` or `acc-0.1*nll`",
-        f"{CIRCUIT} {FAR} --objective 3",
-        f"{CIRCUIT} {FAR} --objective acc-0.1*nll",
+        f"{CIRCUIT} --objective 3",
+        f"{CIRCUIT} --objective acc-0.1*nll",
     ),
     Row(
         "scoring/circuit/settings.py",

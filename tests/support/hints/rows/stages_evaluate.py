@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+
+from support.hints.material import VIT
 from support.hints.table import Row
 
 SETTINGS, CAVEATS, CONFIG, COST, DATA, ANALYSES, FAIL_IF, OPEN, REFS = (
@@ -21,8 +24,8 @@ ROWS = (
     Row(
         SETTINGS,
         "`--scores circuit=scores.json`",
-        f"{HYDRA} --analyse heads --scores circuit=",
-        f"{HYDRA} --analyse heads --scores circuit=scores.json",
+        f"{EVAL} --analyse heads --scores circuit=",
+        f"{EVAL} --analyse heads --scores circuit=scores.json",
     ),
     Row(
         SETTINGS,
@@ -41,7 +44,7 @@ ROWS = (
         "stages/evaluate/baselines/registry.py",
         "for example `{}`",
         f"{EVAL} --compare x=mc:",
-        f"{EVAL} --compare x=mc:base.st",
+        f"{EVAL} --compare x=mc:base.st::rate=0.1",
     ),
     Row(
         CAVEATS,
@@ -54,7 +57,7 @@ ROWS = (
         CAVEATS,
         "validate on another split, or on other OOD data",
         f"{EVAL} {NEAR} --ood-val other=noise::limit=9 --val {VAL} --ood-score msp,energy",
-        f"{EVAL} {NEAR} --ood-val noise --val {VAL} --ood-score msp,energy",
+        f"{EVAL} {NEAR} --ood-val photos::limit=9 --val {VAL} --ood-score msp,energy",
     ),
     Row(
         CONFIG,
@@ -90,8 +93,8 @@ ROWS = (
     Row(
         CONFIG,
         "name several: `--ood-score msp,energy,knn`",
-        f"{EVAL} {NEAR} --ood-val noise --val {VAL} --ood-score energy",
-        f"{EVAL} {NEAR} --ood-val noise --val {VAL} --ood-score energy,msp",
+        f"{EVAL} {NEAR} --ood-val photos::limit=9 --val {VAL} --ood-score energy",
+        f"{EVAL} {NEAR} --ood-val photos::limit=9 --val {VAL} --ood-score energy,msp",
     ),
     Row(
         CONFIG,
@@ -108,8 +111,9 @@ ROWS = (
     Row(
         DATA,
         "select the classes of `--data` with `::classes=`, or use the same names",
-        "eval timm --data images::limit=7 --temperature texts/ --no-latency --bootstrap 0",
-        EVAL,
+        f"eval {VIT} --data images --temperature val --no-latency --bootstrap 0",
+        f"eval {VIT} --data images --temperature images --no-latency --bootstrap 0",
+        prepare=lambda: shutil.copytree("images/a", "val/c"),
     ),
     Row(
         DATA,
@@ -120,8 +124,8 @@ ROWS = (
     Row(
         ANALYSES,
         "add it: `--compare base=BASE`",
-        "eval m-0.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0 --analyse taylor",
-        "eval m-0.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0 --analyse taylor --compare base=base.st",
+        f"{HYDRA} --analyse heads --scores scores.json",
+        f"{HYDRA} --analyse heads --scores scores.json --compare base=base.st",
     ),
     Row(
         ANALYSES,
@@ -135,7 +139,12 @@ ROWS = (
         "eval timm --data pictures.jsonl --no-latency --bootstrap 0 --analyse heads --scores scores.json",
         f"{EVAL} --analyse heads --scores scores.json",
     ),
-    Row(FAIL_IF, "add `--corrupt NAME`", f"{EVAL} --fail-if 'acc[zzz]<0.1'", EVAL),
+    Row(
+        FAIL_IF,
+        "add `--corrupt NAME`",
+        f"{EVAL} --fail-if 'acc[zzz]<0'",
+        f"{EVAL} --fail-if 'acc[fog:1]<0' --corrupt fog:1",
+    ),
     Row(
         FAIL_IF,
         "add `--near NAME=DATA`",
@@ -223,12 +232,12 @@ ROWS = (
         REFS,
         "add it as another row: `--compare NAME={}`",
         EVAL.replace("base.st", "mc:base.st"),
-        f"{EVAL} --compare dropout=mc:base.st",
+        f"{EVAL} --compare dropout=mc:base.st::rate=0.1",
     ),
     Row(
         REFS,
         "add it as a separate row",
-        f"{EVAL} --compare x=laplace:base.st::data=digits,m-0.st",
+        f"{EVAL} --compare x=vilu:base.st::data=digits,m-0.st",
         f"{EVAL} --compare x=m-0.st",
     ),
     Row(

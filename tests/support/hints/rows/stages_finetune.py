@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ FIVE = "--data digits::classes=0-4,limit=16 --val digits::classes=0-4,limit=14,s
 TUNE = f"finetune base.st {SPLITS} {OPTIONS}"
 HYDRA = f"finetune hydra.st {SPLITS} {OPTIONS}"
 RANDOM = f"finetune {VIT} {SPLITS} {OPTIONS}"
+SHALLOW = RANDOM.replace("depth=2", "depth=1")
 TEXTS = f"finetune bert --data texts --val texts {OPTIONS}"
 LABELS = "--data labels.jsonl --val labels.jsonl"
 FUSE = "fuse m-0.st m-1.st m-2.st -q"
@@ -41,6 +43,13 @@ def _rename_classes() -> None:
     shutil.copytree("bert", "teacher")
     path = Path("teacher/config.json")
     path.write_text(path.read_text().replace('"0": "a"', '"0": "z"').replace('"1": "b"', '"1": "a"'))
+
+
+def _shorten_teacher() -> None:
+    """Make a second text model whose tokenizer reads 16 tokens."""
+    shutil.copytree("bert", "teacher")
+    path = Path("teacher/tokenizer_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 16}))
 
 
 ROWS = (
@@ -120,12 +129,6 @@ ROWS = (
         f"finetune hydra.st {FIVE} {OPTIONS}",
     ),
     Row(
-        HEAD,
-        "use a text model of transformers",
-        f"finetune headless-clip --data words.conll --val words.conll {OPTIONS}",
-        f"finetune bert --data words.jsonl --val words.jsonl {OPTIONS}",
-    ),
-    Row(
         CONFIG,
         "leave `--arch` out",
         f"{RANDOM} --arch vit_tiny_patch16_224",
@@ -156,7 +159,7 @@ ROWS = (
         f"finetune multi {LABELS} {OPTIONS} --method lora-ensemble",
         f"finetune multi {LABELS} {OPTIONS}",
     ),
-    Row(PREPARE, "leave `{}` out", f"{TEXTS} --drop-path 0.1", TEXTS),
+    Row(PREPARE, "leave `{}` out", f"{SHALLOW} --drop-path 0.1", SHALLOW),
     Row(PREPARE, "leave it out", f"{TUNE} --batches own", TUNE),
     Row(PREPARE, "leave it out, or `hydractl fuse` members first", f"{TUNE} --repulsion 0.1", TUNE),
     Row(
@@ -252,7 +255,8 @@ ROWS = (
     Row(
         TEACHERS,
         "add `--max-length {}`",
-        f"{TEXTS} --teacher bert --max-length 16",
-        f"{TEXTS} --teacher bert",
+        f"{TEXTS} --teacher teacher",
+        f"{TEXTS} --teacher teacher --max-length 16",
+        prepare=_shorten_teacher,
     ),
 )

@@ -8,6 +8,8 @@ from support.hints.table import Row
 FIT, CONFIG, QUALITY = (f"stages/fuse/{name}.py" for name in ("compatibility", "config", "merge_quality"))
 FUSE = "fuse m-0.st m-1.st m-2.st -o o.st"
 SPLIT = "prune base.st --scores scores.json --remove 1 --members 2 --pool 4 -q"
+LATE_MEMBERS = "prune base.st --strategy random --remove 2 --members 2 --diverge-from 1 -q -o p-{i}.st"
+LATE = "fuse p-0.st p-1.st -o o.st"
 VAL = "digits::classes=0-6,limit=28,split=val"
 TUNED = tuple(
     f"finetune m-0.st --data digits::classes=0-6,limit=16 --val {VAL} --steps 1 --batch-size 8 --lr 0.01 --seed {i} -q -o t-{i}.st"
@@ -41,7 +43,9 @@ ROWS = (
         "add `--temperature val/` to fit one, or `--temperature 1` to use none",
         "fuse cool.st m-1.st -o o.st",
         "fuse cool.st m-1.st -o o.st --temperature 1",
-        before=("fuse m-0.st --temperature 2 -q -o cool.st",),
+        before=(
+            f"eval m-0.st --data {VAL} --temperature {VAL} --no-latency --bootstrap 0 -q --store cool.st",
+        ),
     ),
     Row(
         FIT,
@@ -77,7 +81,7 @@ ROWS = (
         FIT,
         "prune with `--diverge-from {}`, so that members keep the same heads before that block{}",
         f"{FUSE} --merge-trunk 2",
-        "prune base.st --scores scores.json --remove 1 --members 2 --pool 4 --diverge-from 1 -o p-{i}.st",
+        "prune base.st --scores scores.json --remove 2 --members 2 --pool 6 --diverge-from 1 -o p-{i}.st",
     ),
     Row(
         FIT,
@@ -89,8 +93,9 @@ ROWS = (
     Row(
         CONFIG,
         "`--merge-trunk 8`, or `--merge-trunk auto --data val/`",
-        f"{FUSE} --merge-trunk all",
-        f"{FUSE} --merge-trunk auto --data {VAL}",
+        f"{LATE} --merge-trunk all",
+        f"{LATE} --merge-trunk auto --data {VAL}",
+        before=(LATE_MEMBERS,),
     ),
     Row(
         CONFIG,
@@ -101,8 +106,9 @@ ROWS = (
     Row(
         CONFIG,
         "add `--data DATA` with labelled held-out data",
-        f"{FUSE} --merge-trunk auto",
-        f"{FUSE} --merge-trunk auto --data {VAL}",
+        f"{LATE} --merge-trunk auto",
+        f"{LATE} --merge-trunk auto --data {VAL}",
+        before=(LATE_MEMBERS,),
     ),
     Row(
         CONFIG,
@@ -127,8 +133,8 @@ ROWS = (
     Row(
         QUALITY,
         "add `--max-loss {}`, or leave out `--mlp merge` so that members keep their own MLPs",
-        f"fuse t-0.st t-1.st -o o.st --mlp merge --data {VAL} --max-loss -9",
-        f"fuse t-0.st t-1.st -o o.st --mlp merge --data {VAL} --max-loss 9",
+        f"fuse t-0.st t-1.st -o o.st --mlp merge --merge-trunk auto --data {VAL} --max-loss 0",
+        f"fuse t-0.st t-1.st -o o.st --mlp merge --merge-trunk auto --data {VAL} --max-loss 9",
         before=TUNED,
     ),
     Row(

@@ -10,7 +10,6 @@ CONFIG, FIT, ROWS_FILE, SOURCES = (
 TRAIN, VAL = "digits::classes=0-6,limit=56", "digits::classes=0-6,limit=56,split=val"
 EVAL = "eval base.st --data digits::classes=0-6,limit=21,split=test --no-latency --bootstrap 0 -q"
 PREDICT = "predict base.st images/a"
-FITTED = f"fuse base.st --fit {TRAIN} --val {VAL} -q -o fitted.st"
 LAX = "--threshold-for 'risk<=0.99'"
 
 ROWS = (
@@ -56,17 +55,13 @@ ROWS = (
     Row(
         FIT,
         "leave out `--fit` and use that model",
-        f"{PREDICT} --threshold t.json --fit {TRAIN} --ood-score energy+density".replace(
-            "base.st", "base.st"
-        ),
-        "predict fitted.st images/a --threshold t.json",
-        before=(FITTED, f"{EVAL} {LAX} -o t.json".replace("base.st", "fitted.st")),
+        test="tests/stages/evaluate/test_stored_scores.py::test_scores_are_for_the_classes_that_are_stored",
     ),
     Row(
         ROWS_FILE,
         "give them: `--classes cat,dog`",
-        "predict clip images/a",
-        "predict clip images/a --classes cat,dog",
+        "predict clip images/a --template 'photo {label}'",
+        "predict clip images/a --template 'photo {label}' --classes photo,drawing",
     ),
     Row(
         ROWS_FILE,
@@ -77,9 +72,9 @@ ROWS = (
     Row(
         ROWS_FILE,
         "leave it out; `hydractl eval ... --fit DATA --store PATH` stores a new one",
-        f"predict fitted.st images/a --fit {TRAIN} --ood-score relative-mahalanobis",
-        "predict fitted.st images/a",
-        before=(FITTED,),
+        f"predict knn.st images/a --fit {TRAIN} --ood-score knn",
+        "predict knn.st images/a --ood-score knn",
+        before=(f"{EVAL} --ood-score knn --fit {TRAIN} {LAX} --store knn.st",),
     ),
     Row(
         ROWS_FILE,
@@ -104,7 +99,7 @@ ROWS = (
         "add `--null`",
         "predict base.st -",
         "predict base.st - --null",
-        stdin=b"images/a/0.png\0images/a/2.bmp\n",
+        stdin=b"images/a/0.png\0images/a/2.bmp\0",
     ),
     Row(
         "stages/predict/run.py",
@@ -112,12 +107,6 @@ ROWS = (
         "predict base.st broken.png",
         "predict base.st broken.png --skip-bad",
         files={"broken.png": b"\x89PNG\r\n\x1a\n"},
-    ),
-    Row(
-        "fusion/features.py",
-        "use an OOD score of logits, such as `--ood-score energy`",
-        "eval multi --data labels.jsonl --near texts.jsonl --ood-score knn --no-latency --bootstrap 0",
-        "eval multi --data labels.jsonl --near texts.jsonl --ood-score energy --no-latency --bootstrap 0",
     ),
     Row(
         "fusion/prompts.py",
@@ -128,8 +117,8 @@ ROWS = (
     Row(
         "fusion/prompts.py",
         "give `--classes cat,dog`, or a file with one name per line",
-        "predict clip images/a --template 'photo {label}'",
-        "predict clip images/a --template 'photo {label}' --classes cat,dog",
+        "python import hydractl; hydractl.load('clip', classes=['photo', ''])",
+        "python import hydractl; hydractl.load('clip', classes=['photo', 'drawing'])",
     ),
     Row(
         "fusion/prompts.py",
@@ -171,7 +160,7 @@ ROWS = (
     Row(
         "metrics/ood_scores.py",
         "write `{}`",
-        f"{PREDICT} --fit {TRAIN} --ood-score knn:k=05",
-        f"{PREDICT} --fit {TRAIN} --ood-score knn:k=5",
+        f"{PREDICT} --ood-score energy:k=5",
+        f"{PREDICT} --ood-score energy",
     ),
 )

@@ -14,6 +14,8 @@ CONFIG, DIVERSE, GROUPS, MASKS, SAMPLE = (
 SCORED = "prune base.st --scores scores.json"
 DIVERSE_CASE = "prune base.st --scores scores.json --remove 2 --pool 6 --members 2 --candidates 6 --strategy diverse -o d-{i}.st"
 DIGITS = "--data digits::classes=0-6,limit=14,split=val"
+CLUSTERS = f"score base.st --method cahp {DIGITS} -q -o cahp.json"
+CLUSTERED = "prune base.st --scores cahp.json --strategy clusters --members 2 -o o-{i}.st"
 
 
 def edit(path: str, **changes: object) -> None:
@@ -53,7 +55,7 @@ ROWS = (
         CONFIG,
         "add `--strategy diverse`, or leave it out",
         f"{SCORED} --remove 2 --pool 6 --members 2 {DIGITS} -o o-{{i}}.st",
-        f"{SCORED} --remove 2 --pool 6 --members 2 {DIGITS} -o o-{{i}}.st --strategy diverse",
+        f"{SCORED} --remove 2 --pool 6 --members 2 {DIGITS} -o o-{{i}}.st --strategy diverse --candidates 6",
     ),
     Row(
         CONFIG,
@@ -100,8 +102,9 @@ ROWS = (
     Row(
         CONFIG,
         "leave it out, or score again with that budget to get other clusters",
-        f"{SCORED} --keep 3 --strategy clusters --members 2 -o o-{{i}}.st",
-        f"{SCORED} --strategy clusters --members 2 -o o-{{i}}.st",
+        f"{CLUSTERED} --keep 3",
+        CLUSTERED,
+        before=(CLUSTERS,),
     ),
     Row(
         CONFIG,
@@ -181,8 +184,8 @@ ROWS = (
         SAMPLE,
         "`--strategy clusters` needs scores by `--method cahp`",
         f"{SCORED} --strategy clusters --members 2 -o o-{{i}}.st",
-        "prune base.st --scores cahp.json --strategy clusters --members 2 -o o-{i}.st",
-        before=(f"score base.st --method cahp {DIGITS} -q -o cahp.json",),
+        CLUSTERED,
+        before=(CLUSTERS,),
     ),
     Row(
         SAMPLE,

@@ -95,10 +95,10 @@ ROWS = (
     Row(
         SELECTION,
         "{}; score the model again",
-        "prune base.st --scores bad.json --remove 1 -o o.st",
+        "prune base.st --scores bad.json --keep auto -o o.st",
         f"{SCORE} --remove 1 -o o.json",
         prepare=lambda: write_scores(
-            removals=[{"tower": "vision", "layer": 0, "head": 0, "objective": 1.0}] * 2
+            method="l0", objective=None, baseline=None, removals=None, results={"open": 99}
         ),
     ),
     Row(IMAGES, "leave it out", f"{TUNE_TEXTS} --mean 0.5", TUNE_TEXTS),
@@ -114,8 +114,8 @@ ROWS = (
         f"{TUNE} --img-size 16",
         TUNE,
     ),
-    Row(CLASSES, "give {}", f"{ZERO} --classes cat", f"{ZERO} --classes cat,dog"),
-    Row(CLASSES, "rename one of them", f"{ZERO} --classes cat,cat", f"{ZERO} --classes cat,dog"),
+    Row(CLASSES, "give {}", f"{ZERO} --classes photo", f"{ZERO} --classes photo,drawing"),
+    Row(CLASSES, "rename one of them", f"{ZERO} --classes photo,photo", f"{ZERO} --classes photo,drawing"),
     Row(
         CLASSES,
         "give its classes in its order, or compare only models with the same classes",
@@ -126,21 +126,21 @@ ROWS = (
         CLASSES,
         'for example `["cat", "dog"]`',
         f"{ZERO} --classes names.json",
-        f"{ZERO} --classes cat,dog",
+        f"{ZERO} --classes photo,drawing",
         files={"names.json": '{"cat": 1}'},
     ),
     Row(
         CLASSES,
         "give one name per line, or a JSON list",
         f"{ZERO} --classes names.txt",
-        f"{ZERO} --classes cat,dog",
+        f"{ZERO} --classes photo,drawing",
         files={"names.txt": "\n"},
     ),
     Row(
         CLASSES,
         "leave it out, or give it a name",
         f"{ZERO} --classes names.json",
-        f"{ZERO} --classes cat,dog",
+        f"{ZERO} --classes photo,drawing",
         files={"names.json": '["cat", "", "dog"]'},
     ),
     Row(
@@ -153,7 +153,8 @@ ROWS = (
         REPORT,
         "give one report per data set",
         "report report.json --over sets",
-        "report report.json other.json --over sets",
+        "report report.json second.json --over sets",
+        before=(f"{EVAL.replace('test', 'val')} -q -o second.json",),
     ),
     Row(
         REPORT,
@@ -222,8 +223,9 @@ ROWS = (
     Row(
         OPEN,
         "convert it to a base: `hydractl import WEIGHTS --arch NAME -o base.st`",
-        "inspect w.pth",
-        "import w.pth --arch timm -o o.st",
+        "inspect w.model",
+        "import w.model --arch timm -o o.st",
+        prepare=lambda: shutil.copy("old.pth", "w.model"),
     ),
     Row(
         OPEN,
