@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shlex
@@ -119,6 +120,7 @@ def check(row: Row) -> None:
     assert pattern(row.hint).search(wrong.hint) or "…" in wrong.hint, f"{wrong.message}\nhint: {wrong.hint}"
     assert row.mend or row.right != row.wrong or row.environment, "the second command is the first"
     assert follows(wrong.hint, row.right) or row.mend, f"does not follow: {wrong.hint}"
+    assert has_numbers(wrong.hint, row), f"has other numbers than: {wrong.hint}"
     if row.mend is not None:
         row.mend()
     right = run(row.right, row.stdin)
@@ -134,6 +136,19 @@ def follows(hint: str, right: str) -> bool:
         or re.search("leave|without| or ", hint) is not None
         or any(_has(right, o) for o in options)
     )
+
+
+def has_numbers(hint: str, row: Row) -> bool:
+    """Return whether each option of the second command for which the hint computes numbers has one of them."""
+    words = shlex.split(row.right)
+    values = dict(itertools.pairwise(words))
+    computed = re.findall(r"(--[a-z][\w-]*) ([\d.]+)", hint)
+    numbers = {
+        option: [n for o, n in computed if o == option]
+        for option, n in computed
+        if f"{option} {n}" not in row.hint
+    }
+    return all(values.get(option) in {None, *choices} for option, choices in numbers.items())
 
 
 def _has(line: str, option: str) -> bool:
