@@ -17,6 +17,10 @@ TESTS = Path(__file__).resolve().parents[1]
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.test], ids=str)
 @pytest.mark.usefixtures("folder")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # datasets leaves a metadata file open that it cannot read
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_second_command_follows_the_hint(row):
     check(row)
 

@@ -16,6 +16,9 @@ from pathlib import Path
 from hydractl.errors import HydraError
 from support.hints.texts import Template, pattern
 
+NUMBER = "NUMBER"
+_COMPUTED = re.compile(r"(--[a-z][\w-]*) (\d[\d.]*)")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -25,7 +28,8 @@ class Row:
         file: File within the package that contains the hint.
         hint: Template of the hint (`support.hints.texts`).
         wrong: Command line without `hydractl`, in shell quotes, or `python CODE`. Its error must print the hint.
-        right: Command line after the hint was followed. It must not fail with the same error.
+        right: Command line after the hint was followed. It must not fail with the same error. `NUMBER` stands for the first
+            number of an option in the printed hint.
         files: Texts or bytes of further files, by path.
         before: Command lines that run first and succeed.
         prepare: Called in the folder before the wrong command, for other preparations.
@@ -117,13 +121,15 @@ def check(row: Row) -> None:
         row.prepare()
     wrong = run(row.wrong, row.stdin, row.environment)
     assert wrong.code in {2, 3, 4, 5, 6}, f"exit code {wrong.code}: {wrong.message}"
-    assert pattern(row.hint).search(wrong.hint) or "…" in wrong.hint, f"{wrong.message}\nhint: {wrong.hint}"
+    is_hint = pattern(row.hint).search(wrong.hint) or ("…" in wrong.hint and _begin(row.hint) in wrong.hint)
+    assert is_hint, f"{wrong.message}\nhint: {wrong.hint}"
     assert row.mend or row.right != row.wrong or row.environment, "the second command is the first"
-    assert follows(wrong.hint, row.right) or row.mend, f"does not follow: {wrong.hint}"
-    assert has_numbers(wrong.hint, row), f"has other numbers than: {wrong.hint}"
+    line = row.right.replace(NUMBER, _number(wrong.hint))
+    assert follows(wrong.hint, line) or row.mend, f"does not follow: {wrong.hint}"
+    assert has_numbers(wrong.hint, row.hint, line), f"has other numbers than: {wrong.hint}"
     if row.mend is not None:
         row.mend()
-    right = run(row.right, row.stdin)
+    right = run(line, row.stdin)
     assert right.code == row.code, f"exit code {right.code}: {right.message}\nhint: {right.hint}"
     assert right.message != wrong.message or not right.message, f"again: {right.message}"
 
@@ -138,17 +144,26 @@ def follows(hint: str, right: str) -> bool:
     )
 
 
-def has_numbers(hint: str, row: Row) -> bool:
+def has_numbers(hint: str, template: str, right: str) -> bool:
     """Return whether each option of the second command for which the hint computes numbers has one of them."""
-    words = shlex.split(row.right)
+    words = shlex.split(right)
     values = dict(itertools.pairwise(words))
-    computed = re.findall(r"(--[a-z][\w-]*) ([\d.]+)", hint)
+    computed = _COMPUTED.findall(hint)
     numbers = {
         option: [n for o, n in computed if o == option]
         for option, n in computed
-        if f"{option} {n}" not in row.hint
+        if f"{option} {n}" not in template
     }
     return all(values.get(option) in {None, *choices} for option, choices in numbers.items())
+
+
+def _number(hint: str) -> str:
+    match = _COMPUTED.search(hint)
+    return match[2] if match else ""
+
+
+def _begin(template: str) -> str:
+    return template.partition("{}")[0][:40]
 
 
 def _has(line: str, option: str) -> bool:

@@ -134,7 +134,7 @@ ROWS = (
         QUALITY,
         "add `--max-loss {}`, or leave out `--mlp merge` so that members keep their own MLPs",
         f"fuse t-0.st t-1.st -o o.st --mlp merge --merge-trunk auto --data {VAL} --max-loss 0",
-        f"fuse t-0.st t-1.st -o o.st --mlp merge --merge-trunk auto --data {VAL} --max-loss 9",
+        f"fuse t-0.st t-1.st -o o.st --mlp merge --merge-trunk auto --data {VAL} --max-loss NUMBER",
         before=TUNED,
     ),
     Row(

@@ -79,7 +79,7 @@ ROWS = (
         CONFIG,
         "give at least `--candidates {}`",
         f"{DIVERSE_CASE.replace('candidates 6', 'candidates 1')} {DIGITS}",
-        f"{DIVERSE_CASE} {DIGITS}",
+        f"{DIVERSE_CASE.replace('candidates 6', 'candidates NUMBER')} {DIGITS}",
     ),
     Row(
         CONFIG,
