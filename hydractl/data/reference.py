@@ -216,7 +216,7 @@ class DataRef:
         """
         named_refs = cls.parse_all(text, endless=endless, buffered=buffered)
         if len(named_refs) > 1:
-            example = f"{text.partition('/')[0]}/{named_refs[0][0]}"
+            example = re.sub("/[^:]*", f"/{named_refs[0][0]}", text, count=1)
             raise UsageError(
                 f"`{text}`: stands for {len(named_refs)} data sets, but only one is expected",
                 hint=f"give one of {', '.join(f'`{name}`' for name, _ in named_refs)}: `{example}`",

@@ -56,10 +56,7 @@ class FeatureExtractor:
             for heads in heads_of(model, family)
         )
         if not all(readouts):
-            raise UnsupportedModelError(
-                f"{name}: its classifier has no linear layer, so it has no features",
-                hint="use an OOD score of logits, such as `--ood-score energy`",
-            )
+            raise UnsupportedModelError(f"{name}: its classifier has no linear layer, so it has no features")
         for last_layers in readouts:
             for place, layer in enumerate(last_layers):
                 FeatureLinear.take_over(layer, place, len(last_layers))

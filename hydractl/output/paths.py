@@ -130,7 +130,7 @@ def check_output(
     if target.is_dir():
         raise OutputError(
             f"{path}: is a folder, not a file",
-            hint=f"give a file in it, for example `{option} {path}/out.st`",
+            hint=f"give a file in it: `{option} {path}/NAME`",
         )
     if has_content(target) and not force:
         raise OutputExists(

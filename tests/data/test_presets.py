@@ -92,6 +92,7 @@ def test_what_a_name_stands_for(text, means):
         ("preset:sst2/nearr", "is neither a role nor one of its sets", "did you mean `near`?"),
         ("preset:food101/near", "has no OOD sets", "`cifar100`, `cifar10`, `imagenet-1k`, `sst2`"),
         ("preset:sst2/far", "stands for 5 data sets, but only one is expected", "`preset:sst2/20-newsgroups`"),
+        ("preset:cifar10/near::openood=a/b", "stands for 2 data sets", "`preset:cifar10/cifar100::openood=a/b`"),
         ("preset:sst2/yelp::split=train", "an OOD set has only one split", "its own name"),
         ("preset:sst2::openood=d", "OpenOOD has no lists for it", "leave it out"),
         ("preset:sst2::streaming=true", "a stream has no known length", "limit=N"),

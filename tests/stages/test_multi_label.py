@@ -681,6 +681,10 @@ def test_models_with_one_label_have_no_thresholds_of_labels(tmp_path):
             {"fit": "train.jsonl", "ood_score": ("relative-mahalanobis",)},
             "`--fit`: needs models that answer one label",
         ),
+        (
+            {"ood_score": ("knn",), "near": NamedData.parse_all("n=letters")},
+            "`--ood-score knn`: needs models that answer one label",
+        ),
         ({"keep_examples": 3}, "`--keep-examples`: needs models that answer one label"),
         ({"set_options": SetOptions(sets=0.5)}, "`--sets`: needs models that answer one label"),
         (

@@ -32,6 +32,7 @@ _EXAMPLES: Mapping[Content, str] = MappingProxyType(
         Content.TEXTS: '{"text": "a good film", "label": "good"}',
     }
 )
+_FORM = "a table must be an array of objects, or have one object per line, for example {}"
 TOKENS, TAGS = "tokens", "tags"
 _DOCUMENT = "-DOCSTART-"
 """First word of a line between documents."""
@@ -155,7 +156,8 @@ def _read_json(path: Path, content: Content) -> Rows:
     """Return the objects of an array, or those that stand one a line."""
     text = read_text(path)
     rows: Rows = []
-    for place, row in _array(path, text) if text.lstrip().startswith("[") else _lines(path, text, content):
+    read = _array if text.lstrip().startswith("[") else _lines
+    for place, row in read(path, text, content):
         if not isinstance(row, dict):
             raise DataError(f"{path}: {place} is not a JSON object")
         if rows and row.keys() != rows[0].keys():
@@ -165,17 +167,14 @@ def _read_json(path: Path, content: Content) -> Rows:
     return rows
 
 
-def _array(path: Path, text: str) -> Iterator[tuple[str, object]]:
+def _array(path: Path, text: str, content: Content) -> Iterator[tuple[str, object]]:
     try:
         rows = parse(text)
     except NotJSONError as error:
         line, column = (f"line {error.line} ", f" at column {error.column}") if error.line else ("", "")
         raise DataError(
             f"{path}: {line}is not JSON: {error.words}{column}",
-            hint=(
-                "a table must be an array of objects, or have one object per line: `jq -c '.[]' "
-                f"{path}` writes one object per line"
-            ),
+            hint=_FORM.format(_EXAMPLES[content]),
         ) from error
     yield from ((f"row {number} of the array", row) for number, row in enumerate(rows))
 
@@ -190,9 +189,7 @@ def _lines(path: Path, text: str, content: Content) -> Iterator[tuple[str, objec
             column = f" at column {error.column}" if error.column else ""
             raise DataError(
                 f"{path}: line {number} is not JSON: {error.words}{column}",
-                hint=(
-                    f"a table must be an array of objects, or have one object per line, for example {_EXAMPLES[content]}"
-                ),
+                hint=_FORM.format(_EXAMPLES[content]),
             ) from error
 
 

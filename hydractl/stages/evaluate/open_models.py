@@ -146,7 +146,8 @@ def check_task(config: EvalConfig, first: OpenModel) -> None:
     if task.has_one_question:
         return
     options = {
-        "--fit": config.fit is not None or bool(config.fitted),
+        "--fit": config.fit is not None,
+        f"--ood-score {''.join(config.fitted[:1])}": bool(config.fitted),
         "--keep-examples": config.keep_examples > 0,
         "--analyse": bool(config.analysing.analyse),
         "--sets": config.set_options.sets is not None,

@@ -69,7 +69,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: 
     if not (fits and opened.is_random):
         progress.step(_classifier_text(opened, number, items, fits=fits))
     labels = opened.header.labels if fits else new_names(items.class_names, number)
-    header = _answering(opened.header, items.task, where=config.model)
+    header = _answering(opened.header, items.task)
     return _with_classifiers(
         replace(opened, header=header), config, number=number, labels=labels, pooling=pooling
     )
@@ -118,14 +118,8 @@ def _with_classifiers(
     )
 
 
-def _answering(header: Header, task: Task, *, where: str) -> Header:
+def _answering(header: Header, task: Task) -> Header:
     """Return a header whose model answers a task."""
-    is_text = header.architecture.library == "transformers" and isinstance(header.preprocess, Tokenization)
-    if task.by_word and not is_text:
-        raise UsageError(
-            f"{where}: gives no label to each word of a text, as `--data` has them",
-            hint="use a text model of transformers",
-        )
     described = answering(Described(architecture=header.architecture, preprocess=header.preprocess), task)
     how = described.preprocess
     if task.by_word and not header.architecture.task.by_word and isinstance(how, Tokenization):

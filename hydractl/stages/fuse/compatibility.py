@@ -183,7 +183,7 @@ def _check_merge_trunk(config: FuseConfig, members: Sequence[OpenModel]) -> None
                 f"{member.reference}: keeps other heads than {first.reference} in {where}, so "
                 "their weights cannot be averaged",
                 hint=(
-                    f"prune with `--diverge-from {merge_trunk}`, so that members keep the same heads before that block"
+                    f"prune with `--diverge-from {min(merge_trunk, depth - 1)}`, so that members keep the same heads before that block"
                 )
                 + (f", or merge less: `--merge-trunk {layer}`" if layer else ""),
             )

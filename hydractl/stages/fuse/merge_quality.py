@@ -159,7 +159,7 @@ class MergeEvaluator:
             f"every hydra loses more than {max_loss:g} nats; the best one, with `--merge-trunk "
             f"{least.merge_trunk}`, loses {least.loss:.4g}; nothing was written",
             hint=(
-                f"add `--max-loss {least.loss:.2g}`, or leave out `--mlp merge` so that members keep their own MLPs"
+                f"add `--max-loss {1.05 * least.loss:.2g}`, or leave out `--mlp merge` so that members keep their own MLPs"
             ),
         )
 

@@ -33,7 +33,7 @@ def check_training(config: ScoreConfig, opened: OpenModel, claim: OutputLock) ->
     """Refuse what cannot train, and weights that cannot be written, before any work.
 
     Raises:
-        UsageError: If the weights of a zero-shot model would train, or `--trained` names what `-o` does, or a stream.
+        UsageError: If the weights of a zero-shot model would train, or `--trained` is a stream.
         OutputExists: If the file is there already.
     """
     if config.settings.trains_weights and opened.header.prompting is not None:
@@ -45,10 +45,6 @@ def check_training(config: ScoreConfig, opened: OpenModel, claim: OutputLock) ->
         return
     if is_stream(config.trained):
         raise UsageError(f"`--trained {config.trained}`: is a stream", hint="name a file")
-    if config.trained.resolve() == config.out.resolve():
-        raise UsageError(
-            f"`--trained {config.trained}`: is also the output file of the scores", hint="choose another name"
-        )
     check_outputs(
         [config.trained],
         force=claim.may_replace,

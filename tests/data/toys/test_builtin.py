@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits, load_sample_image
 
 from hydractl.data.open_dataset import open_data
+from hydractl.data.toys import builtin
 from hydractl.data.toys.builtin import spread, stratified_split
 from hydractl.errors import DataError, UsageError
 
@@ -124,3 +125,18 @@ def test_what_is_not_there(text, error, message):
         open_data(text)
 
     assert message in caught.value.message
+
+
+def test_a_scikit_learn_without_its_data(monkeypatch):
+    def missing(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr("sklearn.datasets.load_digits", missing)
+    monkeypatch.setattr("sklearn.datasets.load_sample_image", missing)
+    builtin._digits.cache_clear()
+    builtin._photos.cache_clear()
+
+    for text in ("digits", "photos"):
+        with pytest.raises(DataError, match="the installed scikit-learn lacks") as caught:
+            open_data(text)
+        assert caught.value.hint == "reinstall scikit-learn"

@@ -232,8 +232,11 @@ def test_scores_are_for_the_classes_that_are_stored(tmp_path):
         model=str(tmp_path / "kept.st"), data=(DATA,), out=tmp_path / "p.jsonl", device="cpu", naming=other,
         threshold=tmp_path / "r.json", fit=DataRef.parse(FIT),
     )  # fmt: skip
-    with pytest.raises(InputError, match="its threshold is for the fitted OOD score that its model stores"):
+    with pytest.raises(
+        InputError, match="its threshold is for the fitted OOD score that its model stores"
+    ) as caught:
         run_predict(again)
+    assert caught.value.hint == "leave out `--fit` and use that model"
 
 
 def test_being_tested_on_what_they_were_fitted_on_is_told(here):

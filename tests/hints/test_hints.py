@@ -1,0 +1,40 @@
+"""Each hint in the code is printed by a wrong command, and the command that follows it does not fail with the same error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support.hints.rows import all_rows
+from support.hints.table import check
+from support.hints.texts import hint_templates
+
+ROWS = all_rows()
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if not row.test], ids=str)
+@pytest.mark.usefixtures("folder")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # datasets leaves a metadata file open that it cannot read
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_second_command_follows_the_hint(row):
+    check(row)
+
+
+def test_each_hint_has_a_row():
+    counts = Counter(row.template for row in ROWS)
+
+    assert sorted(hint_templates() - {*counts}) == []
+    assert sorted({*counts} - hint_templates()) == [], "rows of hints that the code does not contain"
+    assert [template for template, count in counts.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.test], ids=str)
+def test_the_test_that_stands_for_a_row_exists(row):
+    file, _, function = row.test.partition("::")
+
+    assert f"def {function}(" in (TESTS.parent / file).read_text(encoding="utf-8")

@@ -1,0 +1,14 @@
+"""Rows of the hint table, one module for each folder of the package."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from support.hints.table import Row
+
+
+def all_rows() -> list[Row]:
+    """Return the rows of all modules of this package."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return [row for name in names for row in importlib.import_module(f"{__name__}.{name}").ROWS]

@@ -1,0 +1,137 @@
+"""Hints of `hydractl/data/corruptions/`, `presets/` and `toys/`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from support.hints.table import Row
+
+NAMES, REGISTRY = "data/corruptions/names.py", "data/presets/registry.py"
+EVAL = "eval base.st --data digits::classes=0-6,limit=3,split=test --no-latency --bootstrap 0"
+LISTED = "predict base.st preset:cifar10/tin::openood=lists"
+
+
+def list_images() -> None:
+    """Write two of OpenOOD's image lists for CIFAR-10, of one image."""
+    Path("lists/benchmark_imglist/cifar10").mkdir(parents=True)
+    Path("lists/images_classic").mkdir()
+    shutil.copy("images/a/0.png", "lists/images_classic")
+    for name in ("test_tin", "test_cifar100", "val_cifar10"):
+        Path(f"lists/benchmark_imglist/cifar10/{name}.txt").write_text("0.png 0\n")
+
+
+def photograph_frost() -> None:
+    """Write an image that is large enough for crops."""
+    from PIL import Image
+
+    Path("frost").mkdir()
+    Image.new("RGB", (99, 99)).save("frost/1.png")
+
+
+ROWS = (
+    Row(NAMES, "choose `{}`, or from {}", f"{EVAL} --corrupt zzzzzz", f"{EVAL} --corrupt contrast"),
+    Row(
+        NAMES,
+        "for example `--corrupt {} --corrupt {}={}`",
+        f"{EVAL} --corrupt fog:1=frost",
+        f"{EVAL} --corrupt all:1 --corrupt frost:1=frost",
+        prepare=photograph_frost,
+    ),
+    Row(NAMES, "for example `{}:3` or `{}:1-5`", f"{EVAL} --corrupt fog:9", f"{EVAL} --corrupt fog:3"),
+    Row(
+        NAMES,
+        "give the folder of ImageNet-C's frost1.png to frost6.jpg, or omit `=DIR` to use drawn ice",
+        f"{EVAL} --corrupt frost:1=texts",
+        f"{EVAL} --corrupt frost:1",
+    ),
+    Row(
+        NAMES,
+        "one folder serves all severities",
+        f"{EVAL} --corrupt frost:1=frost --corrupt frost:2=images/b",
+        f"{EVAL} --corrupt frost:1-2=frost",
+        prepare=photograph_frost,
+    ),
+    Row(
+        NAMES,
+        "repeat the option: `--corrupt {}`",
+        f"{EVAL} --corrupt fog:1,contrast:1",
+        f"{EVAL} --corrupt fog:1 --corrupt contrast:1",
+    ),
+    Row(
+        REGISTRY,
+        "OpenOOD has a list of that split: {}",
+        "predict base.st preset:cifar10::split=val",
+        "predict base.st preset:cifar10::split=val,openood=lists",
+        prepare=list_images,
+    ),
+    Row(
+        REGISTRY,
+        "download OpenOOD's lists and images ({}), then add `{}=DIR` with the folder that contains `{}/{}/`; or use another set",
+        "predict base.st preset:cifar10/tin",
+        LISTED,
+        prepare=list_images,
+    ),
+    Row(
+        REGISTRY,
+        "`hydractl data list` lists the names",
+        "predict base.st preset:unknown-data",
+        "data list",
+    ),
+    Row(
+        REGISTRY,
+        "available: {}",
+        "predict base.st preset:cifar10/unknown-data::openood=lists",
+        LISTED,
+        prepare=list_images,
+    ),
+    Row(
+        REGISTRY,
+        "data sets with OOD sets: {}",
+        "predict base.st preset:food101/near",
+        LISTED,
+        prepare=list_images,
+    ),
+    Row(REGISTRY, "leave it out", test="tests/data/test_presets.py::test_what_names_nothing_is_refused"),
+    Row(
+        REGISTRY,
+        "leave it out, or give the data set under its own name",
+        "predict base.st preset:cifar10/cifar100::split=train,openood=lists",
+        "predict base.st preset:cifar10/cifar100::openood=lists",
+        prepare=list_images,
+    ),
+    Row(
+        "data/toys/builtin.py",
+        "choose one of {}, or none for all",
+        "predict base.st digits::split=dev,limit=2",
+        "predict base.st digits::split=val,limit=2",
+    ),
+    Row(
+        "data/toys/builtin.py",
+        "reinstall scikit-learn",
+        test="tests/data/toys/test_builtin.py::test_a_scikit_learn_without_its_data",
+    ),
+    Row(
+        "data/toys/intents.py",
+        "known intents have {}; domains have none",
+        "predict bert intents::split=dev,limit=2",
+        "predict bert intents::split=val,limit=2",
+    ),
+    Row(
+        "data/toys/prose.py",
+        "films have {}; other domains have none",
+        "predict bert reviews::domain=hotels,split=val,limit=2",
+        "predict bert reviews::domain=hotels,limit=2",
+    ),
+    Row(
+        "data/toys/prose.py",
+        "use `letters`, or your own texts",
+        test="tests/data/toys/test_prose.py::test_a_python_without_its_manual",
+    ),
+    Row(
+        "data/toys/shapes.py",
+        "the known ones have {}; the novel ones have none",
+        "predict base.st shapes::domain=novel,split=val,limit=2",
+        "predict base.st shapes::domain=novel,limit=2",
+    ),
+)

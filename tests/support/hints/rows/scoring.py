@@ -1,0 +1,174 @@
+"""Hints of `hydractl/scoring/` and `hydractl/stages/score/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.hints.table import Row
+
+CONFIG, TRAINING = (f"stages/score/{name}.py" for name in ("config", "training"))
+DIGITS = "digits::classes=0-6,limit=14"
+SCORE = f"score base.st --data {DIGITS} -o o.json"
+CIRCUIT = f"{SCORE} --method circuit --remove 1"
+FAR = "--ood noise"
+GATES = f"{SCORE} --method l0 --epochs 1 --batch-size 8"
+
+
+def _journal() -> None:
+    Path("o.json.journal").write_text('{"schema": "hydractl.journal/1"}\nnot JSON\n')
+
+
+ROWS = (
+    Row(
+        "scoring/cahp/method.py",
+        "add `--keep-fraction 0.5`, or no budget at all",
+        f"{SCORE} --method cahp --keep 0",
+        f"{SCORE} --method cahp --keep-fraction 0.5",
+    ),
+    Row(
+        "scoring/cahp/method.py",
+        "add `--towers {}`",
+        "score clip --data pictures.jsonl --classes a,b --method cahp -o o.json",
+        "score clip --data pictures.jsonl --classes a,b --method cahp -o o.json --towers vision",
+    ),
+    Row(
+        "scoring/cahp/profile.py",
+        "use data with all of the model's classes",
+        "score base.st --data digits::classes=0,limit=9 --method cahp -o o.json",
+        f"{SCORE} --method cahp",
+    ),
+    Row(
+        "scoring/cahp/settings.py",
+        "leave it out",
+        f"{SCORE} --method cahp --embedding none --perplexity 5",
+        f"{SCORE} --method cahp --embedding none",
+    ),
+    Row(
+        "scoring/circuit/density.py",
+        "give more data to `--data`, or use an OOD score of logits, such as `--ood-score energy`",
+        f"score base.st --data digits::classes=0-6,limit=3 {FAR} -o o.json --objective avg --remove 1 --ood-score energy+density",
+        f"score base.st --data digits::classes=0-6,limit=3 {FAR} -o o.json --objective avg --remove 1 --ood-score energy",
+    ),
+    Row(
+        "scoring/circuit/density.py",
+        "use an OOD score of logits, such as `--ood-score energy`",
+        "score multi --data labels.jsonl --ood texts.jsonl -o o.json --remove 1 --ood-score energy+density --objective avg",
+        "score multi --data labels.jsonl --ood texts.jsonl -o o.json --remove 1 --ood-score energy --objective avg",
+    ),
+    Row(
+        "scoring/circuit/objective.py",
+        "write `0.5*acc+0.5*ood` in a sum",
+        f"{CIRCUIT} {FAR} --objective avg+acc",
+        f"{CIRCUIT} {FAR} --objective 0.5*acc+0.5*ood",
+    ),
+    Row(
+        "scoring/circuit/objective.py",
+        "--objective: {}, or a sum such as `0.5*acc+0.5*auroc` or `acc-0.1*nll`",
+        f"{CIRCUIT} --objective 3",
+        f"{CIRCUIT} --objective acc-0.1*nll",
+    ),
+    Row(
+        "scoring/circuit/settings.py",
+        "choose from {}",
+        "python from hydractl.scoring.methods import settings_for; settings_for('circuit', {'ood_score': 'mi', 'objective': 'avg'})",
+        f"{CIRCUIT} {FAR} --ood-score energy",
+    ),
+    Row(
+        "scoring/circuit/settings.py",
+        "leave it out, or use an objective with OOD data, such as `avg`",
+        f"{CIRCUIT} --objective acc --ood-score energy",
+        f"{CIRCUIT} {FAR} --objective avg --ood-score energy",
+    ),
+    Row(
+        "scoring/circuit/memory_budget.py",
+        "use a smaller `--batch-size`{}",
+        f"{CIRCUIT} --objective acc --max-memory 1KB",
+        f"{CIRCUIT} --objective acc --batch-size 1 --max-memory 100MB",
+    ),
+    Row(
+        "scoring/gates/dsp.py",
+        "change `--keep`, `--remove` or `--keep-fraction`",
+        f"{GATES} --keep 4".replace("l0", "dsp"),
+        f"{GATES} --keep 3".replace("l0", "dsp"),
+    ),
+    Row(
+        "scoring/gates/training.py",
+        "lower `--gate-lr`{}",
+        f"{GATES} --training joint --weights-lr 1e30",
+        f"{GATES} --training joint --weights-lr 1e-4",
+    ),
+    Row(
+        "scoring/methods.py",
+        "it applies to {}",
+        f"{SCORE} --method taylor --search lazy",
+        f"{SCORE} --method circuit --objective acc --search lazy --remove 1",
+    ),
+    Row(
+        "scoring/methods.py",
+        "methods: {}",
+        "python from hydractl.scoring.methods import settings_for; settings_for('zzz', {})",
+        f"{SCORE} --method taylor",
+    ),
+    Row(
+        CONFIG,
+        "add `--ood DATA`, or `--objective acc`",
+        f"{CIRCUIT} --objective avg",
+        f"{CIRCUIT} --objective acc",
+    ),
+    Row(
+        CONFIG,
+        "add `--training joint`",
+        f"{GATES} --trained t.st",
+        f"{GATES} --trained t.st --training joint",
+    ),
+    Row(
+        CONFIG,
+        "it applies to `--method l0` and `--method dsp`",
+        f"{SCORE} --method taylor --trained t.st",
+        f"{SCORE} --method l0 --epochs 1 --batch-size 8 --training joint --trained t.st",
+    ),
+    Row(CONFIG, "leave it out", f"{CIRCUIT} --objective acc {FAR}", f"{CIRCUIT} --objective acc"),
+    Row(
+        CONFIG,
+        "leave it out; it applies to `--method circuit`",
+        f"{SCORE} --method taylor --max-memory 1GB",
+        f"{SCORE} --method taylor",
+    ),
+    Row(
+        "stages/score/journal.py",
+        "add `--force` to discard it and start again",
+        f"{CIRCUIT} --objective acc",
+        f"{CIRCUIT} --objective acc --force",
+        prepare=_journal,
+    ),
+    Row(
+        "stages/score/run.py",
+        "it has {}",
+        f"{SCORE} --method taylor --towers text",
+        f"{SCORE} --method taylor --towers vision",
+    ),
+    Row(
+        "stages/score/run.py",
+        "score its base",
+        f"{SCORE} --method taylor".replace("base", "m-0"),
+        f"{SCORE} --method taylor",
+    ),
+    Row(
+        "stages/score/run.py",
+        "use another method, such as `--method taylor`",
+        "score multi --data labels.jsonl --method cahp -o o.json",
+        "score multi --data labels.jsonl --method taylor -o o.json",
+    ),
+    Row(
+        TRAINING,
+        "add `--training pipelined`",
+        "score clip --data pictures.jsonl --classes a,b --method l0 --epochs 1 --batch-size 4 --training joint -o o.json",
+        "score clip --data pictures.jsonl --classes a,b --method l0 --epochs 1 --batch-size 4 --training pipelined -o o.json",
+    ),
+    Row(
+        TRAINING,
+        "name a file",
+        f"{GATES} --training joint --trained -",
+        f"{GATES} --training joint --trained t.st",
+    ),
+)
