@@ -27,10 +27,11 @@ LABELS = "--labels a,b,c,d,e,f,g"
 
 
 def save(make: Callable[[dict[str, torch.Tensor]], object], path: str = "x.pth") -> None:
-    """Save what a function makes of the weights in w.pth."""
+    """Save what a function makes of the weights in the folder `timm`."""
     import torch
+    from safetensors.torch import load_file
 
-    saved = make(torch.load("w.pth", weights_only=True))
+    saved = make(load_file("timm/model.safetensors"))
     Path(path).unlink(missing_ok=True)
     torch.save(saved, path)
 
