@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from support.hints.rows.families import edit_header, restore, rewrite
+from hydractl.manifest.sidecar import Sidecar
+from hydractl.strict_json import MAX_BYTES
+from support.hints.rows.families import edit_header, rewrite
 from support.hints.rows.machine import DIGITS, EVAL, PUSH, TUNE
 from support.hints.rows.stages_prune import edit
 from support.hints.table import Row
@@ -16,7 +19,7 @@ EXPORT = "export base.st -o o.pt2"
 FUSE = "fuse m-0.st m-1.st -o o.st"
 PRUNE = "prune base.st --scores scores.json --remove 2 -o o.st"
 STREAM = "texts.jsonl::streaming"
-GROUPED = "arch:qwen3::hidden_size=32,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,intermediate_size=48,vocab_size=61"
+GROUPED = "arch:qwen3::hidden_size=32,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,intermediate_size=48,vocab_size=61,pad_token_id=0,tokenizer=bert/tokenizer.json"
 
 
 def _infinite(state: dict[str, Any]) -> dict[str, Any]:
@@ -31,6 +34,17 @@ def _drop_fate(header: dict[str, Any]) -> None:
     header["plan"]["fates"].pop("norm.weight")
 
 
+def _write_beside(path: str) -> None:
+    Sidecar.path_of(Path(path)).write_text("mine")
+
+
+def _large_journal() -> None:
+    """Write a journal of more than the maximum size."""
+    path = Path("o.json.journal")
+    path.write_text('{"schema": "hydractl.journal/1"}\n')
+    os.truncate(path, MAX_BYTES + 1)
+
+
 def _drop_layer(path: str) -> None:
     document = json.loads(Path(path).read_text())
     tower = document["towers"]["vision"]
@@ -42,14 +56,8 @@ ROWS = (
     Row(
         "stages/datasets/config.py",
         "`hydractl data {} {}` shows one data set",
-        "data list digits",
-        "data show digits",
-    ),
-    Row(
-        "stages/evaluate/data.py",
-        "name them: `--classes cat,dog`, or a file",
-        "eval clip --data pictures.jsonl::streaming --bootstrap 0 --no-latency -o o.json",
-        "eval clip --data pictures.jsonl::streaming --classes a,b --bootstrap 0 --no-latency -o o.json",
+        "data list cifar10",
+        "data show cifar10",
     ),
     Row(
         "stages/evaluate/extras/analyses.py",
@@ -65,25 +73,25 @@ ROWS = (
         before=(
             f"finetune m-0.st --data {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o t-0.st",
             f"finetune m-1.st --data {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o t-1.st",
-            "fuse t-0.st t-1.st --mlp average -q -o merged.st",
+            "fuse t-0.st t-1.st --mlp merge -q -o merged.st",
         ),
     ),
     Row(
         "stages/evaluate/fail_if.py",
         "measure it on other data, or leave out the condition",
-        f"{EVAL} --metrics macro-auroc --fail-if 'accuracy<0' -o o.json",
+        "eval base.st --data digits::classes=0,limit=3,split=test --no-latency --bootstrap 0 --fail-if 'f1_macro<0' -o o.json",
         f"{EVAL} -o o.json",
     ),
     Row(
         "stages/evaluate/refs.py",
         "leave out the name: the sets of `{}` have their own",
-        f"{EVAL} --near x=near -o o.json",
+        f"{EVAL} --near x=preset:cifar10/near -o o.json",
         f"{EVAL} --near noise -o o.json",
     ),
     Row(
         "stages/export/compare.py",
         "to accept that difference, add `--tolerance {}`",
-        f"{EXPORT} --tolerance 0",
+        f"{EXPORT} --tolerance 1e-12",
         f"{EXPORT} --tolerance 1e-4",
     ),
     Row(
@@ -114,7 +122,7 @@ ROWS = (
         f"{EXPORT} --with-preprocess",
         EXPORT,
         prepare=partial(
-            edit_header, "base.st", lambda header: header["preprocess"].update(interpolation="lanczos")
+            edit_header, "base.st", lambda header: header["preprocess"].update(interpolation="nearest")
         ),
     ),
     Row(
@@ -126,14 +134,8 @@ ROWS = (
     Row(
         "stages/finetune/config.py",
         "add `buffer=10000`, or `limit=N` to read and keep the first N rows, or leave out `streaming`",
-        f"finetune bert --data {STREAM} --val texts.jsonl --steps 1 -o o.st",
-        f"finetune bert --data {STREAM},buffer=10000 --val texts.jsonl --steps 1 -o o.st",
-    ),
-    Row(
-        "stages/finetune/config.py",
-        "leave one of them out, or replace `buffer` by `limit=N`",
-        f"finetune bert --data {STREAM},buffer=8 --val texts.jsonl --steps 1 --batches own --models 2 -o o-{{i}}.st",
-        f"finetune bert --data {STREAM},limit=8 --val texts.jsonl --steps 1 --batches own --models 2 -o o-{{i}}.st",
+        "finetune bert --data hf:my-team/texts::streaming=true --val texts.jsonl --steps 1 -o o.st",
+        "finetune bert --data texts.jsonl --val texts.jsonl --steps 1 -o o.st",
     ),
     Row(
         "stages/finetune/trainable.py",
@@ -145,7 +147,7 @@ ROWS = (
         "stages/fuse/compatibility.py",
         "{}; prune the base again",
         FUSE,
-        "prune base.st --mask m-0.mask.json --force -o m-0.st",
+        "prune base.st --mask m-0.mask.json -o n-0.st",
         prepare=partial(edit_header, "m-0.st", _other_heads),
     ),
     Row(
@@ -231,14 +233,14 @@ ROWS = (
         "stages/shared/finite.py",
         "the training may have diverged; use an earlier checkpoint",
         PRUNE,
-        "prune m-0.st --strategy random --keep 3 -o o.st",
+        "prune five.st --strategy random --keep 3 -o o.st",
         prepare=partial(rewrite, "base.st", _infinite),
     ),
     Row(
         "stages/shared/fit_ood_scores.py",
         "use OOD scores of logits, such as energy",
-        "predict multi labels.jsonl --fit labels.jsonl --ood-score knn",
-        "predict multi labels.jsonl --ood-score energy",
+        "fuse multi multi --fit labels.jsonl --ood-score knn -o o.st",
+        "fuse multi multi -o o.st",
     ),
     Row(
         "stages/shared/mask_selection.py",
@@ -256,16 +258,16 @@ ROWS = (
     Row(
         "stages/shared/output_record.py",
         "move it to another place and run the same command again, or choose another name with `-o`",
-        "report report.json --if-changed -o r.md",
-        "report report.json --if-changed -o other.md",
-        files={"r.md": "mine"},
+        "export base.st --if-changed -o r.pt2",
+        "export base.st --if-changed -o other.pt2",
+        files={"r.pt2": "mine"},
     ),
     Row(
         "stages/shared/output_record.py",
         "move it to another place, or choose another name with `-o`",
-        "report report.json --if-changed -o r.md",
-        "report report.json --if-changed -o other.md",
-        files={"r.md.hydractl.json": "mine"},
+        "predict base.st images/a/0.png --if-changed -o r.jsonl",
+        "predict base.st images/a/0.png --if-changed -o other.jsonl",
+        prepare=partial(_write_beside, "r.jsonl"),
     ),
     Row(
         "stages/shared/outputs.py",
@@ -284,9 +286,7 @@ ROWS = (
         "move it to another place",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
-        prepare=lambda: Path("o.json.journal").write_bytes(
-            b'{"schema": "hydractl.journal/1"}\n' + b"\xff" * 10
-        ),
+        prepare=_large_journal,
         mend=lambda: Path("o.json.journal").rename("old.journal"),
     ),
 )
