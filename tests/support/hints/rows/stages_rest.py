@@ -79,20 +79,12 @@ ROWS = (
     Row(
         "stages/evaluate/fail_if.py",
         "measure it on other data, or leave out the condition",
-        "eval base.st --data digits::classes=0,limit=3,split=test --no-latency --bootstrap 0 --fail-if 'f1_macro<0' -o o.json",
-        f"{EVAL} -o o.json",
+        test="tests/stages/test_prediction_sets.py::test_a_check_may_be_of_their_coverage_on_other_data",
     ),
     Row(
         "stages/evaluate/refs.py",
         "leave out the name: the sets of `{}` have their own",
-        f"{EVAL} --near x=preset:cifar10/near -o o.json",
-        f"{EVAL} --near noise -o o.json",
-    ),
-    Row(
-        "stages/export/compare.py",
-        "to accept that difference, add `--tolerance {}`",
-        f"{EXPORT} --tolerance 1e-12",
-        f"{EXPORT} --tolerance 1e-4",
+        test="tests/stages/evaluate/test_refs.py::test_the_sets_of_a_preset_have_their_names",
     ),
     Row(
         "stages/export/config.py",
@@ -237,12 +229,6 @@ ROWS = (
         prepare=partial(rewrite, "base.st", _infinite),
     ),
     Row(
-        "stages/shared/fit_ood_scores.py",
-        "use OOD scores of logits, such as energy",
-        "fuse multi multi --fit labels.jsonl --ood-score knn -o o.st",
-        "fuse multi multi -o o.st",
-    ),
-    Row(
         "stages/shared/mask_selection.py",
         "score again with `--remove {}`; {}",
         "prune base.st --scores s.json --keep auto -o o.st",
@@ -288,5 +274,45 @@ ROWS = (
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         prepare=_large_journal,
         mend=lambda: Path("o.json.journal").rename("old.journal"),
+    ),
+    Row(
+        "stages/evaluate/data.py",
+        "add `limit=N` to `--data` to read the first N rows before the evaluation",
+        test="tests/stages/evaluate/test_streams.py::test_what_a_stream_cannot_do_is_refused_before_it_is_read",
+    ),
+    Row(
+        "stages/evaluate/data.py",
+        "name the classes as the model does",
+        test="tests/stages/evaluate/test_streams.py::test_labels_that_will_not_do_are_told_as_early_as_they_are_known",
+    ),
+    Row(
+        "stages/evaluate/open_models.py",
+        "give larger photographs, or omit `=DIR` to use drawn ice",
+        test="tests/stages/evaluate/test_shift.py::test_frost_adds_the_photographs_of_a_folder",
+    ),
+    Row(
+        "stages/fuse/run.py",
+        "very large weights may overflow; `--no-verify` skips the check",
+        test="tests/stages/fuse/test_fuse.py::test_weights_so_large_that_outputs_overflow_fail_the_check",
+    ),
+    Row(
+        "stages/prune/run.py",
+        "very large weights may overflow; `--no-verify` skips the check",
+        test="tests/stages/prune/test_prune.py::test_what_is_wrong_is_said_and_nothing_is_left_behind",
+    ),
+    Row(
+        "stages/finetune/run.py",
+        "{}{}, with unchanged inputs",
+        test="tests/stages/finetune/test_finetune.py::test_a_file_that_was_away_for_a_moment_costs_nothing",
+    ),
+    Row(
+        "stages/finetune/run.py",
+        "{}; ",
+        test="tests/stages/finetune/test_finetune.py::test_a_file_that_was_away_for_a_moment_costs_nothing",
+    ),
+    Row(
+        "stages/predict/rows.py",
+        "store both together: `hydractl eval ... --store PATH`",
+        test="tests/stages/test_threshold.py::test_predict_takes_a_threshold_from_a_report_or_a_number",
     ),
 )
