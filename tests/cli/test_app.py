@@ -15,6 +15,7 @@ from hydractl.cli import app as module
 from hydractl.cli import output
 from hydractl.cli.app import COMMANDS, command_tree, main
 from hydractl.cli.completion import paragraphs
+from hydractl.cli.documents import REPORT_A_BUG
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import UsageError
 
@@ -224,6 +225,7 @@ def test_other_failures_are_documents_too(capsys, raising, error, kind, code, me
 
     told = json.loads(capsys.readouterr().out)["error"]
     assert (told["kind"], told["exit_code"], told["message"]) == (kind, code, message)
+    assert (told["hint"] == REPORT_A_BUG) == (kind == "bug")
 
 
 def test_every_kind_of_failure_is_in_the_docs_with_its_exit_code():

@@ -246,3 +246,22 @@ def test_a_group_within_a_group_leaves_the_choice_of_the_speaker(monkeypatch):
 
     assert outer[0].ending(silent).message == ""
     assert outer[1].ending(said) is error
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "hint"),
+    [
+        ("mps", "mps", "use `--device cpu`"),
+        ("auto", "cuda", "start `torchrun --nproc-per-node 1`, or use `--device cpu`"),
+        ("cuda:0", "cuda", "use `--device cuda`"),
+    ],
+)
+def test_a_device_that_processes_cannot_share_is_refused(monkeypatch, name, device, hint):
+    for variable in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(variable, "2")
+    monkeypatch.setattr(distributed, "pick_device", lambda _: torch.device(device))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    with pytest.raises(UsageError) as caught:
+        distributed.own_device(name)
+    assert caught.value.hint == hint

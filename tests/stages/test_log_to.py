@@ -11,7 +11,7 @@ import pytest
 from accelerate import tracking
 
 from hydractl.data.reference import DataRef
-from hydractl.errors import OutputError, UsageError
+from hydractl.errors import InputError, OutputError, UsageError
 from hydractl.heads.budget import HeadBudget
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
@@ -171,6 +171,7 @@ def test_a_tracker_that_fails_ends_the_run_which_can_go_on(runs, tmp_path, monke
     monkeypatch.setattr(Planted, "fails_at", 12)
     with pytest.raises(OutputError, match=r"^`--log-to wandb`: the server is gone$") as caught:
         run_finetune(config(tmp_path / "out.st", save_every=1))
+    assert caught.value.hint.startswith("check that wandb can write its files, or leave out `--log-to wandb`")
     assert "the same command resumes it" in caught.value.hint
     monkeypatch.setattr(Planted, "fails_at", None)
 
@@ -318,3 +319,17 @@ def test_a_stream_has_no_default_folder_for_its_log(runs):
 def test_a_method_without_steps_has_nothing_to_log(runs, tmp_path, model):
     with pytest.raises(UsageError, match="`--log-to` has no effect with `--method taylor`: it has no steps"):
         scoring(model, tmp_path / "out.json", method="taylor", given={}, budget=None)
+
+
+@pytest.mark.parametrize("text", ["no JSON", '{"name": 3}'])
+def test_an_unreadable_name_of_a_run_is_refused(tmp_path, text):
+    (tmp_path / "out.st.run.json").write_text(text)
+
+    with (
+        pytest.raises(InputError) as caught,
+        run_log.open_run_log(
+            ["wandb"], tmp_path, out=tmp_path / "out.st", options={}, resumes=True, leads=True
+        ),
+    ):
+        pass
+    assert caught.value.hint == "choose another `--log-dir`"

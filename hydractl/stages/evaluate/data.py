@@ -350,7 +350,7 @@ class ClassAlignment:
             called = f"--{option}" if option in _WITHOUT_LABELS else option
             raise DataError(
                 f"{late}, but `{called}` needs them first",
-                hint="add `limit=N` to `--data`to read the first N rows before the evaluation",
+                hint="add `limit=N` to `--data` to read the first N rows before the evaluation",
             )
         if not self._count and not tested.class_names:
             raise DataError(

@@ -7,6 +7,7 @@ from sklearn.manifold import TSNE
 from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 
+from hydractl.errors import DataError
 from hydractl.scoring.cahp.clusters import embed, fitting_perplexity, group_points, principal_start
 from hydractl.scoring.cahp.profile import Form, HeadDistances
 
@@ -101,3 +102,11 @@ def test_few_heads_can_be_placed(heads):
 
     assert y.shape == (heads, 2)
     assert y.isfinite().all()
+
+
+def test_points_that_are_not_finite_are_refused(monkeypatch):
+    monkeypatch.setattr(TSNE, "fit_transform", lambda _, x: x * float("inf"))
+
+    with pytest.raises(DataError, match="t-SNE returns points that are not finite") as caught:
+        embed(compared(points(), Form.DIRECT), perplexity=5, seed=0)
+    assert caught.value.hint == "add `--embedding none`"

@@ -422,6 +422,16 @@ def test_broken_weights_are_named_with_the_data(tmp_path):
     assert not (tmp_path / "report.json").exists()
 
 
+def test_a_batch_that_is_too_large_for_the_device_is_said(models, monkeypatch):
+    def exhausted(*_args: object, **_kwargs: object):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.nn.functional, "linear", exhausted)
+    with pytest.raises(InputError, match="the device has too little memory for") as caught:
+        run_eval(config(models / "base.st"))
+    assert caught.value.hint == "use a smaller `--batch-size`"
+
+
 def test_outputs_and_inputs_are_not_overwritten(models, tmp_path):
     (tmp_path / "report.json").write_text("mine")
 
