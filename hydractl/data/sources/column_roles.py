@@ -277,13 +277,14 @@ class LabelReader:
             return Labels()
         if self._names is not None:
             return Labels(tuple(self._names), tuple(self._codes), task=self._task)
-        several = next((text for text in self._texts if "|" in text or ";" in text), None)
         if self._separator is None and (separator := separator_in(self._texts)):
             raise DataError(
                 f"{self.where}: labels such as `{next(t for t in self._texts if separator in t)}` look like several labels in one cell",
                 hint=f"add `::label-separator={'comma' if separator == ',' else separator}` in quotes, or `::label-separator={AS_IS}` if they are names",
             )
-        if self._separator is None and several is not None:
+        if self._separator is None and (
+            several := next((t for t in self._texts if "|" in t or ";" in t), None)
+        ):
             progress.warn(
                 f"{self.where}: reads `{several}` as one name; for several labels in a cell add "
                 f"`::label-separator={'|' if '|' in several else ';'}` in quotes, for one name `::label-separator={AS_IS}`"
