@@ -340,7 +340,7 @@ def check_stored(score: str, version: int, bound: float | None = None, *, is_fit
     """
     if version > VERSION or not is_known(score) or (is_fitted and kind_of(score) not in FITTED):
         raise ValueError(
-            f"`{score}` of version {version} is not a{' feature-based' * is_fitted} OOD score that this release knows; "
+            f"`{score}` of version {version} is not {'a feature-based' if is_fitted else 'an'} OOD score that this release knows; "
             f"its newest version is {VERSION}"
         )
     low, high = limits(score)

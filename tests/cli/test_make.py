@@ -88,6 +88,10 @@ def test_the_same_command_makes_nothing_twice_and_run_does_the_same(folder, call
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert "hydra " in again.out
     assert "hydractl predict out/model.st INPUTS" in again.out
+    quiet = call("make", "m0.st", "m1.st", "m2.st", *DATA, *OOD, "--risk", "0.9", "-o", "out/", "-q")
+    assert {*quiet.out.split()} == {
+        f"out/{name}" for name in ("hydra.st", "model.st", "report.json", "report.html", "threshold.json")
+    }
 
 
 def test_a_dry_run_prints_the_commands(folder, call):

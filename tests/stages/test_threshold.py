@@ -166,6 +166,12 @@ def test_the_command_says_what_it_found_and_what_that_promises(models, capsys):
     assert "use more samples (at least 300), allow more risk" in seen
 
 
+def test_the_hint_has_no_number_of_samples_if_the_data_have_as_many(models, capsys):
+    options = ("--threshold-for", "risk<=0.02", "--delta", "0.5")
+    assert evaluates(models, "base.st", *options) == 5
+    assert "use more samples, allow more risk" in capsys.readouterr().err
+
+
 def test_too_few_samples_for_any_threshold_still_give_a_report_and_a_model(models):
     report, copy = models / "few.json", models / "few.st"
     few = ("--threshold-for", "risk<=0.01", "-o", str(report), "--store", str(copy))

@@ -282,6 +282,13 @@ class LabelReader:
                 f"{self.where}: labels such as `{next(t for t in self._texts if separator in t)}` look like several labels in one cell",
                 hint=f"add `::label-separator={'comma' if separator == ',' else separator}` in quotes, or `::label-separator={AS_IS}` if they are names",
             )
+        if self._separator is None and (
+            several := next((t for t in self._texts if "|" in t or ";" in t), None)
+        ):
+            progress.warn(
+                f"{self.where}: reads `{several}` as one name; for several labels in a cell add "
+                f"`::label-separator={'|' if '|' in several else ';'}` in quotes, for one name `::label-separator={AS_IS}`"
+            )
         numbered = are_numerals(self._texts)
         class_names = sorted(self._texts, key=int) if numbered else sorted(self._texts)
         position = {self._texts[text]: index for index, text in enumerate(class_names)}

@@ -45,6 +45,7 @@ _EXPANSION = 1000
 _ROWS = 65536
 """Number of rows of a file that are decoded at a time, at most."""
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
+_TAG = re.compile(r"O|[BIESLUM]-\S+")
 
 
 def open_table(ref: DataRef, content: Content, *, labelled: bool = True) -> DataTable:
@@ -193,9 +194,21 @@ def _lines(path: Path, text: str, content: Content) -> Iterator[tuple[str, objec
             ) from error
 
 
+def _rename_hint(path: Path) -> str:
+    conll = path.with_suffix(COLUMN_SUFFIXES[0])
+    return f"rename a file with a word and its label per line: `mv {shlex.quote(str(path))} {shlex.quote(str(conll))}`"
+
+
 def _text_lines(path: Path) -> Rows:
-    """Return one row per line. Blank lines are texts, as on standard input."""
-    lines = io.StringIO(read_text(path), newline="\n")
+    """Return one row per line. Blank lines are texts, as on standard input.
+
+    Raises:
+        DataError: If every line has a word and a tag, as in files of the CoNLL tasks.
+    """
+    lines = [*io.StringIO(read_text(path), newline="\n")]
+    tags = {line.split()[-1] for line in lines if line.strip() and not line.startswith(("#", _DOCUMENT))}
+    if tags - {"O"} and all(map(_TAG.fullmatch, tags)):
+        raise DataError(f"{path}: each line has a word and its tag", hint=_rename_hint(path))
     return [{"text": line.removesuffix("\n").removesuffix("\r")} for line in lines]
 
 
@@ -210,8 +223,7 @@ def _read_list(path: Path) -> Rows:
         if not image or not _INTEGER.fullmatch(label):
             raise DataError(
                 f"{path}: line {number} is not a path and a label: `{line[:60]}`",
-                hint="a .txt file lists one image per line: `cats/1.png 3`; rename a file with a word and its label per line: "
-                f"`mv {shlex.quote(str(path))} {shlex.quote(str(path.with_suffix('.conll')))}`",
+                hint=f"a .txt file lists one image per line: `cats/1.png 3`; {_rename_hint(path)}",
             )
         rows.append({"image": image, "label": int(label)})
     return rows

@@ -29,11 +29,13 @@ class EvalReport:
         config, row, checks = self.config, self.document.rows[0], self.document.checks
         if row.threshold is not None and row.threshold.below is None:
             stored = f"; {config.store} stores this for `predict`" if config.store else ""
+            least = fewest(row.threshold.risk, config.chance)
             raise CheckFailed(
                 f"`{OPTION} {risk_text(config.threshold_for)}`: {row.name}: {row.threshold.summary}{stored}",
                 hint=(
-                    f"use more samples (at least {fewest(row.threshold.risk, config.chance)}), allow more risk, or try another "
-                    "`--ood-score`"
+                    "use more samples"
+                    + f" (at least {least})" * (row.threshold.count < least)
+                    + ", allow more risk, or try another `--ood-score`"
                 ),
             )
         failed = [check for check in checks if check.failed]

@@ -158,7 +158,7 @@ class _Run:
         if self.counts.bad == self.counts.inputs > 0:
             raise DataError(
                 f"{counted(self.counts.inputs, 'input')}, none readable",
-                hint=f"read the errors in {config.out}",
+                hint=f"read the errors {'above' if is_stream(config.out) else f'in {config.out}'}, and give images that can be read",
             )
         return PredictReport(
             path=config.out,

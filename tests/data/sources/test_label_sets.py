@@ -15,6 +15,7 @@ from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture
 from hydractl.progress import SILENT
 from hydractl.tasks import MULTI_LABEL
+from support.heard import Heard
 
 NAMES, SETS = ("broken", "late"), ((0,), (), (0, 1))
 
@@ -47,7 +48,7 @@ def write(path, cells):
 
 def architecture(number, *, multi_label=True):
     return Architecture(
-        library="timm",
+        library="transformers",
         name="n",
         family="f",
         config={},
@@ -256,3 +257,20 @@ def test_names_that_look_like_several_labels_are_refused(names, separator):
 )
 def test_names_with_separators_are_names(names):
     assert {*read(names).class_names} == {*names}
+
+
+@pytest.mark.parametrize("name", ["alarm|other", "alarm;other"])
+def test_a_name_that_may_be_several_labels_gives_a_warning_until_the_separator_is_named(name):
+    def warnings_of(names, separator=None):
+        progress = Heard()
+        reader = LabelReader(None, where="t", separator=separator)
+        reader.add(names)
+        reader.labels(progress)
+        return progress.warnings
+
+    (warning,) = warnings_of(["alarm", name])
+    assert f"reads `{name}` as one name" in warning
+    assert f"`::label-separator={name[5]}`" in warning
+    assert "`::label-separator=none`" in warning
+    assert not warnings_of(["alarm", name], separator="none")
+    assert not warnings_of(["alarm", "Korea, North"])

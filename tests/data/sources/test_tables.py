@@ -576,6 +576,24 @@ def test_a_list_of_images_that_holds_words_gets_a_hint(tmp_path):
     assert open_data(command[2], content=Content.TEXTS).class_names == ("B-PER", "O")
 
 
+@pytest.mark.parametrize("tagged", ["# id 1\nAnna B-PER\nflew O\n", "Anna NNP U-PER\n\n-DOCSTART- -X- O\n"])
+def test_a_file_of_texts_that_holds_words_and_tags_is_refused(tmp_path, tagged):
+    path = tmp_path / "train.txt"
+    path.write_text(tagged)
+    with pytest.raises(DataError, match="each line has a word and its tag") as caught:
+        open_data(str(path), content=Content.TEXTS, labelled=False)
+    command = re.search(r"`mv (.*) (.*)`", caught.value.hint)
+    path.rename(command[2])
+    assert len(open_data(command[2], content=Content.TEXTS, labelled=False)) == 1
+
+
+@pytest.mark.parametrize("texts", ["my blood type is O\nO\n", "\n\n", "Anna B-PER\nA text\n"])
+def test_a_file_of_texts_may_end_its_lines_with_letters(tmp_path, texts):
+    path = tmp_path / "texts.txt"
+    path.write_text(texts)
+    assert len(open_data(str(path), content=Content.TEXTS, labelled=False)) == texts.count("\n")
+
+
 def test_one_column_per_label_gets_a_hint(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text,late,broken\na,0,1\nb,1,1\n")

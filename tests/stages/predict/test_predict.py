@@ -240,6 +240,9 @@ def test_a_run_without_a_readable_image_writes_their_errors_and_fails(models, wo
         (work / name).write_bytes(b"no image")
     with pytest.raises(DataError, match="2 inputs, none readable"):
         told(models, "photo.HEIC", "b.png")
+    with pytest.raises(DataError) as caught:
+        told(models, "photo.HEIC", out="-")
+    assert caught.value.hint.startswith("read the errors above")
     lines = [json.loads(line) for line in (work / "out.jsonl").read_text().splitlines()]
     assert [(line["path"], "is not an image" in line["error"]) for line in lines] == [
         ("photo.HEIC", True),

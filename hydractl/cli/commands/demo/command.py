@@ -121,7 +121,7 @@ def demo(
         terminal,
         dry_run=dry_run,
         keep=keep is not None,
-        brief=True,
+        brief=not quiet,
         may_fail=(THRESHOLD,),
     )
     if not (dry_run or json or quiet):

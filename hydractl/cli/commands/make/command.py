@@ -60,7 +60,7 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
         terminal,
         dry_run=config.dry_run,
         keep=config.keep is not None,
-        brief=True,
+        brief=not terminal.quiet,
         may_fail=(THRESHOLD,),
     )
     if not (config.dry_run or terminal.as_json or terminal.quiet):
