@@ -107,12 +107,12 @@ def of_folder(
     try:
         described = describe_folder(folder, config, specs)
     except HydraError as error:
-        hint = f"{error.message.removesuffix('.')}; {error.hint}" if error.hint else error.message
-        return Foreign(_guessed(config), family, f"other commands cannot use it: {hint}")
+        advice = f"{error.message.removesuffix('.')}; {error.hint}" if error.hint else error.message
+        return Foreign(_guessed(config), family, f"other commands cannot use it: {advice}")
     identity = identity_of(described, _guessed(config).name)
     if described.lacks:
-        hint = f"{described.lacks}; {classifier_hint(file)}"
-        return Foreign(replace(identity, num_classes=None), family, hint)
+        advice = f"{described.lacks}; {classifier_hint(file)}"
+        return Foreign(replace(identity, num_classes=None), family, advice)
     assumed = "it has no image preprocessing; the usual one of such models is used"
     return Foreign(identity, family, "; ".join([*described.notes, *[assumed] * described.assumed]) or None)
 

@@ -15,6 +15,7 @@ from hydractl.output.atomic_write import is_stream
 from hydractl.runtime import CHUNK_BYTES
 from hydractl.strict_json import MAX_BYTES, NotJSONError, opened, parse, read_exactly, read_limited
 from hydractl.training.resume import NAME, StateFile
+from hydractl.version import UPGRADE
 
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80")
 TEXT_STARTS = b"\xef\xbb\xbf \t\r\n"
@@ -115,6 +116,6 @@ def _document(where: str, text: str) -> Document:
     if not isinstance(schema, str) or schema not in classes_by_schema:
         raise ManifestError(
             f"{where}: has the unknown schema {json.dumps(schema)}",
-            hint=f"known schemas: {', '.join(f'`{name}`' for name in classes_by_schema)}",
+            hint=f"known schemas: {', '.join(f'`{name}`' for name in classes_by_schema)}; {UPGRADE}",
         )
     return classes_by_schema[schema].from_json(text, where=where)

@@ -124,7 +124,7 @@ ROWS = (
     ),
     Row(
         "manifest/document.py",
-        "see `hydractl schema {}`",
+        "see `hydractl schema {}`; {}",
         "prune base.st --scores bad.json --remove 1 -o o.st",
         "schema scores",
         prepare=lambda: Path("bad.json").write_text(
@@ -133,7 +133,7 @@ ROWS = (
     ),
     Row(
         "manifest/document.py",
-        "this command reads a {} file; see `hydractl schema {}`",
+        "this command reads a {} file; see `hydractl schema {}`; {}",
         "prune base.st --scores m-0.mask.json --remove 1 -o o.st",
         f"{PRUNE} -o o.st",
     ),
@@ -218,13 +218,13 @@ ROWS = (
     ),
     Row(
         "tasks.py",
-        'write lists, `["delay"]` for a single label and `[]` for none',
+        'write lists, `["delay"]` for a single label and `[]` for none; for cells such as `late|broken` add `::label-separator=|` in quotes',
         "eval multi --data texts.jsonl --no-latency --bootstrap 0",
         "eval multi --data labels.jsonl --no-latency --bootstrap 0",
     ),
     Row(
         "tasks.py",
-        "write words and their labels: `{{}}`",
+        "write words and their labels: `{{}}`; for strings add `::text=COLUMN,label=COLUMN,label-separator=space`",
         "eval words --data texts.jsonl --no-latency --bootstrap 0",
         "eval words --data words.jsonl --no-latency --bootstrap 0",
     ),

@@ -51,12 +51,6 @@ ROWS = (
         test="tests/cli/demo/test_inputs.py::test_a_missing_package_is_named",
     ),
     Row(MAKE, "`--dry-run` prints the commands", MAKES.replace("--dry-run", "--keep -"), MAKES),
-    Row(
-        MAKE,
-        "give the whole data set: `make` splits it into two halves",
-        MAKES.replace("split=val", "split=val,part=1/2"),
-        MAKES,
-    ),
     Row(MAKE, "leave it out, or give such files", f"{MAKES} --arch vit_tiny_patch16_224", MAKES),
     Row(
         MAKE,

@@ -39,7 +39,7 @@ def _cut() -> None:
 ROWS = (
     Row(
         "data/datasets.py",
-        "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`",
+        "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`; write one column per label as one column of lists: `{}` (docs/multi-label.md has a command)",
         f"eval vit --data images/a::classes=a {END}",
         f"eval vit --data images::classes=a {END}",
     ),
@@ -52,23 +52,23 @@ ROWS = (
     Row(
         DECODING,
         "convert the image to a supported format: {}",
-        "predict base.st drawing.png",
+        "predict base.st drawing.png --no-skip-bad",
         "predict base.st images/a/0.png",
         files={"drawing.png": "<svg></svg>"},
     ),
     Row(
         DECODING,
         "make the image smaller, or raise `PIL.Image.MAX_IMAGE_PIXELS` (half the limit) in Python",
-        "predict base.st large.ppm",
-        "predict base.st large.ppm",
+        "predict base.st large.ppm --no-skip-bad",
+        "predict base.st large.ppm --no-skip-bad",
         files={"large.ppm": "P5 99999 99999 255\n"},
         mend=lambda: shutil.copy("images/a/6.ppm", "large.ppm"),
     ),
     Row(
         DECODING,
         "replace the file with an undamaged copy",
-        "predict base.st cut.png",
-        "predict base.st cut.png",
+        "predict base.st cut.png --no-skip-bad",
+        "predict base.st cut.png --no-skip-bad",
         prepare=_cut,
         mend=lambda: shutil.copy("images/a/0.png", "cut.png"),
     ),
@@ -153,7 +153,7 @@ ROWS = (
     ),
     Row(
         MATCHING,
-        "set `num_classes={}` in an `arch:` reference, or select some of the data's classes with `::classes=`",
+        "set `num_classes={}` in an `arch:` reference, or select {} of the data's classes with `::classes=`",
         f"eval {SMALL}2 --data digits::classes=0-2,limit=9 {END}",
         f"eval {SMALL}3 --data digits::classes=0-2,limit=9 {END}",
     ),

@@ -78,7 +78,7 @@ def _write_metadata(folder: str, text: str = "file_name,label\n0.png,a\n") -> No
 
 ROWS = (
     Row(
-        ROLES,
+        "data/sources/text_columns.py",
         "column `{}` seems to contain images, which this model cannot read; select a column of texts: `::text=COLUMN`",
         "predict bert pictures.csv",
         "predict bert pictures.csv::text=label",
@@ -99,7 +99,7 @@ ROWS = (
     ),
     Row(
         ROLES,
-        "labels must be names or integers",
+        'labels must be names or integers; write lists in JSON, `["bad", "long"]`; for cells such as `bad|long` add `::label-separator=|` in quotes',
         f"{BERT} own.jsonl",
         f"{BERT} own.jsonl",
         files={"own.jsonl": '{"text": "a cat", "label": 0.5}\n{"text": "a mat", "label": 1}\n'},
@@ -113,8 +113,8 @@ ROWS = (
         files={"own.csv": "scan,label\nimages/a/0.png,a\n"},
     ),
     Row(
-        ROLES,
-        "select the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs",
+        "data/sources/text_columns.py",
+        "select the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs; for words in strings add `label=COLUMN,label-separator=space`",
         "predict bert own.csv",
         "predict bert own.csv::text=summary",
         files={"own.csv": "summary,label\na cat,a\n"},
@@ -133,7 +133,7 @@ ROWS = (
     ),
     Row(
         FILES,
-        "a .txt file lists one image per line: `cats/1.png 3`",
+        "a .txt file lists one image per line: `cats/1.png 3`; {}",
         "predict base.st list.txt",
         "predict base.st list.txt",
         files={"list.txt": "images/a/0.png\n"},
@@ -141,7 +141,7 @@ ROWS = (
     ),
     Row(
         FILES,
-        "a line has a word, then its labels, parted by blanks or tabs: `Rome B-place`",
+        "a line has a word, then its labels, parted by blanks or tabs: `Rome B-place`; a comment `# ...` comes before the first word of a text",
         "predict words own.conll",
         "predict words own.conll",
         files={"own.conll": "the O\ncat\n"},
@@ -277,7 +277,7 @@ ROWS = (
     ),
     Row(
         TAGGED,
-        "each word needs a label; select the column with `::label=COLUMN`",
+        "each word needs a label; select the column with `::label=COLUMN`; for strings add `::label-separator=space`",
         f"eval words {END} --data own.jsonl",
         f"eval words {END} --data own.jsonl::label=spans",
         files={

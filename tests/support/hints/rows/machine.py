@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from support.hints.rows.families import edit_header, nested, restore, rewrite
+from support.hints.rows.families import edit_header, restore, rewrite
 from support.hints.rows.stages_prune import edit
 from support.hints.table import Row
 
@@ -78,14 +78,6 @@ ROWS = (
         f"{LOADED}m.save_pretrained('s', state_dict={{}})",
         f"{LOADED}m.save_pretrained('s', state_dict=m.state_dict())",
         before=(HYDRA,),
-    ),
-    Row(
-        "checkpoint.py",
-        "it may be from another version of hydractl",
-        PRUNE,
-        PRUNE,
-        prepare=partial(edit_header, "base.st", lambda header: header.update(kind="zzzz")),
-        mend=partial(restore, "base.st"),
     ),
     Row(
         "checkpoint.py",
@@ -314,13 +306,6 @@ ROWS = (
     ),
     Row(
         "reporting/comparison.py",
-        "a newer release made it: `{} --upgrade`",
-        f"{REPORT} -o r.md",
-        "report other.json -o r.md",
-        prepare=partial(nested, "report.json", "definitions", zzzz="?"),
-    ),
-    Row(
-        "reporting/comparison.py",
         "name one report of each set; those of several seeds are put together without `--over sets`",
         f"{REPORT} second.json --over sets -o r.md",
         f"{REPORT} second.json -o r.md",
@@ -403,7 +388,7 @@ ROWS = (
     ),
     Row(
         "processes/distributed.py",
-        "the report of the launcher names it; the same command resumes if there is a journal",
+        "the report of the launcher names it; run the same command again",
         test="tests/processes/test_distributed.py::test_a_process_that_ends_is_noticed",
     ),
     *(

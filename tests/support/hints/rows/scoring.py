@@ -21,12 +21,6 @@ def _journal() -> None:
 ROWS = (
     Row(
         "scoring/cahp/method.py",
-        "add `--keep-fraction 0.5`, or no budget at all",
-        f"{SCORE} --method cahp --keep 0",
-        f"{SCORE} --method cahp --keep-fraction 0.5",
-    ),
-    Row(
-        "scoring/cahp/method.py",
         "add `--towers {}`",
         "score clip --data pictures.jsonl --classes a,b --method cahp -o o.json",
         "score clip --data pictures.jsonl --classes a,b --method cahp -o o.json --towers vision",
@@ -84,12 +78,6 @@ ROWS = (
         "use a smaller `--batch-size`{}",
         f"{CIRCUIT} --objective acc --max-memory 1KB",
         f"{CIRCUIT} --objective acc --batch-size 1 --max-memory 100MB",
-    ),
-    Row(
-        "scoring/gates/dsp.py",
-        "change `--keep`, `--remove` or `--keep-fraction`",
-        f"{GATES} --keep 4".replace("l0", "dsp"),
-        f"{GATES} --keep 3".replace("l0", "dsp"),
     ),
     Row(
         "scoring/gates/training.py",

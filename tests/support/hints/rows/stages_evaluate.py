@@ -111,8 +111,8 @@ ROWS = (
     Row(
         DATA,
         "select the classes of `--data` with `::classes=`, or use the same names",
-        f"eval {VIT} --data images --temperature val --no-latency --bootstrap 0",
-        f"eval {VIT} --data images --temperature images --no-latency --bootstrap 0",
+        f"eval {VIT} --data images::classes-by=position --temperature val --no-latency --bootstrap 0",
+        f"eval {VIT} --data images::classes-by=position --temperature images::classes-by=position --no-latency --bootstrap 0",
         prepare=lambda: shutil.copytree("images/a", "val/c"),
     ),
     Row(
@@ -279,7 +279,7 @@ ROWS = (
     ),
     Row(
         "stages/evaluate/report.py",
-        "use more samples (at least {}), allow more risk, or try another `--ood-score`",
+        "use more samples (at least {}){}, allow more risk, or try another `--ood-score`",
         f"{EVAL} --threshold-for 'risk<=0.01'",
         f"{EVAL} --threshold-for 'risk<=0.99'",
     ),

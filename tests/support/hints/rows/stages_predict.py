@@ -102,13 +102,6 @@ ROWS = (
         stdin=b"images/a/0.png\0images/a/2.bmp\0",
     ),
     Row(
-        "stages/predict/run.py",
-        "{}add `--skip-bad` to report it in its line and continue",
-        "predict base.st broken.png",
-        "predict base.st broken.png --skip-bad",
-        files={"broken.png": b"\x89PNG\r\n\x1a\n"},
-    ),
-    Row(
         "fusion/prompts.py",
         '`--template "{}"`',
         "predict clip images/a --classes a,b --template photo",

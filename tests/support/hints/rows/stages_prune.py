@@ -133,7 +133,7 @@ ROWS = (
     ),
     Row(
         CONFIG,
-        "make scores with `hydractl score MODEL -o scores.json`, or remove heads at random with `--strategy random`",
+        "make scores with `hydractl score MODEL --data VAL -o scores.json`, or remove heads at random with `--strategy random`",
         "prune base.st --remove 2 -o o.st",
         "prune base.st --remove 2 --strategy random -o o.st",
     ),
@@ -162,7 +162,7 @@ ROWS = (
     ),
     Row(
         MASKS,
-        "score this model: `hydractl score {} -o {}`",
+        "score this model: `hydractl score {} --data VAL -o {}`",
         f"{SCORED} --keep 3 -o o.st",
         f"{SCORED} --keep 3 -o o.st",
         prepare=partial(edit, "scores.json", architecture="vit_small_patch16_224"),

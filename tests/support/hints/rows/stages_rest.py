@@ -157,14 +157,6 @@ ROWS = (
         before=(f"{EVAL} --threshold-for 'risk<=0.99' --ood-score entropy --store t.st -q -o t.json",),
     ),
     Row(
-        "stages/predict/sources.py",
-        "for one text per line: `hydractl predict MODEL - < {}`",
-        "predict bert lines.txt",
-        "predict bert -",
-        files={"lines.txt": "the cat\na mat\n"},
-        stdin=b"the cat\na mat\n",
-    ),
-    Row(
         "stages/prune/diverse.py",
         "use fewer samples, `--data DATA::limit={}`, or fewer `--candidates`",
         test="tests/stages/prune/test_diverse.py::test_probabilities_that_would_not_fit_are_refused_with_a_number_that_fits",

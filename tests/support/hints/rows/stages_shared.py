@@ -238,7 +238,7 @@ ROWS = (
     ),
     Row(
         OPEN,
-        "known schemas: {}",
+        "known schemas: {}; {}",
         "inspect bad.json",
         "inspect scores.json",
         prepare=lambda: write_scores(schema="other/1"),

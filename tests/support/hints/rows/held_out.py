@@ -1,0 +1,309 @@
+"""Hints of held-out data, tags, decoded sizes, names of `make` and files of a newer release."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from support.hints.table import Row
+
+MAKE, WORDS, SELECTION = "cli/commands/make/config.py", "data/words.py", "stages/shared/mask_selection.py"
+TRAIN = "digits::classes=0-6,limit=14"
+TEST = "digits::classes=0-6,limit=40,split=test"
+DATA = f"--val {TEST} --test digits::classes=0-6,limit=20,split=val,part=2/2 --risk 0.9 -q"
+HALVES = f"--val {TEST},part=1/2 --test {TEST},part=2/2 --risk 0.9 -q"
+SCORE = "score base.st --data digits::classes=0-6,limit=14 -o o.json"
+EVAL = "eval base.st --data digits::classes=0-6,limit=21,split=test --no-latency --bootstrap 0 -q"
+CONLL = "the O\ncat B-x\nsat O\n\na O\nmat O\n"
+TABLES = "--no-latency --bootstrap 0"
+
+
+def _link(name: str) -> None:
+    """Give a member a name that is not UTF-8."""
+    shutil.copy("m-0.st", os.fsencode(name))
+
+
+def _folder(name: str) -> None:
+    Path(name).mkdir()
+    shutil.copy("m-0.st", Path(name, "m.st"))
+
+
+def _letters() -> None:
+    """Make a second tagger whose tokenizer has tokens for the letters of `the` only."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    shutil.copytree("words", "letters")
+    for path in Path("letters").glob("tokenizer*"):
+        path.unlink()
+    letters = Tokenizer(models.BPE({"t": 0, "h": 1}, []))
+    letters.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="t").save_pretrained("letters")  # noqa: S106 - no password
+
+
+def _patched(name: str, code: str) -> str:
+    """Return code that runs while a function returns True."""
+    return f"python from unittest import mock\nwith mock.patch({name!r}, return_value=True):\n    {code}"
+
+
+ROWS = (
+    Row(
+        "checkpoint.py",
+        "check the path",
+        "python from pathlib import Path; from hydractl.checkpoint import Checkpoint; Checkpoint.open(Path('zzzz.st'))",
+        "inspect base.st",
+    ),
+    Row(
+        MAKE,
+        "check the path",
+        f"make qqqqqqqqqqq.pth m-1.st {DATA} -o out/",
+        f"make m-0.st m-1.st {HALVES} -o out/",
+    ),
+    Row(
+        MAKE,
+        "for example `{}={}`",
+        f"make 'a[0]=m-0.st' m-1.st {HALVES} -o out/",
+        f"make a-0=m-0.st m-1.st {HALVES} -o out/",
+    ),
+    Row(
+        MAKE,
+        "rename the folder, or link it: `ln -s FOLDER NAME`",
+        f"make a,b/m.st m-1.st {HALVES} -o out/",
+        f"make ab/m.st m-1.st {HALVES} -o out/",
+        prepare=lambda: _folder("a,b"),
+        mend=lambda: Path("a,b").rename("ab"),
+    ),
+    Row(
+        "cli/commands/make/held_out.py",
+        "{}{}give other labelled data as `--val`; or train the models again with `--val {}`, and give `make` `--val {}`",
+        f"make m-0.st m-1.st --val {TRAIN} --test {TEST} --risk 0.9 -q -o out/",
+        f"make m-0.st m-1.st {HALVES} -o out/",
+    ),
+    Row(
+        "cli/commands/run/plan.py",
+        "rename the file or folder",
+        f"make m-\udcff.st m-1.st {HALVES} -o out/",
+        f"make m-0.st m-1.st {HALVES} -o out/",
+        prepare=lambda: _link("m-\udcff.st"),
+    ),
+    Row(
+        "cli/commands/run/stage_options.py",
+        "options have their own keys; for a file of that name write `./{}`",
+        "run wrong.toml",
+        "run right.toml",
+        files={
+            name: f'[[stage]]\nname = "a"\ncommand = "fuse"\nmodels = ["{first}m-0.st", "m-1.st"]\nout = "o.st"\n'
+            for name, first in (("wrong.toml", "-"), ("right.toml", "./"))
+        },
+    ),
+    Row(
+        "data/decoding.py",
+        "make the image smaller, or add `::max-item={}` to the data",
+        "predict base.st images/a::max-item=10 --no-skip-bad",
+        "predict base.st images/a::max-item=243 --no-skip-bad",
+    ),
+    Row(
+        "data/matching.py",
+        "add `::classes-by={}` if they are the first {} classes of the model, or name the model's classes with `hydractl import --labels`",
+        f"eval base.st --data images {TABLES}",
+        f"eval base.st --data images::classes-by=position {TABLES}",
+    ),
+    Row(
+        "data/resizing.py",
+        "crop the image to a less extreme aspect ratio",
+        "python from PIL import Image; from hydractl.data.resizing import TensorResize; "
+        "TensorResize(size=None, side=224, crop=(224, 224), mode='bilinear')(Image.new('RGB', (1, 200000)))",
+        "predict base.st images/a",
+    ),
+    Row(
+        "data/sources/column_roles.py",
+        "add `::label-separator={}` in quotes, or `::label-separator={}` if they are names",
+        "finetune bert --data own.csv --val own.csv --steps 1 -o o.st",
+        "finetune bert --data 'own.csv::label-separator=|' --val 'own.csv::label-separator=|' --steps 1 -o o.st",
+        files={"own.csv": "text,label\na cat,bad\na mat,long\nthe cat,bad|long\nthe mat,long|bad\n"},
+    ),
+    Row(
+        "data/sources/files.py",
+        "if you trust the file, add `::max-item={}`",
+        test="tests/data/sources/test_tables.py::test_a_small_file_that_expands_is_refused",
+    ),
+    Row(
+        "data/sources/files.py",
+        "rename a file with a word and its label per line: `mv {} {}`",
+        f"eval words --data train.txt {TABLES}",
+        f"eval words --data train.conll {TABLES}",
+        files={"train.txt": CONLL},
+        mend=lambda: Path("train.txt").rename("train.conll"),
+    ),
+    Row(
+        "data/sources/tagged.py",
+        "select the columns: `{}`",
+        f"eval words --data own.conll {TABLES}",
+        f"eval words --data 'own.conll::text=column 2,label=tags' {TABLES}",
+        files={"own.conll": "1\tthe\t_\tO\n2\tcat\t_\tB-x\n\n1\ta\t_\tO\n2\tmat\t_\tO\n"},
+    ),
+    Row(
+        "data/sources/text_columns.py",
+        "choose the columns: {}; or `::text=COLUMN` for single texts",
+        test="tests/data/sources/test_text_columns.py::test_several_pairs_are_a_choice",
+    ),
+    Row(
+        WORDS,
+        "check that the column of words is the right one: `::text=COLUMN`",
+        test="tests/data/test_first_tokens.py::test_lists_of_words_have_the_tokens_and_first_tokens_of_the_library",
+    ),
+    Row(
+        WORDS,
+        "evaluate models with different tokenizers apart",
+        f"eval words --data own.jsonl {TABLES} --compare other=letters",
+        f"eval words --data own.jsonl {TABLES}",
+        files={"own.jsonl": '{"tokens": ["the", "on"], "ner_tags": ["O", "B-x"]}\n'},
+        prepare=_letters,
+    ),
+    Row(
+        WORDS,
+        "leave it out",
+        f"eval words --data own.jsonl {TABLES}",
+        f"eval words --data words.jsonl {TABLES}",
+        files={"own.jsonl": '{"tokens": ["cat"], "ner_tags": ["B-x"]}\n{"tokens": [], "ner_tags": []}\n'},
+    ),
+    Row(
+        "families/openclip/tokenizer.py",
+        "give a `tokenizer.json`: `arch:openclip:NAME::tokenizer=PATH/tokenizer.json`",
+        _patched(
+            "hydractl.families.openclip.tokenizer.is_python_tokenizer",
+            "from pathlib import Path; from hydractl.families.openclip import tokenizer as t; "
+            "t.tokenization({'hf_tokenizer_name': 'x'}, Path('bert/tokenizer.json'), (8, 61))",
+        ),
+        "predict clip images/a --classes photo,drawing",
+    ),
+    Row(
+        "stages/evaluate/data.py",
+        "name them: `--classes cat,dog`, or a file",
+        "python from types import SimpleNamespace as N; from hydractl.stages.evaluate.data import ClassAlignment as A; "
+        "A._check_stream(N(_count=0), N(column=1, class_names=(), name='s'), {})",
+        "eval clip --data images::map=a:photo,b:drawing --classes photo,drawing --no-latency --bootstrap 0 --metrics accuracy",
+    ),
+    Row(
+        "stages/evaluate/measure_row.py",
+        "use `--device cpu`, or `--no-latency` to keep only one row in memory",
+        "python import torch; from types import SimpleNamespace as N; from hydractl.stages.evaluate import measure_row as m; "
+        "from unittest import mock\nwith mock.patch.object(m, 'load_any', side_effect=torch.OutOfMemoryError()):\n"
+        "    m._load(N(device=torch.device('cpu'), dtype=None), [N(reference='base.st')])",
+        f"{EVAL} --device cpu -o o.json",
+    ),
+    Row(
+        "stages/export/compare.py",
+        "to accept that difference, add `--tolerance {}`",
+        "python from hydractl.stages.export.compare import require_near; require_near(0.01, 1e-4, inputs_name='x')",
+        "export base.st -o o.pt2 --tolerance NUMBER",
+    ),
+    Row(
+        "stages/export/formats.py",
+        "write a `.pt2`, or prune more heads",
+        "python from unittest import mock; from pathlib import Path; from hydractl.stages.export.config import ExportConfig; "
+        "from hydractl.stages.export.run import run_export\n"
+        "with mock.patch('hydractl.stages.export.formats.MOST_BYTES', 9):\n"
+        "    run_export(ExportConfig(model='base.st', out=Path('o.onnx')))",
+        "export base.st -o o.pt2",
+    ),
+    Row(
+        "stages/finetune/config.py",
+        "leave one of them out, or replace `buffer` by `limit=N`",
+        f"finetune hydra.st --data hf:org/name::streaming=true,buffer=9 --val {TEST} --batches own -o o.st",
+        f"finetune own.st --data {TRAIN} --val {TEST} --batches own --steps 1 --batch-size 8 -o o.st",
+        before=("fuse m-0.st m-1.st --own-from 0 -q -o own.st",),
+    ),
+    Row(
+        "stages/fuse/compatibility.py",
+        "one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights",
+        "fuse named.st bare.st -o o.st",
+        "fuse named.st again.st -o o.st",
+        before=tuple(
+            f"import w.pth --arch timm {labels} -q -o {name}.st"
+            for name, labels in (
+                ("named", "--labels a,b,c,d,e,f,g"),
+                ("again", "--labels a,b,c,d,e,f,g"),
+                ("bare", ""),
+            )
+        ),
+    ),
+    Row(
+        "stages/predict/rows.py",
+        "`hydractl eval {} --data HELD_OUT --threshold-for 'risk<=0.05' -o report.json` writes a report of it",
+        "predict five.st images/a --threshold report.json",
+        f"{EVAL} --threshold-for 'risk<=0.99' -o o.json",
+    ),
+    Row(
+        "stages/predict/run.py",
+        "read the errors {}, and give images that can be read",
+        "predict base.st broken.png",
+        "predict base.st images/a/0.png",
+        files={"broken.png": b"\x89PNG\r\n\x1a\n"},
+    ),
+    Row(
+        "stages/score/config.py",
+        "add `--data DATA`, for example `--data val/`, or use a method that reads no data: `--method magnitude`",
+        "score base.st --method taylor -o o.json",
+        "score base.st --method magnitude -o o.json",
+    ),
+    Row(
+        "stages/score/run.py",
+        "for example `--keep-fraction 0.5`",
+        f"{SCORE} --method cahp --keep 0",
+        f"{SCORE} --method cahp --keep-fraction 0.5",
+    ),
+    Row(
+        "stages/score/training.py",
+        "lower `--weights-lr`",
+        "python import torch; from hydractl.checkpoint import Checkpoint; from pathlib import Path; "
+        "from hydractl.stages.score import training as t\n"
+        "from types import SimpleNamespace as N; c = Checkpoint.open(Path('base.st'))\n"
+        "w = {n: torch.full_like(x, float('inf')) if x.is_floating_point() else x for n, x in c.tensors().items()}\n"
+        "t.publish_scores(N(trained=Path('t.st')), N(checkpoint=c), None, N(weights=w), claim=None)",
+        "score base.st --data digits::classes=0-6,limit=14 --method l0 --epochs 1 --batch-size 8 --training joint "
+        "--weights-lr 1e-4 -o o.json",
+    ),
+    Row(
+        "stages/shared/fit_ood_scores.py",
+        "use OOD scores of logits, such as energy",
+        "fuse multi --fit labels.jsonl --val labels.jsonl -o o.st",
+        "fuse multi -o o.st",
+    ),
+    Row(
+        SELECTION,
+        "for example `--keep {}`",
+        "prune base.st --scores scores.json --keep 9 -o o.st",
+        "prune base.st --scores scores.json --keep NUMBER -o o.st",
+    ),
+    Row(
+        SELECTION,
+        "give at most `--remove {}`",
+        "prune base.st --scores scores.json --remove 90 -o o.st",
+        "prune base.st --scores scores.json --remove NUMBER -o o.st",
+    ),
+    Row(
+        "stages/shared/predictions.py",
+        "give `--temperature` another value, or leave it out",
+        "eval cold.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0 --temperature 500",
+        "eval cold.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0 --temperature 1",
+        before=("fuse m-0.st m-1.st --temperature 500 -q -o cold.st",),
+    ),
+    Row(
+        "tags.py",
+        "use one of {}, with the prefix always before or always after the type; `::map=OLD:NEW,...` renames classes of data",
+        "finetune bert --data own.conll --val own.conll --steps 1 -o o.st",
+        "finetune bert --data words.conll --val words.conll --steps 1 -o o.st",
+        files={"own.conll": "the O\ncat B-x\nsat L-x\n\na O\nmat I-x\non E-x\n"},
+    ),
+    Row(
+        "version.py",
+        "a newer release may have made it: `{} --upgrade`",
+        "prune base.st --scores new.json --remove 1 -o o.st",
+        "inspect scores.json",
+        prepare=lambda: Path("new.json").write_text(
+            Path("scores.json").read_text().replace("hydractl.scores/1", "hydractl.scores/99")
+        ),
+    ),
+)
