@@ -298,7 +298,14 @@ def small(place):
         chosen = ("--strategy", "random", "--seed", m, "--keep", keep)
         run("prune", place / "small", *chosen, "-o", place / f"small-{m}.st")
     members = (place / f"small-{m}.st" for m in range(2))
-    run("fuse", *members, "--temperature", place / "val.jsonl", "-o", place / "small.st")
+    run(
+        "fuse",
+        *members,
+        "--temperature",
+        f"{place / 'val.jsonl'}::classes-by=position",
+        "-o",
+        place / "small.st",
+    )
     return place
 
 

@@ -247,11 +247,6 @@ def test_attention_that_is_not_finite_is_refused():
         score_cahp(job_for(type(sample)(sample.header, state)), SILENT)
 
 
-def test_a_budget_of_no_head_is_refused():
-    with pytest.raises(UsageError, match="at least one head"):
-        score_cahp(job_for(base(VIT), budget=12), SILENT)
-
-
 def test_too_few_heads_are_refused():
     job = job_for(base(VIT))
     tower = job.architecture.towers["vision"].model_copy(update={"layers": 1, "num_heads": 2})

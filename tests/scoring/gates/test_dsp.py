@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from hydractl.errors import UsageError
 from hydractl.progress import SILENT
 from hydractl.scoring.gates.dsp import (
     COLDEST,
@@ -137,10 +136,3 @@ def test_heads_that_do_nothing_are_not_chosen(settings):
     assert not kept & {(layer, h) for layer, heads in enumerate(IDLE) for h in heads}
     assert found.results["kept"] == 6
     assert found.results["training_accuracy"] == 1.0
-
-
-@pytest.mark.parametrize("budget", [0, 12])
-def test_a_budget_without_a_choice_is_refused(budget):
-    with pytest.raises(UsageError, match=r"nothing to select") as caught:
-        score_dsp(training_job(planted(), budget=budget, settings=DspSettings()), SILENT)
-    assert "--remove" in caught.value.hint

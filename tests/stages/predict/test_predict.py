@@ -327,7 +327,6 @@ REFUSED = {
         UsageError,
         "is no table or folder of texts, which the model reads",
     ),
-    "a text file": (("notes.txt",), "bert", {}, UsageError, r"`notes\.txt`: the model reads texts"),
     "lines and more": (("-", "flat"), "hydra.st", {}, UsageError, "`-` cannot be combined with other DATA"),
     "no line": (("-",), "bert", {}, DataError, "standard input: has no lines"),
     "no form": (

@@ -215,9 +215,9 @@ def test_a_damaged_journal_is_refused(model, tmp_path, written, change):
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("make", [
-    lambda path: path.mkdir(), lambda path: path.write_text(""), lambda path: path.write_text("mine\n"),
+    lambda path: path.mkdir(), lambda path: path.write_text("mine\n"),
     lambda path: path.write_text('{"schema": "hydractl.scores/1"}\n'), lambda path: path.symlink_to("nowhere"),
-], ids=["folder", "empty", "notes", "JSON", "link"])  # fmt: skip
+], ids=["folder", "notes", "JSON", "link"])  # fmt: skip
 def test_what_is_no_journal_is_never_touched(model, tmp_path, make, force):
     path = tmp_path / "s.json.journal"
     make(path)
