@@ -34,7 +34,7 @@ ROWS = (
     Row(
         "cli/command.py",
         "{}, or add `--skip-bad`",
-        "predict base.st images",
+        "predict base.st images --no-skip-bad",
         "predict base.st images --skip-bad",
         files={"images/a/9.png": "no image"},
     ),

@@ -187,7 +187,7 @@ ROWS = (
     Row(
         PREPROCESS,
         "convert the images to 8 bits first",
-        "predict base.st deep.png",
+        "predict base.st deep.png --no-skip-bad",
         "predict base.st flat.png",
         prepare=_deepen,
         mend=_flatten,

@@ -264,8 +264,8 @@ ROWS = (
     Row(
         TABLES,
         "paths are relative to `{}`",
-        "predict base.st own/own.csv",
-        "predict base.st own/own.csv::root=.",
+        "predict base.st own/own.csv --no-skip-bad",
+        "predict base.st own/own.csv::root=. --no-skip-bad",
         files={"own/own.csv": "image,label\nimages/a/0.png,a\n"},
     ),
     Row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import warnings
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -70,7 +71,9 @@ def _module(_: object) -> object:
 def _script() -> None:
     import torch
 
-    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), "x.pth")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer releases of torch deprecate scripts
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), "x.pth")
 
 
 def _compressed() -> None:
