@@ -31,11 +31,11 @@ def list_in(cell: object) -> list[Any] | None:
         with suppress(NotJSONError):
             return list_in(parse(text))
         items = [*_ITEM.finditer(body := text[1:-1].strip())]
-        are_whole = "".join(item[0] for item in items) == body
+        are_whole = "".join(part[0] for part in items) == body
         # Python joins neighbours without a comma: a mixture of both forms has two meanings
-        if are_whole and len({"," in item[2] for item in items[:-1]}) <= 1:
+        if are_whole and len({"," in part[2] for part in items[:-1]}) <= 1:
             with suppress(SyntaxError, ValueError):
-                return [ast.literal_eval(item[1]) for item in items]
+                return [ast.literal_eval(part[1]) for part in items]
     return cell if isinstance(cell, list) else None
 
 

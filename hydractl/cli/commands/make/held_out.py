@@ -40,12 +40,12 @@ def check_held_out(config: MakeConfig) -> None:
 
     used = [unpack(text) for text in union(*(header.samples for header in headers)).values()]
     used += [] if config.train is None else [samples(config.train)]
-    val = samples(config.val) if used else ()
-    if used and (overlap := np.isin(val, np.concatenate(used))).any():
+    val_samples = samples(config.val) if used else ()
+    if used and (overlap := np.isin(val_samples, np.concatenate(used))).any():
         (first, second), tests = config.halves(config.val), config.halves(config.test)
         replaced = f"replace `--val` and `--test` by `--val {shlex.quote(tests[0])} --test {shlex.quote(tests[1])}`, or "
         raise DataError(
-            f"{overlap.sum()} of {len(val)} samples of `--val {config.val}` were used to train or select the models, so the "
+            f"{overlap.sum()} of {len(val_samples)} samples of `--val {config.val}` were used to train or select the models, so the "
             "guarantee of the threshold does not hold",
             hint=replaced
             * (not np.isin(samples(config.test), np.concatenate(used)).any())
