@@ -301,7 +301,7 @@ def test_columns_of_word_numbers_are_no_words(tmp_path):
     path.write_text("# sent_id = 1\n1-2\tvamos\t_\t_\n1\tvam\tvam\tVERB\n2\tos\tos\tPRON\n\n1\ta\ta\tX\n")
     with pytest.raises(DataError, match="numbers the words of each text") as caught:
         open_items(str(path), reading(wordpiece()))
-    assert caught.value.hint == f"select the columns: `'{path}::text=column 2,label=column 4'`"
+    assert caught.value.hint == f"select the columns: `'{path}::text=column 2,label=tags'`"
     path.write_text(path.read_text().replace("\t", " ").replace("_ _", "_ X"))
     items = open_items(f"{path}::text=column 2,label=column 3", reading(wordpiece()))
     assert items.texts == ("vamos vam os", "a")
