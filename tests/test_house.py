@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -49,7 +50,8 @@ def house(tmp_path, monkeypatch):
 def test_statements_names_and_lines_are_counted(house, tmp_path):
     counts, _ = house.measure(tmp_path / "hydractl")
     # def, assignment, return; neither the import nor the docstrings
-    assert counts["statements"] == {"total": 6, "without research": 3, "core": 3, "research": 3}
+    assert counts["statements"] == {"total": 6, "without research": 3}
+    assert counts["files"] == {"core": 1}
     # four lines of an import beside three of code; `halves` twice, `number`, `found`
     assert counts["percent"] == {"imports": 57.14, "vague names": 25.0, "generic names": 0.0}
     assert counts["largest"] == {"lines of a file": 14, "modules of a folder": 1}
@@ -58,7 +60,8 @@ def test_statements_names_and_lines_are_counted(house, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x = 1\n", "statements: `core` is 4, above 3; look at core/halves.py (3), core/extra.py (1)"),
+        ("x = 1\n", "statements: `without research` is 4, above 3; look at core (4), research (3)"),
+        ("", "files: `core` is 2, above 1; look at core (2), research (1)"),
         (
             "kept = 1\n",
             "percent: `vague names` is 30, above 25; look at",
@@ -82,9 +85,34 @@ def test_figures_fall_and_never_rise(house, tmp_path, monkeypatch):
         (tmp_path / "hydractl" / "core" / "halves.py").write_text(text)
         assert house.main() == 0
         figures = tomllib.loads(house.FIGURES.read_text())
-        assert figures["statements"] == {
-            "total": 3 + figure, "without research": figure, "core": figure, "research": 3
-        }  # fmt: skip
+        assert figures["statements"] == {"total": 3 + figure, "without research": figure}
+
+
+def test_a_figure_never_rises_above_a_commit(house, tmp_path, monkeypatch, capsys):
+    def git(*arguments):
+        identity = ("-c", "user.name=x", "-c", "user.email=x@y.example")
+        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)
+
+    def commit(text, date):
+        house.FIGURES.write_text(text)
+        monkeypatch.setenv("GIT_COMMITTER_DATE", date)
+        git("add", ".")
+        git("commit", "-m", "figures")
+        capsys.readouterr()
+        return house.main()
+
+    assert house.main() == 0
+    assert "git has no history" in capsys.readouterr().err
+    low = house.FIGURES.read_text()
+    git("init")
+    assert commit(low.replace("= 6", "= 5"), "2020-01-01T00:00:00Z") == 1  # the count is 6
+    assert commit(low.replace("= 6", "= 7"), "2090-01-01T00:00:00Z") == 0
+    assert commit(low, "2090-01-02T00:00:00Z") == 0
+    assert commit(low.replace("= 6", "= 8"), "2090-01-03T00:00:00Z") == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"house.toml: statements: `total` is 8, above {figure} of an earlier commit. Only an issue raises a figure."
+        for figure in (6, 7)
+    ]
 
 
 def test_the_page_on_architecture_names_paths_that_exist():
