@@ -25,7 +25,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
-from hydractl.stages.prune.strategy import Strategy
+from hydractl.stages.prune.config import Strategy
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from hydractl.training.recipes.recipe import Recipe

@@ -13,7 +13,7 @@ from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, HeadName, Removal
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
-from hydractl.stages.prune.strategy import Diversity, Strategy
+from hydractl.stages.prune.config import Diversity, Strategy
 from support.builders import base, mask_file, scores_file
 from support.heard import Heard
 from support.variants import PLAIN
