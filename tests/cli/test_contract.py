@@ -14,7 +14,7 @@ from hydractl.errors import InputError
 from hydractl.output.locks import claimed
 from hydractl.output.paths import check_output
 from hydractl.runtime import enough_memory
-from hydractl.stages.score import journal as score
+from hydractl.stages.score import run as score
 from hydractl.training.resume import Snapshot, StateFolder
 
 COMMANDS = {

@@ -11,8 +11,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from hydractl.stages.doctor.config import DoctorConfig
-from hydractl.stages.doctor.run import _hub, run_doctor
+from hydractl.stages.doctor import DoctorConfig, _hub, run_doctor
 
 TOKEN = "hf_secret"  # noqa: S105 - nobody's
 

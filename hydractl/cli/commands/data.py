@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from hydractl.cli.command import QUIET, command
 from hydractl.cli.output import Terminal, line, table
 from hydractl.data.presets.registry import PREFIX
-from hydractl.stages.datasets.config import DataConfig
+from hydractl.stages.datasets import DataConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.datasets.run import Data, DataReport, KnownDataset
+    from hydractl.stages.datasets import Data, DataReport, KnownDataset
 
 
 @command(
@@ -30,7 +30,7 @@ def data(config: DataConfig, terminal: Terminal) -> None:
       hydractl data show cifar100
       hydractl data list --json > sets.json
     """
-    from hydractl.stages.datasets.run import run_data
+    from hydractl.stages.datasets import run_data
 
     terminal.result(run_data(config, terminal.progress()), render)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import QUIET, command
 from hydractl.cli.output import Terminal, table
-from hydractl.stages.doctor.config import DoctorConfig
+from hydractl.stages.doctor import DoctorConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.doctor.run import DoctorReport
+    from hydractl.stages.doctor import DoctorReport
 
 
 @command(
@@ -29,7 +29,7 @@ def doctor(config: DoctorConfig, terminal: Terminal) -> None:
       hydractl doctor --json > doctor.json
       HF_HUB_OFFLINE=1 hydractl doctor -q
     """
-    from hydractl.stages.doctor.run import run_doctor
+    from hydractl.stages.doctor import run_doctor
 
     report = run_doctor(config, terminal.progress())
     terminal.result(report, render)

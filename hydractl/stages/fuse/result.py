@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+import torch
 from torch import Tensor
 
-from hydractl.families.load import OpenModel
+from hydractl.data.batches import CACHE_BYTES, BatchShare
+from hydractl.data.encode import check_reads, limited, open_items
+from hydractl.data.matching import filled_names, has_default_names, match_classes
+from hydractl.data.reference import DataRef
+from hydractl.errors import CheckFailed, UsageError
+from hydractl.families.load import OpenModel, load_model
+from hydractl.fusion.build import hydra_from_state
 from hydractl.fusion.feature_ood import Scores
+from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.header import FittedScores, Header, InputFile, Kind, samples_of
+from hydractl.manifest.header import Fate, FittedScores, Header, InputFile, Kind, samples_of
 from hydractl.manifest.temperature import Temperature
+from hydractl.messages import counted
+from hydractl.metrics.diversity import mutual_information
+from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
+from hydractl.metrics.temperature import divisor, scale_log_probs
+from hydractl.processes.distributed import ProcessGroup, answering_device
+from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.shared.open_inputs import data_input, labels_of, warn
 from hydractl.stages.shared.output_record import make_step
+from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, fits, predict
 
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
 """Placeholder with the length of a digest, until the digest is known."""
@@ -139,3 +156,201 @@ def make_header(
             "made_by": step,
         }
     )
+
+
+HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
+
+LogProbs = Mapping[DataRef, Tensor]
+"""Members' log-probabilities (M, N, C) on each data set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledSet:
+    """A data set as models read it, with labels (N,) of the models' classes."""
+
+    inputs: PreparedData
+    labels: Tensor
+
+
+class MergeEvaluator:
+    """The data sets, opened once, and what members and hydras say of them."""
+
+    def __init__(
+        self,
+        config: FuseConfig,
+        members: Sequence[OpenModel],
+        stored: Temperature,
+        team: ProcessGroup,
+        progress: Progress,
+    ) -> None:
+        """Open the data.
+
+        Args:
+            config: What is fused, on which data it is measured, and how models run there.
+            members: At least one, all with the same classes.
+            stored: The temperature where none is fitted.
+            team: Who asks models together.
+            progress: Hears what is measured.
+
+        Raises:
+            DataError: If a set cannot be used, has no labels, or not those of the members.
+            UsageError: If nothing names the classes of a zero-shot model.
+        """
+        self.config, self.measuring, self.members, self.stored = config, config.measuring, members, stored
+        self.team, self.progress = team, progress
+        self.device = answering_device(self.measuring.device)
+        first = members[0]
+        check_reads(first.header.preprocess, model=first.reference)
+        warn(first, progress)
+        if not first.header.num_classes:
+            raise UsageError(
+                f"{first.reference}: has no class names yet, so nothing can be measured",
+                hint="give the class names of the data: `--classes cat,dog`",
+            )
+        self.how = limited(first.header.preprocess, self.measuring.max_length, model=first.reference)
+        self.sets: dict[DataRef, LabelledSet] = {}
+        for option, ref in self.measuring.labelled.items():
+            if ref not in self.sets:
+                self.sets[ref] = self._opened(ref, option)
+        items = next(iter(self.sets.values())).inputs.dataset
+        labels, names = first.header.labels, items.class_names
+        if has_default_names(labels) and len(names) == first.header.num_classes and not items.numbered:
+            places = match_classes(items, labels, num_classes=len(names))  # `_opened` warns
+            update = {"labels": filled_names((), names, places, len(names))}
+            self.members = [replace(m, header=m.header.model_copy(update=update)) for m in members]
+
+    def _opened(self, ref: DataRef, option: str) -> LabelledSet:
+        items = open_items(ref, self.how, workers=self.measuring.num_workers, progress=self.progress)
+        labels, _ = labels_of(self.members[0], items, None, self.progress, option=option)
+        return LabelledSet(
+            inputs=PreparedData(
+                items,
+                batch_size=self.measuring.batch_size,
+                limit_bytes=CACHE_BYTES // len(self.measuring.labelled),
+                deal=BatchShare(self.team.rank, self.team.world),
+            ),
+            labels=labels,
+        )
+
+    def choose(self, fusion: Fusion) -> Outcome:
+        """Return what to write: with `auto` the hydra that merges most of those whose loss is small enough.
+
+        Members are asked once, one by one; then one hydra at a time, merging less and less. Where nothing was averaged the hydra
+        is its members and is not asked.
+
+        Args:
+            fusion: The one that merges most.
+
+        Raises:
+            CheckFailed: If none is good enough.
+        """
+        data, auto, max_loss = self.measuring.data, self.config.auto, self.config.max_loss or 0.0
+        if data is None:
+            temperature = self.temperature(self.log_probs_of_hydra(fusion, HYDRA), HYDRA)
+            return Outcome(fusion=fusion, temperature=temperature, sources=self.sources)
+        # memory holds one member at a time
+        log_probs_by_member = [self.log_probs_of(partial(load_model, m), m.reference) for m in self.members]
+        member_log_probs = {
+            ref: torch.cat([by_set[ref] for by_set in log_probs_by_member]) for ref in self.sets
+        }
+        before, predicted, of_members = self.quality(member_log_probs, ENSEMBLE)
+        tried: list[Tried] = []
+        for merge_trunk in range(fusion.merge_trunk, -1, -1):
+            candidate = fusion.merging(merge_trunk)
+            quality, classes, temperature = before, predicted, of_members
+            if Fate.MERGED in candidate.fates.values():
+                name = f"{HYDRA} merged before block {merge_trunk}" if auto else HYDRA
+                quality, classes, temperature = self.quality(self.log_probs_of_hydra(candidate, name), name)
+            agreement = float((classes == predicted).double().mean())
+            loss = quality.nll - before.nll
+            tried.append(Tried(merge_trunk=merge_trunk, hydra=quality, loss=loss, agreement=agreement))
+            self.progress.step(
+                f"{counted(merge_trunk, 'block')} merged: NLL {quality.nll:.4f}, {loss:+.4f} against "
+                f"{ENSEMBLE}; accuracy {quality.accuracy:.4f}, agreement {agreement:.4f}"
+            )
+            if not auto or loss <= max_loss:
+                if auto and fusion.merge_trunk and not merge_trunk:
+                    self.progress.warn(
+                        "merging any block costs more than allowed, so every member keeps its own blocks"
+                    )
+                items = self.sets[data].inputs.dataset
+                measured = Measured(data=items.name, samples=items.total, members=before, tried=tuple(tried))
+                return Outcome(
+                    fusion=candidate, temperature=temperature, measured=measured, sources=self.sources
+                )
+        least = min(tried, key=lambda trial: trial.loss)
+        raise CheckFailed(
+            f"every hydra loses more than {max_loss:g} nats; the best one, with `--merge-trunk "
+            f"{least.merge_trunk}`, loses {least.loss:.4g}; nothing was written",
+            hint=(
+                f"add `--max-loss {1.05 * least.loss:.2g}`, or leave out `--mlp merge` so that members keep their own MLPs"
+            ),
+        )
+
+    @property
+    def sources(self) -> tuple[InputFile, ...]:
+        """The data sets as lineage has them."""
+        return tuple(data_input(labelled.inputs.dataset, self.team) for labelled in self.sets.values())
+
+    def log_probs_of_hydra(self, fusion: Fusion, name: str) -> LogProbs:
+        """Return what a hydra says that is not written yet, its logits as they are."""
+        draft = Outcome(fusion=fusion, temperature=Temperature())
+        header = make_header(self.config, self.members, draft, digest=UNKNOWN_DIGEST)
+
+        def load() -> Hydra:
+            return hydra_from_state(header, {n: fusion.tensor(n) for n in fusion.specs}, where=HYDRA)
+
+        return self.log_probs_of(load, name)
+
+    def log_probs_of(self, load: Callable[[], Predictor], name: str) -> LogProbs:
+        """Return what a model says.
+
+        Raises:
+            InputError: If its logits are not finite, or it does not fit into the memory of the device.
+        """
+        with fits(name, self.device):
+            model = load().to(self.device)
+        return {
+            ref: predict(
+                model, labelled_set.inputs, self.how, name=name, team=self.team, progress=self.progress
+            ).log_probs
+            for ref, labelled_set in self.sets.items()
+        }
+
+    def temperature(self, log_probs: LogProbs, name: str) -> Temperature:
+        """Return the temperature of whoever said it: fitted, or the one that was given or stored."""
+        ref = self.measuring.temperature_data
+        if ref is None:
+            return self.stored
+        return (
+            Scaling.fit(
+                Responses(log_probs[ref]),
+                self.sets[ref].labels,
+                row=name,
+                progress=self.progress,
+                header=self.members[0].header,
+            )
+            .on_top_of(())
+            .rounded()
+        )
+
+    def quality(self, log_probs_by_set: LogProbs, name: str) -> tuple[Quality, Tensor, Temperature]:
+        """Return how good the ensemble of those who said it is on `--data`, which classes (N,) it predicts, and its temperature.
+
+        Each label or word of a sample counts as one.
+        """
+        ref = self.measuring.data
+        if ref is None:
+            raise ValueError("no data set is given to measure on")
+        temperature = self.temperature(log_probs_by_set, name)
+        scaled = Responses(scale_log_probs(log_probs_by_set[ref], divisor(temperature)))
+        member_log_probs, labels = scaled.flattened().log_probs.double(), self.sets[ref].labels
+        log_probs = ensemble_log_probs(member_log_probs)
+        per_sample = answers(log_probs.exp(), labels[labels >= 0], log_probs=log_probs)
+        quality = Quality(
+            accuracy=float(per_sample["hits"].double().mean()),
+            nll=float(per_sample["nll"].mean()),
+            temperature=temperature.common,
+            mutual_information=mutual_information(member_log_probs.exp()),
+        )
+        return quality, log_probs.argmax(1), temperature

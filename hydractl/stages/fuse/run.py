@@ -35,7 +35,7 @@ from hydractl.tensor_spec import spec_of, tensor_bytes
 
 if TYPE_CHECKING:
     from hydractl.stages.fuse.fit_scores import ScoreFitter
-    from hydractl.stages.fuse.merge_quality import MergeEvaluator
+    from hydractl.stages.fuse.result import MergeEvaluator
 
 MAX_SHOWN = 3
 LATER = "members are still identical: the hydra predicts like one model until `finetune` trains it"
@@ -184,7 +184,7 @@ def _open_evaluator(
     """Return what measures hydras, if there are data to do it on."""
     if not config.measuring.labelled:
         return None
-    from hydractl.stages.fuse.merge_quality import MergeEvaluator  # noqa: PLC0415 - runs models on data: not needed to fuse
+    from hydractl.stages.fuse.result import MergeEvaluator  # noqa: PLC0415 - runs models on data: not needed to fuse
 
     return MergeEvaluator(config, members, temperature, team, progress)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
+
 from typing_extensions import override
+
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
 from hydractl.output.atomic_write import is_stream
@@ -33,8 +34,6 @@ from hydractl.settings import (
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
-
-
 
 DEFAULT_CANDIDATES = 32
 
@@ -94,7 +93,6 @@ RULES: Mapping[Strategy, Rules] = MappingProxyType(
         Strategy.DIVERSE: Rules(summary="the samples that disagree most on data", pool=True),
     }
 )
-
 
 
 MEMBERS, DIVERSE = "Members", "Strategy diverse"

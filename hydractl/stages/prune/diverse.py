@@ -39,8 +39,7 @@ from hydractl.scoring.circuit.outcomes import Outcomes
 from hydractl.scoring.circuit.settings import OBJECTIVE_SCORES
 from hydractl.scoring.circuit.yardstick import Yardstick
 from hydractl.scoring.job import Samples
-from hydractl.stages.prune.config import DiverseConfig
-from hydractl.stages.prune.config import Diversity
+from hydractl.stages.prune.config import DiverseConfig, Diversity
 from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_sets
 from hydractl.stages.shared.zero_shot_classes import ask
 

@@ -41,9 +41,8 @@ from hydractl.messages import counted
 from hydractl.output.atomic_write import is_stream
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.stages.prune.config import PruneConfig, needs_pool
+from hydractl.stages.prune.config import PruneConfig, Strategy, needs_pool
 from hydractl.stages.prune.diverse import DiverseReport, Session, choose
-from hydractl.stages.prune.config import Strategy
 from hydractl.stages.shared.finite import as_stored, check_weights
 from hydractl.stages.shared.mask_selection import (
     Quota,

@@ -28,8 +28,7 @@ from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
-from hydractl.stages.prune.masks import Chosen, choose_masks
-from hydractl.stages.prune.masks import Plan
+from hydractl.stages.prune.masks import Chosen, Plan, choose_masks
 from hydractl.stages.shared.finite import check_weights, warn_temperature
 from hydractl.stages.shared.image_preprocessing import warn_of_folder
 from hydractl.stages.shared.output_record import make_step

@@ -23,9 +23,8 @@ from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerHeads, TowerS
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.config import PruneConfig, Strategy
 from hydractl.stages.prune.run import run_prune
-from hydractl.stages.prune.config import Strategy
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from hydractl.training.recipes.recipe import Recipe

@@ -20,7 +20,7 @@ from hydractl.fusion.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.fuse import merge_quality
+from hydractl.stages.fuse import result
 from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.inspect.config import InspectConfig
@@ -123,9 +123,9 @@ def test_auto_merges_as_much_as_may_be(members, losses, tmp_path):
 
 def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_path, monkeypatch):
     """Members are asked once each, hydras once each, and the one that equals its members not at all."""
-    asked, predict = [], merge_quality.predict
+    asked, predict = [], result.predict
     monkeypatch.setattr(
-        merge_quality, "predict", lambda *a, name, **k: asked.append(name) or predict(*a, name=name, **k)
+        result, "predict", lambda *a, name, **k: asked.append(name) or predict(*a, name=name, **k)
     )
     assert min(losses.values()) > 0
     ear = Heard()

@@ -255,7 +255,7 @@ ROWS = (
         f"{SCORE} --method cahp --keep-fraction 0.5",
     ),
     Row(
-        "stages/score/training.py",
+        "stages/score/run.py",
         "lower `--weights-lr`",
         "python import torch; from hydractl.checkpoint import Checkpoint; from pathlib import Path; "
         "from hydractl.stages.score import training as t\n"

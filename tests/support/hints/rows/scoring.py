@@ -123,7 +123,7 @@ ROWS = (
         f"{SCORE} --method taylor",
     ),
     Row(
-        "stages/score/journal.py",
+        "stages/score/run.py",
         "add `--force` to discard it and start again",
         f"{CIRCUIT} --objective acc",
         f"{CIRCUIT} --objective acc --force",

@@ -52,9 +52,9 @@ def _drop_layer(path: str) -> None:
 
 
 ROWS = (
-    Row("stages/datasets/config.py", "`hydractl data list` lists the names", "data show", "data list"),
+    Row("stages/datasets.py", "`hydractl data list` lists the names", "data show", "data list"),
     Row(
-        "stages/datasets/config.py",
+        "stages/datasets.py",
         "`hydractl data {} {}` shows one data set",
         "data list cifar10",
         "data show cifar10",
@@ -260,7 +260,7 @@ ROWS = (
         test="tests/stages/evaluate/test_spool.py::test_a_disk_without_room_is_refused_before_it_is_full",
     ),
     Row(
-        "stages/score/journal.py",
+        "stages/score/run.py",
         "move it to another place",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",

@@ -14,8 +14,17 @@ from typing import Literal
 from hydractl.errors import CheckFailed, reason_of
 from hydractl.messages import counted, quoted
 from hydractl.progress import SILENT, Progress
-from hydractl.stages.doctor.config import DoctorConfig
+from hydractl.settings import CheckedSettings, setting
+from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.version import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorConfig(CheckedSettings, CommandConfig):
+    """How long to wait for the Hub."""
+
+    timeout: float = setting(5.0, "Seconds to wait for the Hub.", above=0, high=600, metavar="S")
+
 
 LIBRARIES = ("torch", "torchvision", "timm", "transformers", "safetensors", "huggingface_hub")
 OFFLINE = (

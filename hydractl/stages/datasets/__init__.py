@@ -1,1 +1,0 @@
-"""data: the named data sets."""

@@ -1,1 +1,0 @@
-"""doctor: checks the installation."""
