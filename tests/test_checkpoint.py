@@ -317,7 +317,7 @@ def test_a_fifo_is_spooled(tmp_path):
     writer = threading.Thread(target=lambda: fifo.write_bytes(written(state)))
     writer.start()
     opened = Checkpoint.open(fifo)
-    writer.join(timeout=10)
+    writer.join(timeout=100)
     assert torch.equal(opened.tensor("a"), state["a"])
 
 
@@ -328,7 +328,7 @@ def test_a_malformed_stream_is_called_by_its_name(tmp_path):
     writer.start()
     with pytest.raises(CheckpointError, match=f"^{fifo}: is not a safetensors file"):
         Checkpoint.open(fifo)
-    writer.join(timeout=10)
+    writer.join(timeout=100)
 
 
 def test_standard_input_to_standard_output():

@@ -114,7 +114,7 @@ def lint(path: Path) -> subprocess.CompletedProcess[str]:
     """Check a workflow against the schema of GitHub's workflows that check-jsonschema holds; it needs no network."""
     return subprocess.run(
         [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", path],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 
 

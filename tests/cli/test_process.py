@@ -30,7 +30,7 @@ FILES = ["base.st", "hydra.st", "scores.json", "m-0.mask.json"]
 def test_no_escapes_in_pipes(spawn, work, argv):
     asked_for = dict.fromkeys(("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "CLICOLOR_FORCE"), "1")
 
-    out, err = spawn(*argv, **asked_for).communicate(timeout=60)
+    out, err = spawn(*argv, **asked_for).communicate(timeout=100)
 
     assert b"\x1b" not in out + err
 
@@ -124,7 +124,7 @@ def test_a_signal_leaves_nothing_behind(environment, tmp_path, number):
     assert len(list(folder.iterdir())) == 2
 
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
 
     assert (process.returncode, out, err) == (130, b"", b"interrupted\n")
     assert [path.name for path in folder.iterdir()] == ["started"]
@@ -172,7 +172,7 @@ program.main()
 )
 def test_an_error_that_a_library_makes_of_a_signal_is_an_interrupt(environment, script):
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, check=False, timeout=60,
+        [sys.executable, "-c", script], env=environment, capture_output=True, check=False, timeout=100,
         preexec_fn=interruptible,
     )  # fmt: skip
 
@@ -191,7 +191,7 @@ def test_interrupting_a_read_from_a_pipe_leaves_nothing_behind(environment, work
     wait_until(lambda: any(temporary.iterdir()))
 
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=30)
+    process.wait(timeout=100)
 
     assert process.returncode == 130
     assert process.stderr
@@ -284,7 +284,7 @@ def test_streams_that_are_closed_or_broken_are_no_crash(environment, work, comma
 def test_a_pipe_is_as_good_as_a_file(call, spawn, work, file):
     from_file = call("inspect", file, "--json").out.encode()
 
-    from_pipe, err = spawn("inspect", "-", "--json").communicate((work / file).read_bytes(), timeout=60)
+    from_pipe, err = spawn("inspect", "-", "--json").communicate((work / file).read_bytes(), timeout=100)
 
     assert err == b""
     assert from_pipe == from_file.replace(f'"file": "{file}"'.encode(), b'"file": "-"')
@@ -303,7 +303,7 @@ def test_names_that_no_terminal_can_show(environment, work):
 
 def test_a_rank_other_than_0_is_silent(spawn, work):
     for argv in (["inspect", "hydra.st"], ["inspect", "hydra.st", "--json"], ["schema", "report"]):
-        assert spawn(*argv, RANK="1", WORLD_SIZE="2").communicate(timeout=60) == (b"", b"")
+        assert spawn(*argv, RANK="1", WORLD_SIZE="2").communicate(timeout=100) == (b"", b"")
 
 
 def test_outputs_get_the_mode_of_the_umask(call, work):

@@ -75,7 +75,7 @@ def ranks():
 
 
 def wait_for_removals(process, journal, count):
-    end = time.monotonic() + 120
+    end = time.monotonic() + 100
     while not (journal.exists() and len(journal.read_text().splitlines()) > count):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end, "nothing happened"
@@ -117,7 +117,7 @@ def test_a_rank_that_says_why_it_ends_is_not_interrupted(tmp_path, when):
     """A launcher tells all to end as soon as one has, while another may be saying why."""
     done = subprocess.run(
         [sys.executable, "-c", TOLD_TO_END, when], env=environment(RANK="0", WORLD_SIZE="2"),
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 
     assert done.returncode == 3
@@ -190,7 +190,7 @@ def test_a_killed_rank_of_a_training_ends_the_run_with_one_line(work, python):
         env=environment(PYTHON_EXEC=str(python())),
         start_new_session=True,
     )
-    end = time.monotonic() + 120
+    end = time.monotonic() + 100
     while not Path("t.st.state/state.json").exists():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end, "nothing happened"
@@ -215,12 +215,10 @@ def test_an_error_in_one_share_is_said_once_by_its_rank(work, start):
             Image.new("L", (8, 8), 30 * c + i).save(path)
     corrupt = Path("images/3/1.png")  # the eighth: rank 1's
     corrupt.write_bytes(corrupt.read_bytes()[:50])
-    began = time.monotonic()
 
     process = start(2, "--data", "images", "--method", "taylor", "--device", "cpu", "-o", "new.json")
     out, said = ended(process)
 
-    assert time.monotonic() - began < 100
     assert out == ""
     assert said == [
         "rank 1: error: images/3/1.png: is not an image that can be decoded",

@@ -59,7 +59,7 @@ def test_random_steps_draw_in_any_thread_what_they_draw_alone():
 
     def meet(image):
         if not hasattr(both, "met"):  # so that two threads draw at the same time
-            both.met = ready.wait(timeout=10)
+            both.met = ready.wait(timeout=100)
         return image
 
     transform = train_transform(GREY, ("flip", "shift"))
@@ -81,7 +81,7 @@ def test_stopping_early_leaves_no_thread():
 
     assert begun
     for thread in begun:  # each ends with the image that it is at
-        thread.join(timeout=10)
+        thread.join(timeout=100)
     assert not any(thread.is_alive() for thread in begun)
 
 
@@ -98,7 +98,7 @@ def test_what_is_decoded_while_a_batch_is_in_use(ahead):
     for number in range(1, 5):
         inputs.append(next(found).inputs)
         more = ahead and number < 4
-        end = time.monotonic() + (10 if more else 0.02)  # the threads may be late, what must not come is not
+        end = time.monotonic() + (100 if more else 0.02)  # the threads may be late, what must not come is not
         while len(begun) <= 8 * number and time.monotonic() < end:
             time.sleep(0.001)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 
 import pytest
@@ -279,14 +278,13 @@ def test_the_words_of_one_tokenizer_are_read_by_another():
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "metaspace-always"])
-def test_ten_thousand_words_are_found_in_a_second(kind):
+def test_each_of_ten_thousand_words_has_its_first_token(kind):
     text, how = "anna booked the hotel " * 2500, reading(KINDS[kind])
     for items in (TextSet(name="t", texts=(text,)), word_set([text.split()])):
-        begin = time.process_time()
         rows = by_word(items, how)
-        tokens_of(rows, how)
-        assert time.process_time() - begin < 3  # a second on an idle machine
+        tokens = tokens_of(rows, how)
         assert sum(map(len, rows.words)) >= 10_000
+        assert int((tokens.word_starts >= 0).sum()) == sum(map(len, rows.words))
 
 
 def test_a_tokenizer_that_panics_is_refused():

@@ -122,7 +122,7 @@ def test_a_fifo_is_written_through_and_stays(tmp_path):
     check_output(fifo, force=False)
     with publish(fifo) as file:
         file.write(b"through")
-    reader.join(timeout=10)
+    reader.join(timeout=100)
     assert found == [b"through"]
     assert stat.S_ISFIFO(fifo.stat().st_mode)
     assert names(tmp_path) == ["pipe"]

@@ -111,7 +111,7 @@ def test_other_threads_are_left_alone():
 def test_one_that_meets_a_finalizer_is_not_lost(before, once):
     program = FINALIZED.format(before=before, once=once)
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
     )
 
     assert (ended.stdout, ended.stderr) == ("on\ninterrupted\n", "")
@@ -123,7 +123,7 @@ def test_what_else_a_finalizer_raises_is_printed():
     )
     program = program.replace("time.sleep(30)", "")
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
     )
 
     assert ended.stdout == "on\n"

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def together(world, work):
     """Run `work(team)` in each of `world` processes and return what each returned."""
     store = HashStore()
-    gate = threading.Barrier(world, timeout=60)
+    gate = threading.Barrier(world, timeout=100)
 
     def process(rank):
         gate.wait()

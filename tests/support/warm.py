@@ -77,7 +77,7 @@ def python(server: int = 0) -> Path:
             settings | NO_THREADS | {"PYTHONHASHSEED": str(server + 1)},
             file_actions=quiet,
         )
-    end = time.monotonic() + 120
+    end = time.monotonic() + 100
     while not path.exists():
         if time.monotonic() > end:
             raise RuntimeError("the server has not started")

@@ -230,7 +230,7 @@ LINES = {
 def test_zsh(folder, with_program, functions, setup):
     done = subprocess.run(
         ["zsh", "-f", Path(__file__).with_name("press_tab.zsh"), functions, setup, *LINES],
-        cwd=folder, env=with_program, capture_output=True, text=True, check=True, timeout=60,
+        cwd=folder, env=with_program, capture_output=True, text=True, check=True, timeout=100,
     )  # fmt: skip
     offers = [found.replace("\\", "").split("\n") for found in done.stdout.split("==\n")]
 

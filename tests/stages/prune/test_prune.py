@@ -288,7 +288,7 @@ def test_through_pipes(tmp_path, model, monkeypatch, capfdbinary):
     with model.open("rb") as file:
         monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": file})())
         report = prune("-", Path("-"), masks=(fifo,))
-    writer.join(timeout=10)
+    writer.join(timeout=100)
     (tmp_path / "out.st").write_bytes(capfdbinary.readouterr().out)
     prune(model, tmp_path / "m.st", masks=(mask_file(tmp_path / "mask.json", base(PLAIN).header, *KEEP),))
     piped, filed = Checkpoint.open(tmp_path / "out.st"), Checkpoint.open(tmp_path / "m.st")
