@@ -20,7 +20,7 @@ from hydractl.model_source import folder_files, is_index, locate, of_hub, split_
 from hydractl.output.atomic_write import is_stream
 from hydractl.parsing import made_of
 from hydractl.runtime import digest_file, digest_files, digest_text
-from hydractl.settings import KEY, Option, Role, Setting, declared
+from hydractl.settings import KEY, Extension, Option, Role, Setting, options_of
 from hydractl.strict_json import compact
 
 if TYPE_CHECKING:
@@ -228,8 +228,10 @@ def given_settings(config: Any, unread: frozenset[str] = frozenset()) -> Iterato
         if isinstance(setting, Setting):
             if setting_value is not None and f.name not in unread:
                 yield Option(f.name, str(f.type), setting), setting_value
-        elif is_dataclass(setting_value) and declared(type(setting_value)):
-            yield from given_settings(setting_value)
+            continue
+        for part in setting_value if isinstance(setting_value, tuple) else (setting_value,):
+            if is_dataclass(part) and options_of(type(part)):
+                yield from given_settings(part)
 
 
 def _refs_in(role: Role, setting_value: Any) -> Iterator[InputRef]:  # noqa: ANN401 - of any setting's type
@@ -246,10 +248,14 @@ def _refs_in(role: Role, setting_value: Any) -> Iterator[InputRef]:  # noqa: ANN
 
 def _shaping_settings(config: Any, implied: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:  # noqa: ANN401 - as above
     """Return the settings of a configuration, or of a part of one, that shape an output and are no defaults."""
-    settings = {}
+    settings: dict[str, object] = {}
     for f in fields(config):
         setting, setting_value = f.metadata.get(KEY), getattr(config, f.name)
         role = setting.role if isinstance(setting, Setting) else Role.SHAPES
+        if isinstance(setting_value, tuple) and any(isinstance(part, Extension) for part in setting_value):
+            for extension in setting_value:
+                settings |= _shaping_settings(extension)
+            continue
         default = f.default if f.default_factory is MISSING else f.default_factory()
         if (
             f.compare
