@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -24,20 +24,30 @@ class Plugin:
         extensions: Paths of `settings.Extension` classes by the commands' names; their settings become options of the command.
         baselines: Path of the `BaselineOptions` classes that `eval --compare KIND:` knows.
         methods: Path of the `TrainingMethod` classes that `finetune --method` knows.
-        analyses: Path of the `Analysis` rows that `eval --analyse` knows.
+        fields: Paths of pydantic models by the names of the models of `manifest.report` that inherit their fields.
+        sections: Path of functions from a `Compared` report to a `Section` of its pages, by the name of the section before.
+        figures: Path of functions from a `Compared` report to a `Figure` or None, by the name of the figure before.
     """
 
     commands: Mapping[str, str] = field(default_factory=dict[str, str])
     extensions: Mapping[str, str] = field(default_factory=dict[str, str])
     baselines: str
     methods: str
-    analyses: str
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    sections: str
+    figures: str
 
 
 @cache
 def plugins() -> tuple[Plugin, ...]:
     """Return the additions of each installed package, in the order of `PACKAGES`."""
     return tuple(import_module(package).PLUGIN for package in PACKAGES if find_spec(package))
+
+
+def functions_after(table: str, name: str) -> list[Callable[..., Any]]:
+    """Return the functions that plugins place after the section or figure `name` in `sections` or `figures`."""
+    tables = (load(getattr(plugin, table)) for plugin in plugins())
+    return [function for functions in tables for function in functions.get(name, ())]
 
 
 def load(path: str) -> Any:  # noqa: ANN401 - whoever loads it knows the type

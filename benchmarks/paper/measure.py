@@ -34,6 +34,7 @@ from promise_tasks import DIGITS, asked
 from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
 
 from hydractl.manifest.report import Row
+from hydractl.research.analyses.schema import Analyses
 from hydractl.runtime import versions
 
 RESULTS = HERE.parent / "results"
@@ -123,7 +124,8 @@ def measured(plan: Plan) -> dict[str, Numbers]:
 
 def distances(row: Row, plan: Plan) -> Numbers:
     """Return how far heads' centroids of OOD data are from those of ID data, means over heads and the test's OOD sets."""
-    own = None if row.analyses is None else row.analyses.centroids
+    analyses: Analyses | None = getattr(row, "analyses", None)
+    own = None if analyses is None else analyses.centroids
     if own is None:
         return {}
     sets = [*plan.data.near, *plan.data.far]

@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.document import (
     ConfigDigest,
@@ -19,6 +18,7 @@ from hydractl.manifest.document import (
     OptionValue,
     StrictModel,
     Version,
+    with_plugin_fields,
 )
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Step, StoredTemperature
@@ -173,6 +173,7 @@ def scaled_alike(*rows: Sequence[float]) -> bool:
     return len({temperature != 1 for stored in rows for temperature in stored or (1.0,)}) < 2
 
 
+@with_plugin_fields
 class Row(StrictModel):
     """What was measured of one model or ensemble.
 
@@ -202,7 +203,6 @@ class Row(StrictModel):
         curves: What figures show; `--no-curves` keeps none.
         by_class: Its answers class by class, on the same classes as the first row's; kept beside curves.
         origins: Where the models come from, one a model; likewise.
-        analyses: What `--analyse` found.
     """
 
     name: str
@@ -230,7 +230,6 @@ class Row(StrictModel):
     curves: Curves | None = Field(default=None, exclude_if=lambda value: value is None)
     by_class: ByClass | None = Field(default=None, exclude_if=lambda value: value is None)
     origins: tuple[Origin, ...] = Field(default=(), exclude_if=lambda value: not value)
-    analyses: Analyses | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def scale(self) -> Temperature:
@@ -262,10 +261,11 @@ class Check(StrictModel):
     found: float
 
 
+@with_plugin_fields
 class Report(Document):
     """Every number that `eval` prints, `hydractl.report/1`.
 
-    `warnings` say why some may be less than they seem; `scores` are the files of heads' scores that analyses looked at, `NAME=FILE`;
+    `warnings` say why some may be less than they seem;
     `config_digest` is as in a checkpoint's step. `examples` are inputs that the first row fails on, where `--keep-examples` kept them.
     """
 
@@ -282,7 +282,6 @@ class Report(Document):
     )
     definitions: dict[str, str]
     options: dict[Key, OptionValue]
-    scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
     checks: tuple[Check, ...] = ()
     warnings: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     examples: Examples | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -292,6 +291,10 @@ class Report(Document):
     def without_examples(self) -> Self:
         """Return what may be shown to others: a report without the user's data."""
         return self.model_copy(update={"examples": None})
+
+    def further_inputs(self) -> Sequence[str]:
+        """Return the digests of other files that `eval` read; plugins override this method."""
+        return ()
 
     def row_of(self, *digests: str) -> Row | None:
         """Return the row of one unchanged model.

@@ -6,5 +6,11 @@ PLUGIN = Plugin(
     commands={"bench": "hydractl.research.bench.command:bench"},
     baselines="hydractl.research.baselines.options:BASELINES",
     methods="hydractl.research.methods.options:METHODS",
-    analyses="hydractl.research.analyses.registry:ANALYSES",
+    extensions={"eval": "hydractl.research.evaluation:ResearchEval"},
+    fields={
+        "Row": "hydractl.research.analyses.schema:AnalysedRow",
+        "Report": "hydractl.research.analyses.schema:AnalysedReport",
+    },
+    sections="hydractl.research.analyses.tables:SECTIONS",
+    figures="hydractl.research.analyses.figures:FIGURES",
 )

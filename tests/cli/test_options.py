@@ -247,6 +247,8 @@ def reached(held, name):
     """Return what a configuration holds for an option, itself or in what is composed of several."""
     if isinstance(held, Mapping):
         return held[name]
+    if isinstance(held, tuple):  # extensions of a command
+        (held,) = (e for e in held if name in [o.name for o in options_of(type(e))])
     told = {field.name: field.metadata.get(KEY) for field in dataclasses.fields(held)}
     if name in told:
         return getattr(held, name)

@@ -20,11 +20,22 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, choose_metrics, needing
 from hydractl.output.paths import PREDICTIONS, REPORT
 from hydractl.processes.distributed import refuse_shared_input
-from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import (
+    Constraint,
+    Role,
+    Setting,
+    by_default,
+    check,
+    check_extensions,
+    extension_field,
+    flag,
+    required,
+    setting,
+)
 from hydractl.stages.evaluate import fail_if as threshold
-from hydractl.stages.evaluate.analyses.settings import ANALYSING, NOTHING_ANALYSED, Analysing
 from hydractl.stages.evaluate.baselines.base import BaselineOptions
 from hydractl.stages.evaluate.baselines.registry import BASELINES
+from hydractl.stages.evaluate.extension import EvalExtension
 from hydractl.stages.evaluate.refs import (
     OOD_STREAMS,
     ROWS,
@@ -194,7 +205,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         shows_default=False,
         role=Role.OUTPUT,
     )
-    analysing: Analysing = by_default(NOTHING_ANALYSED, ANALYSING)
+    extensions: tuple[EvalExtension, ...] = extension_field("eval")
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     batch_size: int = by_default(64, shared.BATCH_SIZE)
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
@@ -223,7 +234,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         self._check_threshold()
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores()
-        self.analysing.check_given(ood=self.ood, corrupted=self.corrupt)
+        check_extensions(self)
         if self.corrupt and not needing(chosen, MetricNeeds.LABELS):
             raise UsageError(
                 "`--corrupt` has no effect: no selected metric uses labelled data",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.extras.analyses import Analyst
+from hydractl.stages.evaluate.extension import RowMeasurer
 from hydractl.stages.evaluate.extras.examples import examples_of
 from hydractl.stages.evaluate.extras.prediction_sets import fit_sets, measure_sets, set_values
 from hydractl.stages.evaluate.measure_ood import (
@@ -66,7 +67,7 @@ class Evaluation:
         opened: The models of every row.
         data: The data sets.
         corruptions: Of the ID set.
-        analyst: Runs the analyses of each row.
+        measurers: Measurements of plugins.
         device: Where models run.
         dtype: In which they run; None is each model's own.
         keeping: The processes that predict together, and where predictions wait.
@@ -78,7 +79,7 @@ class Evaluation:
     opened: Sequence[Sequence[OpenModel]]
     data: EvalData
     corruptions: Sequence[Corruption]
-    analyst: Analyst
+    measurers: Sequence[RowMeasurer]
     device: torch.device
     dtype: torch.dtype | None
     keeping: Keeping
@@ -93,6 +94,24 @@ class Evaluation:
     def resampling(self) -> Resampling:
         """The resamples of every interval: the same in all rows, on all data sets."""
         return Resampling(resamples=self.config.bootstrap, seed=self.config.seed)
+
+
+class LoadedRow(NamedTuple):
+    """A row while its models are loaded.
+
+    Attributes:
+        named: Its name and the references of its models.
+        loaded: The models that answer.
+        opened: The files of the models; several files may make one model that answers.
+        predictions: Scaled predictions on each data set; empty in processes that do not lead.
+        scaling: Temperature of the row.
+    """
+
+    named: NamedModels
+    loaded: RowModels
+    opened: Sequence[OpenModel]
+    predictions: Mapping[str, StoredPredictions]
+    scaling: Scaling
 
 
 @dataclass(kw_only=True)
@@ -137,7 +156,8 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files), models)
     header = _header(run, models, scaling)
     shift = _measure_corrupted(run, _row_models(loaded.models, loaded, files), scaling, header)
-    analyses = run.analyst.of(named, loaded, models, predictions, scaling)
+    loaded_row = LoadedRow(named, loaded, models, predictions, scaling)
+    additions = [measurer.measure(run, loaded_row) for measurer in run.measurers]
     if not run.leads:
         return
     numbers = replace(_numbers(run, predictions, header), shift=shift)
@@ -153,9 +173,10 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
             "derived": derived,
             "stored_scores": stored_scores(config, models, scored_models),
             "sets": sets,
-            "analyses": analyses,
         }
     )
+    for add in filter(None, additions):
+        row = add(row)
     for caveat in of_row(config, row, models, data.summary.identities):
         table.caveats.append(caveat)
         run.progress.warn(caveat)

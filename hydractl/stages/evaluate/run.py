@@ -11,7 +11,7 @@ from hydractl.data.corruptions.names import chosen
 from hydractl.data.datasets import Content
 from hydractl.data.encode import content_of
 from hydractl.hub.model_outputs import publish_models
-from hydractl.manifest.document import Fingerprint, OptionValue
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
@@ -21,13 +21,12 @@ from hydractl.output.atomic_write import is_stream
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
-from hydractl.runtime import digest_file, torch_dtype, versions
+from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.baseline_rows import check_made
 from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import check_training_told
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_scores
 from hydractl.stages.evaluate.fail_if import risk_text
 from hydractl.stages.evaluate.measure_ood import check_fitted_scores, with_default_score
 from hydractl.stages.evaluate.measure_row import Evaluation, RowCollector, measure_rows
@@ -84,7 +83,7 @@ def _prepare(
         check_outputs(config, opened, lock)
     check_alike(config, opened)
     check_task(config, opened[0][0])
-    check_rows(config, opened)
+    measurers = [extension.begin(config, opened) for extension in config.extensions]
     is_default, config = config.ood_score is None, with_default_score(config, opened)
     is_fittable = opened[0][0].header.architecture.task.has_one_question
     if config.scores == (MSP,) and is_default and config.ood and is_fittable:
@@ -93,7 +92,6 @@ def _prepare(
     check_training_told(config, opened)
     for caveat in of_temperatures(config, opened):
         progress.warn(caveat)
-    head_scores = read_scores(config, opened)
     first = opened[0][0]
     texts = content_of(first.header.preprocess) is Content.TEXTS
     corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
@@ -109,22 +107,13 @@ def _prepare(
     check_fitted_scores(config, opened, data.classes)
     for named, models in zip(config.rows, opened, strict=True):
         check_made(named, models, data.classes)
-    analyst = Analyst(
-        config=config,
-        opened=opened,
-        data=data,
-        corruptions=corruptions,
-        scores=head_scores,
-        team=team,
-        progress=progress,
-    )
     return Evaluation(
         config=config,
         threshold_score=config.scores[-1 if is_default else 0],
         opened=opened,
         data=data,
         corruptions=corruptions,
-        analyst=analyst,
+        measurers=measurers,
         device=device,
         dtype=None if config.dtype is None else torch_dtype(config.dtype),
         keeping=Keeping(team, _output_folder(config)),
@@ -167,15 +156,12 @@ def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
         definitions={name: metric.definition for name, metric in METRICS.items() if name in measured}
         | _score_definitions(config.scores),
         options=_options(run),
-        scores=tuple(
-            Fingerprint(reference=f"{scores.name}={scores.ref.name}", sha256=digest_file(scores.ref))
-            for scores in config.analysing.scores
-        ),
         warnings=tuple(caveats),
         examples=table.examples,
         checks=tuple(condition.check(table.rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
         config_digest=digest,
+        **{name: value for measurer in run.measurers for name, value in measurer.report_fields().items()},
     )
 
 
@@ -199,7 +185,7 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
         "temperature": config.given_temperature,
         "corrupt": tuple(map(str, config.corrupt)) or None,
         "frost": next((c.photographs.sha256 for c in config.corrupt if c.photographs), None),
-        "analyse": config.analysing.analyse or None,
+        **{name: value for extension in config.extensions for name, value in extension.recorded.items()},
     }
     return {name: option for name, option in options.items() if option is not None or name == "dtype"}
 

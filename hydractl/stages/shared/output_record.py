@@ -340,6 +340,6 @@ def _inputs_of(report: Report) -> Iterator[str]:
     yield from (report.data[name].sha256 for name in (ID_NAME, *report.near, *report.far))
     yield from (model.sha256 for row in others for model in row.models)
     yield from (report.data[name].sha256 for name in beside)
-    yield from (scores.sha256 for scores in report.scores)
+    yield from report.further_inputs()
     yield from (model.data.sha256 for model in derived if model.data is not None)
     yield from (model.val.sha256 for model in derived if model.val is not None)

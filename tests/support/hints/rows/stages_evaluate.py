@@ -7,10 +7,10 @@ import shutil
 from support.hints.material import VIT
 from support.hints.table import Row
 
-SETTINGS, CAVEATS, CONFIG, COST, DATA, ANALYSES, FAIL_IF, OPEN, REFS = (
+CAVEATS, CONFIG, COST, DATA, FAIL_IF, OPEN, REFS = (
     f"stages/evaluate/{name}.py"
     for name in (
-        "analyses/settings", "caveats", "config", "cost", "data", "extras/analyses", "fail_if", "open_models", "refs",
+        "caveats", "config", "cost", "data", "fail_if", "open_models", "refs",
     )
 )  # fmt: skip
 TEST = "digits::classes=0-6,limit=21,split=test"
@@ -21,25 +21,6 @@ MULTI = "eval multi --data labels.jsonl --no-latency --bootstrap 0"
 HYDRA = f"eval hydra.st --data {TEST} --no-latency --bootstrap 0"
 
 ROWS = (
-    Row(
-        SETTINGS,
-        "`--scores circuit=scores.json`",
-        f"{EVAL} --analyse heads --scores circuit=",
-        f"{EVAL} --analyse heads --scores circuit=scores.json",
-    ),
-    Row(
-        SETTINGS,
-        "add `--analyse {}`",
-        f"{EVAL} --scores scores.json",
-        f"{EVAL} --scores scores.json --analyse heads",
-    ),
-    Row(SETTINGS, "add `{}`", f"{EVAL} --analyse heads", f"{EVAL} --analyse heads --scores scores.json"),
-    Row(
-        SETTINGS,
-        "give each file its own name: `--scores NAME=FILE`",
-        f"{EVAL} --analyse heads --scores scores.json --scores scores.json",
-        f"{EVAL} --analyse heads --scores a=scores.json --scores b=sampled.json",
-    ),
     Row(
         "stages/evaluate/baselines/registry.py",
         "for example `{}`",
@@ -120,24 +101,6 @@ ROWS = (
         "unlabelled data can be an OOD set: `--near NAME=DATA`",
         EVAL.replace(TEST, "images/a"),
         f"{EVAL} --near images/a",
-    ),
-    Row(
-        ANALYSES,
-        "add it: `--compare base=BASE`",
-        f"{HYDRA} --analyse heads --scores scores.json",
-        f"{HYDRA} --analyse heads --scores scores.json --compare base=base.st",
-    ),
-    Row(
-        ANALYSES,
-        "measure a hydra, or several models as a row: `--compare 'NAME=a.st,b.st'`",
-        f"{EVAL} --analyse members",
-        f"{EVAL} --analyse members --compare both=m-0.st,m-1.st",
-    ),
-    Row(
-        ANALYSES,
-        "score the base of the pruned models",
-        "eval timm --data pictures.jsonl --no-latency --bootstrap 0 --analyse heads --scores scores.json",
-        f"{EVAL} --analyse heads --scores scores.json",
     ),
     Row(
         FAIL_IF,

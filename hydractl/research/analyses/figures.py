@@ -1,34 +1,23 @@
-"""Figures of what `eval --analyse` found, of one report or of the first of several; and of how long rows take."""
+"""Figures of `eval --analyse`, of one report or of the first of several."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
-from hydractl.manifest.analyses import Analyses, BaseWithFewerHeads, Plane, Pruned
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.reporting.analyses.tables import member_name, of_size
-from hydractl.reporting.chart import WIDTH, Axis, Chart, Figure, Series, series_style
-from hydractl.reporting.comparison import Compared, Runtimes
+from hydractl.reporting.chart import Axis, Chart, Figure, Series, series_style
+from hydractl.reporting.comparison import Compared
 from hydractl.reporting.head_maps import value_map
 from hydractl.reporting.report_values import GROUPS, Quantity, written
-from hydractl.reporting.svg import TEXT, Drawing, SvgPath, SvgText, breadth, fitting
+from hydractl.reporting.svg import Drawing
+from hydractl.research.analyses.schema import BaseWithFewerHeads, Plane, Pruned
+from hydractl.research.analyses.tables import RowAnalyses, member_name, of_size, rows_of
 
 DRAWN_METRICS = ("accuracy", "nll", "ece", "auroc", "fpr95")
 FAINT = 0.55
 """The opacity of dots, which lie on one another."""
-STEP, BAR, LABEL_GAP = 40.0, 12.0, 10.0
-
-
-def analysis_figures(compared: Compared) -> Iterator[Figure]:
-    """Yield every figure that there are numbers for."""
-    rows = [(row, row.analyses) for row in compared.reports[0].rows if row.analyses is not None]
-    every = [draw(compared, rows) for draw in (_proposition, _pca, _members, _fewer, _taylor)]
-    yield from filter(None, [*every, _runtime(compared)])
-
-
-RowAnalyses = Sequence[tuple[Row, Analyses]]
 
 
 def _of_first(compared: Compared) -> str:
@@ -251,39 +240,10 @@ def _taylor(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     )
 
 
-def _runtime(compared: Compared) -> Figure | None:
-    runtimes = Runtimes.of(compared)
-    if runtimes is None:
-        return None
-    bars = [
-        (
-            i,
-            row,
-            runtimes.seconds[row],
-            f"{runtimes.seconds[row]:.3g} s, {runtimes.ratio(row):.2f} × the least",
-        )
-        for i, row in enumerate(compared.names)
-        if row in runtimes.seconds
-    ]
-    return Figure.unless_empty(
-        "runtime",
-        "Time",
-        f"Seconds for all {runtimes.samples} ID samples in batches of {runtimes.batch_size}: {runtimes.batches} times the median of a batch's "
-        "forward pass, without reading data. Times hang on the machine and on the batch size.",
-        [_bars(bars)],
-    )
+def _draw(
+    figure: Callable[[Compared, RowAnalyses], Figure | None],
+) -> Callable[[Compared], Figure | None]:
+    return lambda compared: figure(compared, rows_of(compared.reports[0]))
 
 
-def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Drawing:
-    """Return a bar for each row, with what is said of it above."""
-    longest = max(value for _, _, value, _ in bars)
-    shapes: list[SvgPath | SvgText] = []
-    for place, (i, row, value, label) in enumerate(bars):
-        y = 14.0 + STEP * place
-        shapes.append(SvgText(at=(0, y), text=fitting(row, WIDTH - breadth(label, TEXT - 1) - LABEL_GAP)))
-        right = max(1.0, WIDTH * value / longest)
-        corners = [(0, y + 5), (right, y + 5), (right, y + 5 + BAR), (0, y + 5 + BAR)]
-        shapes.append(SvgPath(parts=[corners], fill=series_style(i).paint, title=f"{row}: {label}"))
-        shapes.append(SvgText(at=(WIDTH, y), text=label, anchor="end", paint="soft", size=TEXT - 1))
-    description = "; ".join(f"{row}: {label}" for _, row, _, label in bars)
-    return Drawing(title="Time", description=description, width=WIDTH, height=STEP * len(bars), shapes=shapes)
+FIGURES = {"heads": tuple(map(_draw, (_proposition, _pca, _members, _fewer, _taylor)))}

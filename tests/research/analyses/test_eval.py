@@ -17,7 +17,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.load import open_model
 from hydractl.fusion.loaded_model import load
 from hydractl.manifest.report import Report
-from hydractl.research.analyses import proposition
+from hydractl.research.analyses import gradients
 from support import pairs, reviews
 from support.builders import Sample, base, perturbed, scores_file
 from support.predictions import SavedPredictions
@@ -44,7 +44,7 @@ def pruned(sample, path, folder, keeps):
 def few():
     """Estimates are looked at elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposition, "PROBES", 2)
+        patch.setattr(gradients, "PROBES", 2)
         yield
 
 

@@ -1,4 +1,6 @@
-"""Whether pruning hurts more on corrupted data, and whether that is for the reasons of Proposition 1 (Hydra Ensembles, A.2 and B.1).
+"""First-order Taylor scores of heads (Hydra Ensembles, C.3, Figure 7), and the terms of Proposition 1 (A.2 and B.1).
+
+The proposition says when pruning hurts more on corrupted data than on clean data.
 
 With t the weights of the base, d the step to a member's, L the mean cross-entropy, to second order
 
@@ -26,20 +28,29 @@ from hydractl.families.load import OpenModel
 from hydractl.families.tower import Model
 from hydractl.fusion.plan import split_members
 from hydractl.fusion.slicing import kept_indices
-from hydractl.manifest.analyses import Pruned
 from hydractl.manifest.head_mask import Mask
 from hydractl.manifest.header import Kind
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
-from hydractl.research.analyses.load_models import single
+from hydractl.progress import SILENT
+from hydractl.research.analyses.context import (
+    AnalysisContext,
+    LabelledBatches,
+    ModelOfRow,
+    members_of,
+    single,
+)
+from hydractl.research.analyses.schema import HeadTable, Pruned
 from hydractl.runtime import on_device
+from hydractl.scoring.gradients.settings import TaylorSettings
+from hydractl.scoring.gradients.taylor import score_taylor
 from hydractl.scoring.gradients.weight_gradients import losses_of
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
+from hydractl.scoring.job import ScoreJob
 
 PROBES = 8
 
 
-def analyse(context: AnalysisContext) -> tuple[Pruned, ...]:
+def analyse_proposition(context: AnalysisContext) -> tuple[Pruned, ...]:
     """Return the terms of every member that a base stands beside, under each corruption.
 
     A step is from the base's weights to the member's, those of removed heads being 0: the removed heads' queries, keys and values with
@@ -55,9 +66,9 @@ def analyse(context: AnalysisContext) -> tuple[Pruned, ...]:
             moves = steps(context.base, model, mask, state, name=part.opened.reference)
             if not moves:
                 continue
-            terms = ExpansionTerms(model=model, moves=moves, seed=context.seed)
+            terms = ExpansionTerms(model=model, moves=moves, seed=context.run.config.seed)
             clean = terms.on(context, part, ID_NAME)
-            for corruption in context.corruptions:
+            for corruption in context.run.corruptions:
                 noisy = terms.on(context, part, corruption)
                 pruned.append(_pruned(part.first + member, corruption, terms, clean, noisy))
     return tuple(pruned)
@@ -172,7 +183,7 @@ class ExpansionTerms:
             sdpa_kernel(SDPBackend.MATH),
             _needing_gradients(self.weights),
         ):  # others have no second derivative
-            sums, count = context.team.added(batch_sums())
+            sums, count = context.run.keeping.team.added(batch_sums())
         if not bool(sums.isfinite().all()):
             raise DataError(
                 f"{part.opened.reference}: losses or gradients on `{of}` are not finite; check that the model is trained"
@@ -239,3 +250,42 @@ def _pruned(
         diagonal=float(probes.mean()),
         deviation=float(probes.std() / len(probes) ** 0.5),
     )
+
+
+def analyse_taylor(context: AnalysisContext) -> tuple[HeadTable, ...]:
+    """Return for each member what `score --method taylor --scope global` says on the ID set: |weight × gradient| of q, k and v.
+
+    Nothing is normalised, so that towers can be compared.
+    """
+    return tuple(_taylor_tables(context))
+
+
+def _taylor_tables(context: AnalysisContext) -> Iterator[HeadTable]:
+    for part in context.parts:
+        opened = part.opened
+        for member, model in enumerate(members_of(part, context)):
+            job = ScoreJob(
+                model=model,
+                family=opened.family,
+                architecture=opened.header.architecture,
+                id_data=LabelledBatches(
+                    context, part, torch.empty(0, device=model.device, dtype=model.dtype)
+                ),
+                settings=TaylorSettings(scope="global"),
+                team=context.run.keeping.team,
+            )
+            # it would say that `prune` compares the scores of towers, by an option of `score`
+            for tower, rows in score_taylor(job, SILENT).scores.items():
+                mask = opened.header.masks[member][tower]
+                placed = [
+                    dict(zip(head_numbers, map(float, row), strict=True))
+                    for head_numbers, row in zip(mask.keep, rows, strict=True)
+                ]
+                yield HeadTable(
+                    member=part.first + member,
+                    tower=tower,
+                    scores=tuple(
+                        tuple(score_by_head.get(head) for head in range(mask.num_heads))
+                        for score_by_head in placed
+                    ),
+                )

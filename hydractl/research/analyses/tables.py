@@ -1,25 +1,34 @@
-"""Tables of what `eval --analyse` found. Importing this module does not load torch."""
+"""Tables of `eval --analyse`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.reporting.report_values import GROUPS, Cell, Quantity, ReportTable, written
+from hydractl.reporting.sections import Section
 
 if TYPE_CHECKING:
-    from hydractl.manifest.analyses import Analyses, EnsembleSize, Pruned, Spread
     from hydractl.manifest.report import Report, Row
+    from hydractl.reporting.comparison import Compared
+    from hydractl.research.analyses.schema import Analyses, EnsembleSize, Pruned, Spread
 
 RowAnalyses = Sequence[tuple["Row", "Analyses"]]
 LABELLED = (MetricNeeds.LABELS, MetricNeeds.OOD)
 
 
+def rows_of(report: Report) -> RowAnalyses:
+    """Return the rows with analyses, and their analyses."""
+    pairs: list[tuple[Row, Analyses | None]] = [(row, getattr(row, "analyses", None)) for row in report.rows]
+    return [(row, analyses) for row, analyses in pairs if analyses is not None]
+
+
 def analysis_tables(report: Report) -> Iterator[ReportTable]:
-    """Yield a table or two of each analysis that found something."""
-    row_analyses = [(row, row.analyses) for row in report.rows if row.analyses is not None]
+    """Yield the tables of each analysis with a result."""
+    row_analyses = rows_of(report)
     for make in (_proposition, _centroids, _pca, _members, _mlps, _heads, _taylor):
         yield from make(report, row_analyses)
 
@@ -244,3 +253,20 @@ def chosen(
 
 def _heading(quantity: Quantity) -> str:
     return quantity.head if quantity.scope is None else f"{quantity.scope} {quantity.head}"
+
+
+def _section(compared: Compared) -> Section:
+    several = len(compared.reports) > 1
+    return Section(
+        "analyses",
+        "Analyses",
+        tuple(
+            replace(table, title=f"{file}: {table.title}" if several else table.title)
+            for file, each in zip(compared.files, compared.reports, strict=True)
+            for table in analysis_tables(each)
+        ),
+        ("proposition", "pca", "members", "fewer-heads", "taylor"),
+    )
+
+
+SECTIONS = {"diversity": (_section,)}

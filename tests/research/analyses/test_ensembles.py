@@ -14,10 +14,9 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics import per_sample
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT
-from hydractl.research.analyses.mlps import compare_answers
-from hydractl.research.analyses.predictions import ask, measured
+from hydractl.research.analyses.context import AnalysisContext, ModelOfRow, ask, measured
+from hydractl.research.analyses.ensembles import compare_answers
 from hydractl.scoring.circuit.memory_budget import Peak
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 from hydractl.stages.shared import prediction_store
 
 MEMBERS, SAMPLES, CLASSES, BATCH = 2, 512, 4000, 16
@@ -37,37 +36,47 @@ class Model:
         return torch.randn(MEMBERS, len(inputs), CLASSES, generator=draw)
 
 
-def batches(_part, _of):
-    for places in torch.arange(SAMPLES).split(BATCH):
-        yield Batch(places[:, None].float(), places)
+class Inputs:
+    """A data set whose samples are their numbers."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def tracked(self, *_):
+        for places in torch.arange(SAMPLES).split(BATCH):
+            yield Batch(places[:, None].float(), places)
 
 
 def subject():
+    config = SimpleNamespace(
+        ood=(SimpleNamespace(name="others"),),
+        groups={"all": ("others",)},
+        chosen=("accuracy", "nll", "auroc"),
+        scores=("msp",),
+    )
+    summary = SimpleNamespace(labels=torch.arange(SAMPLES) % CLASSES)
+    data = SimpleNamespace(inputs={ID_NAME: Inputs(), "others": Inputs()}, summary=summary)
+    run = SimpleNamespace(
+        config=config, data=data, keeping=SimpleNamespace(team=ProcessGroup()), progress=SILENT
+    )
     return AnalysisContext(
+        run=run,
         parts=(),
         base=None,
         separate_members=(),
-        batches=batches,
-        counts={ID_NAME: SAMPLES, "others": SAMPLES},
-        labels=torch.arange(SAMPLES) % CLASSES,
-        ood={"all": ("others",)},
-        corruptions=(),
         scores={},
         predictions={},
-        spool=prediction_store.PredictionStore,
-        scaled=lambda said: said,
-        metrics=("accuracy", "nll", "auroc"),
-        ranks=("msp",),
-        classes=None,
-        seed=0,
-        team=ProcessGroup(),
-        progress=SILENT,
+        scaled=lambda predictions: predictions,
     )
 
 
 def answers(seed):
     model = Model(seed)
-    return ask(subject(), ModelOfRow(SimpleNamespace(reference="m"), model, 0), model)
+    return ask(
+        subject(),
+        ModelOfRow(SimpleNamespace(reference="m", header=SimpleNamespace(preprocess=None)), model, 0),
+        model,
+    )
 
 
 @pytest.mark.parametrize("at_once", [2**20, 2**14])

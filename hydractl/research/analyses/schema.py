@@ -5,11 +5,12 @@ Members count from 0, over all models of a row; heads have the numbers that they
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
 
-from hydractl.manifest.document import StrictModel
+from hydractl.manifest.document import Fingerprint, StrictModel
 from hydractl.manifest.head_mask import HeadName
 
 Member = Annotated[int, Field(ge=0)]
@@ -178,3 +179,19 @@ class Analyses(StrictModel):
     mlps: Merging | None = Field(default=None, exclude_if=lambda value: value is None)
     heads: tuple[BaseWithFewerHeads, ...] = Field(default=(), exclude_if=lambda value: not value)
     taylor: tuple[HeadTable, ...] = Field(default=(), exclude_if=lambda value: not value)
+
+
+class AnalysedRow(StrictModel):
+    """Fields of a row. Attributes: analyses: Results of `--analyse`."""
+
+    analyses: Analyses | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
+class AnalysedReport(StrictModel):
+    """Fields of a report. Attributes: scores: Files of `--scores`, `NAME=FILE`."""
+
+    scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
+
+    def further_inputs(self) -> Sequence[str]:
+        """Return the digests of the files of scores."""
+        return [scores.sha256 for scores in self.scores]

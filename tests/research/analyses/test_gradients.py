@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.errors import InputError
 from hydractl.families.load import open_model
-from hydractl.research.analyses.proposition import ExpansionTerms, diagonal_probes, steps
+from hydractl.research.analyses.gradients import ExpansionTerms, diagonal_probes, steps
 from support.builders import base
 from support.variants import Variant
 

@@ -1,31 +1,67 @@
-"""Which analyses, and by which scores of heads. Importing this module does not load torch."""
+"""Analyses of `eval --analyse` and their options. Importing this module does not load torch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from hydractl.errors import UsageError
-from hydractl.plugins import load, plugins
 from hydractl.settings import Option, OptionGroup, Role, check, setting
-from hydractl.stages.evaluate.analyses.spec import Analysis, AnalysisNeeds
 from hydractl.stages.shared.command_config import NamedInputs
 
-ANALYSES: Mapping[str, Analysis] = MappingProxyType(
-    {analysis.name: analysis for plugin in plugins() for analysis in load(plugin.analyses)}
-)
+if TYPE_CHECKING:
+    from hydractl.stages.evaluate.config import EvalConfig
+
 ALL = "all"
 PANEL = "Analyses"
-NEEDS_OF_OPTIONS = (AnalysisNeeds.OOD, AnalysisNeeds.SCORES, AnalysisNeeds.CORRUPTIONS)
-"""Inputs of an analysis that options provide."""
-EXAMPLES = {
+
+
+class AnalysisNeeds(Enum):
+    """Inputs that an analysis cannot do without: the option that names them, or a property of a row."""
+
+    OOD = "--near"
+    SCORES = "--scores"
+    CORRUPTIONS = "--corrupt"
+    BASE = "the base as a row"
+    MEMBERS = "a row with several members"
+    WHOLE = "a base as a row"
+    MERGED = "a hydra with merged weights, and a row with the members that it was fused from"
+
+
+class Analysis(NamedTuple):
+    """Path of the function that maps an `AnalysisContext` to the field of `Analyses`, and all inputs that it needs."""
+
+    path: str
+    needs: frozenset[AnalysisNeeds]
+
+
+def _analysis(path: str, *needs: AnalysisNeeds) -> Analysis:
+    return Analysis(f"hydractl.research.analyses.{path}", frozenset(needs))
+
+
+ANALYSES: Mapping[str, Analysis] = MappingProxyType(
+    {
+        "proposition": _analysis(
+            "gradients:analyse_proposition", AnalysisNeeds.CORRUPTIONS, AnalysisNeeds.BASE
+        ),
+        "centroids": _analysis("head_outputs:analyse_centroids", AnalysisNeeds.OOD),
+        "pca": _analysis("head_outputs:analyse_pca", AnalysisNeeds.OOD, AnalysisNeeds.SCORES),
+        "members": _analysis("ensembles:analyse_members", AnalysisNeeds.MEMBERS),
+        "mlps": _analysis("ensembles:analyse_mlps", AnalysisNeeds.MERGED),
+        "heads": _analysis("ensembles:analyse_heads", AnalysisNeeds.SCORES, AnalysisNeeds.WHOLE),
+        "taylor": _analysis("gradients:analyse_taylor"),
+    }
+)
+NEEDS_OF_OPTIONS = {
     AnalysisNeeds.OOD: "--near NAME=DATA",
     AnalysisNeeds.SCORES: "--scores scores.json",
     AnalysisNeeds.CORRUPTIONS: "--corrupt gaussian-noise:3",
 }
+"""Inputs of an analysis that options provide, with an example of the option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,35 +131,28 @@ class Analysing:
         """Those, and all others that may be made."""
         return tuple(ANALYSES) if ALL in self.analyse else self.named
 
-    def needs_met(
-        self, *, ood: Collection[object], corrupted: Collection[object]
-    ) -> frozenset[AnalysisNeeds]:
-        """Return what options give: OOD sets, corruptions, scores."""
+    def needs_met(self, config: EvalConfig) -> frozenset[AnalysisNeeds]:
+        """Return the inputs that options provide."""
         options = {
-            AnalysisNeeds.OOD: ood,
-            AnalysisNeeds.CORRUPTIONS: corrupted,
+            AnalysisNeeds.OOD: config.ood,
+            AnalysisNeeds.CORRUPTIONS: config.corrupt,
             AnalysisNeeds.SCORES: self.scores,
         }
         return frozenset(need for need, option_value in options.items() if option_value)
 
-    def check_given(self, *, ood: Collection[object], corrupted: Collection[object]) -> None:
-        """Refuse analyses without the options that they need, and scores that none looks at.
+    def check_given(self, config: EvalConfig) -> None:
+        """Refuse analyses without the options that they need, and scores that no analysis reads.
 
         Raises:
             UsageError: Naming the first.
         """
-        needs_met = self.needs_met(ood=ood, corrupted=corrupted)
+        needs_met = self.needs_met(config)
         for name in self.named:
-            for need in NEEDS_OF_OPTIONS:
+            for need, example in NEEDS_OF_OPTIONS.items():
                 if need in ANALYSES[name].needs and need not in needs_met:
-                    raise UsageError(
-                        f"`--analyse {name}` needs `{need.value}`",
-                        hint=f"add `{EXAMPLES[need]}`",
-                    )
-        if self.scores and not any(
-            AnalysisNeeds.SCORES in ANALYSES[name].needs for name in self.chosen_analyses
-        ):
-            users = [name for name, analysis in ANALYSES.items() if AnalysisNeeds.SCORES in analysis.needs]
+                    raise UsageError(f"`--analyse {name}` needs `{need.value}`", hint=f"add `{example}`")
+        users = [name for name, analysis in ANALYSES.items() if AnalysisNeeds.SCORES in analysis.needs]
+        if self.scores and not {*users} & {*self.chosen_analyses}:
             raise UsageError(
                 "`--scores` has no effect: no selected analysis reads scores",
                 hint=f"add `--analyse {users[0]}`",
