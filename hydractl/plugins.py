@@ -22,7 +22,7 @@ class Plugin:
     Attributes:
         commands: Paths of commands' functions by the commands' names; help lists them beside `eval`.
         extensions: Paths of `settings.Extension` classes by the commands' names; their settings become options of the command.
-        baselines: Path of the `BaselineOptions` classes that `eval --compare KIND:` knows.
+        rows: Path of the `RowSyntax` of rows that `eval --compare` derives from models.
         methods: Path of the `TrainingMethod` classes that `finetune --method` knows.
         fields: Paths of pydantic models by the names of the models of `manifest.report` that inherit their fields.
         sections: Path of functions from a `Compared` report to a `Section` of its pages, by the name of the section before.
@@ -31,7 +31,7 @@ class Plugin:
 
     commands: Mapping[str, str] = field(default_factory=dict[str, str])
     extensions: Mapping[str, str] = field(default_factory=dict[str, str])
-    baselines: str
+    rows: str
     methods: str
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
     sections: str
@@ -44,10 +44,14 @@ def plugins() -> tuple[Plugin, ...]:
     return tuple(import_module(package).PLUGIN for package in PACKAGES if find_spec(package))
 
 
+def added(attribute: str) -> list[Any]:
+    """Return the object that each plugin has at the path of an attribute."""
+    return [load(getattr(plugin, attribute)) for plugin in plugins()]
+
+
 def functions_after(table: str, name: str) -> list[Callable[..., Any]]:
     """Return the functions that plugins place after the section or figure `name` in `sections` or `figures`."""
-    tables = (load(getattr(plugin, table)) for plugin in plugins())
-    return [function for functions in tables for function in functions.get(name, ())]
+    return [function for functions in added(table) for function in functions.get(name, ())]
 
 
 def load(path: str) -> Any:  # noqa: ANN401 - whoever loads it knows the type

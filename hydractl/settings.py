@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
+from functools import cache
 from math import inf
 from operator import attrgetter
 from pathlib import Path
@@ -427,32 +428,42 @@ class Extension(CheckedSettings):
         """
 
 
+@cache
+def extension_classes(command: str) -> tuple[type[Extension], ...]:
+    """Return the extensions that plugins define for a command."""
+    return tuple(load(path) for plugin in plugins() if (path := plugin.extensions.get(command)))
+
+
 def extension_field(command: str) -> Any:  # noqa: ANN401 - as `dataclasses.field` has it
-    """Return a field of type `tuple[Extension, ...]`: the extensions of a command that differ from their defaults."""
-    classes = [load(path) for plugin in plugins() if (path := plugin.extensions.get(command))]
-
-    def make(parsed_values: Mapping[str, Any]) -> tuple[Extension, ...]:
-        made = (kind(**field_values(kind, parsed_values)) for kind in classes)
-        return tuple(extension for extension in made if extension != type(extension)())
-
-    return by_default((), OptionGroup(make, tuple(option for kind in classes for option in options_of(kind))))
+    """Return a field of type `tuple[Extension, ...]`, which `check_extensions` completes."""
+    classes = extension_classes(command)
+    return by_default(
+        (),
+        OptionGroup(
+            lambda parsed_values: tuple(kind(**field_values(kind, parsed_values)) for kind in classes),
+            tuple(option for kind in classes for option in options_of(kind)),
+        ),
+    )
 
 
 def check_extensions(config: Any) -> None:  # noqa: ANN401 - a configuration with a field `extensions`
-    """Convert the extensions of a configuration to a tuple, and check them together with its other settings.
+    """Complete the extensions of a configuration by their defaults, and check them together with its other settings.
 
     Raises:
-        UsageError: If an item is no extension, or options contradict each other.
+        UsageError: If an item is no extension of the command, or options contradict each other.
     """
-    given = config.extensions
-    extensions = tuple(given) if isinstance(given, list | tuple) else (given,)
-    object.__setattr__(config, "extensions", extensions)
-    for extension in extensions:
-        if not isinstance(extension, Extension):
+    classes = extension_classes(config.COMMAND)
+    given = config.extensions if isinstance(config.extensions, list | tuple) else (config.extensions,)
+    for extension in given:
+        if type(extension) not in classes:
             raise UsageError(
                 f"`extensions`: {extension!r} is no extension of `{config.COMMAND}`",
                 hint="pass a tuple of the settings that a plugin adds to the command",
             )
+    by_class = {type(extension): extension for extension in given}
+    extensions = tuple(by_class.get(kind) or kind() for kind in classes)
+    object.__setattr__(config, "extensions", extensions)
+    for extension in extensions:
         extension.check_config(config)
 
 

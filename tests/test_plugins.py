@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -60,11 +61,10 @@ class Whole(CommandConfig):
 
 
 @pytest.fixture
-def extended(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
-    plugin = Plugin(
-        extensions={"some": f"{__name__}:Added"}, baselines="", methods="", sections="", figures=""
-    )
+def extended(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
+    plugin = Plugin(extensions={"some": f"{__name__}:Added"}, rows="", methods="", sections="", figures="")
     monkeypatch.setattr(settings, "plugins", lambda: (plugin,))
+    settings.extension_classes.cache_clear()
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Extended(CommandConfig):
@@ -76,7 +76,8 @@ def extended(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
         def __post_init__(self) -> None:
             check_extensions(self)
 
-    return Extended
+    yield Extended
+    settings.extension_classes.cache_clear()
 
 
 def typed(config: type[Any], **values: object) -> Any:
@@ -106,8 +107,8 @@ def test_added_options_are_recorded_like_own_ones(extended, values):
     assert [ref.name for ref in input_refs(config)] == [ref.name for ref in input_refs(whole)]
 
 
-def test_an_extension_is_made_if_an_option_differs_from_its_default(extended):
-    assert typed(extended, rounds=5, fast=False, seed=4).extensions == ()
+def test_a_configuration_has_every_extension(extended):
+    assert extended().extensions == typed(extended, rounds=5, fast=False, seed=4).extensions == (Added(),)
     assert typed(extended, rounds=6).extensions == (Added(rounds=6),)
     assert extended(extensions=(Added(rounds=6),)) == typed(extended, rounds=6)
 

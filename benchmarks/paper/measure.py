@@ -34,7 +34,7 @@ from promise_tasks import DIGITS, asked
 from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
 
 from hydractl.manifest.report import Row
-from hydractl.research.analyses.schema import Analyses
+from hydractl.research.schema import Analyses
 from hydractl.runtime import versions
 
 RESULTS = HERE.parent / "results"

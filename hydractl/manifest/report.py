@@ -53,15 +53,6 @@ class Difference(StrictModel):
     shift: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
 
 
-class Derived(StrictModel):
-    """What was made of a model before it answered, by what, on which data if there are any, and by which it was chosen."""
-
-    kind: str
-    options: dict[Key, OptionValue]
-    data: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
-    val: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
-
-
 class StoredScores(StrictModel):
     """What the OOD scores of features were fitted on that a checkpoint holds. Earlier reports have `knn_k`, the neighbour that `knn` looked at."""
 
@@ -182,7 +173,6 @@ class Row(StrictModel):
     Attributes:
         name: Of the row.
         models: What it is of.
-        derived: What was made of each model, where something was.
         stored_temperatures: The models' own, if any has one.
         stored_scores: What each model's OOD scores of features were fitted on, where they are those that it holds.
         threshold: Which inputs it answers, where that was asked for.
@@ -207,7 +197,6 @@ class Row(StrictModel):
 
     name: str
     models: tuple[Fingerprint, ...]
-    derived: tuple[Derived | None, ...] = Field(default=(), exclude_if=lambda value: not value)
     stored_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
     stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -230,6 +219,11 @@ class Row(StrictModel):
     curves: Curves | None = Field(default=None, exclude_if=lambda value: value is None)
     by_class: ByClass | None = Field(default=None, exclude_if=lambda value: value is None)
     origins: tuple[Origin, ...] = Field(default=(), exclude_if=lambda value: not value)
+
+    @property
+    def derivations(self) -> Sequence[object | None]:
+        """Records of the plugin that derived other models from these; empty if these models answer. Plugins override this."""
+        return ()
 
     @property
     def scale(self) -> Temperature:
@@ -307,7 +301,7 @@ class Report(Document):
                 row
                 for digest in digests
                 for row in self.rows
-                if not row.derived
+                if not row.derivations
                 and len(row.models) == 1
                 and digest in {row.models[0].sha256, row.models[0].weights}
             ),

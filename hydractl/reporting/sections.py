@@ -13,7 +13,7 @@ from hydractl.plugins import functions_after
 from hydractl.reporting.answers import class_tables, example_tables
 from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.intervals import SETS
-from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
+from hydractl.reporting.lineage import Node, lineage, plain, short
 from hydractl.reporting.report_values import (
     GROUPS,
     Cell,
@@ -233,9 +233,9 @@ def _models(row: Row) -> Iterator[str]:
     """Yield what answers in a row."""
     none = [None] * len(row.models)
     for model, derived, stored in zip(
-        row.models, row.derived or none, row.stored_scores or none, strict=True
+        row.models, row.derivations or none, row.stored_scores or none, strict=True
     ):
-        made_text = "" if derived is None else f", {derived.kind} {pairs(derived.options)}".rstrip()
+        made_text = "" if derived is None else f", {derived}"
         scores_text = "" if stored is None else f", OOD scores stored, of {stored.data.reference}"
         yield f"{model.reference} {short(model.sha256)}{made_text}{scores_text}"
 

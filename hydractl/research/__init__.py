@@ -4,12 +4,12 @@ from hydractl.plugins import Plugin
 
 PLUGIN = Plugin(
     commands={"bench": "hydractl.research.bench.command:bench"},
-    baselines="hydractl.research.baselines.options:BASELINES",
+    rows="hydractl.research.baselines.options:ROWS",
     methods="hydractl.research.methods.options:METHODS",
     extensions={"eval": "hydractl.research.evaluation:ResearchEval"},
     fields={
-        "Row": "hydractl.research.analyses.schema:AnalysedRow",
-        "Report": "hydractl.research.analyses.schema:AnalysedReport",
+        "Row": "hydractl.research.schema:RowFields",
+        "Report": "hydractl.research.schema:ReportFields",
     },
     sections="hydractl.research.analyses.tables:SECTIONS",
     figures="hydractl.research.analyses.figures:FIGURES",

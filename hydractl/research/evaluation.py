@@ -2,71 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from hydractl.errors import UsageError
 from hydractl.research.analyses.options import ANALYSING, NOTHING_ANALYSED, Analysing
-from hydractl.settings import by_default
+from hydractl.research.baselines.options import baselines_of, is_baseline
+from hydractl.settings import Role, by_default
 from hydractl.stages.evaluate.extension import EvalExtension, RowMeasurer
+from hydractl.stages.shared.command_config import InputRef
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
-    from hydractl.manifest.head_mask import HeadScores
-    from hydractl.manifest.report import Row
     from hydractl.stages.evaluate.config import EvalConfig
-    from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResearchEval(EvalExtension):
-    """Analyses of rows."""
+    """Analyses of rows; baselines are values of `compare`."""
 
     analysing: Analysing = by_default(NOTHING_ANALYSED, ANALYSING)
 
     @override
     def check_config(self, config: EvalConfig) -> None:
+        if is_baseline(config.model):
+            raise UsageError(
+                f"`{config.model}`: MODEL must be a model, not a baseline",
+                hint=f"add it as another row: `--compare NAME={config.model}`",
+            )
+        derived = [row.name for row in config.compare if row.is_derived]
+        if derived and config.fitted:
+            raise UsageError(
+                f"`--ood-score {config.fitted[0]}`: feature-based scores are not available for the baseline `{derived[0]}`",
+                hint="leave that row out, or measure it in a separate report with a logit-based score",
+            )
         self.analysing.check_given(config)
 
-    @property
     @override
-    def recorded(self) -> Mapping[str, str | tuple[str, ...] | None]:
-        return {"analyse": self.analysing.analyse or None}
+    def further_inputs(self, config: EvalConfig) -> Sequence[InputRef]:
+        options = baselines_of(config.compare)
+        refs = (*(o.reads for o in options), *(o.val for o in options))
+        return [InputRef(Role.DATA, ref) for ref in refs if ref is not None]
 
     @override
     def begin(self, config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> RowMeasurer:
         from hydractl.research.analyses.context import check_rows, read_scores  # noqa: PLC0415 - loads torch
+        from hydractl.research.measurer import ResearchMeasurer  # noqa: PLC0415 - as above
         from hydractl.stages.evaluate.open_models import check_one_question  # noqa: PLC0415 - as above
 
-        check_one_question({"--analyse": bool(self.analysing.analyse)}, opened[0][0])
+        options = {
+            "--analyse": bool(self.analysing.analyse),
+            "--compare KIND:MODEL": any(row.is_derived for row in config.compare),
+        }
+        check_one_question(options, opened[0][0])
         check_rows(self.analysing, opened)
         return ResearchMeasurer(self, read_scores(self.analysing, opened))
-
-
-@dataclass(frozen=True, slots=True)
-class ResearchMeasurer(RowMeasurer):
-    """Analyses of the rows of one run, with the scores of heads by their names."""
-
-    options: ResearchEval
-    scores: Mapping[str, HeadScores]
-
-    @override
-    def measure(self, run: Evaluation, row: LoadedRow) -> Callable[[Row], Row]:
-        from hydractl.research.analyses.context import analyse  # noqa: PLC0415 - loads torch
-
-        analyses = analyse(self.options.analysing, self.scores, run, row)
-        return lambda measured: measured.model_copy(update={"analyses": analyses})
-
-    @override
-    def report_fields(self) -> Mapping[str, Any]:
-        from hydractl.manifest.document import Fingerprint  # noqa: PLC0415 - `--help` loads no pydantic
-        from hydractl.runtime import digest_file  # noqa: PLC0415 - as above
-
-        return {
-            "scores": tuple(
-                Fingerprint(reference=f"{scores.name}={scores.ref.name}", sha256=digest_file(scores.ref))
-                for scores in self.options.analysing.scores
-            )
-        }

@@ -10,7 +10,7 @@ from hydractl.manifest.report import Report, Row, Value
 
 RESEARCH = find_spec("hydractl.research") is not None
 if RESEARCH:
-    from hydractl.research.analyses.schema import (
+    from hydractl.research.schema import (
         Analyses,
         BaseWithFewerHeads,
         CentroidDistances,

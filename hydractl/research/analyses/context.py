@@ -34,7 +34,7 @@ from hydractl.metrics.resampling import Resampling
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.plugins import load
 from hydractl.research.analyses.options import ANALYSES, NEEDS_OF_OPTIONS, Analysing, AnalysisNeeds
-from hydractl.research.analyses.schema import Analyses
+from hydractl.research.schema import Analyses
 from hydractl.runtime import on_device
 from hydractl.scoring.job import Samples
 from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
@@ -208,7 +208,7 @@ def analyse(
     if not names:
         return None
     parts: list[ModelOfRow] = []
-    is_derived = any(row.named.rivals)  # of several models, so that models and files are no pairs
+    is_derived = row.named.is_derived  # of several models, so that models and files are no pairs
     for opened, model in () if is_derived else zip(row.opened, row.loaded.models, strict=True):
         parts.append(ModelOfRow(opened, model, sum(len(part.opened.header.masks) for part in parts)))
     context = AnalysisContext(

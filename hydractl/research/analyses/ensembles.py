@@ -24,13 +24,7 @@ from hydractl.manifest.header import Fate, Kind
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.per_sample import Joined, StoredPredictions, at_once, ensemble_log_probs
 from hydractl.research.analyses.context import AnalysisContext, ModelOfRow, ask, measured, single
-from hydractl.research.analyses.schema import (
-    BaseWithFewerHeads,
-    EnsembleSize,
-    MergedAndSeparate,
-    Merging,
-    Spread,
-)
+from hydractl.research.schema import BaseWithFewerHeads, EnsembleSize, MergedAndSeparate, Merging, Spread
 from hydractl.scoring.attention_hooks import Gated, tapped
 
 MOST = 20

@@ -12,8 +12,8 @@ from hydractl.reporting.comparison import Compared
 from hydractl.reporting.head_maps import value_map
 from hydractl.reporting.report_values import GROUPS, Quantity, written
 from hydractl.reporting.svg import Drawing
-from hydractl.research.analyses.schema import BaseWithFewerHeads, Plane, Pruned
 from hydractl.research.analyses.tables import RowAnalyses, member_name, of_size, rows_of
+from hydractl.research.schema import BaseWithFewerHeads, Plane, Pruned
 
 DRAWN_METRICS = ("accuracy", "nll", "ece", "auroc", "fpr95")
 FAINT = 0.55

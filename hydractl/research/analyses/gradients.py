@@ -40,7 +40,7 @@ from hydractl.research.analyses.context import (
     members_of,
     single,
 )
-from hydractl.research.analyses.schema import HeadTable, Pruned
+from hydractl.research.schema import HeadTable, Pruned
 from hydractl.runtime import on_device
 from hydractl.scoring.gradients.settings import TaylorSettings
 from hydractl.scoring.gradients.taylor import score_taylor

@@ -22,7 +22,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.feature_scores import whitening
 from hydractl.model_inputs import Inputs, batch_of, repeat_batch
 from hydractl.research.analyses.context import AnalysisContext, ModelOfRow
-from hydractl.research.analyses.schema import CentroidDistances, Centroids, Plane, Planes
+from hydractl.research.schema import CentroidDistances, Centroids, Plane, Planes
 from hydractl.scoring.attention_hooks import Heard, tapped
 
 

@@ -14,7 +14,7 @@ from hydractl.reporting.sections import Section
 if TYPE_CHECKING:
     from hydractl.manifest.report import Report, Row
     from hydractl.reporting.comparison import Compared
-    from hydractl.research.analyses.schema import Analyses, EnsembleSize, Pruned, Spread
+    from hydractl.research.schema import Analyses, EnsembleSize, Pruned, Spread
 
 RowAnalyses = Sequence[tuple["Row", "Analyses"]]
 LABELLED = (MetricNeeds.LABELS, MetricNeeds.OOD)

@@ -19,6 +19,7 @@ from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, choose_metrics, needing
 from hydractl.output.paths import PREDICTIONS, REPORT
+from hydractl.plugins import added
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import (
     Constraint,
@@ -33,8 +34,6 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.evaluate import fail_if as threshold
-from hydractl.stages.evaluate.baselines.base import BaselineOptions
-from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.extension import EvalExtension
 from hydractl.stages.evaluate.refs import (
     OOD_STREAMS,
@@ -43,7 +42,6 @@ from hydractl.stages.evaluate.refs import (
     NamedData,
     NamedModels,
     check_distinct,
-    check_rivals,
     check_whole,
     model_name,
 )
@@ -80,8 +78,8 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         (),
         replace(
             ROWS,
-            help="Add a row: a model, an ensemble of several models, or a baseline `KIND:MODEL[::K=V,...]` of kind "
-            f"{', '.join(BASELINES)} (docs/rivals.md).",
+            help=f"Add a row: a model, an ensemble of several models{''.join(syntax.help for syntax in added('rows'))}.",
+            suggestions=tuple(f"{kind}:" for syntax in added("rows") for kind in syntax.kinds),
         ),
     )
     temperature: DataRef | float | None = by_default(
@@ -221,7 +219,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     def __post_init__(self) -> None:
         check(self)
-        check_rivals(self.model, self.compare, self.fitted)
+        check_extensions(self)
         check_whole(self.data, "--corrupt", is_set=bool(self.corrupt))
         check_whole(self.data, "--keep-examples", is_set=self.keep_examples > 0)
         check_distinct([row.name for row in self.rows], kind="rows", option="--compare")
@@ -234,7 +232,6 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         self._check_threshold()
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores()
-        check_extensions(self)
         if self.corrupt and not needing(chosen, MetricNeeds.LABELS):
             raise UsageError(
                 "`--corrupt` has no effect: no selected metric uses labelled data",
@@ -338,42 +335,10 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         return (NamedModels(name=name, models=(self.model,)), *self.compare)
 
     @property
-    def baselines(self) -> tuple[BaselineOptions, ...]:
-        """Options of all baselines."""
-        return tuple(rival for row in self.rows for _, rival in row.each() if rival is not None)
-
-    @property
-    def fitted_on(self) -> tuple[DataRef, ...]:
-        """Data that rows are fitted on."""
-        fitted = tuple(options.reads for options in self.baselines if options.reads is not None)
-        return (*fitted, *(val for _, val in self.chosen_by))
-
-    @property
-    def chosen_by(self) -> tuple[tuple[DataRef, DataRef], ...]:
-        """For each prior that is selected on held-out data, the data that its layer is fitted on, and the held-out data."""
-        return tuple(
-            (baseline.reads, baseline.val) for baseline in self.baselines if baseline.reads and baseline.val
-        )
-
-    @property
-    def judged_on(self) -> dict[str, str]:
-        """Data of `fitted_on` with labels, as texts, and their names in messages."""
-        fitted = {
-            str(baseline.reads): f"{baseline.KIND}: data={baseline.reads}"
-            for baseline in self.baselines
-            if baseline.LABELLED
-        }
-        return fitted | {
-            str(baseline.val): f"{baseline.KIND}: val={baseline.val}"
-            for baseline in self.baselines
-            if baseline.val
-        }
-
-    @property
     @override
     def further_inputs(self) -> tuple[InputRef, ...]:
         """Inputs that are not single settings."""
-        return tuple(InputRef(Role.DATA, ref) for ref in self.fitted_on)
+        return tuple(ref for extension in self.extensions for ref in extension.further_inputs(self))
 
     @property
     def ood(self) -> tuple[NamedData, ...]:

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydractl.settings import Extension
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
-    from hydractl.manifest.report import Row
+    from hydractl.manifest.report import Report, Row
+    from hydractl.stages.evaluate.refs import NamedModels
+    from hydractl.stages.shared.command_config import InputRef
 
 
 class RowMeasurer:
     """Measurements of a plugin in one run of `eval`. A subclass overrides methods as needed."""
 
-    def measure(self, run: Any, row: Any) -> Callable[[Row], Row] | None:  # noqa: ANN401 - `Evaluation` and `LoadedRow` of `measure_row`, which imports this module
+    def open_data(self, run: Any) -> None:  # noqa: ANN401 - the `Evaluation` of `measure_row`, which imports this module
+        """Open data beside those of the options, before models are loaded."""
+
+    def derive(
+        self,
+        run: Any,  # noqa: ANN401 - as above
+        named: NamedModels,
+        loaded: Any,  # noqa: ANN401 - `RowModels` of `cost`, which imports this module
+        opened: Sequence[OpenModel],
+    ) -> tuple[Any, Sequence[OpenModel]]:
+        """Return the models that answer for a row, and for each model the file that messages name."""
+        del run, named
+        return loaded, opened
+
+    def measure(self, run: Any, row: Any) -> Callable[[Row], Row] | None:  # noqa: ANN401 - as above, and its `LoadedRow`
         """Measure a row while its models are loaded, in every process.
 
-        Args:
-            run: The `Evaluation`.
-            row: The `LoadedRow`.
-
         Returns:
-            A function that adds the measurements to the row of the report; None if there are none.
+            A function that adds the measurements to the row of the report, in the process that leads; None if there are none.
         """
 
-    def report_fields(self) -> Mapping[str, Any]:
-        """Return values of fields of the report."""
-        return {}
+    def complete(self, report: Report) -> Report:
+        """Return the report with options and fields of the plugin."""
+        return report
 
 
 class EvalExtension(Extension):
@@ -36,12 +48,12 @@ class EvalExtension(Extension):
 
     __slots__ = ()
 
-    @property
-    def recorded(self) -> Mapping[str, str | tuple[str, ...] | None]:
-        """Options of the report; None for omitted ones."""
-        return {}
+    def further_inputs(self, config: Any) -> Sequence[InputRef]:  # noqa: ANN401 - `EvalConfig`, which imports this module
+        """Return inputs that are not single settings."""
+        del config
+        return ()
 
-    def begin(self, config: Any, opened: Sequence[Sequence[OpenModel]]) -> RowMeasurer:  # noqa: ANN401 - `EvalConfig`, which imports this module
+    def begin(self, config: Any, opened: Sequence[Sequence[OpenModel]]) -> RowMeasurer:  # noqa: ANN401 - as above
         """Check the opened models of each row, and read files, before data are opened."""
         del config, opened
         return RowMeasurer()

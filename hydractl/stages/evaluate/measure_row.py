@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,6 @@ from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling, present
 from hydractl.progress import Progress
-from hydractl.stages.evaluate.baseline_rows import derive
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
@@ -72,6 +72,7 @@ class Evaluation:
         dtype: In which they run; None is each model's own.
         keeping: The processes that predict together, and where predictions wait.
         progress: Hears what begins.
+        caveats: Warnings for the report about numbers of rows.
     """
 
     config: EvalConfig
@@ -84,6 +85,13 @@ class Evaluation:
     dtype: torch.dtype | None
     keeping: Keeping
     progress: Progress
+    caveats: list[str] = field(default_factory=list)
+
+    def warn(self, caveats: Iterable[str]) -> None:
+        """Show warnings, and add them to the report."""
+        for caveat in caveats:
+            self.caveats.append(caveat)
+            self.progress.warn(caveat)
 
     @property
     def leads(self) -> bool:
@@ -120,7 +128,6 @@ class RowCollector:
 
     Attributes:
         rows: The rows of the report.
-        caveats: Why some numbers are less than they seem.
         predictions: By row and data set, for `--save-predictions`.
         first_numbers: Those of the first row, which each other row is compared with.
         examples: Inputs that the first row fails on.
@@ -129,7 +136,6 @@ class RowCollector:
     """
 
     rows: list[Row] = field(default_factory=list)
-    caveats: list[str] = field(default_factory=list)
     predictions: dict[str, Mapping[str, StoredPredictions]] = field(default_factory=dict)
     first_numbers: RowNumbers | None = None
     examples: Examples | None = None
@@ -140,6 +146,8 @@ class RowCollector:
 def measure_rows(run: Evaluation) -> RowCollector:
     """Measure one row after another, and at the end the time of all in turn."""
     table = RowCollector()
+    for measurer in run.measurers:
+        measurer.open_data(run)
     for named, models in zip(run.config.rows, run.opened, strict=True):
         run.progress.step(f"Evaluating {named.name}")
         _add_row(table, run, named, models)
@@ -151,7 +159,8 @@ def measure_rows(run: Evaluation) -> RowCollector:
 def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -> None:
     """Measure a row; unless time is measured, its models are freed at the end, before those of the next row are loaded."""
     config, data = run.config, run.data
-    loaded, files, derived = derive(named, _load(run, models), models, data, run.progress)
+    own = _load(run, models)
+    loaded, files = _derived(run, named, own, models)
     scored_models = with_ood_scores(loaded, files, data, config, run.keeping.team, run.progress)
     scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files), models)
     header = _header(run, models, scaling)
@@ -162,7 +171,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
         return
     numbers = replace(_numbers(run, predictions, header), shift=shift)
     sizes = count_sizes(loaded, config.chosen, models, score_sizes(scored_models))
-    sets = _sets(run, named.name, () if any(derived) else models, predictions[ID_NAME], scaling)
+    sets = _sets(run, named.name, models if loaded is own else (), predictions[ID_NAME], scaling)
     values = scaling.values(_stored(models)) | set_values(config.chosen, sets) | sizes
     row = _row(run, named.name, models, predictions, numbers).model_copy(
         update={
@@ -170,16 +179,12 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
             "label_temperatures": header.label_temperatures,
             "entity_temperature": header.entity_temperature,
             "difference": None if table.first_numbers is None else table.first_numbers.difference(numbers),
-            "derived": derived,
             "stored_scores": stored_scores(config, models, scored_models),
             "sets": sets,
         }
     )
-    for add in filter(None, additions):
-        row = add(row)
-    for caveat in of_row(config, row, models, data.summary.identities):
-        table.caveats.append(caveat)
-        run.progress.warn(caveat)
+    row = reduce(lambda row, add: add(row), filter(None, additions), row)
+    run.warn(of_row(config, row, models, data.summary.identities))
     if table.first_numbers is None:
         table.first_numbers = numbers
         table.fitted_scores = _fitted_scores(run, scored_models)
@@ -203,6 +208,15 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
         table.predictions[named.name] = predictions
     if needing(config.chosen, MetricNeeds.TIME):
         table.loaded.append(loaded)
+
+
+def _derived(
+    run: Evaluation, named: NamedModels, loaded: RowModels, files: Sequence[OpenModel]
+) -> tuple[RowModels, Sequence[OpenModel]]:
+    """Return the models that plugins derive from those of a row, and their files."""
+    for measurer in run.measurers:
+        loaded, files = measurer.derive(run, named, loaded, files)
+    return loaded, files
 
 
 def _load(run: Evaluation, models: Sequence[OpenModel]) -> RowModels:
@@ -405,15 +419,15 @@ def _with_curves(
 
 
 def _add_latencies(table: RowCollector, run: Evaluation) -> None:
-    latencies, caveats = measure_latencies(
+    latencies = measure_latencies(
         table.loaded,
         run.config.chosen,
         batch_size=run.config.batch_size,
         seed=run.config.seed,
         progress=run.progress,
+        warn=run.warn,
     )
     table.rows = [
         row.model_copy(update={"values": row.values | times})
         for row, times in zip(table.rows, latencies, strict=True)
     ]
-    table.caveats += caveats

@@ -154,7 +154,6 @@ def check_task(config: EvalConfig, first: OpenModel) -> None:
         f"--ood-score {''.join(config.fitted[:1])}": bool(config.fitted),
         "--keep-examples": config.keep_examples > 0,
         "--sets": config.set_options.sets is not None,
-        "--compare KIND:MODEL": any(any(row.rivals) for row in config.rows),
     }
     check_one_question(options, first)
 

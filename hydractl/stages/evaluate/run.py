@@ -22,7 +22,6 @@ from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype, versions
-from hydractl.stages.evaluate.baseline_rows import check_made
 from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import check_training_told
@@ -105,8 +104,6 @@ def _prepare(
     if config.store:
         check_stores(first, data.classes)
     check_fitted_scores(config, opened, data.classes)
-    for named, models in zip(config.rows, opened, strict=True):
-        check_made(named, models, data.classes)
     return Evaluation(
         config=config,
         threshold_score=config.scores[-1 if is_default else 0],
@@ -141,12 +138,12 @@ def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
     measured = {*config.chosen} - {*needing(config.chosen, *WHERE_PRESENT, MetricNeeds.OOD)}
     values = [values for row in table.rows for values in (row.values, *row.ood.values())]
     measured |= {name.partition("@")[0] for by_name in values for name in by_name}
-    caveats = [*of_temperatures(config, run.opened), *summary.caveats, *table.caveats]
+    caveats = [*of_temperatures(config, run.opened), *summary.caveats, *run.caveats]
     for name in config.chosen if config.metrics else ():
         if name not in measured:
             caveats.append(f"`{name}` is not measured: no row has it on these data")
             run.progress.warn(caveats[-1])
-    return Report(
+    report = Report(
         rows=tuple(table.rows),
         data=summary.fingerprints,
         near=tuple(d.name for d in config.near),
@@ -161,8 +158,10 @@ def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
         checks=tuple(condition.check(table.rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
         config_digest=digest,
-        **{name: value for measurer in run.measurers for name, value in measurer.report_fields().items()},
     )
+    for measurer in run.measurers:
+        report = measurer.complete(report)
+    return report
 
 
 def _options(run: Evaluation) -> dict[str, OptionValue]:
@@ -185,7 +184,6 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
         "temperature": config.given_temperature,
         "corrupt": tuple(map(str, config.corrupt)) or None,
         "frost": next((c.photographs.sha256 for c in config.corrupt if c.photographs), None),
-        **{name: value for extension in config.extensions for name, value in extension.recorded.items()},
     }
     return {name: option for name, option in options.items() if option is not None or name == "dtype"}
 

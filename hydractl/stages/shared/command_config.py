@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -85,14 +85,16 @@ class NamedInputs:
         name: What tables call it.
         ref: What is read, where that is no model.
         models: Models that are read.
-        rivals: Options of what is made of each model before it is used; empty where each is used as it is.
     """
 
     __slots__ = ()
     name: str
     ref: Path | DataRef | None = None
     models: tuple[str, ...] = ()
-    rivals: Sequence[object | None] = ()
+
+    def identity(self) -> object:
+        """Return the part of a configuration's digest beside the digests of the inputs."""
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class InputRef:
 
 def config_digest(config: CommandConfig) -> str:
     """Return the digest of the settings that shape an output, as they were given; what is a default does not count."""
-    settings = _shaping_settings(config, config.implied)
+    settings = shaping_settings(config, config.implied)
     return digest_text(compact({"command": config.COMMAND, "settings": settings}, sort_keys=True))
 
 
@@ -246,7 +248,7 @@ def _refs_in(role: Role, setting_value: Any) -> Iterator[InputRef]:  # noqa: ANN
         yield InputRef(role, setting_value)
 
 
-def _shaping_settings(config: Any, implied: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:  # noqa: ANN401 - as above
+def shaping_settings(config: Any, implied: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:  # noqa: ANN401 - as above
     """Return the settings of a configuration, or of a part of one, that shape an output and are no defaults."""
     settings: dict[str, object] = {}
     for f in fields(config):
@@ -254,7 +256,7 @@ def _shaping_settings(config: Any, implied: Mapping[str, object] = MappingProxyT
         role = setting.role if isinstance(setting, Setting) else Role.SHAPES
         if isinstance(setting_value, tuple) and any(isinstance(part, Extension) for part in setting_value):
             for extension in setting_value:
-                settings |= _shaping_settings(extension)
+                settings |= shaping_settings(extension)
             continue
         default = f.default if f.default_factory is MISSING else f.default_factory()
         if (
@@ -279,7 +281,7 @@ def _to_json(role: Role, setting_value: Any) -> object:  # noqa: ANN401 - as abo
     if isinstance(setting_value, Mapping):
         return {str(key): _to_json(role, part) for key, part in setting_value.items()}
     if is_dataclass(setting_value):
-        return _shaping_settings(setting_value)
+        return shaping_settings(setting_value)
     if isinstance(setting_value, Enum):
         return setting_value.value
     return setting_value.name if isinstance(setting_value, Path) else setting_value
@@ -290,9 +292,9 @@ def _input_names(setting_value: object) -> object:
     if isinstance(setting_value, tuple):
         names = [_input_names(part) for part in setting_value]
         return names if any(names) else None
-    if isinstance(setting_value, NamedInputs) and setting_value.rivals:
-        return [setting_value.name, [rival and _shaping_settings(rival) for rival in setting_value.rivals]]
-    return setting_value.name if isinstance(setting_value, NamedInputs | DataRef | Path) else None
+    if isinstance(setting_value, NamedInputs):
+        return setting_value.identity()
+    return setting_value.name if isinstance(setting_value, DataRef | Path) else None
 
 
 def _content(text: str | Path) -> object:

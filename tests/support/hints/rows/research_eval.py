@@ -8,6 +8,8 @@ OPTIONS, CONTEXT = "research/analyses/options.py", "research/analyses/context.py
 DIGITS = "digits::classes=0-6,limit=14"
 TEST = "digits::classes=0-6,limit=21,split=test"
 EVAL = f"eval base.st --data {TEST} --no-latency --bootstrap 0"
+NEAR = "--near noise::limit=9"
+TRAIN = "digits::classes=0-6,limit=56"
 HYDRA = EVAL.replace("base.st", "hydra.st")
 
 ROWS = (
@@ -64,5 +66,29 @@ ROWS = (
             f"finetune m-1.st --data {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o t-1.st",
             "fuse t-0.st t-1.st --mlp merge -q -o merged.st",
         ),
+    ),
+    Row(
+        "research/baselines/options.py",
+        "for example `{}`",
+        f"{EVAL} --compare x=mc:",
+        f"{EVAL} --compare x=mc:base.st::rate=0.1",
+    ),
+    Row(
+        "research/evaluation.py",
+        "add it as another row: `--compare NAME={}`",
+        EVAL.replace("base.st", "mc:base.st"),
+        f"{EVAL} --compare dropout=mc:base.st::rate=0.1",
+    ),
+    Row(
+        "research/baselines/options.py",
+        "add it as a separate row",
+        f"{EVAL} --compare x=vilu:base.st::data=digits,m-0.st",
+        f"{EVAL} --compare x=m-0.st",
+    ),
+    Row(
+        "research/evaluation.py",
+        "leave that row out, or measure it in a separate report with a logit-based score",
+        f"{EVAL} {NEAR} --fit {TRAIN} --ood-score knn --compare x=mc:base.st::rate=0.1",
+        f"{EVAL} {NEAR} --ood-score energy --compare x=mc:base.st::rate=0.1",
     ),
 )

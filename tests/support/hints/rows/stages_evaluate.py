@@ -22,12 +22,6 @@ HYDRA = f"eval hydra.st --data {TEST} --no-latency --bootstrap 0"
 
 ROWS = (
     Row(
-        "stages/evaluate/baselines/registry.py",
-        "for example `{}`",
-        f"{EVAL} --compare x=mc:",
-        f"{EVAL} --compare x=mc:base.st::rate=0.1",
-    ),
-    Row(
         CAVEATS,
         "use more samples or a lower coverage, or leave out `--sets-by-class`",
         f"{EVAL} --sets 0.9 --sets-by-class",
@@ -193,18 +187,6 @@ ROWS = (
     ),
     Row(
         REFS,
-        "add it as another row: `--compare NAME={}`",
-        EVAL.replace("base.st", "mc:base.st"),
-        f"{EVAL} --compare dropout=mc:base.st::rate=0.1",
-    ),
-    Row(
-        REFS,
-        "add it as a separate row",
-        f"{EVAL} --compare x=vilu:base.st::data=digits,m-0.st",
-        f"{EVAL} --compare x=m-0.st",
-    ),
-    Row(
-        REFS,
         "choose another: use `--name NAME` for MODEL and `NAME=...` for other rows",
         f"{EVAL} --name 'a:b'",
         f"{EVAL} --name ab",
@@ -226,12 +208,6 @@ ROWS = (
         "use `--name NAME` for MODEL and `NAME=...` for other rows",
         EVAL.replace("base.st", "/"),
         EVAL,
-    ),
-    Row(
-        REFS,
-        "leave that row out, or measure it in a separate report with a logit-based score",
-        f"{EVAL} {NEAR} --fit {TRAIN} --ood-score knn --compare x=mc:base.st::rate=0.1",
-        f"{EVAL} {NEAR} --ood-score energy --compare x=mc:base.st::rate=0.1",
     ),
     Row(REFS, "{} are reserved names in a report", f"{EVAL} --near id=noise", f"{EVAL} {NEAR}"),
     Row(

@@ -9,8 +9,7 @@ import pytest
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.manifest.report import Report
-from hydractl.research.baselines.options import LaplaceOptions, McDropoutOptions, SwagOptions
-from hydractl.stages.evaluate.baselines.registry import parse_baseline
+from hydractl.research.baselines.options import LaplaceOptions, McDropoutOptions, SwagOptions, parse_baseline
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -267,9 +266,9 @@ def test_commas_part_models_but_not_options():
     assert row.models == ("a.st", "b.st", "c.st")
     assert [rival and rival.KIND for rival in row.rivals] == ["mc", "laplace", None]
     assert str(row.rivals[1].data) == "digits::limit=5,split=train"
-    assert (NamedModels.parse("mc:runs/a.st::rate=0.1").name, NamedModels.parse("a.st").rivals) == (
+    assert (NamedModels.parse("mc:runs/a.st::rate=0.1").name, NamedModels.parse("a.st").is_derived) == (
         "a mc",
-        (),
+        False,
     )
 
 

@@ -1,4 +1,4 @@
-"""What `eval --analyse` finds of a row; each name is that of an analysis.
+"""Fields that research adds to reports: records of baselines, and results of analyses under the names of the analyses.
 
 Members count from 0, over all models of a row; heads have the numbers that they have in the base.
 """
@@ -6,11 +6,11 @@ Members count from 0, over all models of a row; heads have the numbers that they
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from hydractl.manifest.document import Fingerprint, StrictModel
+from hydractl.manifest.document import Fingerprint, Key, OptionValue, StrictModel
 from hydractl.manifest.head_mask import HeadName
 
 Member = Annotated[int, Field(ge=0)]
@@ -181,17 +181,46 @@ class Analyses(StrictModel):
     taylor: tuple[HeadTable, ...] = Field(default=(), exclude_if=lambda value: not value)
 
 
-class AnalysedRow(StrictModel):
-    """Fields of a row. Attributes: analyses: Results of `--analyse`."""
+class Derived(StrictModel):
+    """Record of a baseline: its kind and options, the data that it was fitted on, and the data that an option was selected on."""
 
+    kind: str
+    options: dict[Key, OptionValue]
+    data: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
+    val: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    def __str__(self) -> str:
+        from hydractl.reporting.lineage import pairs  # noqa: PLC0415 - imports reports, which import this module
+
+        return f"{self.kind} {pairs(self.options)}".rstrip()
+
+
+class RowFields(StrictModel):
+    """Fields of a row.
+
+    Attributes:
+        derived: Record of the baseline that each model became; None for a model that answers as it is. Empty without baselines.
+        analyses: Results of `--analyse`.
+    """
+
+    derived: tuple[Derived | None, ...] = Field(default=(), exclude_if=lambda value: not value)
     analyses: Analyses | None = Field(default=None, exclude_if=lambda value: value is None)
 
+    @property
+    def derivations(self) -> Sequence[object | None]:
+        """The records of baselines."""
+        return self.derived
 
-class AnalysedReport(StrictModel):
+
+class ReportFields(StrictModel):
     """Fields of a report. Attributes: scores: Files of `--scores`, `NAME=FILE`."""
 
+    if TYPE_CHECKING:
+        rows: tuple[RowFields, ...]
     scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
 
     def further_inputs(self) -> Sequence[str]:
-        """Return the digests of the files of scores."""
-        return [scores.sha256 for scores in self.scores]
+        """Return the digests of the files of scores, and of the data of baselines."""
+        derived = [model for row in self.rows for model in row.derived if model is not None]
+        data = [*(model.data for model in derived), *(model.val for model in derived)]
+        return [file.sha256 for file in (*self.scores, *data) if file is not None]
