@@ -25,17 +25,19 @@ class Plugin:
         rows: Path of the `RowSyntax` of rows that `eval --compare` derives from models.
         methods: Path of the `TrainingMethod` classes that `finetune --method` knows.
         fields: Paths of pydantic models by the names of the models of `manifest.report` that inherit their fields.
+        scopes: Path of an object with the names of further scopes of labelled data: `title(scope)` and `judged`, the scope of the verdict.
         sections: Path of functions from a `Compared` report to a `Section` of its pages, by the name of the section before.
         figures: Path of functions from a `Compared` report to a `Figure` or None, by the name of the figure before.
     """
 
     commands: Mapping[str, str] = field(default_factory=dict[str, str])
     extensions: Mapping[str, str] = field(default_factory=dict[str, str])
-    rows: str
-    methods: str
+    rows: str = ""
+    methods: str = ""
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
-    sections: str
-    figures: str
+    scopes: str = ""
+    sections: str = ""
+    figures: str = ""
 
 
 @cache
@@ -46,7 +48,7 @@ def plugins() -> tuple[Plugin, ...]:
 
 def added(attribute: str) -> list[Any]:
     """Return the object that each plugin has at the path of an attribute."""
-    return [load(getattr(plugin, attribute)) for plugin in plugins()]
+    return [load(path) for plugin in plugins() if (path := getattr(plugin, attribute))]
 
 
 def functions_after(table: str, name: str) -> list[Callable[..., Any]]:

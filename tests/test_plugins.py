@@ -62,7 +62,7 @@ class Whole(CommandConfig):
 
 @pytest.fixture
 def extended(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
-    plugin = Plugin(extensions={"some": f"{__name__}:Added"}, rows="", methods="", sections="", figures="")
+    plugin = Plugin(extensions={"some": f"{__name__}:Added"})
     monkeypatch.setattr(settings, "plugins", lambda: (plugin,))
     settings.extension_classes.cache_clear()
 

@@ -114,6 +114,15 @@ class Document(StrictModel):
         return str(cls.model_fields["schema_"].default)
 
 
+class Value(StrictModel):
+    """One measured number: its 95 % interval, and how many samples (of a time: how many runs) it rests on."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    count: int | None = Field(default=None, ge=0)
+
+
 class Fingerprint(StrictModel):
     """A data set or model that was used: how it was named and what it held.
 

@@ -16,12 +16,10 @@ from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.head_maps import head_map
 from hydractl.reporting.lineage import member_names
 from hydractl.reporting.report_values import GROUPS, Quantity, number_text, written
-from hydractl.reporting.shift import severity_chart
 from hydractl.reporting.svg import TEXT, Drawing, Point, SvgPath, SvgText, breadth, fitting
 
 COST_METRICS = ("accuracy", "nll", "auroc")
 """Three panels stand side by side."""
-UNDER_SHIFT = ("accuracy", "nll", "ece")
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
 STEP, BAR, LABEL_GAP = 40.0, 12.0, 10.0
 
@@ -30,7 +28,7 @@ def figures(compared: Compared) -> Iterator[Figure]:
     """Yield every figure that there are numbers for."""
     own = {
         "cost": _cost, "reliability": _reliability, "confidence": _confidence, "roc": _roc, "risk": _risk,
-        "shift": _shift, "heads": _heads, "runtime": _runtime,
+        "heads": _heads, "runtime": _runtime,
     }  # fmt: skip
     for name, draw in own.items():
         yield from filter(None, (f(compared) for f in (draw, *functions_after("figures", name))))
@@ -263,20 +261,6 @@ def _risk(compared: Compared) -> Figure | None:
         "Risk and coverage",
         "Share of wrong answers if the model answers only its most confident predictions. Lower is better.",
         [chart.drawing()],
-        compared.names,
-    )
-
-
-def _shift(compared: Compared) -> Figure | None:
-    """Quality by the severity of corruptions, clean data at 0."""
-    under = {q.name for q in compared.quantities if q.under_shift}
-    charts = [severity_chart(compared, Quantity(name)) for name in UNDER_SHIFT if name in under]
-    bars = ". Bars are 95 % intervals" if any(s.kind == "marks" for c in charts for s in c.series) else ""
-    return Figure.unless_empty(
-        "shift",
-        "Corruption",
-        f"Quality on corrupted in-distribution data, as means over the corruptions. Severity 0 is the clean data{bars}.",
-        [chart.drawing() for chart in charts],
         compared.names,
     )
 

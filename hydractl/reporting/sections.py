@@ -24,7 +24,6 @@ from hydractl.reporting.report_values import (
     number_of,
     scopes,
 )
-from hydractl.reporting.shift import shift_tables
 from hydractl.reporting.verdict import JUDGED_METRICS
 
 FEW = 2
@@ -96,12 +95,6 @@ def _own_sections(compared: Compared) -> Iterator[Section]:
     )
     yield Section("classes", "Classes", tuple(class_tables(compared)))
     yield Section("examples", "Examples", tuple(example_tables(compared)))
-    yield Section(
-        "corruption",
-        "Corrupted data",
-        tuple(shift_tables(compared.quantities, compared.rows, compared.differences)),
-        ("shift",),
-    )
     yield Section(
         "costs",
         "Costs",

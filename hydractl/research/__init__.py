@@ -9,8 +9,10 @@ PLUGIN = Plugin(
     extensions={"eval": "hydractl.research.evaluation:ResearchEval"},
     fields={
         "Row": "hydractl.research.schema:RowFields",
+        "Difference": "hydractl.research.schema:DifferenceFields",
         "Report": "hydractl.research.schema:ReportFields",
     },
+    scopes="hydractl.research.corruptions.names:SCOPES",
     sections="hydractl.research.analyses.tables:SECTIONS",
     figures="hydractl.research.analyses.figures:FIGURES",
 )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
+from hydractl.data.datasets import Content
+from hydractl.data.encode import content_of
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.manifest.document import Fingerprint
@@ -14,7 +16,7 @@ from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.ood_scores import MSP
-from hydractl.research.analyses.context import analyse
+from hydractl.research.analyses.context import analyse, check_rows, read_scores
 from hydractl.research.baselines.options import baselines_of, data_of
 from hydractl.research.baselines.rows import (
     BaselineInputs,
@@ -24,13 +26,17 @@ from hydractl.research.baselines.rows import (
     check_baseline,
     overlaps,
 )
+from hydractl.research.corruptions.measure import ShiftNumbers, check_photographs, measure_corrupted
+from hydractl.research.corruptions.names import Corruption, chosen, scopes_of
 from hydractl.research.evaluation import ResearchEval
 from hydractl.research.schema import Derived
 from hydractl.runtime import digest_file
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels
 from hydractl.stages.evaluate.data import DataOpener
 from hydractl.stages.evaluate.extension import RowMeasurer
 from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
+from hydractl.stages.evaluate.open_models import check_one_question
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.streamed import Identity
 
@@ -42,12 +48,18 @@ class ResearchMeasurer(RowMeasurer):
     Attributes:
         options: Options of the run.
         scores: Scores of heads, by their names.
+        corruptions: Corruptions of the ID set.
+        scopes: Names of the scopes of the corruptions.
+        first_shift: Numbers under corruption of the first row.
         fitted_on: Data of `data=` and `val=` of baselines, by their references.
         derived: Record of each model of the current row; empty if the models answer as they are.
     """
 
     options: ResearchEval
     scores: Mapping[str, HeadScores]
+    corruptions: Sequence[Corruption]
+    scopes: Sequence[str]
+    first_shift: ShiftNumbers | None = None
     fitted_on: dict[str, FittedData] = field(default_factory=dict)
     derived: tuple[Derived | None, ...] = ()
 
@@ -95,9 +107,12 @@ class ResearchMeasurer(RowMeasurer):
 
     @override
     def measure(self, run: Evaluation, row: LoadedRow) -> Callable[[Row], Row]:
-        fields = {
+        names = self.options.applicable_analyses(run.config)
+        shift = measure_corrupted(run, row, self.corruptions)
+        fields: dict[str, object] = {
             "derived": self.derived,
-            "analyses": analyse(self.options.analysing, self.scores, run, row),
+            "shift": None if shift is None else shift.to_shift(),
+            "analyses": analyse(names, self.scores, self.corruptions, run, row),
         }
 
         def add(measured: Row) -> Row:
@@ -107,6 +122,10 @@ class ResearchMeasurer(RowMeasurer):
                 for options in baselines_of([row.named])
                 if options.OWN_CONFIDENCE
             )
+            if shift is not None and self.first_shift is not None and measured.difference is not None:
+                gaps = {"shift": self.first_shift.differences(shift)}
+                fields["difference"] = measured.difference.model_copy(update=gaps)
+            self.first_shift = self.first_shift or shift
             return measured.model_copy(update=fields)
 
         return add
@@ -118,5 +137,33 @@ class ResearchMeasurer(RowMeasurer):
             Fingerprint(reference=f"{scores.name}={scores.ref.name}", sha256=digest_file(scores.ref))
             for scores in analysing.scores
         )
-        given = {"analyse": analysing.analyse} if analysing.analyse else {}
-        return report.model_copy(update={"scores": scores, "options": report.options | given})
+        corrupt = self.options.corrupt
+        given = {
+            "corrupt": tuple(map(str, corrupt)),
+            "frost": next((c.photographs.sha256 for c in corrupt if c.photographs), None),
+            "analyse": analysing.analyse,
+        }
+        options = report.options | {name: value for name, value in given.items() if value}
+        return report.model_copy(update={"scores": scores, "options": options})
+
+
+def begin(
+    options: ResearchEval, config: EvalConfig, opened: Sequence[Sequence[OpenModel]]
+) -> ResearchMeasurer:
+    """Check the opened models of each row, and read files, before data are opened."""
+    first, analysing = opened[0][0], options.analysing
+    named = {
+        "--analyse": bool(analysing.analyse),
+        "--compare KIND:MODEL": any(row.is_derived for row in config.compare),
+    }
+    check_one_question(named, first)
+    check_rows(analysing, opened)
+    texts = content_of(first.header.preprocess) is Content.TEXTS
+    corruptions = chosen(options.corrupt, texts=texts, seed=config.seed)
+    check_photographs(corruptions, first.header.preprocess)
+    return ResearchMeasurer(
+        options=options,
+        scores=read_scores(analysing, opened),
+        corruptions=corruptions,
+        scopes=scopes_of((corruption.name, corruption.severity) for corruption in corruptions),
+    )

@@ -5,13 +5,16 @@ Members count from 0, over all models of a row; heads have the numbers that they
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Fingerprint, Key, OptionValue, StrictModel
+from hydractl.manifest.document import Fingerprint, Key, OptionValue, StrictModel, Value
 from hydractl.manifest.head_mask import HeadName
+from hydractl.research.corruptions.names import SHIFT, scopes
+from hydractl.research.corruptions.schema import Shift
 
 Member = Annotated[int, Field(ge=0)]
 MOST_DRAWN = 400
@@ -195,16 +198,43 @@ class Derived(StrictModel):
         return f"{self.kind} {pairs(self.options)}".rstrip()
 
 
+class DifferenceFields(StrictModel):
+    """Fields of a difference. Attributes: shift: Under corruptions, by the names that `Shift` explains."""
+
+    shift: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
+
+    def under(self, scope: str) -> Mapping[str, Value]:
+        """Return the differences under corruption."""
+        return self.shift.get(scope, {})
+
+
 class RowFields(StrictModel):
     """Fields of a row.
 
     Attributes:
         derived: Record of the baseline that each model became; None for a model that answers as it is. Empty without baselines.
+        shift: Numbers under corruptions.
         analyses: Results of `--analyse`.
     """
 
     derived: tuple[Derived | None, ...] = Field(default=(), exclude_if=lambda value: not value)
+    shift: Shift | None = Field(default=None, exclude_if=lambda value: value is None)
     analyses: Analyses | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @property
+    def label_scopes(self) -> Sequence[str]:
+        """Each corruption, and all corruptions by severity."""
+        names = scopes(self.shift.cells) if self.shift else ()
+        return [name for name in names if name.startswith(SHIFT) or ":" not in name]
+
+    def under(self, scope: str) -> Mapping[str, float]:
+        """Return the numbers under corruption."""
+        return self.shift.at(scope) if self.shift else {}
+
+    @property
+    def intervals_under(self) -> Mapping[str, Mapping[str, tuple[float, float]]]:
+        """95 % intervals under corruption."""
+        return self.shift.intervals if self.shift else {}
 
     @property
     def derivations(self) -> Sequence[object | None]:
@@ -217,6 +247,7 @@ class ReportFields(StrictModel):
 
     if TYPE_CHECKING:
         rows: tuple[RowFields, ...]
+        definitions: dict[str, str]
     scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
 
     def further_inputs(self) -> Sequence[str]:
@@ -224,3 +255,14 @@ class ReportFields(StrictModel):
         derived = [model for row in self.rows for model in row.derived if model is not None]
         data = [*(model.data for model in derived), *(model.val for model in derived)]
         return [file.sha256 for file in (*self.scores, *data) if file is not None]
+
+    @model_validator(mode="after")
+    def _check_shift(self) -> Self:
+        for i, row in enumerate(self.rows):
+            gaps = getattr(getattr(row, "difference", None), "shift", {})
+            cells = row.shift.cells if row.shift else {}
+            if not gaps.keys() <= scopes(cells).keys():
+                raise ValueError(f"rows[{i}].difference.shift: must have the keys of `shift`")
+            for name in {*chain(*gaps.values(), *cells.values())} - self.definitions.keys():
+                raise ValueError(f"rows[{i}].shift: `{name}` has no definition")
+        return self

@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from random import Random
 
+from hydractl.manifest.document import Value
 from hydractl.manifest.head_mask import HeadName
-from hydractl.manifest.report import Report, Row, Value
+from hydractl.manifest.report import Report, Row
 
 RESEARCH = find_spec("hydractl.research") is not None
 if RESEARCH:

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import Batch
-from hydractl.data.corruptions.names import Corruption
-from hydractl.data.encode import with_corruption
 from hydractl.errors import InputError
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Model, Towers
@@ -33,7 +31,9 @@ from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import Resampling
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.plugins import load
-from hydractl.research.analyses.options import ANALYSES, NEEDS_OF_OPTIONS, Analysing, AnalysisNeeds
+from hydractl.research.analyses.options import ANALYSES, Analysing, AnalysisNeeds
+from hydractl.research.corruptions.measure import with_corruption
+from hydractl.research.corruptions.names import Corruption
 from hydractl.research.schema import Analyses
 from hydractl.runtime import on_device
 from hydractl.scoring.job import Samples
@@ -67,6 +67,7 @@ class AnalysisContext:
         base: The base that a member was pruned from, if it is also a row.
         separate_members: The members of a hydra with merged weights, if they are also a row.
         scores: Scores of the base's heads, by their names.
+        corruptions: Corruptions of the ID set.
         predictions: Predictions on each data set; empty in processes that do not lead.
         scaled: Divides logits by the temperature of the row.
     """
@@ -76,6 +77,7 @@ class AnalysisContext:
     base: OpenModel | None
     separate_members: Sequence[OpenModel]
     scores: Mapping[str, HeadScores]
+    corruptions: Sequence[Corruption]
     predictions: Mapping[str, StoredPredictions]
     scaled: Scaling
 
@@ -191,20 +193,18 @@ class LabelledBatches:
 
 
 def analyse(
-    analysing: Analysing, scores: Mapping[str, HeadScores], run: Evaluation, row: LoadedRow
+    names: Sequence[str],
+    scores: Mapping[str, HeadScores],
+    corruptions: Sequence[Corruption],
+    run: Evaluation,
+    row: LoadedRow,
 ) -> Analyses | None:
-    """Return the selected analyses of a row; None if no analysis applies.
+    """Return the named analyses of a row; None if no analysis applies.
 
     Raises:
         InputError: If models do not belong together.
         DataError: If numbers are not finite.
     """
-    met = analysing.needs_met(run.config)
-    names = [
-        name
-        for name in analysing.chosen_analyses
-        if not ANALYSES[name].needs.intersection(NEEDS_OF_OPTIONS) - met
-    ]
     if not names:
         return None
     parts: list[ModelOfRow] = []
@@ -217,6 +217,7 @@ def analyse(
         base=next((base for model in row.opened if (base := base_of(model, run.opened))), None),
         separate_members=() if is_derived else apart_of(row.opened, run.opened),
         scores=scores,
+        corruptions=corruptions,
         predictions=row.predictions,
         scaled=row.scaling,
     )

@@ -13,6 +13,7 @@ from hydractl.reporting.head_maps import value_map
 from hydractl.reporting.report_values import GROUPS, Quantity, written
 from hydractl.reporting.svg import Drawing
 from hydractl.research.analyses.tables import RowAnalyses, member_name, of_size, rows_of
+from hydractl.research.corruptions.report import shift_figure
 from hydractl.research.schema import BaseWithFewerHeads, Plane, Pruned
 
 DRAWN_METRICS = ("accuracy", "nll", "ece", "auroc", "fpr95")
@@ -246,4 +247,7 @@ def _draw(
     return lambda compared: figure(compared, rows_of(compared.reports[0]))
 
 
-FIGURES = {"heads": tuple(map(_draw, (_proposition, _pca, _members, _fewer, _taylor)))}
+FIGURES = {
+    "risk": (shift_figure,),
+    "heads": tuple(map(_draw, (_proposition, _pca, _members, _fewer, _taylor))),
+}

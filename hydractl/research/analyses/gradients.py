@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hydractl.data.corruptions.names import Corruption
 from hydractl.errors import DataError, InputError
 from hydractl.families.base import place_of
 from hydractl.families.load import OpenModel
@@ -40,6 +39,7 @@ from hydractl.research.analyses.context import (
     members_of,
     single,
 )
+from hydractl.research.corruptions.names import Corruption
 from hydractl.research.schema import HeadTable, Pruned
 from hydractl.runtime import on_device
 from hydractl.scoring.gradients.settings import TaylorSettings
@@ -68,7 +68,7 @@ def analyse_proposition(context: AnalysisContext) -> tuple[Pruned, ...]:
                 continue
             terms = ExpansionTerms(model=model, moves=moves, seed=context.run.config.seed)
             clean = terms.on(context, part, ID_NAME)
-            for corruption in context.run.corruptions:
+            for corruption in context.corruptions:
                 noisy = terms.on(context, part, corruption)
                 pruned.append(_pruned(part.first + member, corruption, terms, clean, noisy))
     return tuple(pruned)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from hydractl.errors import UsageError
 from hydractl.settings import Option, OptionGroup, Role, check, setting
 from hydractl.stages.shared.command_config import NamedInputs
-
-if TYPE_CHECKING:
-    from hydractl.stages.evaluate.config import EvalConfig
 
 ALL = "all"
 PANEL = "Analyses"
@@ -131,22 +128,12 @@ class Analysing:
         """Those, and all others that may be made."""
         return tuple(ANALYSES) if ALL in self.analyse else self.named
 
-    def needs_met(self, config: EvalConfig) -> frozenset[AnalysisNeeds]:
-        """Return the inputs that options provide."""
-        options = {
-            AnalysisNeeds.OOD: config.ood,
-            AnalysisNeeds.CORRUPTIONS: config.corrupt,
-            AnalysisNeeds.SCORES: self.scores,
-        }
-        return frozenset(need for need, option_value in options.items() if option_value)
-
-    def check_given(self, config: EvalConfig) -> None:
+    def check_given(self, needs_met: Collection[AnalysisNeeds]) -> None:
         """Refuse analyses without the options that they need, and scores that no analysis reads.
 
         Raises:
             UsageError: Naming the first.
         """
-        needs_met = self.needs_met(config)
         for name in self.named:
             for need, example in NEEDS_OF_OPTIONS.items():
                 if need in ANALYSES[name].needs and need not in needs_met:

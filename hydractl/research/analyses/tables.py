@@ -10,6 +10,7 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.reporting.report_values import GROUPS, Cell, Quantity, ReportTable, written
 from hydractl.reporting.sections import Section
+from hydractl.research.corruptions.report import corruption_section
 
 if TYPE_CHECKING:
     from hydractl.manifest.report import Report, Row
@@ -269,4 +270,4 @@ def _section(compared: Compared) -> Section:
     )
 
 
-SECTIONS = {"diversity": (_section,)}
+SECTIONS = {"examples": (corruption_section,), "diversity": (_section,)}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from typing_extensions import override
 
-from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.errors import UsageError
 from hydractl.manifest.guarantee import Guarantee
 from hydractl.manifest.limits import MOST_EXAMPLES
-from hydractl.manifest.shift_groups import scopes
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, choose_metrics, needing
@@ -90,16 +88,6 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             panel=shared.DATA,
             shows_default=False,
         ),
-    )
-    corrupt: tuple[Corruptions, ...] = setting(
-        (),
-        f"Also measure `--data` under a corruption, at severities 1 to 5 (default: all five). `{ALL}`; for images "
-        f"{', '.join(IMAGES)} (`frost=DIR`: its photographs); for texts {', '.join(TEXTS)}.",
-        parse=Corruptions.parse,
-        repeated=True,
-        metavar="NAME[:1-5]",
-        suggestions=(ALL, *ALL_CORRUPTIONS),
-        panel=shared.DATA,
     )
     fit: DataRef | None = by_default(
         None,
@@ -220,7 +208,6 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     def __post_init__(self) -> None:
         check(self)
         check_extensions(self)
-        check_whole(self.data, "--corrupt", is_set=bool(self.corrupt))
         check_whole(self.data, "--keep-examples", is_set=self.keep_examples > 0)
         check_distinct([row.name for row in self.rows], kind="rows", option="--compare")
         check_distinct([d.name for d in self.ood + self.ood_val], kind="OOD data sets", option="--near")
@@ -232,31 +219,22 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         self._check_threshold()
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores()
-        if self.corrupt and not needing(chosen, MetricNeeds.LABELS):
-            raise UsageError(
-                "`--corrupt` has no effect: no selected metric uses labelled data",
-                hint="add one to `--metrics`, such as accuracy",
-            )
         if self.ood and not needing(chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS):
             raise UsageError("OOD data sets are given, but no selected metric uses them")
-        corrupted = (
-            (name, str(severity))
-            for corruptions in self.corrupt
-            for name in (ALL_CORRUPTIONS if corruptions.name == ALL else (corruptions.name,))
-            for severity in corruptions.severities
-        )
         # whether models hold the default score is not known yet
-        self.check_conditions(corrupted, self.ood_score or (ood_scores.MSP, ood_scores.ENERGY_DENSITY))
+        scopes = [scope for extension in self.extensions for scope in extension.scopes]
+        self.check_conditions(scopes, self.ood_score or (ood_scores.MSP, ood_scores.ENERGY_DENSITY))
 
-    def check_conditions(self, corrupted: Iterable[tuple[str, str]], scores: Sequence[str]) -> None:
-        """Check that all conditions refer to metrics that will be measured, given the corruptions and severities of the ID set.
+    def check_conditions(self, under: Sequence[str], scores: Sequence[str]) -> None:
+        """Check that all conditions refer to metrics that will be measured, given further scopes of labelled data.
 
         Raises:
             UsageError: If a condition does not; the hint has a valid one.
         """
-        under = tuple(scopes(corrupted))
         for condition in self.fail_if:
-            condition.check_measured(self.chosen, self.scopes, scores, under=under)
+            hints = (extension.scope_hint(condition.scope, under) for extension in self.extensions)
+            hint = next(filter(None, hints), None)
+            condition.check_measured(self.chosen, self.scopes, scores, under=under, hint=hint)
 
     def _check_threshold(self) -> None:
         fits = (self.threshold_for, self.set_options.sets, self.temperature, self.fit)

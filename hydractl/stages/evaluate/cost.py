@@ -16,8 +16,8 @@ from hydractl.errors import UsageError
 from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Block, Tower
+from hydractl.manifest.document import Value
 from hydractl.manifest.header import Preprocess, Tokenization, steps_to
-from hydractl.manifest.report import Value
 from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.model_inputs import Inputs

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 class RowMeasurer:
-    """Measurements of a plugin in one run of `eval`. A subclass overrides methods as needed."""
+    """Measurements of a plugin in one run of `eval`. A subclass overrides methods as needed.
+
+    Attributes:
+        scopes: Names of the scopes in which labelled data are also measured, for conditions.
+    """
+
+    scopes: Sequence[str] = ()
 
     def open_data(self, run: Any) -> None:  # noqa: ANN401 - the `Evaluation` of `measure_row`, which imports this module
         """Open data beside those of the options, before models are loaded."""
@@ -47,6 +53,16 @@ class EvalExtension(Extension):
     """Options that a plugin adds to `eval`."""
 
     __slots__ = ()
+
+    @property
+    def scopes(self) -> Sequence[str]:
+        """Names of the scopes in which labelled data may also be measured, before models are known."""
+        return ()
+
+    def scope_hint(self, scope: str | None, measured: Sequence[str]) -> str | None:
+        """Return the hint for a scope of labelled data that is not measured."""
+        del scope, measured
+        return None
 
     def further_inputs(self, config: Any) -> Sequence[InputRef]:  # noqa: ANN401 - `EvalConfig`, which imports this module
         """Return inputs that are not single settings."""

@@ -10,7 +10,8 @@ from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores, WithOodScores, default_score
 from hydractl.fusion.features import FeatureExtractor
-from hydractl.manifest.report import StoredScores, Value
+from hydractl.manifest.document import Value
+from hydractl.manifest.report import StoredScores
 from hydractl.metrics.compute import means, measure
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP
 from hydractl.metrics.per_sample import StoredPredictions

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hydractl.data.corruptions.names import Corruption
-from hydractl.data.encode import with_corruption
 from hydractl.families.load import OpenModel
 from hydractl.families.weights_digest import fingerprint_of
 from hydractl.fusion.build import load_any
@@ -23,13 +21,13 @@ from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.by_class import by_class
-from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means
+from hydractl.metrics.compute import RowNumbers, answered, means
 from hydractl.metrics.curves import curves_of
 from hydractl.metrics.measure_tasks import Selection, measure_all
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import needing
-from hydractl.metrics.resampling import MetricEstimate, Resampling, present
+from hydractl.metrics.resampling import Resampling, present
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
@@ -66,7 +64,6 @@ class Evaluation:
         threshold_score: The one that thresholds are on.
         opened: The models of every row.
         data: The data sets.
-        corruptions: Of the ID set.
         measurers: Measurements of plugins.
         device: Where models run.
         dtype: In which they run; None is each model's own.
@@ -79,7 +76,6 @@ class Evaluation:
     threshold_score: str
     opened: Sequence[Sequence[OpenModel]]
     data: EvalData
-    corruptions: Sequence[Corruption]
     measurers: Sequence[RowMeasurer]
     device: torch.device
     dtype: torch.dtype | None
@@ -111,15 +107,19 @@ class LoadedRow(NamedTuple):
         named: Its name and the references of its models.
         loaded: The models that answer.
         opened: The files of the models; several files may make one model that answers.
+        predictors: The models that answer, without OOD scores.
         predictions: Scaled predictions on each data set; empty in processes that do not lead.
         scaling: Temperature of the row.
+        header: Header of the first model with the classes of the run, and the row's thresholds and temperatures.
     """
 
     named: NamedModels
     loaded: RowModels
     opened: Sequence[OpenModel]
+    predictors: Sequence[NamedPredictor]
     predictions: Mapping[str, StoredPredictions]
     scaling: Scaling
+    header: Header
 
 
 @dataclass(kw_only=True)
@@ -164,12 +164,12 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     scored_models = with_ood_scores(loaded, files, data, config, run.keeping.team, run.progress)
     scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files), models)
     header = _header(run, models, scaling)
-    shift = _measure_corrupted(run, _row_models(loaded.models, loaded, files), scaling, header)
-    loaded_row = LoadedRow(named, loaded, models, predictions, scaling)
+    predictors = _row_models(loaded.models, loaded, files)
+    loaded_row = LoadedRow(named, loaded, models, predictors, predictions, scaling, header)
     additions = [measurer.measure(run, loaded_row) for measurer in run.measurers]
     if not run.leads:
         return
-    numbers = replace(_numbers(run, predictions, header), shift=shift)
+    numbers = _numbers(run, predictions, header)
     sizes = count_sizes(loaded, config.chosen, models, score_sizes(scored_models))
     sets = _sets(run, named.name, models if loaded is own else (), predictions[ID_NAME], scaling)
     values = scaling.values(_stored(models)) | set_values(config.chosen, sets) | sizes
@@ -269,32 +269,6 @@ def _scaling(
     return Scaling(temperature=None if number is None else Temperature(number))
 
 
-def _measure_corrupted(
-    run: Evaluation, row: Sequence[NamedPredictor], scaling: Scaling, header: Header
-) -> ShiftNumbers | None:
-    """Return what a row's numbers on labelled data become under each corruption; None without one, or in processes that do not lead.
-
-    Memory holds the predictions under one corruption, and of each metric a number a resample.
-    """
-    cells: dict[tuple[str, str], dict[str, MetricEstimate]] = {}
-    metrics = needing(run.config.chosen, MetricNeeds.LABELS, MetricNeeds.TASK)
-    for corruption in run.corruptions:
-        clean = run.data.prepared(ID_NAME)
-        corrupted = with_corruption(clean.dataset, corruption)
-        inputs = clean.of(corrupted, name=f"{corruption.name} {corruption.severity}")
-        predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
-        if predictions is None:
-            continue
-        cells[corruption.name, str(corruption.severity)] = measure_all(
-            scaling(predictions),
-            run.data.summary.labels,
-            {},
-            header,
-            Selection(metrics, (), run.resampling),
-        ).id_set
-    return ShiftNumbers(cells=cells) if cells else None
-
-
 def _label_thresholds(models: Sequence[OpenModel]) -> tuple[float, ...]:
     """Return the thresholds of labels that all models of a row store; none if they differ."""
     first, *others = {model.header.label_thresholds for model in models}
@@ -357,7 +331,6 @@ def _row(
         mean_intervals=numbers.mean_intervals,
         ood_val=by_score,
         best_score=best,
-        shift=None if numbers.shift is None else numbers.shift.to_shift(),
         tuned_on_ood=tuned_on_ood(models),
     )
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 import torch
 
-from hydractl.data.corruptions.names import Corruption
-from hydractl.data.corruptions.severities import frost_scale
 from hydractl.data.datasets import Items, TextSet
-from hydractl.data.encode import Reading, content_of
+from hydractl.data.encode import content_of
 from hydractl.data.matching import has_default_names
 from hydractl.data.sources.stream import ItemStream
-from hydractl.errors import DataError, InputError, UsageError
+from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
-from hydractl.manifest.header import Tokenization
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, metrics_of, needing
 from hydractl.output.locks import OutputLock
@@ -171,25 +168,3 @@ def check_one_question(options: Mapping[str, bool], first: OpenModel) -> None:
             f"`{option}`: needs models that answer {SINGLE_LABEL.labels}, but {first.reference} answers {task.labels}",
             hint="leave it out",
         )
-
-
-def check_photographs(corruptions: Iterable[Corruption], how: Reading) -> None:
-    """Refuse photographs that are too small for crops of what the model reads.
-
-    Raises:
-        DataError: If one is, or cannot be read.
-    """
-    photographs = next((c.photographs for c in corruptions if c.photographs), None)
-    if photographs is None or isinstance(how, Tokenization):
-        return
-    from hydractl.data.corruptions.images import photograph  # noqa: PLC0415 - scipy, which few need
-
-    _, height, width = how.input_size
-    scale = frost_scale(min(height, width))
-    for i, file in enumerate(photographs.files):
-        rows, columns, *_ = photograph(photographs, i, scale).shape
-        if rows <= height or columns <= width:
-            raise DataError(
-                f"{file}: {columns} x {rows} pixels, scaled by {scale:g}, is too small for crops of {width} x {height}",
-                hint="give larger photographs, or omit `=DIR` to use drawn ice",
-            )

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import torch
 
-from hydractl.data.corruptions.names import chosen
-from hydractl.data.datasets import Content
-from hydractl.data.encode import content_of
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.report import Report
@@ -29,13 +26,7 @@ from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.fail_if import risk_text
 from hydractl.stages.evaluate.measure_ood import check_fitted_scores, with_default_score
 from hydractl.stages.evaluate.measure_row import Evaluation, RowCollector, measure_rows
-from hydractl.stages.evaluate.open_models import (
-    check_alike,
-    check_outputs,
-    check_photographs,
-    check_task,
-    open_rows,
-)
+from hydractl.stages.evaluate.open_models import check_alike, check_outputs, check_task, open_rows
 from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.selective_threshold import ModelCopy, check_stores
@@ -92,12 +83,7 @@ def _prepare(
     for caveat in of_temperatures(config, opened):
         progress.warn(caveat)
     first = opened[0][0]
-    texts = content_of(first.header.preprocess) is Content.TEXTS
-    corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
-    check_photographs(corruptions, first.header.preprocess)
-    config.check_conditions(
-        ((corruption.name, str(corruption.severity)) for corruption in corruptions), config.scores
-    )
+    config.check_conditions([scope for measurer in measurers for scope in measurer.scopes], config.scores)
     data = EvalData.open(config, opened, team, progress)
     if not data.streamed:
         data.validate()
@@ -109,7 +95,6 @@ def _prepare(
         threshold_score=config.scores[-1 if is_default else 0],
         opened=opened,
         data=data,
-        corruptions=corruptions,
         measurers=measurers,
         device=device,
         dtype=None if config.dtype is None else torch_dtype(config.dtype),
@@ -182,8 +167,6 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
         "delta": config.chance,
         **config.set_options.recorded,
         "temperature": config.given_temperature,
-        "corrupt": tuple(map(str, config.corrupt)) or None,
-        "frost": next((c.photographs.sha256 for c in config.corrupt if c.photographs), None),
     }
     return {name: option for name, option in options.items() if option is not None or name == "dtype"}
 

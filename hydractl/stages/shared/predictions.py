@@ -22,8 +22,8 @@ from hydractl.errors import InputError
 from hydractl.families.tower import Towers
 from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.fusion.inference import gathered, responses
+from hydractl.manifest.document import Value
 from hydractl.manifest.header import Header
-from hydractl.manifest.report import Value
 from hydractl.manifest.temperature import LARGEST, SMALLEST, Temperature
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, in_memory, together

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from hydractl.data.batches import BatchShare
-from hydractl.data.corruptions.names import Corruptions
 from hydractl.data.encode import open_items, open_stream
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, DataError, HubError, UsageError
@@ -21,6 +20,7 @@ from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT
 from hydractl.research.analyses.options import Analysing
 from hydractl.research.bench.config import BenchConfig
+from hydractl.research.corruptions.names import Corruptions
 from hydractl.research.evaluation import ResearchEval
 from hydractl.settings import declared
 from hydractl.stages.evaluate import measure_row, open_models
@@ -366,7 +366,8 @@ def test_what_a_stream_cannot_do_is_refused_before_it_is_read(served, changes, m
     lake = served(of_images(40))
     given = dict(changes)
     if "corrupt" in given:
-        given["corrupt"] = (Corruptions.parse("gaussian-noise:3"),)
+        del given["corrupt"]
+        given["extensions"] = ResearchEval(corrupt=(Corruptions.parse("gaussian-noise:3"),))
     for name in ("temperature", "fit"):
         if name in given:
             given[name] = DataRef.parse(given[name], endless=True)

@@ -46,12 +46,6 @@ ROWS = (
         f"{EVAL} --store o.st",
         f"{EVAL} --store o.st --sets 0.9",
     ),
-    Row(
-        CONFIG,
-        "add one to `--metrics`, such as accuracy",
-        f"{EVAL} --corrupt fog:1 --metrics parameters",
-        f"{EVAL} --corrupt fog:1 --metrics parameters,accuracy",
-    ),
     Row(CONFIG, "leave it out, or add `--fit TRAIN`", f"{EVAL} --val {VAL}", EVAL),
     Row(
         CONFIG,
@@ -98,12 +92,6 @@ ROWS = (
     ),
     Row(
         FAIL_IF,
-        "add `--corrupt NAME`",
-        f"{EVAL} --fail-if 'acc[zzz]<0'",
-        f"{EVAL} --fail-if 'acc[fog:1]<0' --corrupt fog:1",
-    ),
-    Row(
-        FAIL_IF,
         "add `--near NAME=DATA`",
         f"{EVAL} --metrics auroc --fail-if 'auroc[zzz]<0.1'",
         f"{EVAL} --near zzz=noise::limit=9 --fail-if 'auroc[zzz]<0.1'",
@@ -139,12 +127,6 @@ ROWS = (
         "there are {}",
         f"{EVAL} --near aaaa=noise::limit=9 --fail-if 'auroc[zzz]<0.1'",
         f"{EVAL} --near aaaa=noise::limit=9 --fail-if 'auroc[aaaa]<0.1'",
-    ),
-    Row(
-        FAIL_IF,
-        "there are {}, and each with `:1` to `:5`",
-        f"{EVAL} --corrupt fog --fail-if 'acc[zzz]<0.1'",
-        f"{EVAL} --corrupt fog --fail-if 'acc[fog:1]<0'",
     ),
     Row(
         FAIL_IF,

@@ -261,11 +261,6 @@ ROWS = (
         test="tests/stages/evaluate/test_streams.py::test_labels_that_will_not_do_are_told_as_early_as_they_are_known",
     ),
     Row(
-        "stages/evaluate/open_models.py",
-        "give larger photographs, or omit `=DIR` to use drawn ice",
-        test="tests/stages/evaluate/test_shift.py::test_frost_adds_the_photographs_of_a_folder",
-    ),
-    Row(
         "stages/fuse/run.py",
         "very large weights may overflow; `--no-verify` skips the check",
         test="tests/stages/fuse/test_fuse.py::test_weights_so_large_that_outputs_overflow_fail_the_check",

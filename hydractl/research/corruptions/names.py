@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import NamedTuple, Self
 
 from hydractl.data.reference import IMAGE_SUFFIXES
 from hydractl.errors import UsageError
@@ -43,7 +43,8 @@ TEXTS: Mapping[str, str] = MappingProxyType(
 )
 """Ours."""
 ALL_CORRUPTIONS = (*IMAGES, *TEXTS)
-ALL = "all"
+ALL, SHIFT = "all", "shift"
+"""All corruptions, in options and in scopes of conditions."""
 SEVERITIES = (1, 2, 3, 4, 5)
 
 
@@ -201,3 +202,45 @@ def chosen(requests: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tu
             for severity in request.severities
         }
     return tuple(sorted(corruptions, key=lambda c: (ALL_CORRUPTIONS.index(c.name), c.severity)))
+
+
+def scopes(measured: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """Return what each name is the mean over, of corruptions at severities: `shift`, `shift:3`, `fog`, and `fog:3` itself.
+
+    Args:
+        measured: The corruption and the severity of each number, in the order of tables.
+    """
+    cells = [*dict.fromkeys(measured)]
+    severities = sorted({severity for _, severity in cells})
+    groups = {SHIFT: cells} if cells else {}
+    groups |= {f"{SHIFT}:{level}": [cell for cell in cells if cell[1] == level] for level in severities}
+    for name in dict.fromkeys(name for name, _ in cells):
+        of_corruption = [cell for cell in cells if cell[0] == name]
+        groups |= {name: of_corruption} | {
+            f"{name}:{severity}": [(name, severity)] for _, severity in of_corruption
+        }
+    return groups
+
+
+def scopes_of(measured: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Return the names of all scopes of corruptions at severities."""
+    return tuple(scopes((name, str(severity)) for name, severity in measured))
+
+
+class Scopes(NamedTuple):
+    """Names that reports and conditions use for numbers under corruption.
+
+    Attributes:
+        judged: The scope that the verdict of a report judges.
+    """
+
+    judged: str = SHIFT
+
+    def title(self, scope: str) -> str:
+        """Return a scope in words."""
+        name, _, severity = scope.partition(":")
+        corruption = "corruption" if name == SHIFT else name
+        return f"{corruption}{severity and f' of severity {severity}'}"
+
+
+SCOPES = Scopes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -12,15 +13,24 @@ import torch
 from PIL import Image
 
 from hydractl.data.batches import BatchShare
-from hydractl.data.corruptions.images import ICE_MEAN, ICE_SPREAD, _ice, corrupted
-from hydractl.data.corruptions.names import ALL, IMAGES, TEXTS, Corruption, Corruptions, chosen
-from hydractl.data.corruptions.severities import CIFAR, IMAGENET, TINY, strengths
-from hydractl.data.corruptions.texts import NEIGHBOURS, RATES, corrupted_text
 from hydractl.data.datasets import TextSet
-from hydractl.data.encode import encoded, with_corruption
+from hydractl.data.encode import encoded
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, sample_seed
 from hydractl.errors import UsageError
+from hydractl.research.corruptions.images import (
+    CIFAR,
+    ICE_MEAN,
+    ICE_SPREAD,
+    IMAGENET,
+    TINY,
+    _ice,
+    corrupted,
+    strengths,
+)
+from hydractl.research.corruptions.measure import with_corruption
+from hydractl.research.corruptions.names import ALL, IMAGES, TEXTS, Corruption, Corruptions, chosen
+from hydractl.research.corruptions.texts import NEIGHBOURS, RATES, corrupted_text
 from support.builders import base
 
 THEIRS = json.loads((Path(__file__).parent / "corruptions.json").read_text())
@@ -213,7 +223,8 @@ def test_draws_hang_on_the_sample_alone():
         torch.testing.assert_close(found, once[place], rtol=0, atol=0)
     other = inputs(with_corruption(items, Corruption("gaussian-noise", 5, seed=4)), batch_size=9)
     assert not torch.equal(other[0], once[0])
-    assert items.sent([5]).corruption == corruption
+    sent = pickle.loads(pickle.dumps(items.sent([5])))  # noqa: S301 - own bytes
+    assert sent.changed(eval_transform(base().header.preprocess)).corruption == corruption
 
 
 def test_images_are_corrupted_after_the_crop_and_before_normalisation():

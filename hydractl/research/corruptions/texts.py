@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hydractl.data.corruptions.names import Corruption
+from hydractl.research.corruptions.names import Corruption
 
 Random: TypeAlias = np.random.Generator
 RATES: Mapping[str, tuple[float, ...]] = MappingProxyType(

@@ -14,14 +14,16 @@ from rich.console import Console
 
 from hydractl.cli.app import main
 from hydractl.cli.commands import eval as eval_command
-from hydractl.data.corruptions.names import IMAGES, Corruption, Corruptions, Photographs
-from hydractl.data.encode import encoded, with_corruption
+from hydractl.data.encode import encoded
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import ManifestError, UsageError
 from hydractl.fusion.loaded_model import load
 from hydractl.manifest.report import Report
 from hydractl.metrics.registry import METRICS
+from hydractl.research.corruptions.measure import with_corruption
+from hydractl.research.corruptions.names import IMAGES, Corruption, Corruptions, Photographs
+from hydractl.research.evaluation import ResearchEval
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from support import reviews
@@ -250,7 +252,9 @@ def test_nothing_else_changes(here, report):
         "device": "cpu",
     }
     plain = run_eval(EvalConfig(**given)).document
-    shifted = run_eval(EvalConfig(**given, corrupt=(Corruptions.parse("all:1"),))).document
+    shifted = run_eval(
+        EvalConfig(**given, extensions=ResearchEval(corrupt=(Corruptions.parse("all:1"),)))
+    ).document
 
     assert plain.rows[0].shift is None
     assert '"shift"' not in plain.to_json()
@@ -279,7 +283,7 @@ def test_texts(tmp_path):
     data = reviews.reviews(tmp_path / "r.jsonl", 24, seed=0)
     config = EvalConfig(
         model=reviews.arch(tmp_path), data=DataRef.parse(str(data)), latency=False, bootstrap=20, device="cpu",
-        corrupt=(Corruptions.parse("all:5"),),
+        extensions=ResearchEval(corrupt=(Corruptions.parse("all:5"),)),
     )  # fmt: skip
 
     row = run_eval(config).document.rows[0]
@@ -306,7 +310,10 @@ def test_what_cannot_be_is_refused(here, capsys):
     assert "did you mean `fog:1`" in capsys.readouterr().err
     with pytest.raises(UsageError, match="has no effect: no selected metric uses labelled data"):
         EvalConfig(
-            model="m", data=DataRef.parse(DATA), metrics=("macs",), corrupt=(Corruptions.parse("fog"),)
+            model="m",
+            data=DataRef.parse(DATA),
+            metrics=("macs",),
+            extensions=ResearchEval(corrupt=(Corruptions.parse("fog"),)),
         )
     assert METRICS["accuracy"].column == "Acc"
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.data.corruptions.names import ALL_CORRUPTIONS
-from hydractl.manifest.shift_groups import SHIFT
 from hydractl.messages import counted
 from hydractl.metrics.metric_spec import Metric
-from hydractl.reporting.chart import SEVERAL, Axis, Chart, Series, series_style
+from hydractl.reporting.chart import SEVERAL, Axis, Chart, Figure, Series, series_style
 from hydractl.reporting.report_values import (
     Cell,
     Number,
@@ -20,11 +18,14 @@ from hydractl.reporting.report_values import (
     number_of,
     number_text,
 )
+from hydractl.reporting.sections import Section
+from hydractl.research.corruptions.names import ALL_CORRUPTIONS, SHIFT
 
 if TYPE_CHECKING:
     from hydractl.reporting.comparison import Compared
 
 TABLED = ("accuracy", "brier", "nll", "ece")
+DRAWN = ("accuracy", "nll", "ece")
 ROW_OFFSET, WIDEST_OFFSET = 0.06, 0.3
 """How far apart two rows at one severity stand, and all of them."""
 
@@ -160,3 +161,23 @@ def _spans(compared: Compared, places: Mapping[Quantity, float]) -> Iterator[Ser
                 spans=[number.interval for number, _ in spans],
                 titles=[row] * len(spans),
             )
+
+
+def corruption_section(compared: Compared) -> Section:
+    """Return the tables and the figure of numbers under corruption."""
+    tables = tuple(shift_tables(compared.quantities, compared.rows, compared.differences))
+    return Section("corruption", "Corrupted data", tables, ("shift",))
+
+
+def shift_figure(compared: Compared) -> Figure | None:
+    """Quality by the severity of corruptions, clean data at 0."""
+    under = {q.name for q in compared.quantities if q.under_shift}
+    charts = [severity_chart(compared, Quantity(name)) for name in DRAWN if name in under]
+    bars = ". Bars are 95 % intervals" if any(s.kind == "marks" for c in charts for s in c.series) else ""
+    return Figure.unless_empty(
+        "shift",
+        "Corruption",
+        f"Quality on corrupted in-distribution data, as means over the corruptions. Severity 0 is the clean data{bars}.",
+        [chart.drawing() for chart in charts],
+        compared.names,
+    )
