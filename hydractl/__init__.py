@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from hydractl.fusion.loaded_model import load
     from hydractl.fusion.predictions import Predictions
     from hydractl.heads.budget import HeadBudget
-    from hydractl.stages.evaluate.analyses.settings import Analysing
     from hydractl.stages.evaluate.config import EvalConfig
     from hydractl.stages.evaluate.run import run_eval as evaluate
     from hydractl.stages.evaluate.set_options import SetOptions
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from hydractl.training.recipes.recipe import Recipe
 
 __all__ = [
-    "Analysing",
     "DiverseConfig",
     "EvalConfig",
     "ExportConfig",
@@ -70,7 +68,6 @@ __all__ = [
     "score",
 ]
 _PLACES = {
-    "Analysing": "hydractl.stages.evaluate.analyses.settings",
     "DiverseConfig": "hydractl.stages.prune.config",
     "EvalConfig": "hydractl.stages.evaluate.config",
     "ExportConfig": "hydractl.stages.export.config",

@@ -11,11 +11,11 @@ from contextvars import ContextVar
 from dataclasses import MISSING, fields
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
-from hydractl.settings import KEY, Option, OptionGroup, Setting, options_of
+from hydractl.settings import Option, field_values, options_of
 
 C = TypeVar("C")
 Cut: TypeAlias = Callable[[str, Iterable[str]], str]
@@ -31,8 +31,6 @@ def configured(config: type[C], command_values: Mapping[str, object]) -> C:
     Raises:
         UsageError: If a text cannot be read, or the configuration refuses itself.
     """
-    values: dict[str, Any] = {}
-    kind: type[Any] = config
     option_values = tuple(
         (o, command_values[o.name]) for o in options_of(config) if command_values[o.name] is not None
     )
@@ -40,16 +38,7 @@ def configured(config: type[C], command_values: Mapping[str, object]) -> C:
     # what several options make knows its own bounds, under names that nobody typed
     for option, _ in option_values:
         option.setting.check(option.name, parsed_values[option.name])
-    for f in fields(kind):
-        declaration = f.metadata.get(KEY)
-        if isinstance(declaration, Setting) and f.name in parsed_values:
-            values[f.name] = parsed_values[f.name]
-        elif isinstance(declaration, OptionGroup):
-            names = (*(o.name for o in declaration.options), *declaration.extra_names)
-            values[f.name] = declaration.make(
-                {name: parsed_values[name] for name in names if name in parsed_values}
-            )
-    configuration = config(**values)
+    configuration = config(**field_values(config, parsed_values))
     _MADE_OF.set((configuration, option_values))
     return configuration
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
+from functools import cache
 from math import inf
 from operator import attrgetter
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean, exactly
+from hydractl.plugins import load, plugins
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -387,10 +389,82 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
             )
         elif isinstance(declaration, OptionGroup):
             options.extend(declaration.options)
-    for option in [o for o in options if o.setting.after]:
+    names = {option.name for option in options}
+    # `after` of an extension may name an option of the command, which the command's own call resolves
+    for option in [o for o in options if o.setting.after in names]:
         options.remove(option)
         options.insert([o.name for o in options].index(option.setting.after or "") + 1, option)
     return tuple(options)
+
+
+def field_values(config: type[Any], parsed_values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a configuration's fields from the parsed values of options; fields of omitted options are left out."""
+    values: dict[str, Any] = {}
+    for f in fields(config):
+        declaration = f.metadata.get(KEY)
+        if isinstance(declaration, Setting) and f.name in parsed_values:
+            values[f.name] = parsed_values[f.name]
+        elif isinstance(declaration, OptionGroup):
+            names = (*(o.name for o in declaration.options), *declaration.extra_names)
+            values[f.name] = declaration.make(
+                {name: parsed_values[name] for name in names if name in parsed_values}
+            )
+    return values
+
+
+class Extension(CheckedSettings):
+    """Base of the settings that a plugin adds to a command: frozen dataclasses whose fields all have defaults.
+
+    A stage defines a subclass with the methods that it calls at fixed points of a run. Plugins override these methods.
+    """
+
+    __slots__ = ()
+
+    def check_config(self, config: Any) -> None:  # noqa: ANN401 - the configuration of the extended command
+        """Check the options together with those of the command.
+
+        Raises:
+            UsageError: If they contradict each other.
+        """
+
+
+@cache
+def extension_classes(command: str) -> tuple[type[Extension], ...]:
+    """Return the extensions that plugins define for a command."""
+    return tuple(load(path) for plugin in plugins() if (path := plugin.extensions.get(command)))
+
+
+def extension_field(command: str) -> Any:  # noqa: ANN401 - as `dataclasses.field` has it
+    """Return a field of type `tuple[Extension, ...]`, which `check_extensions` completes."""
+    classes = extension_classes(command)
+    return by_default(
+        (),
+        OptionGroup(
+            lambda parsed_values: tuple(kind(**field_values(kind, parsed_values)) for kind in classes),
+            tuple(option for kind in classes for option in options_of(kind)),
+        ),
+    )
+
+
+def check_extensions(config: Any) -> None:  # noqa: ANN401 - a configuration with a field `extensions`
+    """Complete the extensions of a configuration by their defaults, and check them together with its other settings.
+
+    Raises:
+        UsageError: If an item is no extension of the command, or options contradict each other.
+    """
+    classes = extension_classes(config.COMMAND)
+    given = config.extensions if isinstance(config.extensions, list | tuple) else (config.extensions,)
+    for extension in given:
+        if type(extension) not in classes:
+            raise UsageError(
+                f"`extensions`: {extension!r} is no extension of `{config.COMMAND}`",
+                hint="pass a tuple of the settings that a plugin adds to the command",
+            )
+    by_class = {type(extension): extension for extension in given}
+    extensions = tuple(by_class.get(kind) or kind() for kind in classes)
+    object.__setattr__(config, "extensions", extensions)
+    for extension in extensions:
+        extension.check_config(config)
 
 
 def long_option(name: str) -> str:

@@ -9,18 +9,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, NamedTuple, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias, cast
 
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data.corruptions.names import Corruption
 from hydractl.data.decoding import SAMPLE_BYTES, at_most, image_sample, upright
 from hydractl.data.reference import MAX_ITEM
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
 from hydractl.messages import quoted
 from hydractl.tasks import SINGLE_LABEL, Task
+
+if TYPE_CHECKING:
+    from hydractl.data.preprocess import EvalTransform, PerItem
 
 LABELS_HINT = (
     "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`; "
@@ -308,7 +310,7 @@ class ImageSet(Items):
         lenient: Whether batches hold black for what cannot be read, and say why.
         fast: Whether batches are of images decoded at no more than the size that suffices; see `at_least`.
         oriented: Whether images are turned as their EXIF orientation says.
-        corruption: What befalls images in batches of evaluation, on their way to a model.
+        changed: Wraps the transform of evaluation; None for images as they are.
         max_item: Maximum size of one decoded image in bytes.
     """
 
@@ -320,7 +322,7 @@ class ImageSet(Items):
     lenient: bool = False
     fast: bool = False
     oriented: bool = True
-    corruption: Corruption | None = None
+    changed: Callable[[EvalTransform], PerItem] | None = None
     max_item: int = MAX_ITEM
 
     @override

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-import numpy as np
 from torch import Tensor
 
 from hydractl.data.batches import (
@@ -18,15 +17,13 @@ from hydractl.data.batches import (
     checked_order,
     tensor_cache,
 )
-from hydractl.data.corruptions.names import Corruption
-from hydractl.data.corruptions.texts import corrupted_text
-from hydractl.data.datasets import Content, ImageSet, Items, Text, TextSet, change_text
+from hydractl.data.datasets import Content, ImageSet, Items, TextSet
 from hydractl.data.open_dataset import open_data, stream_data
-from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
+from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.data.sources.stream import ItemStream
 from hydractl.data.tokenize import TokenBatches, require_tokenizer
-from hydractl.data.words import WordSet, by_word, check_answerable, tokens_of
+from hydractl.data.words import by_word, check_answerable, tokens_of
 from hydractl.data.worker_pool import MANY, WorkerPool
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess, Tokenization
@@ -283,29 +280,7 @@ def encoded(
 
 def _eval_transform(images: ImageSet, how: Preprocess) -> Transform:
     clean = eval_transform(how)
-    if images.corruption is None:
-        return clean
-    return CorruptTransform(clean=clean, least=clean.least, corruption=images.corruption)
-
-
-def with_corruption(items: Items, corruption: Corruption) -> Items:
-    """Return the items as a corruption leaves them: texts now, both of a pair; images on their way to a model.
-
-    Draws hang on the seed and on an item's place in the set: not on batches, their order, or who decodes them.
-    """
-    if isinstance(items, ImageSet):
-        return replace(items, corruption=corruption)
-    texts = of_kind(items, TextSet)
-    if isinstance(texts, WordSet):
-        raise UsageError(
-            "`--corrupt`: a corrupted text no longer has the words that are answered", hint="leave it out"
-        )
-    return replace(texts, texts=tuple(_corrupted(text, corruption, i) for i, text in enumerate(texts.texts)))
-
-
-def _corrupted(text: Text, corruption: Corruption, place: int) -> Text:
-    random = np.random.default_rng(sample_seed(*corruption.seeded(place)))
-    return change_text(text, lambda part: corrupted_text(part, corruption, random))
+    return clean if images.changed is None else images.changed(clean)
 
 
 def check_augment(how: Reading, augment: tuple[str, ...]) -> None:

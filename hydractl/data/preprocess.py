@@ -26,7 +26,6 @@ from hydractl.messages import did_you_mean
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hydractl.data.corruptions.names import Corruption
 
 MODES = MappingProxyType({1: "L", 3: "RGB"})
 AUGMENTATIONS = ("rrc", "flip", "shift", "randaugment")
@@ -91,7 +90,7 @@ class EvalTransform:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the input, float32 of shape (C, H, W)."""
-        return self.finish(_run(self.steps, self.convert(image)))
+        return self.finish(run_steps(self.steps, self.convert(image)))
 
     def quickly(self) -> EvalTransform:
         """Return what does it in the quick way."""
@@ -170,29 +169,6 @@ class PerItem(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorruptTransform(PerItem):
-    """What images go through that are corrupted: resized and cropped, corrupted, normalised. Safe to call from several threads.
-
-    Attributes:
-        clean: What they else go through.
-        least: As in `EvalTransform`.
-        corruption: What befalls them.
-    """
-
-    clean: EvalTransform
-    least: int
-    corruption: Corruption
-
-    @override
-    def __call__(self, image: Image.Image, index: int) -> Tensor:
-        from hydractl.data.corruptions.images import corrupted  # noqa: PLC0415 - scipy, which few need
-
-        prepared = _run(self.clean.steps, self.clean.convert(image))
-        random = np.random.default_rng(sample_seed(*self.corruption.seeded(index)))
-        return self.clean.finish(corrupted(prepared, self.corruption, random))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTransform(PerItem):
     """Random augmentation that depends on the image and on (seed, epoch, index), and on nothing else.
 
@@ -218,10 +194,10 @@ class TrainTransform(PerItem):
 
     @override
     def __call__(self, image: Image.Image, index: int) -> Tensor:
-        prepared = _run(self.resize, self.convert(image))
+        prepared = run_steps(self.resize, self.convert(image))
         if self.random:
             with _Drawing(sample_seed(self.seed, self.epoch, index)):
-                prepared = _run(self.random, prepared)
+                prepared = run_steps(self.random, prepared)
         return self.finish(prepared)
 
     def at(self, *, seed: int, epoch: int) -> TrainTransform:
@@ -277,7 +253,8 @@ class _Drawing(TorchFunctionMode):
         return func(*args, **(kwargs or {}), **generator_argument)
 
 
-def _run(steps: Steps, value: Any) -> Any:  # noqa: ANN401 - images, as libraries take them
+def run_steps(steps: Steps, value: Any) -> Any:  # noqa: ANN401 - images, as libraries take them
+    """Apply the steps of a transform to an image."""
     for step in steps:
         value = step(value)
     return value

@@ -15,8 +15,9 @@ from hydractl.hub.card_commands import making
 from hydractl.hub.layout import is_stock, labels_of
 from hydractl.hub.readme import Readme, code
 from hydractl.hub.repository import MAIN
+from hydractl.manifest.document import Value
 from hydractl.manifest.header import Header, Kind, Preprocess, steps_to
-from hydractl.manifest.report import Report, Row, Value, scaled_alike
+from hydractl.manifest.report import Report, Row, scaled_alike
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from types import new_class
+from typing import Annotated, ClassVar, Self, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from hydractl.errors import ManifestError
+from hydractl.plugins import load, plugins
 from hydractl.runtime import digest_text
 from hydractl.strict_json import NotJSONError, canonical, parse, read_text
 from hydractl.version import UPGRADE
@@ -40,6 +42,18 @@ class StrictModel(BaseModel):
     """A frozen, strict piece of a document."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+M = TypeVar("M", bound=StrictModel)
+
+
+def with_plugin_fields(model: type[M]) -> type[M]:
+    """Return a model with the fields that plugins add to it."""
+    bases = [load(path) for plugin in plugins() if (path := plugin.fields.get(model.__name__))]
+    added = {"__module__": model.__module__, "__qualname__": model.__qualname__, "__doc__": model.__doc__}
+    return (
+        new_class(model.__name__, (*bases, model), None, lambda body: body.update(added)) if bases else model
+    )
 
 
 class Document(StrictModel):
@@ -98,6 +112,15 @@ class Document(StrictModel):
     def schema_name(cls) -> str:
         """Return the `schema` value that marks this kind of document."""
         return str(cls.model_fields["schema_"].default)
+
+
+class Value(StrictModel):
+    """One measured number: its 95 % interval, and how many samples (of a time: how many runs) it rests on."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    count: int | None = Field(default=None, ge=0)
 
 
 class Fingerprint(StrictModel):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.document import (
     ConfigDigest,
@@ -18,12 +16,14 @@ from hydractl.manifest.document import (
     Key,
     OptionValue,
     StrictModel,
+    Value,
     Version,
+    with_plugin_fields,
 )
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Step, StoredTemperature
 from hydractl.manifest.prediction_sets import OpenShare, SetNumbers
-from hydractl.manifest.shift_groups import ID_NAME, scopes
+from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.threshold import Threshold
 
@@ -31,35 +31,21 @@ USUAL = "msp"
 """OOD score of a report that does not name one."""
 
 
-class Value(StrictModel):
-    """One measured number: its 95 % interval, and how many samples (of a time: how many runs) it rests on."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    count: int | None = Field(default=None, ge=0)
-
-
+@with_plugin_fields
 class Difference(StrictModel):
     """By how much the first row's numbers are more than another row's, on the ID set and on each OOD set.
 
-    Both are measured on the same resamples, so that the intervals are those of paired differences. `means` are over OOD sets;
-    `shift` is under corruptions, by the names that `Shift` explains.
+    Both are measured on the same resamples, so that the intervals are those of paired differences. `means` are over OOD sets.
     """
 
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})
     means: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
-    shift: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
 
-
-class Derived(StrictModel):
-    """What was made of a model before it answered, by what, on which data if there are any, and by which it was chosen."""
-
-    kind: str
-    options: dict[Key, OptionValue]
-    data: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
-    val: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
+    def under(self, scope: str) -> Mapping[str, Value]:
+        """Return the differences in a scope of a plugin; plugins override this method."""
+        del scope
+        return {}
 
 
 class StoredScores(StrictModel):
@@ -67,43 +53,6 @@ class StoredScores(StrictModel):
 
     data: Fingerprint
     knn_k: int | None = Field(default=None, exclude_if=lambda value: value is None)
-
-
-ALL_SEVERITIES = "all"
-Severity = Annotated[str, Field(pattern="^([1-5]|all)$")]
-
-
-class Shift(StrictModel):
-    """Numbers on the ID set under corruptions: by corruption, severity (`1` to `5`) and metric.
-
-    `means` are over corruptions, for each severity and, under `all`, over all that was measured. `intervals` has 95 % intervals
-    by the names that conditions have: `fog:3`; `fog`, the mean over its severities; `shift:3` and `shift`, those over corruptions.
-    """
-
-    values: dict[str, dict[Severity, dict[str, float]]]
-    means: dict[Severity, dict[str, float]]
-    intervals: dict[str, dict[str, tuple[float, float]]] = Field(
-        default={}, exclude_if=lambda value: not value
-    )
-
-    @property
-    def cells(self) -> Mapping[tuple[str, str], Mapping[str, float]]:
-        """The numbers of each corruption at each severity."""
-        return {(name, severity): cell for name, by in self.values.items() for severity, cell in by.items()}
-
-    def at(self, scope: str) -> dict[str, float]:
-        """Return the numbers of a name that a condition has, nothing where nothing was measured there."""
-        cells = self.cells
-        over = [cells[cell] for cell in scopes(cells).get(scope, ())]
-        shared = [name for name in over[0] if all(name in cell for cell in over)] if over else []
-        return {name: math.fsum(numbers[name] for numbers in over) / len(over) for name in shared}
-
-    @model_validator(mode="after")
-    def _placed(self) -> Self:
-        for scope, intervals in self.intervals.items():
-            if not intervals.keys() <= self.at(scope).keys():
-                raise ValueError(f"intervals: `{scope}` has {sorted(intervals)}, but no values of these")
-        return self
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -173,6 +122,7 @@ def scaled_alike(*rows: Sequence[float]) -> bool:
     return len({temperature != 1 for stored in rows for temperature in stored or (1.0,)}) < 2
 
 
+@with_plugin_fields
 class Row(StrictModel):
     """What was measured of one model or ensemble.
 
@@ -181,7 +131,6 @@ class Row(StrictModel):
     Attributes:
         name: Of the row.
         models: What it is of.
-        derived: What was made of each model, where something was.
         stored_temperatures: The models' own, if any has one.
         stored_scores: What each model's OOD scores of features were fitted on, where they are those that it holds.
         threshold: Which inputs it answers, where that was asked for.
@@ -196,18 +145,15 @@ class Row(StrictModel):
         mean_intervals: Their 95 % intervals.
         ood_val: Each score's AUROC on validation OOD data.
         best_score: The one whose mean there is highest.
-        shift: There where the ID set was also corrupted.
         tuned_on_ood: Whether heads were chosen by how well OOD data are told.
         difference: What the first row has more than this one.
         curves: What figures show; `--no-curves` keeps none.
         by_class: Its answers class by class, on the same classes as the first row's; kept beside curves.
         origins: Where the models come from, one a model; likewise.
-        analyses: What `--analyse` found.
     """
 
     name: str
     models: tuple[Fingerprint, ...]
-    derived: tuple[Derived | None, ...] = Field(default=(), exclude_if=lambda value: not value)
     stored_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
     stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -224,13 +170,31 @@ class Row(StrictModel):
     )
     ood_val: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
     best_score: str | None = Field(default=None, exclude_if=lambda value: value is None)
-    shift: Shift | None = Field(default=None, exclude_if=lambda value: value is None)
     tuned_on_ood: bool = Field(default=False, exclude_if=lambda value: not value)
     difference: Difference | None = Field(default=None, exclude_if=lambda value: value is None)
     curves: Curves | None = Field(default=None, exclude_if=lambda value: value is None)
     by_class: ByClass | None = Field(default=None, exclude_if=lambda value: value is None)
     origins: tuple[Origin, ...] = Field(default=(), exclude_if=lambda value: not value)
-    analyses: Analyses | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @property
+    def label_scopes(self) -> Sequence[str]:
+        """Scopes of plugins that tables show, in which labelled data were measured. Plugins override this."""
+        return ()
+
+    def under(self, scope: str) -> Mapping[str, float]:
+        """Return the numbers in a scope of a plugin; empty if nothing was measured there. Plugins override this."""
+        del scope
+        return {}
+
+    @property
+    def intervals_under(self) -> Mapping[str, Mapping[str, tuple[float, float]]]:
+        """95 % intervals in each scope of a plugin. Plugins override this."""
+        return {}
+
+    @property
+    def derivations(self) -> Sequence[object | None]:
+        """Records of the plugin that derived other models from these; empty if these models answer. Plugins override this."""
+        return ()
 
     @property
     def scale(self) -> Temperature:
@@ -251,7 +215,7 @@ def _names(row: Row) -> Iterator[str]:
     """Yield the name of every number of a row, some of them again and again."""
     yield from chain(row.values, *row.ood.values(), *row.ood_val.values())
     if row.difference is not None:
-        yield from chain(row.difference.values, *row.difference.ood.values(), *row.difference.shift.values())
+        yield from chain(row.difference.values, *row.difference.ood.values())
 
 
 class Check(StrictModel):
@@ -262,10 +226,11 @@ class Check(StrictModel):
     found: float
 
 
+@with_plugin_fields
 class Report(Document):
     """Every number that `eval` prints, `hydractl.report/1`.
 
-    `warnings` say why some may be less than they seem; `scores` are the files of heads' scores that analyses looked at, `NAME=FILE`;
+    `warnings` say why some may be less than they seem;
     `config_digest` is as in a checkpoint's step. `examples` are inputs that the first row fails on, where `--keep-examples` kept them.
     """
 
@@ -282,7 +247,6 @@ class Report(Document):
     )
     definitions: dict[str, str]
     options: dict[Key, OptionValue]
-    scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
     checks: tuple[Check, ...] = ()
     warnings: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     examples: Examples | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -292,6 +256,10 @@ class Report(Document):
     def without_examples(self) -> Self:
         """Return what may be shown to others: a report without the user's data."""
         return self.model_copy(update={"examples": None})
+
+    def further_inputs(self) -> Sequence[str]:
+        """Return the digests of other files that `eval` read; plugins override this method."""
+        return ()
 
     def row_of(self, *digests: str) -> Row | None:
         """Return the row of one unchanged model.
@@ -304,7 +272,7 @@ class Report(Document):
                 row
                 for digest in digests
                 for row in self.rows
-                if not row.derived
+                if not row.derivations
                 and len(row.models) == 1
                 and digest in {row.models[0].sha256, row.models[0].weights}
             ),
@@ -328,9 +296,6 @@ class Report(Document):
                 raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
             if row.difference is not None and row.difference.ood.keys() != {*sets}:
                 raise ValueError(f"rows[{i}].difference.ood: must have the data sets of near and far")
-            shift_groups = scopes(row.shift.cells) if row.shift else {}
-            if row.difference is not None and not row.difference.shift.keys() <= shift_groups.keys():
-                raise ValueError(f"rows[{i}].difference.shift: must have the keys of `shift`")
         return self
 
     @model_validator(mode="after")
@@ -356,9 +321,6 @@ class Report(Document):
                 raise ValueError(
                     f"rows[{i}].best_score: is {row.best_score}, must be one of {', '.join(map(str, scores))}"
                 )
-            cells = row.shift.cells.values() if row.shift else ()
-            for name in {name for cell in cells for name in cell} - self.definitions.keys():
-                raise ValueError(f"rows[{i}].shift: `{name}` has no definition")
         return self
 
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from hydractl.manifest.report import ALL_SEVERITIES, Difference, Shift, Value
-from hydractl.manifest.shift_groups import SHIFT, scopes
+from hydractl.manifest.document import Value
+from hydractl.manifest.report import Difference
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.ood_ranking import RANKING
 from hydractl.metrics.ood_scores import MSP, SCORES, Score, number_name
@@ -37,48 +37,12 @@ Estimates = Mapping[str, MetricEstimate]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShiftNumbers:
-    """Values of a row on the corrupted ID set, all on the same resamples of the clean samples.
-
-    Attributes:
-        cells: Values by corruption and severity.
-    """
-
-    cells: Mapping[tuple[str, str], Estimates]
-
-    def to_shift(self) -> Shift:
-        """Return the values as stored in a report."""
-        means = self.means
-        values: dict[str, dict[str, dict[str, float]]] = {}
-        for (name, severity), estimates in self.cells.items():
-            values.setdefault(name, {})[severity] = _numbers(estimates)
-        severities = {scope: scope.removeprefix(f"{SHIFT}:") for scope in means if f"{SHIFT}:" in scope}
-        return Shift(
-            values=values,
-            means={
-                severity: _numbers(means[scope])
-                for scope, severity in (severities | {SHIFT: ALL_SEVERITIES}).items()
-            },
-            intervals=_intervals(means),
-        )
-
-    @property
-    def means(self) -> dict[str, dict[str, MetricEstimate]]:
-        """Means over corruptions and severities, by the names that conditions use."""
-        return _group_means(self.cells, scopes(self.cells))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowNumbers:
-    """Values of a row except costs: on the ID set, on each OOD set, and unweighted means over groups of OOD sets.
-
-    `shift` has the values under corruptions, if there are any.
-    """
+    """Values of a row except costs: on the ID set, on each OOD set, and unweighted means over groups of OOD sets."""
 
     id_set: dict[str, MetricEstimate]
     ood_sets: dict[str, dict[str, MetricEstimate]]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    shift: ShiftNumbers | None = None
 
     @property
     def values(self) -> dict[str, Value]:
@@ -93,30 +57,25 @@ class RowNumbers:
     @property
     def mean_intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
         """As in `manifest.Row`: for the means of each non-empty group."""
-        return _intervals(self._means())
+        return interval_ends(self._means())
 
     def difference(self, other_row: RowNumbers) -> Difference | None:
         """Return the differences to another row on the same samples; None without intervals."""
         values = _difference(self.id_set, other_row.id_set)
-        ood = _differences(self.ood_sets, other_row.ood_sets)
+        ood = differences(self.ood_sets, other_row.ood_sets)
         if not (values or any(ood.values())):
             return None
-        means = _differences(self._means(), other_row._means())
-        shift = (
-            _differences(self.shift.means, other_row.shift.means) if self.shift and other_row.shift else {}
-        )
-        return Difference(
-            values=values, ood=ood, means=means, shift={name: gap for name, gap in shift.items() if gap}
-        )
+        means = differences(self._means(), other_row._means())
+        return Difference(values=values, ood=ood, means=means)
 
     def _means(self) -> dict[str, dict[str, MetricEstimate]]:
-        return _group_means(self.ood_sets, self.groups)
+        return group_means(self.ood_sets, self.groups)
 
 
 _Place = TypeVar("_Place", str, tuple[str, str])
 
 
-def _group_means(
+def group_means(
     estimates: Mapping[_Place, Estimates], groups: Mapping[str, Sequence[_Place]]
 ) -> dict[str, dict[str, MetricEstimate]]:
     """Return the mean of every value over each non-empty group."""
@@ -135,15 +94,11 @@ def _common(several: Sequence[Mapping[str, object]]) -> list[str]:
     return [metric for metric in several[0] if all(metric in estimates for estimates in several)]
 
 
-def _numbers(estimates: Estimates) -> dict[str, float]:
-    return {metric: estimate.value for metric, estimate in estimates.items()}
-
-
 def _to_values(estimates: Estimates) -> dict[str, Value]:
     return {metric: estimate.to_value() for metric, estimate in estimates.items()}
 
 
-def _intervals(means: Mapping[str, Estimates]) -> dict[str, dict[str, tuple[float, float]]]:
+def interval_ends(means: Mapping[str, Estimates]) -> dict[str, dict[str, tuple[float, float]]]:
     """Return the intervals of all values that have one."""
     intervals = {
         group: {
@@ -161,9 +116,10 @@ def _difference(estimates: Estimates, others: Estimates) -> dict[str, Value]:
     return {name: gap.to_value() for name, gap in gaps.items() if gap is not None}
 
 
-def _differences(
+def differences(
     estimates: Mapping[str, Estimates], others: Mapping[str, Estimates]
 ) -> dict[str, dict[str, Value]]:
+    """Return the differences of all values that two rows have, by data set or group."""
     return {
         name: _difference(by_metric, others[name]) for name, by_metric in estimates.items() if name in others
     }

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydractl.manifest.report import Value
+from hydractl.manifest.document import Value
 from hydractl.metrics.metric_spec import Metric
 
 BOUNDS = (0.025, 0.975)

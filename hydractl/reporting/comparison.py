@@ -276,7 +276,7 @@ def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
     )
     for row in first.rows:
         models = [
-            ([m.sha256 for m in report_row.models], report_row.derived)
+            ([m.sha256 for m in report_row.models], report_row.derivations)
             for other_report in reports
             for report_row in other_report.rows
             if report_row.name == row.name

@@ -10,27 +10,28 @@ from hydractl.manifest.report import Bins, Curves, Line, Origin
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import count, counted
 from hydractl.metrics.metric_spec import MetricNeeds
-from hydractl.reporting.analyses.figures import analysis_figures
-from hydractl.reporting.chart import SEVERAL, Axis, Chart, Figure, Series, series_style
-from hydractl.reporting.comparison import Compared
+from hydractl.plugins import functions_after
+from hydractl.reporting.chart import SEVERAL, WIDTH, Axis, Chart, Figure, Series, series_style
+from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.head_maps import head_map
 from hydractl.reporting.lineage import member_names
 from hydractl.reporting.report_values import GROUPS, Quantity, number_text, written
-from hydractl.reporting.shift import severity_chart
-from hydractl.reporting.svg import Drawing, Point
+from hydractl.reporting.svg import TEXT, Drawing, Point, SvgPath, SvgText, breadth, fitting
 
 COST_METRICS = ("accuracy", "nll", "auroc")
 """Three panels stand side by side."""
-UNDER_SHIFT = ("accuracy", "nll", "ece")
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
+STEP, BAR, LABEL_GAP = 40.0, 12.0, 10.0
 
 
 def figures(compared: Compared) -> Iterator[Figure]:
     """Yield every figure that there are numbers for."""
-    yield from filter(
-        None, (draw(compared) for draw in (_cost, _reliability, _confidence, _roc, _risk, _shift, _heads))
-    )
-    yield from analysis_figures(compared)
+    own = {
+        "cost": _cost, "reliability": _reliability, "confidence": _confidence, "roc": _roc, "risk": _risk,
+        "heads": _heads, "runtime": _runtime,
+    }  # fmt: skip
+    for name, draw in own.items():
+        yield from filter(None, (f(compared) for f in (draw, *functions_after("figures", name))))
 
 
 def _cost(compared: Compared) -> Figure | None:
@@ -264,20 +265,6 @@ def _risk(compared: Compared) -> Figure | None:
     )
 
 
-def _shift(compared: Compared) -> Figure | None:
-    """Quality by the severity of corruptions, clean data at 0."""
-    under = {q.name for q in compared.quantities if q.under_shift}
-    charts = [severity_chart(compared, Quantity(name)) for name in UNDER_SHIFT if name in under]
-    bars = ". Bars are 95 % intervals" if any(s.kind == "marks" for c in charts for s in c.series) else ""
-    return Figure.unless_empty(
-        "shift",
-        "Corruption",
-        f"Quality on corrupted in-distribution data, as means over the corruptions. Severity 0 is the clean data{bars}.",
-        [chart.drawing() for chart in charts],
-        compared.names,
-    )
-
-
 def _numbers(compared: Compared, quantity: Quantity) -> list[str]:
     return [
         f"{row}: {quantity.label} {number_text(quantity.metric, numbers[quantity])}"
@@ -329,3 +316,41 @@ def _heads(compared: Compared) -> Figure | None:
 
 def _members(origin: Origin) -> Sequence[str]:
     return member_names(origin) if len(origin.masks) > 1 else [origin.name]
+
+
+def _runtime(compared: Compared) -> Figure | None:
+    runtimes = Runtimes.of(compared)
+    if runtimes is None:
+        return None
+    bars = [
+        (
+            i,
+            row,
+            runtimes.seconds[row],
+            f"{runtimes.seconds[row]:.3g} s, {runtimes.ratio(row):.2f} × the least",
+        )
+        for i, row in enumerate(compared.names)
+        if row in runtimes.seconds
+    ]
+    return Figure.unless_empty(
+        "runtime",
+        "Time",
+        f"Seconds for all {runtimes.samples} ID samples in batches of {runtimes.batch_size}: {runtimes.batches} times the median of a batch's "
+        "forward pass, without reading data. Times hang on the machine and on the batch size.",
+        [_bars(bars)],
+    )
+
+
+def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Drawing:
+    """Return a bar for each row, with what is said of it above."""
+    longest = max(value for _, _, value, _ in bars)
+    shapes: list[SvgPath | SvgText] = []
+    for place, (i, row, value, label) in enumerate(bars):
+        y = 14.0 + STEP * place
+        shapes.append(SvgText(at=(0, y), text=fitting(row, WIDTH - breadth(label, TEXT - 1) - LABEL_GAP)))
+        right = max(1.0, WIDTH * value / longest)
+        corners = [(0, y + 5), (right, y + 5), (right, y + 5 + BAR), (0, y + 5 + BAR)]
+        shapes.append(SvgPath(parts=[corners], fill=series_style(i).paint, title=f"{row}: {label}"))
+        shapes.append(SvgText(at=(WIDTH, y), text=label, anchor="end", paint="soft", size=TEXT - 1))
+    description = "; ".join(f"{row}: {label}" for _, row, _, label in bars)
+    return Drawing(title="Time", description=description, width=WIDTH, height=STEP * len(bars), shapes=shapes)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from hydractl.manifest.shift_groups import SHIFT
-from hydractl.manifest.shift_groups import scopes as shifted_scopes
 from hydractl.messages import count
 from hydractl.metrics.metric_spec import ARROWS, Metric, MetricNeeds, Unit
 from hydractl.metrics.ood_scores import number_name
 from hydractl.metrics.registry import METRICS
+from hydractl.plugins import added
 
 if TYPE_CHECKING:
-    from hydractl.manifest.report import Report, Row, Value
+    from hydractl.manifest.document import Value
+    from hydractl.manifest.report import Report, Row
 
 BETTER, LEVEL, WORSE = "better", "level", "worse"
 _COLUMNS = {"latency_batch_ms": "Latency of a batch"}
@@ -32,7 +32,7 @@ class Quantity(NamedTuple):
 
     Attributes:
         name: A metric, perhaps by another OOD score than the first: `auroc@mi`.
-        scope: None for the ID set and costs, else an OOD set or a group of them; of labelled data what it is under, as `Shift` names it.
+        scope: None for the ID set and costs, else an OOD set or a group of them; of labelled data a scope of a plugin.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Quantity(NamedTuple):
 
     @property
     def under_shift(self) -> bool:
-        """Whether it is of the ID set as corruptions leave it."""
+        """Whether it is of the ID set in a scope of a plugin."""
         return self.scope is not None and self.metric.needs is MetricNeeds.LABELS
 
     @property
@@ -76,9 +76,7 @@ class Quantity(NamedTuple):
         if self.scope is None:
             return heading
         if self.under_shift:
-            name, _, severity = self.scope.partition(":")
-            corruption = "corruption" if name == SHIFT else name
-            return f"{heading} under {corruption}{severity and f' of severity {severity}'}"
+            return f"{heading} under {next((s.title(self.scope) for s in added('scopes')), self.scope)}"
         return (
             f"{heading} (mean over {self.scope} sets)"
             if self.scope in GROUPS
@@ -157,19 +155,19 @@ def quantities(report: Report) -> tuple[Quantity, ...]:
 
 
 def _scopes(report: Report, metric: Metric) -> tuple[str, ...]:
-    """Return where a metric is measured beside the clean ID set, as far as tables show it: not each corruption at each severity."""
+    """Return where a metric is measured beside the clean ID set, as far as tables show it."""
     if metric.needs in {MetricNeeds.OOD, MetricNeeds.MEMBERS}:
         return scopes(report)
-    shift = next((row.shift for row in report.rows if row.shift is not None), None)
-    under = shifted_scopes(shift.cells) if shift is not None and metric.needs is MetricNeeds.LABELS else {}
-    return tuple(scope for scope in under if scope.startswith(SHIFT) or ":" not in scope)
+    if metric.needs is not MetricNeeds.LABELS:
+        return ()
+    return tuple(next((row.label_scopes for row in report.rows if row.label_scopes), ()))
 
 
 def number_of(row: Row, quantity: Quantity) -> Number | None:
     """Return what a row says of it."""
     scope = str(quantity.scope)
     if quantity.under_shift:
-        return None if row.shift is None else _mean(row.shift.at(scope), row.shift.intervals, quantity)
+        return _mean(row.under(scope), row.intervals_under, quantity)
     if scope in GROUPS:
         return _mean(row.means.get(scope, {}), row.mean_intervals, quantity)
     return _number(row.values if quantity.scope is None else row.ood.get(scope, {}), quantity)
@@ -181,7 +179,7 @@ def difference_of(row: Row, quantity: Quantity) -> Number | None:
     if difference is None:
         return None
     if quantity.under_shift:
-        return _number(difference.shift.get(str(scope), {}), quantity)
+        return _number(difference.under(str(scope)), quantity)
     sets = difference.means if scope in GROUPS else difference.ood
     return _number(difference.values if scope is None else sets.get(scope, {}), quantity)
 

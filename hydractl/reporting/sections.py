@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from hydractl.manifest.report import Report, Row
 from hydractl.messages import counted
 from hydractl.metrics.metric_spec import ON_ID_DATA, MetricNeeds
-from hydractl.reporting.analyses.tables import analysis_tables
+from hydractl.plugins import functions_after
 from hydractl.reporting.answers import class_tables, example_tables
 from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.intervals import SETS
-from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
+from hydractl.reporting.lineage import Node, lineage, plain, short
 from hydractl.reporting.report_values import (
     GROUPS,
     Cell,
@@ -25,12 +24,9 @@ from hydractl.reporting.report_values import (
     number_of,
     scopes,
 )
-from hydractl.reporting.shift import shift_tables
 from hydractl.reporting.verdict import JUDGED_METRICS
 
 FEW = 2
-ANALYSED = ("proposition", "pca", "members", "fewer-heads", "taylor")
-"""The figures of `eval --analyse`."""
 COSTS = (MetricNeeds.WEIGHTS, MetricNeeds.TIME)
 
 
@@ -60,6 +56,14 @@ class Section(NamedTuple):
 
 
 def sections(compared: Compared) -> Iterator[Section]:
+    """Yield the sections of the core, each followed by the sections that plugins place after it."""
+    for section in _own_sections(compared):
+        yield section
+        for added in functions_after("sections", section.name):
+            yield added(compared)
+
+
+def _own_sections(compared: Compared) -> Iterator[Section]:
     """Yield all numbers below their headings, those that more readers look for first; some headings may have nothing below."""
     report, scores = compared.reports[0], compared.reports[0].ood_scores
     tested = _of(compared, None, *ON_ID_DATA)
@@ -92,29 +96,12 @@ def sections(compared: Compared) -> Iterator[Section]:
     yield Section("classes", "Classes", tuple(class_tables(compared)))
     yield Section("examples", "Examples", tuple(example_tables(compared)))
     yield Section(
-        "corruption",
-        "Corrupted data",
-        tuple(shift_tables(compared.quantities, compared.rows, compared.differences)),
-        ("shift",),
-    )
-    yield Section(
         "costs",
         "Costs",
         (*_numbers(compared, "Costs", _of(compared, None, *COSTS)), *_times(compared)),
         ("runtime",),
     )
     yield Section("diversity", "Members", tuple(_diversity(compared)), ("heads",))
-    several = len(compared.reports) > 1
-    yield Section(
-        "analyses",
-        "Analyses",
-        tuple(
-            replace(table, title=f"{file}: {table.title}" if several else table.title)
-            for file, each in zip(compared.files, compared.reports, strict=True)
-            for table in analysis_tables(each)
-        ),
-        ANALYSED,
-    )
 
 
 def tables(compared: Compared) -> Iterator[ReportTable]:
@@ -239,9 +226,9 @@ def _models(row: Row) -> Iterator[str]:
     """Yield what answers in a row."""
     none = [None] * len(row.models)
     for model, derived, stored in zip(
-        row.models, row.derived or none, row.stored_scores or none, strict=True
+        row.models, row.derivations or none, row.stored_scores or none, strict=True
     ):
-        made_text = "" if derived is None else f", {derived.kind} {pairs(derived.options)}".rstrip()
+        made_text = "" if derived is None else f", {derived}"
         scores_text = "" if stored is None else f", OOD scores stored, of {stored.data.reference}"
         yield f"{model.reference} {short(model.sha256)}{made_text}{scores_text}"
 

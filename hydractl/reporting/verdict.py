@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from hydractl.manifest.report import Report
-from hydractl.manifest.shift_groups import SHIFT
 from hydractl.messages import counted, listed
 from hydractl.metrics.classification import CALIBRATED
 from hydractl.metrics.metric_spec import ARROWS, MetricNeeds
+from hydractl.plugins import added
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.report_values import (
     BETTER,
@@ -62,7 +62,7 @@ def verdict_table(compared: Compared) -> ReportTable:
 def judged_quantities(compared: Compared) -> list[Quantity]:
     """Return the measured quantities of the verdict. Several near OOD sets count as their mean, and so do several far ones."""
     report = compared.reports[0]
-    judged_scopes = {None, SHIFT, *_judged_scopes(report)}
+    judged_scopes = {None, *(scope.judged for scope in added("scopes")), *_judged_scopes(report)}
     return [
         q
         for name in JUDGED_METRICS

@@ -4,7 +4,15 @@ from hydractl.plugins import Plugin
 
 PLUGIN = Plugin(
     commands={"bench": "hydractl.research.bench.command:bench"},
-    baselines="hydractl.research.baselines.options:BASELINES",
+    rows="hydractl.research.baselines.options:ROWS",
     methods="hydractl.research.methods.options:METHODS",
-    analyses="hydractl.research.analyses.registry:ANALYSES",
+    extensions={"eval": "hydractl.research.evaluation:ResearchEval"},
+    fields={
+        "Row": "hydractl.research.schema:RowFields",
+        "Difference": "hydractl.research.schema:DifferenceFields",
+        "Report": "hydractl.research.schema:ReportFields",
+    },
+    scopes="hydractl.research.corruptions.names:SCOPES",
+    sections="hydractl.research.analyses.tables:SECTIONS",
+    figures="hydractl.research.analyses.figures:FIGURES",
 )

@@ -16,12 +16,12 @@ from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
 from hydractl.cli.commands.make.config import MakeConfig
 from hydractl.parsing import configured
+from hydractl.research.baselines.options import BASELINES
 from hydractl.research.bench.config import BenchConfig
 from hydractl.scoring.methods import METHODS, SETTINGS
 from hydractl.settings import KEY, LARGEST_SEED, Option, OptionGroup, declared, long_option, options_of
 from hydractl.stages.datasets import DataConfig
 from hydractl.stages.doctor import DoctorConfig
-from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -247,6 +247,8 @@ def reached(held, name):
     """Return what a configuration holds for an option, itself or in what is composed of several."""
     if isinstance(held, Mapping):
         return held[name]
+    if isinstance(held, tuple):  # extensions of a command
+        (held,) = (e for e in held if name in [o.name for o in options_of(type(e))])
     told = {field.name: field.metadata.get(KEY) for field in dataclasses.fields(held)}
     if name in told:
         return getattr(held, name)

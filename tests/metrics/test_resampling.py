@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.metrics.classification import LABELLED
-from hydractl.metrics.compute import ShiftNumbers, measure
+from hydractl.metrics.compute import measure
 from hydractl.metrics.diversity import disagreement
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.per_sample import Responses, answers, places
@@ -201,25 +201,6 @@ def test_intervals_of_auroc_cover(inside, outside):
         covered += value.low <= truth <= value.high
 
     check_coverage(covered)
-
-
-def test_intervals_of_means_over_corruptions_cover():
-    """Most samples are as hard under each corruption, so that draws of each by itself would make intervals far too narrow."""
-    trials, generator, covered, apart = 150, seeded(), 0, 0
-    for trial in range(trials):
-        hard = torch.rand(100, generator=generator, dtype=torch.float64)
-        cells, others = {}, {}
-        for i in range(4):
-            hits = (0.9 * hard + 0.1 * torch.rand(100, generator=generator, dtype=torch.float64)) < 0.5
-            for found, seed in ((cells, trial), (others, 1000 * i + trial)):
-                found["fog", str(i + 1)] = Resampling(seed=seed).values([METRICS["accuracy"]], {"hits": hits})
-        low, high = ShiftNumbers(cells=cells).to_shift().intervals["shift"]["accuracy"]
-        covered += low <= 0.5 <= high
-        low, high = ShiftNumbers(cells=others).to_shift().intervals["shift"]["accuracy"]
-        apart += low <= 0.5 <= high
-
-    check_coverage(covered, trials)
-    assert apart < 0.8 * trials
 
 
 def test_resamples_of_a_diversity_metric_cover():

@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 from hydractl.errors import InputError, ManifestError
-from hydractl.manifest.report import Difference, Value
+from hydractl.manifest.document import Value
+from hydractl.manifest.report import Difference
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.intervals import mean_of_sets, square_and_add, student
 from hydractl.reporting.report_values import Number, Quantity

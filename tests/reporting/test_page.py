@@ -7,20 +7,20 @@ import re
 import xml.etree.ElementTree as ET
 from functools import cache
 from html.parser import HTMLParser
-from statistics import fmean, stdev
 
 import pytest
 
-from hydractl.errors import InputError, ManifestError
-from hydractl.manifest.report import Bins, Report, Value
+from hydractl.errors import ManifestError
+from hydractl.manifest.document import Value
+from hydractl.manifest.report import Bins, Report
 from hydractl.reporting.answers import class_tables
 from hydractl.reporting.chart import series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.page import FIRST, markdown, page
-from hydractl.reporting.report_values import Cell, Quantity
+from hydractl.reporting.report_values import Cell
 from hydractl.reporting.sections import sections
-from hydractl.reporting.svg import PAINTS, SvgPath, svg
+from hydractl.reporting.svg import PAINTS, svg
 from hydractl.reporting.verdict import sentence, verdict_table
 from support.analysed import analysed
 from support.reports import examples, seeded
@@ -238,66 +238,6 @@ def test_curves_are_drawn_where_every_report_has_them():
 
     assert [a["id"] for a in Read(text).all("figure")] == ["cost", "heads"]
     assert "Curves are drawn where every report has them" in text
-
-
-def test_corruptions_are_drawn_by_severity_from_the_clean_data_on():
-    report = seeded(0, shift=True)
-    row = report.rows[0]
-    text = made(report)
-
-    clean = row.values["accuracy"]
-    found = {i: row.shift.means[str(i)]["accuracy"] for i in range(1, 6)}
-    said = [f"{clean.value:.3f} [{clean.low:.3f}, {clean.high:.3f}]"]
-    said += [f"{value:.3f} [{value - 0.04:.3f}, {value + 0.03:.3f}]" for value in found.values()]
-    assert f"hydra: {', '.join(said)}" in text
-    assert "ECE under corruption" not in text  # which the report does not have
-    captions = Read(text).texts["span"]
-    assert "Acc ↑ under 1 corruption of the ID set, means by severity" in captions
-
-
-def test_every_interval_under_corruption_is_a_bar():
-    """Six severities of three rows, and none where the report has none."""
-
-    def bars(report):
-        compared = Compared.of({"a.json": report})
-        (drawn,) = (figure for figure in figures(compared) if figure.name == "shift")
-        accuracy = drawn.panels[0].shapes
-        ends = [shape.parts[0] for shape in accuracy if isinstance(shape, SvgPath) and shape.width == 1.5]
-        return [(low, high) for low, high in ends if low[0] == high[0] and low[1] > high[1]]
-
-    report = seeded(0, shift=True)
-    without = [
-        row.model_copy(
-            update={
-                "values": {name: Value(value=own.value) for name, own in row.values.items()},
-                "shift": row.shift.model_copy(update={"intervals": {}}),
-            }
-        )
-        for row in report.rows
-    ]
-    assert len(bars(report)) == 6 * len(report.rows)
-    assert bars(report.model_copy(update={"rows": tuple(without)})) == []
-
-
-def test_reports_are_put_together_that_are_of_the_same_corruptions():
-    with pytest.raises(InputError, match=r"b.json: has no number `accuracy\[fog\] of"):
-        Compared.of({"a.json": seeded(0, shift=True), "b.json": seeded(1)})
-
-
-def test_seeds_have_means_under_corruption_and_their_intervals():
-    reports = {f"{seed}.json": seeded(seed, shift=True) for seed in range(3)}
-    compared = Compared.of(reports)
-
-    shifts = [report.rows[0].shift for report in reports.values()]
-    for scope, values in (
-        ("shift:5", [shift.means["5"]["accuracy"] for shift in shifts]),
-        ("fog", [fmean(own["accuracy"] for own in shift.values["fog"].values()) for shift in shifts]),
-    ):
-        found = compared.rows["hydra"][Quantity("accuracy", scope)]
-        assert found.value == pytest.approx(fmean(values))
-        assert found.deviation == pytest.approx(stdev(values))
-    pages = page(compared, tuple(figures(compared)))
-    assert f"{compared.rows['hydra'][Quantity('nll', 'shift:5')].value:.3f} ± " in pages
 
 
 def test_equal_reports_are_equal_bytes_and_others_are_not():

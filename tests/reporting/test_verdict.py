@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.manifest.report import Difference, Value
+from hydractl.manifest.document import Value
+from hydractl.manifest.report import Difference
 from hydractl.metrics.registry import METRICS
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.report_values import Quantity

@@ -1,27 +1,32 @@
-"""Reports with what `--analyse` finds of rows, that nothing was measured for."""
+"""Reports with made-up numbers of times, and of all analyses if research is installed."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from random import Random
 
-from hydractl.manifest.analyses import (
-    Analyses,
-    BaseWithFewerHeads,
-    CentroidDistances,
-    Centroids,
-    EnsembleSize,
-    HeadTable,
-    MergedAndSeparate,
-    Merging,
-    Plane,
-    Planes,
-    Pruned,
-    Spread,
-)
+from hydractl.manifest.document import Value
 from hydractl.manifest.head_mask import HeadName
-from hydractl.manifest.report import Report, Row, Value
+from hydractl.manifest.report import Report, Row
 
-FIGURES = ["proposition", "pca", "members", "fewer-heads", "taylor", "runtime"]
+RESEARCH = find_spec("hydractl.research") is not None
+if RESEARCH:
+    from hydractl.research.schema import (
+        Analyses,
+        BaseWithFewerHeads,
+        CentroidDistances,
+        Centroids,
+        EnsembleSize,
+        HeadTable,
+        MergedAndSeparate,
+        Merging,
+        Plane,
+        Planes,
+        Pruned,
+        Spread,
+    )
+
+FIGURES = ["proposition", "pca", "members", "fewer-heads", "taylor", "runtime"] if RESEARCH else ["runtime"]
 
 
 def analysed(report: Report, *, scores: str = "circuit", seed: int = 0) -> Report:
@@ -32,6 +37,12 @@ def analysed(report: Report, *, scores: str = "circuit", seed: int = 0) -> Repor
 
 
 def _row(row: Row, sets: tuple[str, ...], scores: str, draw: Random) -> Row:
+    times = {"latency_batch_ms": Value(value=2.0 * row.members, count=9)}
+    timed = row.model_copy(update={"values": row.values | times})
+    return timed.model_copy(update={"analyses": _analyses(row, sets, scores, draw)}) if RESEARCH else timed
+
+
+def _analyses(row: Row, sets: tuple[str, ...], scores: str, draw: Random) -> Analyses:
     def pruned(member: int) -> Pruned:
         terms = ("gap", "gap_pruned", "slope_clean", "slope", "curvature_clean", "curvature", "diagonal")
         numbers = {name: draw.uniform(-1, 1) for name in terms}
@@ -45,7 +56,7 @@ def _row(row: Row, sets: tuple[str, ...], scores: str, draw: Random) -> Row:
     spread = Spread(mean=0.5, low=0.25, high=0.75)
     values = {"accuracy": 0.5, "nll": 0.75}
     means = {"all": {"auroc": 0.625}}
-    found = Analyses(
+    return Analyses(
         proposition=tuple(pruned(member) for member in range(row.members)),
         centroids=Centroids(
             heads=(CentroidDistances(member=0, head=head, euclidean=far, mahalanobis=far),),
@@ -79,5 +90,3 @@ def _row(row: Row, sets: tuple[str, ...], scores: str, draw: Random) -> Row:
             for tower, scale in (("text", 0.0625), ("vision", 0.5))
         ),
     )
-    times = {"latency_batch_ms": Value(value=2.0 * row.members, count=9)}
-    return row.model_copy(update={"analyses": found, "values": row.values | times})

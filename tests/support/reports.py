@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from hydractl.manifest.answers import ByClass, ClassHits, Confusion, Example, Examples
-from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import InputFile, Step
-from hydractl.manifest.report import Bins, Curves, Line, Origin, Report, Row, Shift, Value
+from hydractl.manifest.report import Bins, Curves, Line, Origin, Report, Row
 from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.registry import METRICS
 from support.builders import sha
@@ -130,7 +132,7 @@ def _row(
     )
 
 
-def _shift(draw: Random) -> Shift:
+def _shift(draw: Random) -> Any:
     severities = {
         str(i): {"accuracy": 0.9 - i * draw.uniform(0.05, 0.08), "nll": 0.3 + i * draw.random()}
         for i in range(1, 6)
@@ -140,7 +142,10 @@ def _shift(draw: Random) -> Shift:
         for each, own in severities.items()
         for scope, colon in (("fog", f":{each}"), ("shift", f":{each}"))
     }
-    return Shift(values={"fog": severities}, means=severities | {"all": severities["3"]}, intervals=intervals)
+    schema = pytest.importorskip("hydractl.research.corruptions.schema")
+    return schema.Shift(
+        values={"fog": severities}, means=severities | {"all": severities["3"]}, intervals=intervals
+    )
 
 
 def _curves(sets: tuple[str, ...], draw: Random) -> Curves:

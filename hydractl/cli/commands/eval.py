@@ -61,8 +61,7 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     r"""Measure accuracy, calibration, OOD detection, diversity, cost.
 
     Prints a row for MODEL and one for each `--compare`. A condition of `--fail-if` names a metric of MODEL, on OOD data with
-    their name: `ece>0.02`, `auroc[near]<0.9`, `fpr95[birds]>50%`; with several OOD scores `auroc@mi[far]<0.9`; under corruption
-    `acc[fog:3]<0.8`, `acc[shift]<0.7`. Under `torchrun`, processes share the batches.
+    their name: `ece>0.02`, `auroc[near]<0.9`, `fpr95[birds]>50%`; with several OOD scores `auroc@mi[far]<0.9`. Under `torchrun`, processes share the batches.
 
     Examples:
       hydractl eval hydra.st --data test/
@@ -71,7 +70,6 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
       hydractl eval hydra.st --data test/ --fail-if 'ece>0.5'
       hydractl eval hydra.st --data test/ --compare ensemble=a.st,b.st,c.st \
         --temperature val/
-      hydractl eval hydra.st --data test/ --corrupt fog:3 --corrupt jpeg
       hydractl eval hydra.st --data test/ --keep-examples 10 -o report.json
       hydractl eval hydra.st --data val/ --threshold-for 'risk<=0.1' \
         --store selective.st

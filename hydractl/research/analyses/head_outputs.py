@@ -1,14 +1,12 @@
-"""What heads say of data sets: sums of it, gathered while the model answers, and some samples of it.
+"""Outputs of heads: distances between centroids and principal components (Hydra Ensembles, B.2, Table 5 and Figure 4).
 
-A head's output is what it gives to the output projection, at the tokens that the classifier reads (the class token); where it reads
-all, their mean, of texts without padding.
-
-Axes: B samples of a batch, N of a data set, M members, T tokens, H heads, K head width, D = K times the heads of a group, P points.
+Axes: N samples, B batch, H heads, T tokens, K head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,12 +16,14 @@ from torch import Tensor, nn
 from hydractl.families.attention import Attention
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Towers
-from hydractl.manifest.head_mask import HeadName
+from hydractl.heads.masks import removal_order
+from hydractl.manifest.head_mask import HeadId, HeadName, HeadScores
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.feature_scores import whitening
 from hydractl.model_inputs import Inputs, batch_of, repeat_batch
+from hydractl.research.analyses.context import AnalysisContext, ModelOfRow
+from hydractl.research.schema import CentroidDistances, Centroids, Plane, Planes
 from hydractl.scoring.attention_hooks import Heard, tapped
-from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
 
 class Group(NamedTuple):
@@ -79,7 +79,7 @@ def gather(
     context: AnalysisContext, part: ModelOfRow, name: str, groups: Sequence[Group], *, points: int
 ) -> list[OutputMoments]:
     """Run a model once on a data set, and return the moments of each group with so many samples at most, evenly spread."""
-    count = context.counts[name]
+    count = context.count(name)
     places = (torch.arange(min(points, count)) * count).div(min(points, count) or 1, rounding_mode="floor")
 
     def batch_sums() -> Iterator[list[Tensor]]:
@@ -97,7 +97,7 @@ def gather(
                 )
             yield sums
 
-    sums = context.team.added(batch_sums())
+    sums = context.run.keeping.team.added(batch_sums())
     width = len(OutputMoments._fields)
     return [OutputMoments(*sums[i : i + width]) for i in range(0, len(sums), width)]
 
@@ -152,3 +152,141 @@ def in_every_set(
 ) -> Mapping[str, list[OutputMoments]]:
     """Return `gather` of the ID set and of each OOD set."""
     return {name: gather(context, part, name, groups, points=points) for name in (ID_NAME, *context.sets)}
+
+
+def analyse_centroids(context: AnalysisContext) -> Centroids | None:
+    """Return the distances between centroids of every head that members keep in the last layer.
+
+    With c the mean over samples of a head's output at the class token, they are |c_ID - c_OOD| and the root of
+    (c_ID - c_OOD) S^-1 (c_ID - c_OOD)^T, S the covariance of the ID outputs (N - 1 degrees of freedom, its pseudoinverse). Few
+    samples move centroids apart by chance.
+    """
+    heads: list[CentroidDistances] = []
+    for part in context.parts:
+        tower = data_tower(part.model)
+        groups = [
+            Group(member, (HeadName(tower=tower, layer=mask[tower].layers - 1, head=head),))
+            for member, mask in enumerate(part.opened.header.masks)
+            for head in mask[tower].keep[-1]
+        ]
+        sums = in_every_set(context, part, groups)
+        width = part.opened.header.architecture.towers[tower].head_dim
+        if groups and context.count(ID_NAME) <= width:
+            context.run.progress.warn(
+                f"{part.opened.reference}: {context.count(ID_NAME)} ID samples are too few for the {width} "
+                "dimensions of a head, so directions in which they do not vary are ignored"
+            )
+        for i, (member, (head,)) in enumerate(groups):
+            far = {name: sums[ID_NAME][i].distance(sums[name][i]) for name in context.sets}
+            heads.append(
+                CentroidDistances(
+                    member=part.first + member,
+                    head=head,
+                    euclidean={name: euclidean for name, (euclidean, _) in far.items()},
+                    mahalanobis={name: mahalanobis for name, (_, mahalanobis) in far.items()},
+                )
+            )
+    if not heads:
+        return None
+    return Centroids(
+        heads=tuple(heads),
+        euclidean=_distance_means(heads, context.sets, lambda head: head.euclidean),
+        mahalanobis=_distance_means(heads, context.sets, lambda head: head.mahalanobis),
+    )
+
+
+def _distance_means(
+    heads: Sequence[CentroidDistances],
+    sets: Sequence[str],
+    of: Callable[[CentroidDistances], dict[str, float]],
+) -> dict[str, float]:
+    return {name: math.fsum(of(head)[name] for head in heads) / len(heads) for name in sets}
+
+
+HEADS = 6
+"""The paper's."""
+POINTS = 200
+"""Of each data set, which say enough to the eye."""
+
+
+def analyse_pca(context: AnalysisContext) -> tuple[Planes, ...]:
+    """Return the principal components of what the six most and least important heads say, of those that each member keeps.
+
+    Heads that were removed first matter least. The components are of the ID set and all OOD sets together, each sample once;
+    where a member keeps fewer than twelve heads, it has half of them.
+    """
+    all_planes: list[Planes] = []
+    for part in context.parts:
+        labelled_ends = [
+            (label, member, ends) for label in context.scores for member, ends in _ends(part, context, label)
+        ]
+        groups = [Group(member, heads) for _, member, ends in labelled_ends for heads in ends]
+        if not groups:
+            continue
+        moments = in_every_set(context, part, groups, points=POINTS)
+        planes = [
+            plane(group.heads, {name: set_moments[i] for name, set_moments in moments.items()})
+            for i, group in enumerate(groups)
+        ]
+        for i, (label, member, _) in enumerate(labelled_ends):
+            most, least = planes[2 * i : 2 * i + 2]
+            all_planes.append(Planes(member=part.first + member, scores=label, most=most, least=least))
+    return tuple(all_planes)
+
+
+def _ends(
+    part: ModelOfRow, context: AnalysisContext, label: str
+) -> Iterator[tuple[int, tuple[tuple[HeadName, ...], tuple[HeadName, ...]]]]:
+    """Yield each member with the most and the least important heads that it keeps, by scores of one name."""
+    tower = data_tower(part.model)
+    order = ranked(context.scores[label], tower)
+    for member, mask in enumerate(part.opened.header.masks):
+        remaining = [head for head in order if head.head in mask[tower].keep[head.layer]]
+        count = min(HEADS, len(remaining) // 2)
+        if count:
+            names = [HeadName(tower=head.tower, layer=head.layer, head=head.head) for head in remaining]
+            yield member, (tuple(names[: -count - 1 : -1]), tuple(names[:count]))
+
+
+def ranked(scores: HeadScores, tower: str) -> list[HeadId]:
+    """Return a tower's heads in the order in which they go, those that scores do not remove last, by score."""
+    tables = scores.tables
+    removed = [removal.id for removal in scores.removals or ()]
+    ordered = [head for head in removal_order(tables) if head not in {*removed}]
+    return [head for head in (*removed, *ordered) if head.tower == tower]
+
+
+def plane(heads: Sequence[HeadName], moments: Mapping[str, OutputMoments]) -> Plane:
+    """Return the two directions of the greatest variance of all data sets together, and what lies in them.
+
+    A direction's largest number is positive, the first of equal ones; where there is but one direction, the second is nothing.
+    """
+    sums = [
+        torch.stack(set_sums).sum(0)
+        for set_sums in zip(*(set_moments[:3] for set_moments in moments.values()), strict=True)
+    ]
+    every = OutputMoments(sums[0], sums[1], sums[2], torch.empty(0))
+    values, vectors = torch.linalg.eigh(every.covariance)
+    axes = vectors.flip(1)[:, :2]
+    axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
+    values = values.flip(0).clamp(min=0)
+    share = (values / values.sum().clamp(min=torch.finfo(values.dtype).tiny))[:2]
+    flat = {name: set_moments.on(every.mean, axes) for name, set_moments in moments.items()}
+    return Plane(
+        heads=tuple(heads),
+        variance=(float(share[0]), float(share[1])),
+        points={
+            name: tuple((_short(x), _short(y)) for x, y in set_moments.points)
+            for name, set_moments in flat.items()
+        },
+        mahalanobis={
+            name: flat[ID_NAME].distance(set_moments)[1]
+            for name, set_moments in flat.items()
+            if name != ID_NAME
+        },
+    )
+
+
+def _short(value: torch.Tensor) -> float:
+    """Return a coordinate as closely as it can be seen."""
+    return float(f"{float(value):.4g}")

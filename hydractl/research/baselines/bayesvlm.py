@@ -30,7 +30,6 @@ from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.families.zero_shot import Contrast, unit
-from hydractl.fusion.baseline_model import BaselineModel
 from hydractl.fusion.build import load_any
 from hydractl.fusion.prompts import Classes, prompts_of
 from hydractl.manifest.header import Tokenization
@@ -38,8 +37,8 @@ from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
 from hydractl.research.baselines.laplace import cheapest_prior, exact
 from hydractl.research.baselines.options import FEWEST, BayesVlmOptions
+from hydractl.research.baselines.rows import BaselineInputs, BaselineModel
 from hydractl.runtime import at_least_single
-from hydractl.stages.evaluate.baseline_rows import BaselineInputs
 
 CHUNK = 256
 """Embeddings whose candidates are held at once."""
@@ -325,7 +324,7 @@ def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dic
     """Return the model with distributions over its projections, and their priors' precisions."""
     opened, progress = inputs.files[0], inputs.progress
     tokenization, classes = text_settings(opened, inputs.data.classes)
-    images = inputs.data.fitted_on[str(options.reads)].items
+    images = inputs.fitted_on[str(options.reads)].items
     captions = open_items(options.captions, tokenization, labelled=False, progress=progress)
     check_pairs(options, images)
     remainder = len(images) % min(options.contrast, len(images))

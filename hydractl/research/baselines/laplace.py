@@ -28,14 +28,13 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.dummy_inputs import probe_inputs
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
-from hydractl.fusion.baseline_model import BaselineModel
 from hydractl.fusion.build import load_any
 from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
 from hydractl.progress import Progress
 from hydractl.research.baselines.options import FULL, LaplaceOptions
-from hydractl.stages.evaluate.baseline_rows import BaselineInputs
+from hydractl.research.baselines.rows import BaselineInputs, BaselineModel
 
 LOWEST, HIGHEST = 1e-6, 1e9
 """Between them is the prior's precision looked for."""
@@ -328,7 +327,7 @@ def build(options: LaplaceOptions, inputs: BaselineInputs) -> tuple[Towers, dict
     model, opened, sources, progress = (
         inputs.models[0],
         inputs.files[0],
-        inputs.data.fitted_on,
+        inputs.fitted_on,
         inputs.progress,
     )
     reads = opened.header.preprocess

@@ -21,11 +21,10 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.attention_bias import SharedDropout
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
-from hydractl.fusion.baseline_model import BaselineModel
 from hydractl.fusion.prompts import Classes
 from hydractl.model_inputs import Inputs
 from hydractl.research.baselines.options import McDropoutOptions
-from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
+from hydractl.research.baselines.rows import BaselineInputs, BaselineModel, without_weights
 from hydractl.training.dropout import NOT_DROPPED, dropout_layers
 
 

@@ -2,28 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import ClassVar, Self
 
 from typing_extensions import override
 
-from hydractl.data.reference import DataRef
+from hydractl.data.names import split_source
+from hydractl.data.presets.registry import PREFIX
+from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import UsageError
-from hydractl.parsing import number, whole_number
-from hydractl.settings import LARGEST_SEED, Constraint, Setting, by_default, check, required, setting
-from hydractl.stages.evaluate.baselines.base import BaselineOptions
+from hydractl.parsing import number, whole_number, written
+from hydractl.settings import (
+    LARGEST_SEED,
+    CheckedSettings,
+    Constraint,
+    Setting,
+    by_default,
+    check,
+    required,
+    setting,
+)
+from hydractl.stages.evaluate.refs import NamedModels, RowSyntax, continues_options, model_name, split_models
+from hydractl.stages.shared.command_config import shaping_settings
 
+DATA, VAL = "data", "val"
 KRON, FULL = "kron", "full"
 PROBIT, SAMPLES = "probit", "samples"
 CROPS, NONE = "crops", "none"
 DRAWS = 20
 SEED = Setting("Of what is drawn.", parse=whole_number, low=0, high=LARGEST_SEED, option_names=("seed",))
 FEWEST = 2
-"""Checkpoints or pairs that tell something."""
+"""Smallest number of checkpoints or pairs."""
 
 
 _real = partial(number, "option")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineOptions(CheckedSettings):
+    """Options of what is made of models and answers in their place: a subclass is a frozen dataclass of declared settings.
+
+    Attributes:
+        KIND: What `--compare` calls it.
+        EXAMPLE: What hints show.
+        MODULE: Its `BaselineModule`.
+        SEVERAL: Whether it is made of several models.
+        LABELLED: Whether labels of `reads` are read.
+        TRAINS: Whether multiply-accumulates of its training are counted.
+        REFUSED_AS_MEMBER: Why it cannot be a member of a row of several models; empty if it can.
+        OWN_CONFIDENCE: Whether it says how confident it is, beside its probabilities.
+    """
+
+    KIND: ClassVar[str]
+    EXAMPLE: ClassVar[str]
+    MODULE: ClassVar[str]
+    SEVERAL: ClassVar[bool] = False
+    LABELLED: ClassVar[bool] = False
+    TRAINS: ClassVar[bool] = False
+    REFUSED_AS_MEMBER: ClassVar[str] = ""
+    OWN_CONFIDENCE: ClassVar[bool] = False
+
+    @property
+    def checkpoints(self) -> int:
+        """Of how many models it is made."""
+        return 1
+
+    @property
+    def val(self) -> DataRef | None:
+        """Held-out data that choose an option."""
+        return None
+
+    @property
+    def reads(self) -> DataRef | None:
+        """What it is fitted on, as the model reads it."""
+        return None
+
+    def made_of(self, checkpoints: int) -> Self:
+        """Return the options of what is made of so many models; of one, where `SEVERAL` does not hold."""
+        del checkpoints
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,4 +301,137 @@ class ViluOptions(BaselineOptions):
         return self.data
 
 
-BASELINES = (McDropoutOptions, LaplaceOptions, SwagOptions, BayesVlmOptions, ViluOptions)
+BASELINES: Mapping[str, type[BaselineOptions]] = MappingProxyType(
+    {
+        options.KIND: options
+        for options in (McDropoutOptions, LaplaceOptions, SwagOptions, BayesVlmOptions, ViluOptions)
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedModels(NamedModels):
+    """A row with baselines.
+
+    Attributes:
+        rivals: Options of the baseline that each model becomes; None for a model that answers as it is. Models of one baseline
+            have equal options.
+    """
+
+    is_derived: ClassVar[bool] = True
+    rivals: tuple[BaselineOptions | None, ...]
+
+    def __post_init__(self) -> None:
+        NamedModels.__post_init__(self)
+        refused = next(
+            (rival for rival in self.rivals if rival is not None and rival.REFUSED_AS_MEMBER), None
+        )
+        if len(self.models) > 1 and refused is not None:
+            raise UsageError(
+                f"`{self.name}`: `{refused.KIND}:` {refused.REFUSED_AS_MEMBER}",
+                hint="add it as a separate row",
+            )
+
+    @property
+    @override
+    def trains(self) -> bool:
+        return any(rival is not None and rival.TRAINS for rival in self.rivals)
+
+    @override
+    def identity(self) -> object:
+        return [self.name, [rival and shaping_settings(rival) for rival in self.rivals]]
+
+
+def baselines_of(rows: Iterable[NamedModels]) -> list[BaselineOptions]:
+    """Return the options of all baselines of some rows."""
+    rivals = (rival for row in rows if isinstance(row, DerivedModels) for rival in row.rivals)
+    return [rival for rival in rivals if rival is not None]
+
+
+def data_of(options: Sequence[BaselineOptions]) -> dict[str, DataRef]:
+    """Return the data that baselines are fitted on, then the data that priors are selected on, each once by its name."""
+    refs = (*(o.reads for o in options), *(o.val for o in options))
+    return {str(ref): ref for ref in refs if ref is not None}
+
+
+def parse_row(name: str | None, text: str) -> DerivedModels | None:
+    """Read `MODEL[,MODEL...]` with at least one baseline; None if there is no baseline.
+
+    Raises:
+        UsageError: If a baseline is malformed.
+    """
+    references = split_models(text, _belongs)
+    if not any(map(is_baseline, references)):
+        return None
+    parsed = [parse_baseline(ref) if is_baseline(ref) else (ref, None) for ref in references]
+    checkpoints = [
+        (model, rival)
+        for refs, rival in parsed
+        for model in (refs.split(",") if rival is not None and rival.SEVERAL else [refs])
+    ]
+    models, rivals = tuple(zip(*checkpoints, strict=True))
+    if name is None:
+        name = model_name(models[0]) + ("" if rivals[0] is None else f" {rivals[0].KIND}")
+    return DerivedModels(name=name, models=models, rivals=rivals, typed=text)
+
+
+def _belongs(reference: str, part: str) -> bool:
+    """Return whether the part after a comma belongs to the reference of a baseline before it."""
+    last, has_options, options = reference.partition("::")
+    if has_options:
+        return is_baseline(last) and continues_options(options, part)
+    return is_of_several(last) and not is_baseline(part)
+
+
+def is_baseline(reference: str) -> bool:
+    """Return whether a reference names what is made of a model."""
+    return reference.partition(":")[0] in BASELINES and ":" in reference
+
+
+def is_of_several(reference: str) -> bool:
+    """Return whether a reference names what is made of several models, with commas between them."""
+    return is_baseline(reference) and BASELINES[reference.partition(":")[0]].SEVERAL
+
+
+def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
+    """Return the model of a baseline's reference, or several with commas between them, and what is made of it.
+
+    Raises:
+        UsageError: If there is no model, or an option is unknown, missing or out of range.
+    """
+    name, _, reference_text = reference.partition(":")
+    kind = BASELINES[name]
+    model, _, text = reference_text.partition("::")
+    models = model.split(",") if kind.SEVERAL else [model]
+    if not all(models) or any(checkpoint.startswith("arch:") for checkpoint in models):
+        problem = "a model with random weights cannot be used" if all(models) else "the model is missing"
+        raise UsageError(f"`{reference}`: {problem}", hint=f"for example `{kind.EXAMPLE}`")
+    if kind.SEVERAL and len(models) < FEWEST:
+        raise UsageError(
+            f"`{reference}`: needs more than one checkpoint", hint=f"for example `{kind.EXAMPLE}`"
+        )
+    long = dict.fromkeys((DATA, VAL), _data_of)
+    options: BaselineOptions = written(
+        kind, text, where=reference, called=f"{name}:", example=kind.EXAMPLE, long=long
+    )
+    return model, options.made_of(len(models))
+
+
+def _data_of(text: str, options: Iterable[str]) -> str:
+    """Return the data reference at the beginning of a text: up to the next option that is no key of the data."""
+    reference = _up_to(text, options)
+    source, separator, _ = split_source(reference)
+    if not separator or not source or source.startswith(PREFIX):
+        return reference
+    return _up_to(text, {*options} - KEYS[DataRef(source=source).kind])
+
+
+def _up_to(text: str, options: Iterable[str]) -> str:
+    return text[: min((at for name in options if (at := text.find(f",{name}=")) >= 0), default=len(text))]
+
+
+ROWS = RowSyntax(
+    parse=parse_row,
+    kinds=tuple(BASELINES),
+    help=f", or a baseline `KIND:MODEL[::K=V,...]` of kind {', '.join(BASELINES)} (docs/rivals.md)",
+)

@@ -24,13 +24,12 @@ from hydractl.families.load import OpenModel
 from hydractl.families.registry import architecture_differences
 from hydractl.families.tower import Towers
 from hydractl.families.zero_shot import Contrast
-from hydractl.fusion.baseline_model import BaselineModel
 from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted, quoted
 from hydractl.model_inputs import Inputs
 from hydractl.research.baselines.laplace import exact
 from hydractl.research.baselines.options import SwagOptions
-from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
+from hydractl.research.baselines.rows import BaselineInputs, BaselineModel, without_weights
 
 ONE_TRAINING = "the checkpoints of `swag:` must come from one training, with the same architecture and heads"
 

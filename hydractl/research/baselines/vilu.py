@@ -26,15 +26,14 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.families.zero_shot import Contrast
-from hydractl.fusion.baseline_model import WithConfidence
 from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted
 from hydractl.metrics.cost import count_macs, macs_of
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.progress import Progress
 from hydractl.research.baselines.options import ViluOptions
+from hydractl.research.baselines.rows import BaselineInputs, WithConfidence, without_weights
 from hydractl.runtime import on_device
-from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import ItemFeed, Piece
 
@@ -281,7 +280,7 @@ def build(options: ViluOptions, inputs: BaselineInputs) -> tuple[Towers, dict[st
     """Return the model beside a network that was trained to judge it, and how often it is right on the training data."""
     model, opened, progress = inputs.models[0], inputs.files[0], inputs.progress
     contrast_of(model, name=opened.reference)
-    items, _, labels = inputs.data.fitted_on[str(options.reads)]
+    items, _, labels = inputs.fitted_on[str(options.reads)]
     if labels is None:
         raise ValueError("the labels are read where the data are opened")
     feed = ItemFeed.open(

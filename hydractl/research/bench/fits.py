@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from hydractl.heads.member_masks import check_enough
 from hydractl.messages import listed
 from hydractl.progress import Progress
 from hydractl.research.baselines.bayesvlm import check_pairs, text_settings
-from hydractl.research.baselines.options import BayesVlmOptions
+from hydractl.research.baselines.options import BayesVlmOptions, baselines_of
+from hydractl.research.baselines.rows import check_baseline
 from hydractl.research.bench.config import BenchConfig
 from hydractl.research.bench.measure import Sets
 from hydractl.research.bench.rows import PLANS, Rival, SharedSettings
-from hydractl.stages.evaluate.baseline_rows import check_made_of
-from hydractl.stages.evaluate.baselines.base import BaselineOptions
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.selective_threshold import check_stores
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -77,8 +75,9 @@ class _RivalChecker:
                 self._prunes(stage)
             elif "store" in stage:
                 check_stores(self.base, self._classes())
-        for options in self._baselines(plan):
-            check_made_of(options, [self.base], self._classes())
+        rows = [NamedModels.parse(f"{name}={models}") for name, models in plan.rows(self.terms).items()]
+        for options in baselines_of(rows):
+            check_baseline(options, [self.base], self._classes())
             if isinstance(options, BayesVlmOptions):
                 check_pairs(options, self.sets.open(options.reads, self.base, labelled=False))
                 open_data(options.captions, content=Content.TEXTS, labelled=False)
@@ -90,13 +89,6 @@ class _RivalChecker:
             text_settings(self.base, self._classes())
             if self.config.pairs is None:
                 raise _lacking("--pairs", "fit it on", "DATA::text=COLUMN")
-
-    def _baselines(self, plan: Rival) -> Iterator[BaselineOptions]:
-        """Yield what its rows make of the model."""
-        for name, models in plan.rows(self.terms).items():
-            yield from (
-                options for _, options in NamedModels.parse(f"{name}={models}").each() if options is not None
-            )
 
     def _trains(self, stage: StageOptions, *, starts: bool) -> None:
         if not starts:

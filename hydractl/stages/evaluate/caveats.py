@@ -21,10 +21,9 @@ from hydractl.metrics.classification import CALIBRATED
 from hydractl.metrics.conformal import fewest_samples
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_ranking import TPR
-from hydractl.metrics.ood_scores import MSP, SCORES
+from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.scoring.circuit.objective import parse_objective
-from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION
 from hydractl.stages.evaluate.selective_threshold import (
@@ -129,22 +128,6 @@ def check_enough(config: EvalConfig, labels: Tensor, names: Sequence[str]) -> No
         )
 
 
-def of_training(config: EvalConfig, tested: np.ndarray, fitted_on: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield what rows are made with that they are tested on, or that their priors are chosen on, in a line each.
-
-    Args:
-        config: What is measured.
-        tested: The digests of the ID set's items, as `DIGEST`.
-        fitted_on: Likewise of what rows are made with, by its reference.
-    """
-    for name, content in fitted_on.items():
-        if twice := int(np.isin(tested, content).sum()):
-            yield f"{twice} of {len(tested)} samples of `--data` are also in `{name}`, which a row was fitted on"
-    for data, val in dict.fromkeys(config.chosen_by):
-        if shared := overlap(f"val={val}", fitted_on[str(val)], f"data={data}", fitted_on[str(data)]):
-            yield f"{shared}, so the prior is selected on data that the model was fitted on"
-
-
 def of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> Iterator[str]:
     """Yield a line where checkpoints of some rows store a temperature, others store none, and none is fitted for every row."""
     stored = [tuple(model.header.temperature for model in models) for models in opened]
@@ -170,7 +153,7 @@ def _first(rows: Sequence[str]) -> str:
 def of_row(
     config: EvalConfig, row: Row, models: Sequence[OpenModel], identities: Mapping[str, Identity]
 ) -> Iterator[str]:
-    """Yield what is doubtful of a row, in a line each: undefined scores, a derived confidence, samples that made the models.
+    """Yield what is doubtful of a row, in a line each: undefined scores, samples that made the models.
 
     Args:
         config: What is measured.
@@ -181,12 +164,6 @@ def of_row(
     for name in config.scores if row.members == 1 else ():
         if name in SCORES and SCORES[name].of_single_model:
             yield f"{row.name}: `{name}` of a single model is {SCORES[name].of_single_model}"
-    for derived in row.derived:
-        if derived is not None and derived.kind in BASELINES and BASELINES[derived.kind].OWN_CONFIDENCE:
-            yield (
-                f"{row.name}: predictions and probabilities are those of {models[0].reference}; calibration "
-                f"errors, curves and `{MSP}` use the confidence that `{derived.kind}:` estimates"
-            )
     recorded = union(*(model.header.samples for model in models))
     for name in _tested(config):
         (fingerprint, content), used = identities[name], dict[tuple[str, str], np.ndarray]()

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from typing_extensions import override
 
-from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.errors import UsageError
 from hydractl.manifest.guarantee import Guarantee
 from hydractl.manifest.limits import MOST_EXAMPLES
-from hydractl.manifest.shift_groups import scopes
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, choose_metrics, needing
 from hydractl.output.paths import PREDICTIONS, REPORT
+from hydractl.plugins import added
 from hydractl.processes.distributed import refuse_shared_input
-from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import (
+    Constraint,
+    Role,
+    Setting,
+    by_default,
+    check,
+    check_extensions,
+    extension_field,
+    flag,
+    required,
+    setting,
+)
 from hydractl.stages.evaluate import fail_if as threshold
-from hydractl.stages.evaluate.analyses.settings import ANALYSING, NOTHING_ANALYSED, Analysing
-from hydractl.stages.evaluate.baselines.base import BaselineOptions
-from hydractl.stages.evaluate.baselines.registry import BASELINES
+from hydractl.stages.evaluate.extension import EvalExtension
 from hydractl.stages.evaluate.refs import (
     OOD_STREAMS,
     ROWS,
@@ -32,7 +40,6 @@ from hydractl.stages.evaluate.refs import (
     NamedData,
     NamedModels,
     check_distinct,
-    check_rivals,
     check_whole,
     model_name,
 )
@@ -69,8 +76,8 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         (),
         replace(
             ROWS,
-            help="Add a row: a model, an ensemble of several models, or a baseline `KIND:MODEL[::K=V,...]` of kind "
-            f"{', '.join(BASELINES)} (docs/rivals.md).",
+            help=f"Add a row: a model, an ensemble of several models{''.join(syntax.help for syntax in added('rows'))}.",
+            suggestions=tuple(f"{kind}:" for syntax in added("rows") for kind in syntax.kinds),
         ),
     )
     temperature: DataRef | float | None = by_default(
@@ -81,16 +88,6 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             panel=shared.DATA,
             shows_default=False,
         ),
-    )
-    corrupt: tuple[Corruptions, ...] = setting(
-        (),
-        f"Also measure `--data` under a corruption, at severities 1 to 5 (default: all five). `{ALL}`; for images "
-        f"{', '.join(IMAGES)} (`frost=DIR`: its photographs); for texts {', '.join(TEXTS)}.",
-        parse=Corruptions.parse,
-        repeated=True,
-        metavar="NAME[:1-5]",
-        suggestions=(ALL, *ALL_CORRUPTIONS),
-        panel=shared.DATA,
     )
     fit: DataRef | None = by_default(
         None,
@@ -194,7 +191,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         shows_default=False,
         role=Role.OUTPUT,
     )
-    analysing: Analysing = by_default(NOTHING_ANALYSED, ANALYSING)
+    extensions: tuple[EvalExtension, ...] = extension_field("eval")
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     batch_size: int = by_default(64, shared.BATCH_SIZE)
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
@@ -210,8 +207,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     def __post_init__(self) -> None:
         check(self)
-        check_rivals(self.model, self.compare, self.fitted)
-        check_whole(self.data, "--corrupt", is_set=bool(self.corrupt))
+        check_extensions(self)
         check_whole(self.data, "--keep-examples", is_set=self.keep_examples > 0)
         check_distinct([row.name for row in self.rows], kind="rows", option="--compare")
         check_distinct([d.name for d in self.ood + self.ood_val], kind="OOD data sets", option="--near")
@@ -223,32 +219,22 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         self._check_threshold()
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores()
-        self.analysing.check_given(ood=self.ood, corrupted=self.corrupt)
-        if self.corrupt and not needing(chosen, MetricNeeds.LABELS):
-            raise UsageError(
-                "`--corrupt` has no effect: no selected metric uses labelled data",
-                hint="add one to `--metrics`, such as accuracy",
-            )
         if self.ood and not needing(chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS):
             raise UsageError("OOD data sets are given, but no selected metric uses them")
-        corrupted = (
-            (name, str(severity))
-            for corruptions in self.corrupt
-            for name in (ALL_CORRUPTIONS if corruptions.name == ALL else (corruptions.name,))
-            for severity in corruptions.severities
-        )
         # whether models hold the default score is not known yet
-        self.check_conditions(corrupted, self.ood_score or (ood_scores.MSP, ood_scores.ENERGY_DENSITY))
+        scopes = [scope for extension in self.extensions for scope in extension.scopes]
+        self.check_conditions(scopes, self.ood_score or (ood_scores.MSP, ood_scores.ENERGY_DENSITY))
 
-    def check_conditions(self, corrupted: Iterable[tuple[str, str]], scores: Sequence[str]) -> None:
-        """Check that all conditions refer to metrics that will be measured, given the corruptions and severities of the ID set.
+    def check_conditions(self, under: Sequence[str], scores: Sequence[str]) -> None:
+        """Check that all conditions refer to metrics that will be measured, given further scopes of labelled data.
 
         Raises:
             UsageError: If a condition does not; the hint has a valid one.
         """
-        under = tuple(scopes(corrupted))
         for condition in self.fail_if:
-            condition.check_measured(self.chosen, self.scopes, scores, under=under)
+            hints = (extension.scope_hint(condition.scope, under) for extension in self.extensions)
+            hint = next(filter(None, hints), None)
+            condition.check_measured(self.chosen, self.scopes, scores, under=under, hint=hint)
 
     def _check_threshold(self) -> None:
         fits = (self.threshold_for, self.set_options.sets, self.temperature, self.fit)
@@ -327,42 +313,10 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         return (NamedModels(name=name, models=(self.model,)), *self.compare)
 
     @property
-    def baselines(self) -> tuple[BaselineOptions, ...]:
-        """Options of all baselines."""
-        return tuple(rival for row in self.rows for _, rival in row.each() if rival is not None)
-
-    @property
-    def fitted_on(self) -> tuple[DataRef, ...]:
-        """Data that rows are fitted on."""
-        fitted = tuple(options.reads for options in self.baselines if options.reads is not None)
-        return (*fitted, *(val for _, val in self.chosen_by))
-
-    @property
-    def chosen_by(self) -> tuple[tuple[DataRef, DataRef], ...]:
-        """For each prior that is selected on held-out data, the data that its layer is fitted on, and the held-out data."""
-        return tuple(
-            (baseline.reads, baseline.val) for baseline in self.baselines if baseline.reads and baseline.val
-        )
-
-    @property
-    def judged_on(self) -> dict[str, str]:
-        """Data of `fitted_on` with labels, as texts, and their names in messages."""
-        fitted = {
-            str(baseline.reads): f"{baseline.KIND}: data={baseline.reads}"
-            for baseline in self.baselines
-            if baseline.LABELLED
-        }
-        return fitted | {
-            str(baseline.val): f"{baseline.KIND}: val={baseline.val}"
-            for baseline in self.baselines
-            if baseline.val
-        }
-
-    @property
     @override
     def further_inputs(self) -> tuple[InputRef, ...]:
         """Inputs that are not single settings."""
-        return tuple(InputRef(Role.DATA, ref) for ref in self.fitted_on)
+        return tuple(ref for extension in self.extensions for ref in extension.further_inputs(self))
 
     @property
     def ood(self) -> tuple[NamedData, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +16,8 @@ from hydractl.errors import UsageError
 from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Block, Tower
-from hydractl.fusion.baseline_model import BaselineModel
+from hydractl.manifest.document import Value
 from hydractl.manifest.header import Preprocess, Tokenization, steps_to
-from hydractl.manifest.report import Value
 from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.model_inputs import Inputs
@@ -97,7 +96,7 @@ def check_training_told(config: EvalConfig, opened: Sequence[Sequence[OpenModel]
                 f"`--fail-if {condition}`: the lineage of `{config.rows[0].name}` does not record {TRAINING}",
                 hint=hint,
             )
-    trained = any(options.TRAINS for options in config.baselines)
+    trained = any(row.trains for row in config.rows)
     if TRAINING in (config.metrics or ()) and not trained and not any(map(_runs, opened)):
         names = ", ".join(f"`{named.name}`" for named in config.rows)
         raise UsageError(f"`--metrics {TRAINING}`: the lineage of {names} does not record it", hint=hint)
@@ -110,11 +109,12 @@ def measure_latencies(
     batch_size: int,
     seed: int = 0,
     progress: Progress = SILENT,
-) -> tuple[list[dict[str, Value]], list[str]]:
-    """Return each row's median time of one forward pass in milliseconds, with the interval of the median; and what is doubtful.
+    warn: Callable[[Iterable[str]], object] = list,
+) -> list[dict[str, Value]]:
+    """Return each row's median time of one forward pass in milliseconds, with the interval of the median.
 
     The rows take turns, so that whatever else the machine does hits all alike. Where models run on a processor that runs this
-    thread for less than `LEAST_SHARE` of the time, other programs have the rest.
+    thread for less than `LEAST_SHARE` of the time, other programs have the rest, which is a warning.
 
     Args:
         rows: All in memory at once.
@@ -122,9 +122,9 @@ def measure_latencies(
         batch_size: At least 1.
         seed: Of the intervals' resamples.
         progress: Hears what begins.
+        warn: Receives warnings.
     """
     latencies: list[dict[str, Value]] = [{} for _ in rows]
-    caveats = []
     for metric, size in (("latency_ms", 1), ("latency_batch_ms", batch_size)):
         if metric not in metrics:
             continue
@@ -136,18 +136,15 @@ def measure_latencies(
             values[metric] = _median(torch.tensor(times, dtype=torch.float64) * 1e3, seed)
         share = (thread_time() - ran) / (perf_counter() - begin)
         if share < LEAST_SHARE and all(device.type == "cpu" for device in devices):
-            caveats.append(
-                f"`{metric}` is too high: other programs used the processor, and hydractl ran for "
-                f"{share:.0%} of the time only; measure again on an idle machine"
-            )
-            progress.warn(caveats[-1])
-    return latencies, caveats
+            busy = f"other programs used the processor, and hydractl ran for {share:.0%} of the time only"
+            warn([f"`{metric}` is too high: {busy}; measure again on an idle machine"])
+    return latencies
 
 
 def _training(models: Sequence[OpenModel], row: RowModels) -> dict[str, Value]:
     """Return multiply-accumulates of the training that led to a row, nothing where lineages do not say."""
     runs = _runs(models)
-    derived = [m.training_macs for m in row.models if isinstance(m, BaselineModel) and m.training_macs]
+    derived = [macs for model in row.models if (macs := getattr(model, "training_macs", 0))]
     macs = [*(runs or ()), *derived]
     return {TRAINING: Value(value=float(sum(macs)))} if macs and runs is not None else {}
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, BatchShare
@@ -27,21 +26,13 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.stages.evaluate.caveats import check_apart, check_enough, of_data, of_training
+from hydractl.stages.evaluate.caveats import check_apart, check_enough, of_data
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.open_models import queries_of
 from hydractl.stages.evaluate.streamed import Identity, StreamedData
 from hydractl.stages.shared.open_inputs import warn
 from hydractl.stages.shared.predictions import PreparedData
 from hydractl.stages.shared.zero_shot_classes import Classes
-
-
-class RivalData(NamedTuple):
-    """Data that a row is made with, and where they are read its labels, (N,), the models' classes."""
-
-    items: Items
-    fingerprint: Fingerprint
-    labels: Tensor | None
 
 
 class DataSummary(NamedTuple):
@@ -74,8 +65,6 @@ class EvalData:
         fit: Training data that scores of features are fitted on, likewise.
         val: ID data that `energy+density` is standardized on where it is fitted.
         classes: What zero-shot models tell apart.
-        fitted_on: What rows are made with, by its reference.
-        made_with: What tells the items of that, as `DIGEST`.
         identities: Of every set; a stream tells its own once it has passed.
         alignment: The labels' classes.
         queries: The query of each pair of the ID set, (N,), if all models are rerankers.
@@ -89,8 +78,6 @@ class EvalData:
     fit: tuple[PreparedData, Tensor] | None
     val: PreparedData | None
     classes: Classes | None
-    fitted_on: dict[str, RivalData]
-    made_with: dict[str, np.ndarray]
     identities: dict[str, Identity | StreamedData]
     alignment: ClassAlignment
     queries: Tensor | None
@@ -109,14 +96,13 @@ class EvalData:
         models = [*chain.from_iterable(opened)]
         for model in {m.reference: m for m in models}.values():
             warn(model, progress)
-        opener = _Opener(config, models[0].header.preprocess, team, progress)
+        opener = DataOpener(config, models[0].header.preprocess, team, progress)
         sets = opener.sets()
-        rivals = {str(ref): opener.items(ref) for ref in config.fitted_on}
-        tested, called = sets[ID_NAME], config.judged_on
+        tested = sets[ID_NAME]
         classes = config.naming.classes_of_all(models, data=tested.class_names)
         alignment = ClassAlignment(models, classes, progress)
         labelled = {name: items for name in (TEMPERATURE, FIT) if isinstance(items := sets.get(name), Items)}
-        labels = alignment.align(tested, labelled | {called[ref]: rivals[ref] for ref in called})
+        labels = alignment.align(tested, labelled)
         progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
         limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
         streams = {
@@ -133,7 +119,6 @@ class EvalData:
             name: streams[name] if name in streams else Identity.of(prepared[name].dataset, team)
             for name in sets
         }
-        made_with = {ref: Identity.of(items, team) for ref, items in rivals.items()}
         temperature_data, fit = (
             (prepared[name], labels[name]) if name in labelled else None for name in (TEMPERATURE, FIT)
         )
@@ -148,11 +133,6 @@ class EvalData:
             fit=fit,
             val=None if config.standardized_on is None else prepared[VAL],
             classes=classes,
-            fitted_on={
-                ref: RivalData(items, made_with[ref].fingerprint, labels.get(called.get(ref, "")))
-                for ref, items in rivals.items()
-            },
-            made_with={ref: identity.content for ref, identity in made_with.items()},
             identities=identities,
             alignment=alignment,
             queries=queries_of(config, tested, models),
@@ -174,11 +154,7 @@ class EvalData:
             for name, identity in self.identities.items()
         }
         labels = self.alignment.labels(tested.digest if isinstance(tested, StreamedData) else tested.dataset)
-        caveats = (
-            *self.skipped,
-            *of_data(config, identities),
-            *of_training(config, identities[ID_NAME].content, self.made_with),
-        )
+        caveats = (*self.skipped, *of_data(config, identities))
         for caveat in caveats:
             self.progress.warn(caveat)
         check_apart(config, identities)
@@ -206,7 +182,7 @@ class EvalData:
         return inputs
 
 
-class _Opener:
+class DataOpener:
     """Opens the data, and notes in `skipped` what is left out of them."""
 
     def __init__(self, config: EvalConfig, how: Reading, team: ProcessGroup, progress: Progress) -> None:
@@ -303,7 +279,7 @@ class ClassAlignment:
             self._check_stream(tested, labelled)
         if not isinstance(tested, ItemStream) or tested.class_names:
             self._match_tested(tested)
-        return {option: self._aligned(option, items) for option, items in labelled.items()}
+        return {option: self.aligned(option, items) for option, items in labelled.items()}
 
     def labels(self, tested: Classed) -> Tensor:
         """Return the labels of the ID set, the models' classes, as `model_labels` has them.
@@ -358,7 +334,7 @@ class ClassAlignment:
                 hint="name them: `--classes cat,dog`, or a file",
             )
 
-    def _aligned(self, option: str, items: Items) -> Tensor:
+    def aligned(self, option: str, items: Items) -> Tensor:
         """Return the labels (N,) of another set, the models' classes; the ID set's classes are settled."""
         is_option = option in _WITHOUT_LABELS
         needs = f"--{option}" if is_option else option

@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, SEVERITIES
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.guarantee import Guarantee
-from hydractl.manifest.shift_groups import SHIFT
 from hydractl.messages import did_you_mean
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.ood_scores import EVERY, MSP, kind_of, number_name
@@ -22,7 +20,8 @@ from hydractl.parsing import number
 from hydractl.settings import Constraint, Role, Setting
 
 if TYPE_CHECKING:
-    from hydractl.manifest.report import Check, Row, Value
+    from hydractl.manifest.document import Value
+    from hydractl.manifest.report import Check, Row
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 GRAMMAR = re.compile(
@@ -110,8 +109,7 @@ class Condition:
     Attributes:
         metric: A name of `METRICS`.
         score: The OOD score that it ranks samples by; None for the first.
-        scope: None for the ID set and costs; of OOD data `near`, `far`, `all` or a set's name; of labelled data what it is under:
-            `fog:3`, `fog` for the mean over its severities, `shift:3` and `shift` for those over all corruptions.
+        scope: None for the ID set and costs; of OOD data `near`, `far`, `all` or a set's name; of labelled data a scope of a plugin.
         comparison: One of `OPERATORS`.
         bound: In the metric's own unit: shares are in [0, 1].
     """
@@ -173,6 +171,7 @@ class Condition:
         scores: Sequence[str] = (MSP,),
         *,
         under: Sequence[str] = (),
+        hint: str | None = None,
     ) -> None:
         """Refuse a condition on what will not be measured, before anything is.
 
@@ -180,7 +179,8 @@ class Condition:
             metrics: What will be measured.
             scopes: The OOD sets and the groups of them that have a mean.
             scores: The OOD scores.
-            under: What there is under corruption.
+            under: Further scopes of labelled data.
+            hint: Hint for another scope of labelled data.
 
         Raises:
             UsageError: With what to write instead.
@@ -204,7 +204,11 @@ class Condition:
                     hint=f"write `{self.metric}[{scopes[-1]}]`; available: {', '.join(scopes)}",
                 )
         elif needs is MetricNeeds.LABELS and (self.scope in under or self.scope not in scopes):
-            self._check_under(self.scope, under)
+            if self.scope not in under:
+                raise UsageError(
+                    f"`--fail-if {self}`: {self.metric} is not measured under `{self.scope}`",
+                    hint=hint or f"write `{self.metric}{self.comparison}{self.bound:.12g}`",
+                )
         elif needs not in (MetricNeeds.OOD, MetricNeeds.MEMBERS):
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} is not measured on OOD data",
@@ -218,22 +222,6 @@ class Condition:
             )
         if self.score is not None:
             self._check_score(self.score, scores)
-
-    def _check_under(self, scope: str, under: Sequence[str]) -> None:
-        if scope in under:
-            return
-        name, _, severity = scope.partition(":")
-        corrupt = f"{ALL if name == SHIFT else name}{severity and f':{severity}'}"
-        exists = name in {*ALL_CORRUPTIONS, SHIFT} and severity in {"", *map(str, SEVERITIES)}
-        add = f"add `--corrupt {corrupt}`" if exists else None
-        names = ", ".join(scope for scope in under if ":" not in scope)
-        raise UsageError(
-            f"`--fail-if {self}`: {self.metric} is not measured under `{scope}`",
-            hint=add
-            or did_you_mean(scope, under)
-            or did_you_mean(scope, (SHIFT, *ALL_CORRUPTIONS))
-            or (f"there are {names}, and each with `:1` to `:5`" if under else "add `--corrupt NAME`"),
-        )
 
     def _check_score(self, score: str, scores: Sequence[str]) -> None:
         if METRICS[self.metric].needs is not MetricNeeds.OOD:
@@ -262,8 +250,8 @@ class Condition:
         numbers: Mapping[str, float | Value]
         if self.scope is None:
             numbers = row.values
-        elif row.shift is not None and METRICS[self.metric].needs is MetricNeeds.LABELS:
-            numbers = row.shift.at(self.scope)
+        elif METRICS[self.metric].needs is MetricNeeds.LABELS and (changed := row.under(self.scope)):
+            numbers = changed
         else:
             numbers = row.means.get(self.scope) or row.ood.get(self.scope, {})
         if (measured := numbers.get(name)) is None:

@@ -10,7 +10,8 @@ from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores, WithOodScores, default_score
 from hydractl.fusion.features import FeatureExtractor
-from hydractl.manifest.report import StoredScores, Value
+from hydractl.manifest.document import Value
+from hydractl.manifest.report import StoredScores
 from hydractl.metrics.compute import means, measure
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP
 from hydractl.metrics.per_sample import StoredPredictions
@@ -99,7 +100,7 @@ def score_sizes(models: Sequence[Predictor | WithOodScores]) -> tuple[int, int]:
 def with_default_score(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> EvalConfig:
     """Return the configuration with `energy+density` beside `msp` where no scores are asked for and all models hold it."""
     is_settled = config.ood_score is not None or config.fit is not None or config.naming != NOTHING_NAMED
-    rivals = any(rival is not None for row in config.rows for _, rival in row.each())
+    rivals = any(row.is_derived for row in config.rows)
     all_hold = all(default_score(model.header) == ENERGY_DENSITY for model in chain.from_iterable(opened))
     if is_settled or rivals or not all_hold or not config.uses_scores:
         return config

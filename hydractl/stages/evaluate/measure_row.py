@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hydractl.data.corruptions.names import Corruption
-from hydractl.data.encode import with_corruption
 from hydractl.families.load import OpenModel
 from hydractl.families.weights_digest import fingerprint_of
 from hydractl.fusion.build import load_any
@@ -21,20 +21,19 @@ from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.by_class import by_class
-from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means
+from hydractl.metrics.compute import RowNumbers, answered, means
 from hydractl.metrics.curves import curves_of
 from hydractl.metrics.measure_tasks import Selection, measure_all
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import needing
-from hydractl.metrics.resampling import MetricEstimate, Resampling, present
+from hydractl.metrics.resampling import Resampling, present
 from hydractl.progress import Progress
-from hydractl.stages.evaluate.baseline_rows import derive
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.extras.analyses import Analyst
+from hydractl.stages.evaluate.extension import RowMeasurer
 from hydractl.stages.evaluate.extras.examples import examples_of
 from hydractl.stages.evaluate.extras.prediction_sets import fit_sets, measure_sets, set_values
 from hydractl.stages.evaluate.measure_ood import (
@@ -65,24 +64,30 @@ class Evaluation:
         threshold_score: The one that thresholds are on.
         opened: The models of every row.
         data: The data sets.
-        corruptions: Of the ID set.
-        analyst: Runs the analyses of each row.
+        measurers: Measurements of plugins.
         device: Where models run.
         dtype: In which they run; None is each model's own.
         keeping: The processes that predict together, and where predictions wait.
         progress: Hears what begins.
+        caveats: Warnings for the report about numbers of rows.
     """
 
     config: EvalConfig
     threshold_score: str
     opened: Sequence[Sequence[OpenModel]]
     data: EvalData
-    corruptions: Sequence[Corruption]
-    analyst: Analyst
+    measurers: Sequence[RowMeasurer]
     device: torch.device
     dtype: torch.dtype | None
     keeping: Keeping
     progress: Progress
+    caveats: list[str] = field(default_factory=list)
+
+    def warn(self, caveats: Iterable[str]) -> None:
+        """Show warnings, and add them to the report."""
+        for caveat in caveats:
+            self.caveats.append(caveat)
+            self.progress.warn(caveat)
 
     @property
     def leads(self) -> bool:
@@ -95,13 +100,34 @@ class Evaluation:
         return Resampling(resamples=self.config.bootstrap, seed=self.config.seed)
 
 
+class LoadedRow(NamedTuple):
+    """A row while its models are loaded.
+
+    Attributes:
+        named: Its name and the references of its models.
+        loaded: The models that answer.
+        opened: The files of the models; several files may make one model that answers.
+        predictors: The models that answer, without OOD scores.
+        predictions: Scaled predictions on each data set; empty in processes that do not lead.
+        scaling: Temperature of the row.
+        header: Header of the first model with the classes of the run, and the row's thresholds and temperatures.
+    """
+
+    named: NamedModels
+    loaded: RowModels
+    opened: Sequence[OpenModel]
+    predictors: Sequence[NamedPredictor]
+    predictions: Mapping[str, StoredPredictions]
+    scaling: Scaling
+    header: Header
+
+
 @dataclass(kw_only=True)
 class RowCollector:
     """What the process that leads has measured; empty in the others.
 
     Attributes:
         rows: The rows of the report.
-        caveats: Why some numbers are less than they seem.
         predictions: By row and data set, for `--save-predictions`.
         first_numbers: Those of the first row, which each other row is compared with.
         examples: Inputs that the first row fails on.
@@ -110,7 +136,6 @@ class RowCollector:
     """
 
     rows: list[Row] = field(default_factory=list)
-    caveats: list[str] = field(default_factory=list)
     predictions: dict[str, Mapping[str, StoredPredictions]] = field(default_factory=dict)
     first_numbers: RowNumbers | None = None
     examples: Examples | None = None
@@ -121,6 +146,8 @@ class RowCollector:
 def measure_rows(run: Evaluation) -> RowCollector:
     """Measure one row after another, and at the end the time of all in turn."""
     table = RowCollector()
+    for measurer in run.measurers:
+        measurer.open_data(run)
     for named, models in zip(run.config.rows, run.opened, strict=True):
         run.progress.step(f"Evaluating {named.name}")
         _add_row(table, run, named, models)
@@ -132,17 +159,19 @@ def measure_rows(run: Evaluation) -> RowCollector:
 def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -> None:
     """Measure a row; unless time is measured, its models are freed at the end, before those of the next row are loaded."""
     config, data = run.config, run.data
-    loaded, files, derived = derive(named, _load(run, models), models, data, run.progress)
+    own = _load(run, models)
+    loaded, files = _derived(run, named, own, models)
     scored_models = with_ood_scores(loaded, files, data, config, run.keeping.team, run.progress)
     scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files), models)
     header = _header(run, models, scaling)
-    shift = _measure_corrupted(run, _row_models(loaded.models, loaded, files), scaling, header)
-    analyses = run.analyst.of(named, loaded, models, predictions, scaling)
+    predictors = _row_models(loaded.models, loaded, files)
+    loaded_row = LoadedRow(named, loaded, models, predictors, predictions, scaling, header)
+    additions = [measurer.measure(run, loaded_row) for measurer in run.measurers]
     if not run.leads:
         return
-    numbers = replace(_numbers(run, predictions, header), shift=shift)
+    numbers = _numbers(run, predictions, header)
     sizes = count_sizes(loaded, config.chosen, models, score_sizes(scored_models))
-    sets = _sets(run, named.name, () if any(derived) else models, predictions[ID_NAME], scaling)
+    sets = _sets(run, named.name, models if loaded is own else (), predictions[ID_NAME], scaling)
     values = scaling.values(_stored(models)) | set_values(config.chosen, sets) | sizes
     row = _row(run, named.name, models, predictions, numbers).model_copy(
         update={
@@ -150,15 +179,12 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
             "label_temperatures": header.label_temperatures,
             "entity_temperature": header.entity_temperature,
             "difference": None if table.first_numbers is None else table.first_numbers.difference(numbers),
-            "derived": derived,
             "stored_scores": stored_scores(config, models, scored_models),
             "sets": sets,
-            "analyses": analyses,
         }
     )
-    for caveat in of_row(config, row, models, data.summary.identities):
-        table.caveats.append(caveat)
-        run.progress.warn(caveat)
+    row = reduce(lambda row, add: add(row), filter(None, additions), row)
+    run.warn(of_row(config, row, models, data.summary.identities))
     if table.first_numbers is None:
         table.first_numbers = numbers
         table.fitted_scores = _fitted_scores(run, scored_models)
@@ -182,6 +208,15 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
         table.predictions[named.name] = predictions
     if needing(config.chosen, MetricNeeds.TIME):
         table.loaded.append(loaded)
+
+
+def _derived(
+    run: Evaluation, named: NamedModels, loaded: RowModels, files: Sequence[OpenModel]
+) -> tuple[RowModels, Sequence[OpenModel]]:
+    """Return the models that plugins derive from those of a row, and their files."""
+    for measurer in run.measurers:
+        loaded, files = measurer.derive(run, named, loaded, files)
+    return loaded, files
 
 
 def _load(run: Evaluation, models: Sequence[OpenModel]) -> RowModels:
@@ -232,32 +267,6 @@ def _scaling(
             )
     number = run.config.given_temperature
     return Scaling(temperature=None if number is None else Temperature(number))
-
-
-def _measure_corrupted(
-    run: Evaluation, row: Sequence[NamedPredictor], scaling: Scaling, header: Header
-) -> ShiftNumbers | None:
-    """Return what a row's numbers on labelled data become under each corruption; None without one, or in processes that do not lead.
-
-    Memory holds the predictions under one corruption, and of each metric a number a resample.
-    """
-    cells: dict[tuple[str, str], dict[str, MetricEstimate]] = {}
-    metrics = needing(run.config.chosen, MetricNeeds.LABELS, MetricNeeds.TASK)
-    for corruption in run.corruptions:
-        clean = run.data.prepared(ID_NAME)
-        corrupted = with_corruption(clean.dataset, corruption)
-        inputs = clean.of(corrupted, name=f"{corruption.name} {corruption.severity}")
-        predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
-        if predictions is None:
-            continue
-        cells[corruption.name, str(corruption.severity)] = measure_all(
-            scaling(predictions),
-            run.data.summary.labels,
-            {},
-            header,
-            Selection(metrics, (), run.resampling),
-        ).id_set
-    return ShiftNumbers(cells=cells) if cells else None
 
 
 def _label_thresholds(models: Sequence[OpenModel]) -> tuple[float, ...]:
@@ -322,7 +331,6 @@ def _row(
         mean_intervals=numbers.mean_intervals,
         ood_val=by_score,
         best_score=best,
-        shift=None if numbers.shift is None else numbers.shift.to_shift(),
         tuned_on_ood=tuned_on_ood(models),
     )
 
@@ -384,15 +392,15 @@ def _with_curves(
 
 
 def _add_latencies(table: RowCollector, run: Evaluation) -> None:
-    latencies, caveats = measure_latencies(
+    latencies = measure_latencies(
         table.loaded,
         run.config.chosen,
         batch_size=run.config.batch_size,
         seed=run.config.seed,
         progress=run.progress,
+        warn=run.warn,
     )
     table.rows = [
         row.model_copy(update={"values": row.values | times})
         for row, times in zip(table.rows, latencies, strict=True)
     ]
-    table.caveats += caveats

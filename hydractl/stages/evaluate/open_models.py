@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 
 import torch
 
-from hydractl.data.corruptions.names import Corruption
-from hydractl.data.corruptions.severities import frost_scale
 from hydractl.data.datasets import Items, TextSet
-from hydractl.data.encode import Reading, content_of
+from hydractl.data.encode import content_of
 from hydractl.data.matching import has_default_names
 from hydractl.data.sources.stream import ItemStream
-from hydractl.errors import DataError, InputError, UsageError
+from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
-from hydractl.manifest.header import Tokenization
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, metrics_of, needing
 from hydractl.output.locks import OutputLock
+from hydractl.settings import Role
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.shared import outputs
+from hydractl.stages.shared.command_config import input_refs
 from hydractl.stages.shared.open_inputs import open_reader
 from hydractl.tasks import SINGLE_LABEL, TASKS
 
@@ -45,7 +45,10 @@ def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], loc
             force=lock.may_replace,
             models=models,
             data=[config.data, *config.others],
-            files=[config.naming.file, *(scores.ref for scores in config.analysing.scores)],
+            files=[
+                config.naming.file,
+                *(Path(str(r.ref)) for r in input_refs(config) if r.role is Role.FILE),
+            ],
             option=option,
         )
     if config.store is not None:
@@ -143,40 +146,25 @@ def check_task(config: EvalConfig, first: OpenModel) -> None:
             f"`--label-thresholds`: {first.reference} answers {task.labels}, the most probable one",
             hint="leave it out; for a threshold of the OOD score add `--threshold-for 'risk<=0.05'`",
         )
-    if task.has_one_question:
-        return
     options = {
         "--fit": config.fit is not None,
         f"--ood-score {''.join(config.fitted[:1])}": bool(config.fitted),
         "--keep-examples": config.keep_examples > 0,
-        "--analyse": bool(config.analysing.analyse),
         "--sets": config.set_options.sets is not None,
-        "--compare KIND:MODEL": any(any(row.rivals) for row in config.rows),
     }
-    if option := next((option for option, is_given in options.items() if is_given), None):
+    check_one_question(options, first)
+
+
+def check_one_question(options: Mapping[str, bool], first: OpenModel) -> None:
+    """Refuse the first given option if models answer several questions about an input.
+
+    Raises:
+        UsageError: Naming the option.
+    """
+    task = first.header.architecture.task
+    option = next((option for option, is_given in options.items() if is_given), None)
+    if option is not None and not task.has_one_question:
         raise UsageError(
             f"`{option}`: needs models that answer {SINGLE_LABEL.labels}, but {first.reference} answers {task.labels}",
             hint="leave it out",
         )
-
-
-def check_photographs(corruptions: Iterable[Corruption], how: Reading) -> None:
-    """Refuse photographs that are too small for crops of what the model reads.
-
-    Raises:
-        DataError: If one is, or cannot be read.
-    """
-    photographs = next((c.photographs for c in corruptions if c.photographs), None)
-    if photographs is None or isinstance(how, Tokenization):
-        return
-    from hydractl.data.corruptions.images import photograph  # noqa: PLC0415 - scipy, which few need
-
-    _, height, width = how.input_size
-    scale = frost_scale(min(height, width))
-    for i, file in enumerate(photographs.files):
-        rows, columns, *_ = photograph(photographs, i, scale).shape
-        if rows <= height or columns <= width:
-            raise DataError(
-                f"{file}: {columns} x {rows} pixels, scaled by {scale:g}, is too small for crops of {width} x {height}",
-                hint="give larger photographs, or omit `=DIR` to use drawn ice",
-            )

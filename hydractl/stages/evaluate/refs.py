@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, NamedTuple, Self
 
 from hydractl.data.names import continues, split_keys
 from hydractl.data.reference import ENDLESS_HINT, DataRef, SourceKind
@@ -16,9 +16,8 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import quoted
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import named, split_options, unclosed
+from hydractl.plugins import added
 from hydractl.settings import Role, Setting
-from hydractl.stages.evaluate.baselines.base import BaselineOptions
-from hydractl.stages.evaluate.baselines.registry import BASELINES, is_baseline, is_of_several, parse_baseline
 from hydractl.stages.shared.command_config import NamedInputs
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
@@ -76,19 +75,18 @@ class NamedData(NamedInputs):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModels(NamedInputs):
-    """One row of the table: a model, or several that answer together.
+    """One row of the table: a model, or several that answer together. Plugins define rows of models that they derive.
 
     Attributes:
-        name: What tables call it.
+        is_derived: Whether a plugin derives other models from these.
+        name: Name in tables.
         models: References of models.
-        rivals: What is made of each before it answers, of several that one thing is made of the same; empty where each answers as
-            it is.
-        typed: All of that as it was written; empty where it was not.
+        typed: The row as it was typed; empty if it was made in Python.
     """
 
+    is_derived: ClassVar[bool] = False
     name: str
     models: tuple[str, ...]
-    rivals: tuple[BaselineOptions | None, ...] = ()
     typed: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -98,37 +96,39 @@ class NamedModels(NamedInputs):
                 f"`{self.name}`: an empty model reference",
                 hint="for example `'Deep ensemble=a.st,b.st,c.st'`",
             )
-        refused_kinds = next(
-            (rival for rival in self.rivals if rival is not None and rival.REFUSED_AS_MEMBER), None
-        )
-        if len(self.models) > 1 and refused_kinds is not None:
-            raise UsageError(
-                f"`{self.name}`: `{refused_kinds.KIND}:` {refused_kinds.REFUSED_AS_MEMBER}",
-                hint="add it as a separate row",
-            )
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
+    @property
+    def trains(self) -> bool:
+        """Whether models are trained while the row is measured."""
+        return False
+
+    @staticmethod
+    def parse(text: str) -> NamedModels:
         """Read `NAME=MODEL[,MODEL...]`, or bare models named after the first.
 
         Raises:
             UsageError: If the name or a reference is malformed.
         """
         name, row = _split_name(text)
-        parsed = [parse_baseline(ref) if is_baseline(ref) else (ref, None) for ref in _split_models(row)]
-        checkpoints = [
-            (model, rival)
-            for refs, rival in parsed
-            for model in (refs.split(",") if rival is not None and rival.SEVERAL else [refs])
-        ]
-        models, rivals = tuple(zip(*checkpoints, strict=True))
-        if name is None:
-            name = model_name(models[0]) + ("" if rivals[0] is None else f" {rivals[0].KIND}")
-        return cls(name=name, models=models, rivals=rivals if any(rivals) else (), typed=row)
+        syntaxes: list[RowSyntax] = added("rows")
+        if derived := next(filter(None, (syntax.parse(name, row) for syntax in syntaxes)), None):
+            return derived
+        models = split_models(row)
+        return NamedModels(name=model_name(models[0]) if name is None else name, models=models, typed=row)
 
-    def each(self) -> Iterator[tuple[str, BaselineOptions | None]]:
-        """Yield every model with what is made of it."""
-        return zip(self.models, self.rivals or (None,) * len(self.models), strict=True)
+
+class RowSyntax(NamedTuple):
+    """Rows that a plugin adds to `--compare`.
+
+    Attributes:
+        parse: Reads a row, given its name or None and its text; returns None for a row of plain models.
+        kinds: Prefixes of references, without `:`.
+        help: End of the option's help.
+    """
+
+    parse: Callable[[str | None, str], NamedModels | None]
+    kinds: tuple[str, ...]
+    help: str
 
 
 OOD_SETS = Setting(
@@ -145,7 +145,6 @@ ROWS = Setting(
     parse=NamedModels.parse,
     repeated=True,
     metavar="NAME=MODEL[,MODEL...]",
-    suggestions=tuple(f"{kind}:" for kind in BASELINES),
     role=Role.MODEL,
 )
 
@@ -206,25 +205,6 @@ def check_whole(data: DataRef, option: str, *, is_set: bool) -> None:
         raise UsageError(f"`{option}` must read samples again, but `{data}` is a stream", hint=ENDLESS_HINT)
 
 
-def check_rivals(model: str, compared: Sequence[NamedModels], fitted: Sequence[str]) -> None:
-    """Refuse to make something of MODEL, and of any model beside scores that are fitted on models' features.
-
-    Raises:
-        UsageError: If that is asked for.
-    """
-    if is_baseline(model):
-        raise UsageError(
-            f"`{model}`: MODEL must be a model, not a baseline",
-            hint=f"add it as another row: `--compare NAME={model}`",
-        )
-    rival_rows = [row.name for row in compared if any(row.rivals)]
-    if rival_rows and fitted:
-        raise UsageError(
-            f"`--ood-score {fitted[0]}`: feature-based scores are not available for the baseline `{rival_rows[0]}`",
-            hint="leave that row out, or measure it in a separate report with a logit-based score",
-        )
-
-
 def _split_name(text: str) -> tuple[str | None, str]:
     """Split at the first `=`, unless what stands before it is the beginning of a reference."""
     name, equals, reference = text.partition("=")
@@ -233,25 +213,27 @@ def _split_name(text: str) -> tuple[str | None, str]:
     return name, reference
 
 
-def _split_models(text: str) -> tuple[str, ...]:
-    """Split at commas, except at those between the models or the options of a reference that has some."""
+def split_models(text: str, belongs: Callable[[str, str], bool] = lambda *_: False) -> tuple[str, ...]:
+    """Split at commas, except inside a reference: between options of an architecture, and where `belongs` says so."""
     models: list[str] = []
     for part in text.split(","):
-        last, has_options, options = models[-1].partition("::") if models else ("", "", "")
-        arch = has_options and last.startswith("arch:")
-        takes_options = has_options and (arch or is_baseline(last))
-        joins = models and not has_options and is_of_several(last) and not is_baseline(part)
-        goes_on = arch and unclosed(split_options(options)[-1])
-        if joins or goes_on or (takes_options and (OPTION.match(part) or _continues(options, part))):
+        if models and (_is_of_arch(models[-1], part) or belongs(models[-1], part)):
             models[-1] += f",{part}"
         else:
             models.append(part)
     return tuple(models)
 
 
-def _continues(options: str, part: str) -> bool:
-    """Return whether a part renames one more class of the data that the last option names."""
-    return continues(split_keys(options.rpartition("::")[2])[-1], part)
+def _is_of_arch(reference: str, part: str) -> bool:
+    last, has_options, options = reference.partition("::")
+    if not (has_options and last.startswith("arch:")):
+        return False
+    return unclosed(split_options(options)[-1]) or continues_options(options, part)
+
+
+def continues_options(options: str, part: str) -> bool:
+    """Return whether a part is one more option, or renames one more class of the data that the last option names."""
+    return bool(OPTION.match(part)) or continues(split_keys(options.rpartition("::")[2])[-1], part)
 
 
 def _source_name(ref: DataRef) -> str:

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import torch
 
-from hydractl.data.corruptions.names import chosen
-from hydractl.data.datasets import Content
-from hydractl.data.encode import content_of
 from hydractl.hub.model_outputs import publish_models
-from hydractl.manifest.document import Fingerprint, OptionValue
+from hydractl.manifest.document import OptionValue
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
@@ -21,23 +18,15 @@ from hydractl.output.atomic_write import is_stream
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
-from hydractl.runtime import digest_file, torch_dtype, versions
-from hydractl.stages.evaluate.baseline_rows import check_made
+from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import check_training_told
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_scores
 from hydractl.stages.evaluate.fail_if import risk_text
 from hydractl.stages.evaluate.measure_ood import check_fitted_scores, with_default_score
 from hydractl.stages.evaluate.measure_row import Evaluation, RowCollector, measure_rows
-from hydractl.stages.evaluate.open_models import (
-    check_alike,
-    check_outputs,
-    check_photographs,
-    check_task,
-    open_rows,
-)
+from hydractl.stages.evaluate.open_models import check_alike, check_outputs, check_task, open_rows
 from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.selective_threshold import ModelCopy, check_stores
@@ -84,7 +73,7 @@ def _prepare(
         check_outputs(config, opened, lock)
     check_alike(config, opened)
     check_task(config, opened[0][0])
-    check_rows(config, opened)
+    measurers = [extension.begin(config, opened) for extension in config.extensions]
     is_default, config = config.ood_score is None, with_default_score(config, opened)
     is_fittable = opened[0][0].header.architecture.task.has_one_question
     if config.scores == (MSP,) and is_default and config.ood and is_fittable:
@@ -93,38 +82,20 @@ def _prepare(
     check_training_told(config, opened)
     for caveat in of_temperatures(config, opened):
         progress.warn(caveat)
-    head_scores = read_scores(config, opened)
     first = opened[0][0]
-    texts = content_of(first.header.preprocess) is Content.TEXTS
-    corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
-    check_photographs(corruptions, first.header.preprocess)
-    config.check_conditions(
-        ((corruption.name, str(corruption.severity)) for corruption in corruptions), config.scores
-    )
+    config.check_conditions([scope for measurer in measurers for scope in measurer.scopes], config.scores)
     data = EvalData.open(config, opened, team, progress)
     if not data.streamed:
         data.validate()
     if config.store:
         check_stores(first, data.classes)
     check_fitted_scores(config, opened, data.classes)
-    for named, models in zip(config.rows, opened, strict=True):
-        check_made(named, models, data.classes)
-    analyst = Analyst(
-        config=config,
-        opened=opened,
-        data=data,
-        corruptions=corruptions,
-        scores=head_scores,
-        team=team,
-        progress=progress,
-    )
     return Evaluation(
         config=config,
         threshold_score=config.scores[-1 if is_default else 0],
         opened=opened,
         data=data,
-        corruptions=corruptions,
-        analyst=analyst,
+        measurers=measurers,
         device=device,
         dtype=None if config.dtype is None else torch_dtype(config.dtype),
         keeping=Keeping(team, _output_folder(config)),
@@ -152,12 +123,12 @@ def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
     measured = {*config.chosen} - {*needing(config.chosen, *WHERE_PRESENT, MetricNeeds.OOD)}
     values = [values for row in table.rows for values in (row.values, *row.ood.values())]
     measured |= {name.partition("@")[0] for by_name in values for name in by_name}
-    caveats = [*of_temperatures(config, run.opened), *summary.caveats, *table.caveats]
+    caveats = [*of_temperatures(config, run.opened), *summary.caveats, *run.caveats]
     for name in config.chosen if config.metrics else ():
         if name not in measured:
             caveats.append(f"`{name}` is not measured: no row has it on these data")
             run.progress.warn(caveats[-1])
-    return Report(
+    report = Report(
         rows=tuple(table.rows),
         data=summary.fingerprints,
         near=tuple(d.name for d in config.near),
@@ -167,16 +138,15 @@ def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
         definitions={name: metric.definition for name, metric in METRICS.items() if name in measured}
         | _score_definitions(config.scores),
         options=_options(run),
-        scores=tuple(
-            Fingerprint(reference=f"{scores.name}={scores.ref.name}", sha256=digest_file(scores.ref))
-            for scores in config.analysing.scores
-        ),
         warnings=tuple(caveats),
         examples=table.examples,
         checks=tuple(condition.check(table.rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
         config_digest=digest,
     )
+    for measurer in run.measurers:
+        report = measurer.complete(report)
+    return report
 
 
 def _options(run: Evaluation) -> dict[str, OptionValue]:
@@ -197,9 +167,6 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
         "delta": config.chance,
         **config.set_options.recorded,
         "temperature": config.given_temperature,
-        "corrupt": tuple(map(str, config.corrupt)) or None,
-        "frost": next((c.photographs.sha256 for c in config.corrupt if c.photographs), None),
-        "analyse": config.analysing.analyse or None,
     }
     return {name: option for name, option in options.items() if option is not None or name == "dtype"}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -20,7 +20,7 @@ from hydractl.model_source import folder_files, is_index, locate, of_hub, split_
 from hydractl.output.atomic_write import is_stream
 from hydractl.parsing import made_of
 from hydractl.runtime import digest_file, digest_files, digest_text
-from hydractl.settings import KEY, Option, Role, Setting, declared
+from hydractl.settings import KEY, Extension, Option, Role, Setting, options_of
 from hydractl.strict_json import compact
 
 if TYPE_CHECKING:
@@ -85,14 +85,16 @@ class NamedInputs:
         name: What tables call it.
         ref: What is read, where that is no model.
         models: Models that are read.
-        rivals: Options of what is made of each model before it is used; empty where each is used as it is.
     """
 
     __slots__ = ()
     name: str
     ref: Path | DataRef | None = None
     models: tuple[str, ...] = ()
-    rivals: Sequence[object | None] = ()
+
+    def identity(self) -> object:
+        """Return the part of a configuration's digest beside the digests of the inputs."""
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class InputRef:
 
 def config_digest(config: CommandConfig) -> str:
     """Return the digest of the settings that shape an output, as they were given; what is a default does not count."""
-    settings = _shaping_settings(config, config.implied)
+    settings = shaping_settings(config, config.implied)
     return digest_text(compact({"command": config.COMMAND, "settings": settings}, sort_keys=True))
 
 
@@ -228,8 +230,10 @@ def given_settings(config: Any, unread: frozenset[str] = frozenset()) -> Iterato
         if isinstance(setting, Setting):
             if setting_value is not None and f.name not in unread:
                 yield Option(f.name, str(f.type), setting), setting_value
-        elif is_dataclass(setting_value) and declared(type(setting_value)):
-            yield from given_settings(setting_value)
+            continue
+        for part in setting_value if isinstance(setting_value, tuple) else (setting_value,):
+            if is_dataclass(part) and options_of(type(part)):
+                yield from given_settings(part)
 
 
 def _refs_in(role: Role, setting_value: Any) -> Iterator[InputRef]:  # noqa: ANN401 - of any setting's type
@@ -244,12 +248,16 @@ def _refs_in(role: Role, setting_value: Any) -> Iterator[InputRef]:  # noqa: ANN
         yield InputRef(role, setting_value)
 
 
-def _shaping_settings(config: Any, implied: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:  # noqa: ANN401 - as above
+def shaping_settings(config: Any, implied: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:  # noqa: ANN401 - as above
     """Return the settings of a configuration, or of a part of one, that shape an output and are no defaults."""
-    settings = {}
+    settings: dict[str, object] = {}
     for f in fields(config):
         setting, setting_value = f.metadata.get(KEY), getattr(config, f.name)
         role = setting.role if isinstance(setting, Setting) else Role.SHAPES
+        if isinstance(setting_value, tuple) and any(isinstance(part, Extension) for part in setting_value):
+            for extension in setting_value:
+                settings |= shaping_settings(extension)
+            continue
         default = f.default if f.default_factory is MISSING else f.default_factory()
         if (
             f.compare
@@ -273,7 +281,7 @@ def _to_json(role: Role, setting_value: Any) -> object:  # noqa: ANN401 - as abo
     if isinstance(setting_value, Mapping):
         return {str(key): _to_json(role, part) for key, part in setting_value.items()}
     if is_dataclass(setting_value):
-        return _shaping_settings(setting_value)
+        return shaping_settings(setting_value)
     if isinstance(setting_value, Enum):
         return setting_value.value
     return setting_value.name if isinstance(setting_value, Path) else setting_value
@@ -284,9 +292,9 @@ def _input_names(setting_value: object) -> object:
     if isinstance(setting_value, tuple):
         names = [_input_names(part) for part in setting_value]
         return names if any(names) else None
-    if isinstance(setting_value, NamedInputs) and setting_value.rivals:
-        return [setting_value.name, [rival and _shaping_settings(rival) for rival in setting_value.rivals]]
-    return setting_value.name if isinstance(setting_value, NamedInputs | DataRef | Path) else None
+    if isinstance(setting_value, NamedInputs):
+        return setting_value.identity()
+    return setting_value.name if isinstance(setting_value, DataRef | Path) else None
 
 
 def _content(text: str | Path) -> object:

@@ -334,12 +334,9 @@ def _of_document(document: Document, path: Path) -> OutputRecord:
 def _inputs_of(report: Report) -> Iterator[str]:
     """Yield the digests of what `eval` read, in the order of its settings."""
     first, *others = report.rows
-    derived = [model for row in report.rows for model in row.derived if model is not None]
     beside = [name for name in (TEMPERATURE, FIT, *report.ood_val, VAL) if name in report.data]
     yield from (model.sha256 for model in first.models)
     yield from (report.data[name].sha256 for name in (ID_NAME, *report.near, *report.far))
     yield from (model.sha256 for row in others for model in row.models)
     yield from (report.data[name].sha256 for name in beside)
-    yield from (scores.sha256 for scores in report.scores)
-    yield from (model.data.sha256 for model in derived if model.data is not None)
-    yield from (model.val.sha256 for model in derived if model.val is not None)
+    yield from report.further_inputs()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
@@ -21,14 +20,12 @@ from hydractl.data.encode import Reading, encoded
 from hydractl.data.words import WordSet
 from hydractl.errors import InputError
 from hydractl.families.tower import Towers
-from hydractl.fusion.baseline_model import WithConfidence
 from hydractl.fusion.feature_ood import WithOodScores
 from hydractl.fusion.inference import gathered, responses
+from hydractl.manifest.document import Value
 from hydractl.manifest.header import Header
-from hydractl.manifest.report import Value
 from hydractl.manifest.temperature import LARGEST, SMALLEST, Temperature
 from hydractl.messages import counted
-from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, in_memory, together
 from hydractl.metrics.registry import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, divisor, fit_temperature, shared_temperature
@@ -217,8 +214,8 @@ class _ResponseCollector:
         self._windows: WordSet | None = None
         if isinstance(model_of_row.model, WithOodScores):
             self._names = [*model_of_row.model.names]
-        elif isinstance(model_of_row.model, WithConfidence):
-            self._names = [MSP]
+        else:
+            self._names = [*getattr(model_of_row.model, "own_scores", ())]
 
     def ask(self, part: PreparedData, begin: int, progress: Progress) -> None:
         """Ask the model about a part of the data, whose first item is item `begin`."""
@@ -229,9 +226,12 @@ class _ResponseCollector:
         if isinstance(model, WithOodScores):
             local_responses = model.responses(batches, name=name, data=part.name)
         else:
-            extra_outputs = partial(_unsure, model) if isinstance(model, WithConfidence) else tuple
             local_responses = responses(
-                model, batches, name=name, data=part.name, extra_outputs=extra_outputs
+                model,
+                batches,
+                name=name,
+                data=part.name,
+                extra_outputs=getattr(model, "extra_outputs", tuple),
             )
         for indices, log_probs, logsumexp, *scored in self._team.iterate(local_responses):
             if self._team.leads:
@@ -248,11 +248,6 @@ class _ResponseCollector:
             return predictions
         scores = self._scores.all().squeeze(0)
         return Scored(predictions, dict(zip(self._names, scores.unbind(1), strict=True)))
-
-
-def _unsure(model: WithConfidence) -> tuple[Tensor]:
-    """Return minus the confidence of a model's last batch (1, B, 1)."""
-    return (-model.confidence[None, :, None],)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

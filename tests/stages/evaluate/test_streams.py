@@ -12,19 +12,20 @@ import pytest
 import torch
 
 from hydractl.data.batches import BatchShare
-from hydractl.data.corruptions.names import Corruptions
 from hydractl.data.encode import open_items, open_stream
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, DataError, HubError, UsageError
 from hydractl.families.load import open_model
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT
+from hydractl.research.analyses.options import Analysing
 from hydractl.research.bench.config import BenchConfig
+from hydractl.research.corruptions.names import Corruptions
+from hydractl.research.evaluation import ResearchEval
 from hydractl.settings import declared
 from hydractl.stages.evaluate import measure_row, open_models
 from hydractl.stages.evaluate import run as stage
 from hydractl.stages.evaluate import streamed as streams
-from hydractl.stages.evaluate.analyses.settings import Analysing
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -125,7 +126,10 @@ def measured(data, near, **changes):
     return found, Path("said.st").read_bytes(), told
 
 
-IMAGES = {"compare": ("Both=m0.st,m1.st", "m0=m0.st"), "analysing": Analysing(analyse=("all",))}
+IMAGES = {
+    "compare": ("Both=m0.st,m1.st", "m0=m0.st"),
+    "extensions": ResearchEval(analysing=Analysing(analyse=("all",))),
+}
 NUMBERS = {"model": "bert", "batch_size": 2}
 NAMES = {"model": "bert", "metrics": ("accuracy", "auroc", "fpr95")}
 
@@ -362,7 +366,8 @@ def test_what_a_stream_cannot_do_is_refused_before_it_is_read(served, changes, m
     lake = served(of_images(40))
     given = dict(changes)
     if "corrupt" in given:
-        given["corrupt"] = (Corruptions.parse("gaussian-noise:3"),)
+        del given["corrupt"]
+        given["extensions"] = ResearchEval(corrupt=(Corruptions.parse("gaussian-noise:3"),))
     for name in ("temperature", "fit"):
         if name in given:
             given[name] = DataRef.parse(given[name], endless=True)

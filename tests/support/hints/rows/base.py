@@ -203,6 +203,11 @@ ROWS = (
         f"{FUSE} --fit digits::classes=0-6,limit=9 -o o.st",
         f"{FUSE} -o o.st",
     ),
+    Row(
+        "settings.py",
+        "pass a tuple of the settings that a plugin adds to the command",
+        test="tests/test_plugins.py::test_an_added_option_is_checked_alone_and_with_the_command",
+    ),
     Row("settings.py", "for example `{}`", f"{FUSE} -o 'o-{{i}}.st'", f"{FUSE} -o o-0.st"),
     Row(
         "settings.py",

@@ -1,4 +1,4 @@
-"""Hints of `hydractl/data/corruptions/`, `presets/` and `toys/`."""
+"""Hints of `hydractl/data/presets/` and `toys/`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-NAMES, REGISTRY = "data/corruptions/names.py", "data/presets/registry.py"
-EVAL = "eval base.st --data digits::classes=0-6,limit=3,split=test --no-latency --bootstrap 0"
+REGISTRY = "data/presets/registry.py"
 LISTED = "predict base.st preset:cifar10/tin::openood=lists"
 
 
@@ -21,43 +20,7 @@ def list_images() -> None:
         Path(f"lists/benchmark_imglist/cifar10/{name}.txt").write_text("0.png 0\n")
 
 
-def photograph_frost() -> None:
-    """Write an image that is large enough for crops."""
-    from PIL import Image
-
-    Path("frost").mkdir()
-    Image.new("RGB", (99, 99)).save("frost/1.png")
-
-
 ROWS = (
-    Row(NAMES, "choose `{}`, or from {}", f"{EVAL} --corrupt zzzzzz", f"{EVAL} --corrupt contrast"),
-    Row(
-        NAMES,
-        "for example `--corrupt {} --corrupt {}={}`",
-        f"{EVAL} --corrupt fog:1=frost",
-        f"{EVAL} --corrupt all:1 --corrupt frost:1=frost",
-        prepare=photograph_frost,
-    ),
-    Row(NAMES, "for example `{}:3` or `{}:1-5`", f"{EVAL} --corrupt fog:9", f"{EVAL} --corrupt fog:3"),
-    Row(
-        NAMES,
-        "give the folder of ImageNet-C's frost1.png to frost6.jpg, or omit `=DIR` to use drawn ice",
-        f"{EVAL} --corrupt frost:1=texts",
-        f"{EVAL} --corrupt frost:1",
-    ),
-    Row(
-        NAMES,
-        "one folder serves all severities",
-        f"{EVAL} --corrupt frost:1=frost --corrupt frost:2=images/b",
-        f"{EVAL} --corrupt frost:1-2=frost",
-        prepare=photograph_frost,
-    ),
-    Row(
-        NAMES,
-        "repeat the option: `--corrupt {}`",
-        f"{EVAL} --corrupt fog:1,contrast:1",
-        f"{EVAL} --corrupt fog:1 --corrupt contrast:1",
-    ),
     Row(
         REGISTRY,
         "OpenOOD has a list of that split: {}",

@@ -51,7 +51,7 @@ def _pair() -> None:
 
 ROWS = (
     Row(
-        "research/analyses/proposition.py",
+        "research/analyses/gradients.py",
         "compare with its base: `--compare base=BASE`",
         f"{EVAL.replace('base.st', 'w-0.st')} {PROPOSITION}base.st",
         f"{EVAL.replace('base.st', 'w-0.st')} {PROPOSITION}wide.st",

@@ -7,10 +7,10 @@ import shutil
 from support.hints.material import VIT
 from support.hints.table import Row
 
-SETTINGS, CAVEATS, CONFIG, COST, DATA, ANALYSES, FAIL_IF, OPEN, REFS = (
+CAVEATS, CONFIG, COST, DATA, FAIL_IF, OPEN, REFS = (
     f"stages/evaluate/{name}.py"
     for name in (
-        "analyses/settings", "caveats", "config", "cost", "data", "extras/analyses", "fail_if", "open_models", "refs",
+        "caveats", "config", "cost", "data", "fail_if", "open_models", "refs",
     )
 )  # fmt: skip
 TEST = "digits::classes=0-6,limit=21,split=test"
@@ -21,31 +21,6 @@ MULTI = "eval multi --data labels.jsonl --no-latency --bootstrap 0"
 HYDRA = f"eval hydra.st --data {TEST} --no-latency --bootstrap 0"
 
 ROWS = (
-    Row(
-        SETTINGS,
-        "`--scores circuit=scores.json`",
-        f"{EVAL} --analyse heads --scores circuit=",
-        f"{EVAL} --analyse heads --scores circuit=scores.json",
-    ),
-    Row(
-        SETTINGS,
-        "add `--analyse {}`",
-        f"{EVAL} --scores scores.json",
-        f"{EVAL} --scores scores.json --analyse heads",
-    ),
-    Row(SETTINGS, "add `{}`", f"{EVAL} --analyse heads", f"{EVAL} --analyse heads --scores scores.json"),
-    Row(
-        SETTINGS,
-        "give each file its own name: `--scores NAME=FILE`",
-        f"{EVAL} --analyse heads --scores scores.json --scores scores.json",
-        f"{EVAL} --analyse heads --scores a=scores.json --scores b=sampled.json",
-    ),
-    Row(
-        "stages/evaluate/baselines/registry.py",
-        "for example `{}`",
-        f"{EVAL} --compare x=mc:",
-        f"{EVAL} --compare x=mc:base.st::rate=0.1",
-    ),
     Row(
         CAVEATS,
         "use more samples or a lower coverage, or leave out `--sets-by-class`",
@@ -70,12 +45,6 @@ ROWS = (
         "add `{} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
         f"{EVAL} --store o.st",
         f"{EVAL} --store o.st --sets 0.9",
-    ),
-    Row(
-        CONFIG,
-        "add one to `--metrics`, such as accuracy",
-        f"{EVAL} --corrupt fog:1 --metrics parameters",
-        f"{EVAL} --corrupt fog:1 --metrics parameters,accuracy",
     ),
     Row(CONFIG, "leave it out, or add `--fit TRAIN`", f"{EVAL} --val {VAL}", EVAL),
     Row(
@@ -122,30 +91,6 @@ ROWS = (
         f"{EVAL} --near images/a",
     ),
     Row(
-        ANALYSES,
-        "add it: `--compare base=BASE`",
-        f"{HYDRA} --analyse heads --scores scores.json",
-        f"{HYDRA} --analyse heads --scores scores.json --compare base=base.st",
-    ),
-    Row(
-        ANALYSES,
-        "measure a hydra, or several models as a row: `--compare 'NAME=a.st,b.st'`",
-        f"{EVAL} --analyse members",
-        f"{EVAL} --analyse members --compare both=m-0.st,m-1.st",
-    ),
-    Row(
-        ANALYSES,
-        "score the base of the pruned models",
-        "eval timm --data pictures.jsonl --no-latency --bootstrap 0 --analyse heads --scores scores.json",
-        f"{EVAL} --analyse heads --scores scores.json",
-    ),
-    Row(
-        FAIL_IF,
-        "add `--corrupt NAME`",
-        f"{EVAL} --fail-if 'acc[zzz]<0'",
-        f"{EVAL} --fail-if 'acc[fog:1]<0' --corrupt fog:1",
-    ),
-    Row(
         FAIL_IF,
         "add `--near NAME=DATA`",
         f"{EVAL} --metrics auroc --fail-if 'auroc[zzz]<0.1'",
@@ -182,12 +127,6 @@ ROWS = (
         "there are {}",
         f"{EVAL} --near aaaa=noise::limit=9 --fail-if 'auroc[zzz]<0.1'",
         f"{EVAL} --near aaaa=noise::limit=9 --fail-if 'auroc[aaaa]<0.1'",
-    ),
-    Row(
-        FAIL_IF,
-        "there are {}, and each with `:1` to `:5`",
-        f"{EVAL} --corrupt fog --fail-if 'acc[zzz]<0.1'",
-        f"{EVAL} --corrupt fog --fail-if 'acc[fog:1]<0'",
     ),
     Row(
         FAIL_IF,
@@ -230,18 +169,6 @@ ROWS = (
     ),
     Row(
         REFS,
-        "add it as another row: `--compare NAME={}`",
-        EVAL.replace("base.st", "mc:base.st"),
-        f"{EVAL} --compare dropout=mc:base.st::rate=0.1",
-    ),
-    Row(
-        REFS,
-        "add it as a separate row",
-        f"{EVAL} --compare x=vilu:base.st::data=digits,m-0.st",
-        f"{EVAL} --compare x=m-0.st",
-    ),
-    Row(
-        REFS,
         "choose another: use `--name NAME` for MODEL and `NAME=...` for other rows",
         f"{EVAL} --name 'a:b'",
         f"{EVAL} --name ab",
@@ -263,12 +190,6 @@ ROWS = (
         "use `--name NAME` for MODEL and `NAME=...` for other rows",
         EVAL.replace("base.st", "/"),
         EVAL,
-    ),
-    Row(
-        REFS,
-        "leave that row out, or measure it in a separate report with a logit-based score",
-        f"{EVAL} {NEAR} --fit {TRAIN} --ood-score knn --compare x=mc:base.st::rate=0.1",
-        f"{EVAL} {NEAR} --ood-score energy --compare x=mc:base.st::rate=0.1",
     ),
     Row(REFS, "{} are reserved names in a report", f"{EVAL} --near id=noise", f"{EVAL} {NEAR}"),
     Row(

@@ -60,23 +60,6 @@ ROWS = (
         "data show cifar10",
     ),
     Row(
-        "stages/evaluate/extras/analyses.py",
-        "add the base of the pruned models: `--compare base=BASE`",
-        f"{EVAL.replace('base.st', 'm-0.st')} --analyse proposition --corrupt gaussian-noise:1 -o o.json",
-        f"{EVAL.replace('base.st', 'm-0.st')} --analyse proposition --corrupt gaussian-noise:1 -o o.json --compare base=base.st",
-    ),
-    Row(
-        "stages/evaluate/extras/analyses.py",
-        "add them: `--compare 'apart=m0.st,m1.st,m2.st'`",
-        f"{EVAL.replace('base.st', 'hydra.st')} --analyse mlps -o o.json",
-        f"{EVAL.replace('base.st', 'merged.st')} --analyse mlps --compare apart=t-0.st,t-1.st -o o.json",
-        before=(
-            f"finetune m-0.st --data {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o t-0.st",
-            f"finetune m-1.st --data {DIGITS} --val {DIGITS},split=val --steps 1 --batch-size 8 -q -o t-1.st",
-            "fuse t-0.st t-1.st --mlp merge -q -o merged.st",
-        ),
-    ),
-    Row(
         "stages/evaluate/fail_if.py",
         "measure it on other data, or leave out the condition",
         test="tests/stages/test_prediction_sets.py::test_a_check_may_be_of_their_coverage_on_other_data",
@@ -276,11 +259,6 @@ ROWS = (
         "stages/evaluate/data.py",
         "name the classes as the model does",
         test="tests/stages/evaluate/test_streams.py::test_labels_that_will_not_do_are_told_as_early_as_they_are_known",
-    ),
-    Row(
-        "stages/evaluate/open_models.py",
-        "give larger photographs, or omit `=DIR` to use drawn ice",
-        test="tests/stages/evaluate/test_shift.py::test_frost_adds_the_photographs_of_a_folder",
     ),
     Row(
         "stages/fuse/run.py",

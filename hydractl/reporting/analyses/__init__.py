@@ -1,1 +1,0 @@
-"""What `eval --analyse` found, in tables and figures."""

@@ -1,0 +1,230 @@
+"""Ensembles of some members, of merged weights, and of fewer heads (Hydra Ensembles, B.3, B.6, B.7, Tables 10 and 11, Figure 5).
+
+Axes: N samples, B some of them, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+
+import torch
+
+from hydractl.families.attention import Attention
+from hydractl.families.base import place_of
+from hydractl.families.load import OpenModel, load_model
+from hydractl.families.tower import Towers
+from hydractl.fusion.prompts import settle
+from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
+from hydractl.manifest.head_mask import HeadScores, Mask, Shape
+from hydractl.manifest.header import Fate, Kind
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.per_sample import Joined, StoredPredictions, at_once, ensemble_log_probs
+from hydractl.research.analyses.context import AnalysisContext, ModelOfRow, ask, measured, single
+from hydractl.research.schema import BaseWithFewerHeads, EnsembleSize, MergedAndSeparate, Merging, Spread
+from hydractl.scoring.attention_hooks import Gated, tapped
+
+MOST = 20
+"""Ensembles of a size that are measured; of more, so many are drawn."""
+
+
+def analyse_members(context: AnalysisContext) -> tuple[EnsembleSize, ...]:
+    """Return the numbers of ensembles of one member, of two, up to all: means over ensembles of a size.
+
+    An ensemble answers as a row does, by the mean of its members' probabilities. There is no interval: ensembles of a size share
+    members and samples.
+    """
+    if not context.predictions:
+        return ()
+    member_predictions = {
+        name: tuple(predictions.members()) for name, predictions in context.predictions.items()
+    }
+    count = len(member_predictions[ID_NAME])
+    return (
+        tuple(_size(context, member_predictions, count, size) for size in range(1, count + 1))
+        if count > 1
+        else ()
+    )
+
+
+def _size(
+    context: AnalysisContext,
+    member_predictions: Mapping[str, Sequence[StoredPredictions]],
+    count: int,
+    size: int,
+) -> EnsembleSize:
+    values: list[dict[str, float]] = []
+    groups: list[dict[str, dict[str, float]]] = []
+    for chosen in subsets(count, size, seed=context.run.config.seed):
+        predictions = {
+            name: Joined(tuple(set_predictions[m] for m in chosen))
+            for name, set_predictions in member_predictions.items()
+        }
+        numbers = measured(context, predictions)
+        values.append(numbers.values)
+        groups.append(numbers.means)
+    return EnsembleSize(
+        members=size,
+        measured=len(values),
+        possible=math.comb(count, size),
+        values=_spreads(values),
+        means={group: _spreads([group_means[group] for group_means in groups]) for group in groups[0]},
+    )
+
+
+def subsets(count: int, size: int, *, seed: int) -> Iterator[tuple[int, ...]]:
+    """Yield ensembles of a size, in order; where there are more than `MOST`, so many of them that are drawn."""
+    if math.comb(count, size) <= MOST:
+        yield from combinations(range(count), size)
+        return
+    draw = random.Random(f"members {seed} {count} {size}")  # noqa: S311 - no secret
+    chosen: set[tuple[int, ...]] = set()
+    while len(chosen) < MOST:
+        chosen.add(tuple(sorted(draw.sample(range(count), size))))
+    yield from sorted(chosen)
+
+
+def _spreads(numbers: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    columns = {name: [ensemble_numbers[name] for ensemble_numbers in numbers] for name in numbers[0]}
+    return {
+        name: Spread(mean=math.fsum(column) / len(column), low=min(column), high=max(column))
+        for name, column in columns.items()
+    }
+
+
+def analyse_mlps(context: AnalysisContext) -> Merging | None:
+    """Return the numbers of both, how alike their answers are, and how far merged weights are from those that they are the means of.
+
+    Logits of both are divided by the hydra's temperature.
+    """
+    if not context.separate_members:
+        return None
+    (part,) = context.parts
+    merged = ask(context, part, part.model)
+    member_predictions = [ask(context, part, model) for model in _separate_models(context, part)]
+    separate: dict[str, StoredPredictions] = {
+        name: Joined(tuple(model_predictions[name] for model_predictions in member_predictions))
+        for name in merged
+    }
+    values, groups = zip(*(measured(context, predictions) for predictions in (merged, separate)), strict=True)
+    agreement, divergence = compare_answers(merged[ID_NAME], separate[ID_NAME])
+    return Merging(
+        values=_pairs(*values),
+        means={group: _pairs(groups[0][group], groups[1][group]) for group in groups[0]},
+        agreement=agreement,
+        divergence=divergence,
+        distances=distances(part.opened, context.separate_members),
+    )
+
+
+def _separate_models(context: AnalysisContext, part: ModelOfRow) -> Iterator[Towers]:
+    """Yield the members, one at a time, as the hydra runs."""
+    for opened in context.separate_members:
+        model = load_model(opened, dtype=part.model.dtype).to(part.model.device)
+        settle(model, opened, context.run.data.classes)
+        yield model
+
+
+def compare_answers(merged: StoredPredictions, separate: StoredPredictions) -> tuple[float, float]:
+    """Return how often two ensembles say the same class of N samples, and the mean KL divergence of the first from the second."""
+    _, count, _ = separate.shape
+    size, agreements, divergence = at_once(separate), 0, 0.0
+    for parts in zip(merged.split(size), separate.split(size), strict=True):
+        ours, theirs = (ensemble_log_probs(part.log_probs.double()) for part in parts)  # (B, C)
+        agreements += int((ours.argmax(1) == theirs.argmax(1)).sum())
+        divergence += float((theirs.exp() * (theirs - ours)).sum())
+    return agreements / count, divergence / count
+
+
+def _pairs(merged: Mapping[str, float], separate: Mapping[str, float]) -> dict[str, MergedAndSeparate]:
+    return {name: MergedAndSeparate(merged=value, apart=separate[name]) for name, value in merged.items()}
+
+
+def distances(hydra: OpenModel, members: Sequence[OpenModel]) -> dict[str, float]:
+    """Return how far members' merged weights are from their mean, by `tower.layer`; those outside of blocks are `tower`'s."""
+    fates = hydra.header.plan.fates if hydra.header.plan is not None else {}
+    off: dict[str, float] = {}
+    lengths: dict[str, float] = {}
+    for name in sorted(name for name, fate in fates.items() if fate is Fate.MERGED):
+        place = place_of(hydra.family, name)
+        where = place.tower if place.layer is None else f"{place.tower}.{place.layer}"
+        mean = hydra.checkpoint.tensor(name).double()
+        squared_distances = torch.stack(
+            [(member.checkpoint.tensor(name).double() - mean).square().sum() for member in members]
+        )
+        off[where] = off.get(where, 0.0) + float(squared_distances.mean())
+        lengths[where] = lengths.get(where, 0.0) + float(mean.square().sum())
+    return {where: (off[where] / lengths[where]) ** 0.5 for where in off if lengths[where]}
+
+
+SIXTHS = range(1, 6)
+
+
+def analyse_heads(context: AnalysisContext) -> tuple[BaseWithFewerHeads, ...]:
+    """Return the metrics of a base whose least important heads are masked, by each file of scores: a sixth of the heads, two, to five.
+
+    Masking a head is pruning it. Where layers were scored one by one, every layer loses equally many; else heads go over the whole
+    model, as far as the order of a greedy method goes. The temperature is that of the row.
+    """
+    return tuple(
+        pruned_base
+        for part in context.parts
+        if part.opened.header.kind == Kind.BASE and len(context.parts) == 1
+        for pruned_base in _fewer(context, part)
+    )
+
+
+def _fewer(context: AnalysisContext, part: ModelOfRow) -> Iterator[BaseWithFewerHeads]:
+    model = single(part.opened, context)
+    shape = part.opened.header.architecture.towers
+    for label, scores in context.scores.items():
+        scored = {name: shape[name] for name in scores.towers}
+        total = sum(tower.layers * tower.num_heads for tower in scored.values())
+        for mask in masks(scores, scored):
+            with tapped(model, scored, partial(_gated, mask)):
+                numbers = measured(context, ask(context, part, model))
+            yield BaseWithFewerHeads(
+                scores=label,
+                kept=total_kept(mask),
+                heads=total,
+                values=numbers.values,
+                means=numbers.means,
+            )
+
+
+def _gated(mask: Mask, tower: str, layer: int, attention: Attention) -> Attention:
+    """Return attention without what heads say that a mask removes."""
+    group = attention.groups()[0]
+    gate = torch.zeros(group.heads, device=group.proj.weight.device)
+    gate[list(mask[tower].keep[layer])] = 1.0
+    return Gated(attention, gate)
+
+
+def masks(scores: HeadScores, shape: Shape) -> Iterator[Mask]:
+    """Yield masks that keep ever fewer heads by scores, each once."""
+    order = removal_order(
+        scores.tables, None if scores.removals is None else [removal.id for removal in scores.removals]
+    )
+    total = sum(size.layers * size.num_heads for size in shape.values())
+    counts = {total}
+    for sixth in SIXTHS:
+        mask: Mask
+        if "keep" in scores.options:  # the method's own budget was that of a layer
+            mask = {
+                name: best_mask_per_layer(
+                    [head for head in order if head.tower == name],
+                    {name: size},
+                    keep=size.num_heads - round(size.num_heads * sixth / 6),
+                )[name]
+                for name, size in shape.items()
+            }
+        elif round(total * sixth / 6) <= len(order):
+            mask = best_mask(order, shape, removals=round(total * sixth / 6))
+        else:
+            return
+        if total_kept(mask) not in counts:
+            counts.add(total_kept(mask))
+            yield mask

@@ -1,0 +1,150 @@
+"""Analyses of `eval --analyse` and their options. Importing this module does not load torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple, Self
+
+from hydractl.errors import UsageError
+from hydractl.settings import Option, OptionGroup, Role, check, setting
+from hydractl.stages.shared.command_config import NamedInputs
+
+ALL = "all"
+PANEL = "Analyses"
+
+
+class AnalysisNeeds(Enum):
+    """Inputs that an analysis cannot do without: the option that names them, or a property of a row."""
+
+    OOD = "--near"
+    SCORES = "--scores"
+    CORRUPTIONS = "--corrupt"
+    BASE = "the base as a row"
+    MEMBERS = "a row with several members"
+    WHOLE = "a base as a row"
+    MERGED = "a hydra with merged weights, and a row with the members that it was fused from"
+
+
+class Analysis(NamedTuple):
+    """Path of the function that maps an `AnalysisContext` to the field of `Analyses`, and all inputs that it needs."""
+
+    path: str
+    needs: frozenset[AnalysisNeeds]
+
+
+def _analysis(path: str, *needs: AnalysisNeeds) -> Analysis:
+    return Analysis(f"hydractl.research.analyses.{path}", frozenset(needs))
+
+
+ANALYSES: Mapping[str, Analysis] = MappingProxyType(
+    {
+        "proposition": _analysis(
+            "gradients:analyse_proposition", AnalysisNeeds.CORRUPTIONS, AnalysisNeeds.BASE
+        ),
+        "centroids": _analysis("head_outputs:analyse_centroids", AnalysisNeeds.OOD),
+        "pca": _analysis("head_outputs:analyse_pca", AnalysisNeeds.OOD, AnalysisNeeds.SCORES),
+        "members": _analysis("ensembles:analyse_members", AnalysisNeeds.MEMBERS),
+        "mlps": _analysis("ensembles:analyse_mlps", AnalysisNeeds.MERGED),
+        "heads": _analysis("ensembles:analyse_heads", AnalysisNeeds.SCORES, AnalysisNeeds.WHOLE),
+        "taylor": _analysis("gradients:analyse_taylor"),
+    }
+)
+NEEDS_OF_OPTIONS = {
+    AnalysisNeeds.OOD: "--near NAME=DATA",
+    AnalysisNeeds.SCORES: "--scores scores.json",
+    AnalysisNeeds.CORRUPTIONS: "--corrupt gaussian-noise:3",
+}
+"""Inputs of an analysis that options provide, with an example of the option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedScores(NamedInputs):
+    """A file of scores and what tables call it."""
+
+    name: str
+    ref: Path
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `NAME=FILE`, or a bare FILE named after itself.
+
+        Raises:
+            UsageError: If either is empty.
+        """
+        name, equals, path_text = text.partition("=")
+        if not equals or "/" in name:
+            name, path_text = Path(text).stem, text
+        if not name.strip() or not path_text:
+            raise UsageError(
+                f"`--scores {text}`: expected FILE or NAME=FILE", hint="`--scores circuit=scores.json`"
+            )
+        return cls(name=name, ref=Path(path_text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysing:
+    """What is asked."""
+
+    analyse: tuple[str, ...] = setting(
+        (),
+        f"Analyse the rows: {', '.join(ANALYSES)}, or `{ALL}` that apply (docs/analysis.md).",
+        parse=lambda text: tuple(text.split(",")),
+        choices=(*ANALYSES, ALL),
+        metavar="NAME,...",
+        panel=PANEL,
+        shows_default=False,
+    )
+    scores: tuple[NamedScores, ...] = setting(
+        (),
+        "Scores of heads, for analyses that read them.",
+        parse=NamedScores.parse,
+        repeated=True,
+        metavar="[NAME=]FILE",
+        panel=PANEL,
+        role=Role.FILE,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        names = [scores.name for scores in self.scores]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(
+                    f"{names.count(name)} score files have the name `{name}`",
+                    hint="give each file its own name: `--scores NAME=FILE`",
+                )
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The analyses that must be made."""
+        return tuple(name for name in ANALYSES if name in self.analyse)
+
+    @property
+    def chosen_analyses(self) -> tuple[str, ...]:
+        """Those, and all others that may be made."""
+        return tuple(ANALYSES) if ALL in self.analyse else self.named
+
+    def check_given(self, needs_met: Collection[AnalysisNeeds]) -> None:
+        """Refuse analyses without the options that they need, and scores that no analysis reads.
+
+        Raises:
+            UsageError: Naming the first.
+        """
+        for name in self.named:
+            for need, example in NEEDS_OF_OPTIONS.items():
+                if need in ANALYSES[name].needs and need not in needs_met:
+                    raise UsageError(f"`--analyse {name}` needs `{need.value}`", hint=f"add `{example}`")
+        users = [name for name, analysis in ANALYSES.items() if AnalysisNeeds.SCORES in analysis.needs]
+        if self.scores and not {*users} & {*self.chosen_analyses}:
+            raise UsageError(
+                "`--scores` has no effect: no selected analysis reads scores",
+                hint=f"add `--analyse {users[0]}`",
+            )
+
+
+NOTHING_ANALYSED = Analysing()
+ANALYSING = OptionGroup(lambda given: Analysing(**given), Option.of(Analysing))

@@ -1,0 +1,172 @@
+"""Baselines of `eval --compare KIND:MODEL`, made of loaded models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hydractl.data.datasets import Items
+from hydractl.data.encode import Reading, encoded
+from hydractl.families.load import OpenModel, build_checked
+from hydractl.families.tower import OutputHead, Towers
+from hydractl.fusion.build import hydra_from_state
+from hydractl.fusion.prompts import Classes
+from hydractl.fusion.streaming import hollow
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import Kind
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.ood_scores import MSP
+from hydractl.model_inputs import Inputs, inputs_like
+from hydractl.progress import Progress
+from hydractl.research.baselines.options import DATA, VAL, BaselineOptions, DerivedModels
+from hydractl.research.schema import Derived
+from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.stages.shared.open_inputs import overlap
+
+
+class BaselineModel(Towers):
+    """A model derived from the towers of another one.
+
+    Attributes:
+        passes: Forward passes per prediction.
+        training_macs: Multiply-accumulates of its training.
+    """
+
+    passes = 1
+    training_macs = 0
+
+    def __init__(self, model: Towers) -> None:
+        towers = {name: model.tower(name) for name in model.towers}
+        super().__init__(towers, [answer for answer in model.answers if isinstance(answer, OutputHead)])
+        self.temperature = model.temperature
+        self.eval()
+
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Return each member's logits (M, B, C)."""
+        return self.member_logits(inputs)
+
+
+class WithConfidence(BaselineModel):
+    """A derived model that also estimates the probability of being correct.
+
+    Attributes:
+        own_scores: OOD scores that the model computes itself.
+        confidence: Confidence on the last batch, (B,).
+    """
+
+    own_scores = (MSP,)
+    confidence: torch.Tensor
+
+    def extra_outputs(self) -> tuple[torch.Tensor]:
+        """Return the scores of the last batch, (1, B, 1)."""
+        return (-self.confidence[None, :, None],)
+
+
+class FittedData(NamedTuple):
+    """Data that a baseline is fitted on, and their labels (N,) in the order of the models' classes, if the baseline reads them."""
+
+    items: Items
+    fingerprint: Fingerprint
+    labels: torch.Tensor | None
+
+
+class BaselineInputs(NamedTuple):
+    """Inputs of a baseline.
+
+    Attributes:
+        models: Loaded models.
+        files: The same models, opened.
+        data: Data of the run.
+        fitted_on: Data of `data=` and `val=` by their references.
+        progress: Receives messages.
+    """
+
+    models: Sequence[Towers]
+    files: Sequence[OpenModel]
+    data: EvalData
+    fitted_on: Mapping[str, FittedData]
+    progress: Progress
+
+    @property
+    def name(self) -> str:
+        """What messages call the first model."""
+        return self.files[0].reference
+
+    def batches(self, items: Items, how: Reading) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        """Yield inputs as the first model takes them, and which items they are; in each process all of them."""
+        model, size = self.models[0], self.data.inputs[ID_NAME].batch_size
+        like = torch.empty(0, device=model.device, dtype=model.dtype)
+        every = encoded(items, how, batch_size=size, limit_bytes=0)
+        label, total = f"{self.name} on {items.name}", -(-len(items) // size)
+        for batch in self.progress.track(every, label=label, total=total):
+            yield inputs_like(batch.inputs, like), batch.indices
+
+
+def without_weights(opened: OpenModel) -> Towers:
+    """Return a model without its weights."""
+    state, header = hollow(opened.checkpoint.specs), opened.header
+    if header.kind == Kind.HYDRA:
+        return hydra_from_state(header, state, where=opened.reference)
+    return build_checked(opened.family, header, state, where=opened.reference)
+
+
+def check_baseline(options: BaselineOptions, files: Sequence[OpenModel], classes: Classes | None) -> None:
+    """Check without data whether a baseline can be made of files.
+
+    Raises:
+        UnsupportedModelError: If it cannot.
+    """
+    import_module(options.MODULE).check(options, files, classes)
+
+
+def build_baseline(options: BaselineOptions, inputs: BaselineInputs) -> tuple[Towers, Derived]:
+    """Return the model that answers, and the record of the baseline.
+
+    Raises:
+        UnsupportedModelError: If the baseline cannot be made of the models.
+    """
+    model, fitted = import_module(options.MODULE).build(options, inputs)
+    settings = {
+        name: setting
+        for name, setting in asdict(options).items()
+        if name not in {DATA, VAL} and setting is not None
+    }
+    data, val = (
+        None if ref is None else inputs.fitted_on[str(ref)].fingerprint
+        for ref in (options.reads, options.val)
+    )
+    return model, Derived(kind=options.KIND, options=settings | fitted, data=data, val=val)
+
+
+def overlaps(
+    options: Sequence[BaselineOptions], tested: np.ndarray, contents: Mapping[str, np.ndarray]
+) -> Iterator[str]:
+    """Yield a line for each data set that shares samples with test data, or with the data that a prior is selected on.
+
+    Args:
+        options: Of all baselines.
+        tested: Digests of the samples of the ID set, as `DIGEST`.
+        contents: Digests of the data of each reference, likewise.
+    """
+    for name, content in contents.items():
+        if twice := int(np.isin(tested, content).sum()):
+            yield f"{twice} of {len(tested)} samples of `--data` are also in `{name}`, which a row was fitted on"
+    for data, val in dict.fromkeys((o.reads, o.val) for o in options if o.reads and o.val):
+        if shared := overlap(f"val={val}", contents[str(val)], f"data={data}", contents[str(data)]):
+            yield f"{shared}, so the prior is selected on data that the model was fitted on"
+
+
+def baselines_of_row(named: NamedModels) -> Iterator[tuple[BaselineOptions | None, slice]]:
+    """Yield the options of each baseline of a row, and the places of its models; None for a model that answers as it is."""
+    place, rivals = 0, named.rivals if isinstance(named, DerivedModels) else ()
+    while place < len(rivals):
+        options = rivals[place]
+        end = place + (1 if options is None else options.checkpoints)
+        yield options, slice(place, end)
+        place = end

@@ -1,0 +1,48 @@
+"""Numbers under corruption in a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from hydractl.manifest.document import StrictModel
+from hydractl.research.corruptions.names import scopes
+
+ALL_SEVERITIES = "all"
+Severity = Annotated[str, Field(pattern="^([1-5]|all)$")]
+
+
+class Shift(StrictModel):
+    """Numbers on the ID set under corruptions: by corruption, severity (`1` to `5`) and metric.
+
+    `means` are over corruptions, for each severity and, under `all`, over all that was measured. `intervals` has 95 % intervals
+    by the names that conditions have: `fog:3`; `fog`, the mean over its severities; `shift:3` and `shift`, those over corruptions.
+    """
+
+    values: dict[str, dict[Severity, dict[str, float]]]
+    means: dict[Severity, dict[str, float]]
+    intervals: dict[str, dict[str, tuple[float, float]]] = Field(
+        default={}, exclude_if=lambda value: not value
+    )
+
+    @property
+    def cells(self) -> Mapping[tuple[str, str], Mapping[str, float]]:
+        """The numbers of each corruption at each severity."""
+        return {(name, severity): cell for name, by in self.values.items() for severity, cell in by.items()}
+
+    def at(self, scope: str) -> dict[str, float]:
+        """Return the numbers of a name that a condition has, nothing where nothing was measured there."""
+        cells = self.cells
+        over = [cells[cell] for cell in scopes(cells).get(scope, ())]
+        shared = [name for name in over[0] if all(name in cell for cell in over)] if over else []
+        return {name: math.fsum(numbers[name] for numbers in over) / len(over) for name in shared}
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        for scope, intervals in self.intervals.items():
+            if not intervals.keys() <= self.at(scope).keys():
+                raise ValueError(f"intervals: `{scope}` has {sorted(intervals)}, but no values of these")
+        return self

@@ -1,0 +1,169 @@
+"""Baselines and analyses in a run of `eval`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from typing_extensions import override
+
+from hydractl.data.datasets import Content
+from hydractl.data.encode import content_of
+from hydractl.families.load import OpenModel
+from hydractl.families.tower import Towers
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.head_mask import HeadScores
+from hydractl.manifest.report import Report, Row
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.metrics.ood_scores import MSP
+from hydractl.research.analyses.context import analyse, check_rows, read_scores
+from hydractl.research.baselines.options import baselines_of, data_of
+from hydractl.research.baselines.rows import (
+    BaselineInputs,
+    FittedData,
+    baselines_of_row,
+    build_baseline,
+    check_baseline,
+    overlaps,
+)
+from hydractl.research.corruptions.measure import ShiftNumbers, check_photographs, measure_corrupted
+from hydractl.research.corruptions.names import Corruption, chosen, scopes_of
+from hydractl.research.evaluation import ResearchEval
+from hydractl.research.schema import Derived
+from hydractl.runtime import digest_file
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.cost import RowModels
+from hydractl.stages.evaluate.data import DataOpener
+from hydractl.stages.evaluate.extension import RowMeasurer
+from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
+from hydractl.stages.evaluate.open_models import check_one_question
+from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.stages.evaluate.streamed import Identity
+
+
+@dataclass(slots=True)
+class ResearchMeasurer(RowMeasurer):
+    """Baselines and analyses of one run.
+
+    Attributes:
+        options: Options of the run.
+        scores: Scores of heads, by their names.
+        corruptions: Corruptions of the ID set.
+        scopes: Names of the scopes of the corruptions.
+        first_shift: Numbers under corruption of the first row.
+        fitted_on: Data of `data=` and `val=` of baselines, by their references.
+        derived: Record of each model of the current row; empty if the models answer as they are.
+    """
+
+    options: ResearchEval
+    scores: Mapping[str, HeadScores]
+    corruptions: Sequence[Corruption]
+    scopes: Sequence[str]
+    first_shift: ShiftNumbers | None = None
+    fitted_on: dict[str, FittedData] = field(default_factory=dict)
+    derived: tuple[Derived | None, ...] = ()
+
+    @override
+    def open_data(self, run: Evaluation) -> None:
+        data, options = run.data, baselines_of(run.config.compare)
+        opener = DataOpener(run.config, run.opened[0][0].header.preprocess, run.keeping.team, run.progress)
+        labelled = {str(o.reads): f"{o.KIND}: data={o.reads}" for o in options if o.LABELLED}
+        labelled |= {str(o.val): f"{o.KIND}: val={o.val}" for o in options if o.val}
+        contents = {}
+        for name, ref in data_of(options).items():
+            items = opener.items(ref)
+            labels = data.alignment.aligned(labelled[name], items) if name in labelled else None
+            identity = Identity.of(items, run.keeping.team)
+            contents[name] = identity.content
+            self.fitted_on[name] = FittedData(items, identity.fingerprint, labels)
+        run.warn(opener.skipped)
+        if contents and not data.streamed:
+            run.warn(overlaps(options, data.summary.identities[ID_NAME].content, contents))
+        for named, opened in zip(run.config.rows, run.opened, strict=True):
+            for baseline, places in baselines_of_row(named):
+                if baseline is not None:
+                    check_baseline(baseline, opened[places], data.classes)
+
+    @override
+    def derive(
+        self, run: Evaluation, named: NamedModels, loaded: RowModels, opened: Sequence[OpenModel]
+    ) -> tuple[RowModels, Sequence[OpenModel]]:
+        self.derived = ()
+        if not named.is_derived:
+            return loaded, opened
+        models: list[Towers] = []
+        first: list[int] = []
+        for options, places in baselines_of_row(named):
+            parts, files = loaded.models[places], opened[places]
+            model, described = parts[0], None
+            if options is not None:
+                inputs = BaselineInputs(parts, files, run.data, self.fitted_on, run.progress)
+                model, described = build_baseline(options, inputs)
+            models.append(model)
+            first.append(places.start)
+            self.derived += (described,) * len(files)
+        reads = tuple(loaded.preprocess[place] for place in first)
+        return replace(loaded, models=tuple(models), preprocess=reads), [opened[place] for place in first]
+
+    @override
+    def measure(self, run: Evaluation, row: LoadedRow) -> Callable[[Row], Row]:
+        names = self.options.applicable_analyses(run.config)
+        shift = measure_corrupted(run, row, self.corruptions)
+        fields: dict[str, object] = {
+            "derived": self.derived,
+            "shift": None if shift is None else shift.to_shift(),
+            "analyses": analyse(names, self.scores, self.corruptions, run, row),
+        }
+
+        def add(measured: Row) -> Row:
+            run.warn(
+                f"{row.named.name}: predictions and probabilities are those of {row.opened[0].reference}; "
+                f"calibration errors, curves and `{MSP}` use the confidence that `{options.KIND}:` estimates"
+                for options in baselines_of([row.named])
+                if options.OWN_CONFIDENCE
+            )
+            if shift is not None and self.first_shift is not None and measured.difference is not None:
+                gaps = {"shift": self.first_shift.differences(shift)}
+                fields["difference"] = measured.difference.model_copy(update=gaps)
+            self.first_shift = self.first_shift or shift
+            return measured.model_copy(update=fields)
+
+        return add
+
+    @override
+    def complete(self, report: Report) -> Report:
+        analysing = self.options.analysing
+        scores = tuple(
+            Fingerprint(reference=f"{scores.name}={scores.ref.name}", sha256=digest_file(scores.ref))
+            for scores in analysing.scores
+        )
+        corrupt = self.options.corrupt
+        given = {
+            "corrupt": tuple(map(str, corrupt)),
+            "frost": next((c.photographs.sha256 for c in corrupt if c.photographs), None),
+            "analyse": analysing.analyse,
+        }
+        options = report.options | {name: value for name, value in given.items() if value}
+        return report.model_copy(update={"scores": scores, "options": options})
+
+
+def begin(
+    options: ResearchEval, config: EvalConfig, opened: Sequence[Sequence[OpenModel]]
+) -> ResearchMeasurer:
+    """Check the opened models of each row, and read files, before data are opened."""
+    first, analysing = opened[0][0], options.analysing
+    named = {
+        "--analyse": bool(analysing.analyse),
+        "--compare KIND:MODEL": any(row.is_derived for row in config.compare),
+    }
+    check_one_question(named, first)
+    check_rows(analysing, opened)
+    texts = content_of(first.header.preprocess) is Content.TEXTS
+    corruptions = chosen(options.corrupt, texts=texts, seed=config.seed)
+    check_photographs(corruptions, first.header.preprocess)
+    return ResearchMeasurer(
+        options=options,
+        scores=read_scores(analysing, opened),
+        corruptions=corruptions,
+        scopes=scopes_of((corruption.name, corruption.severity) for corruption in corruptions),
+    )
