@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from hydractl.families.tower import OutputHead, Towers
 from hydractl.model_inputs import Inputs
@@ -38,3 +39,9 @@ class WithConfidence(BaselineModel):
     """
 
     confidence: torch.Tensor
+
+    @override
+    def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Return each member's logits (M, B, C), and the score `msp` of the inputs, minus the confidence, (1, B, 1)."""
+        logits = self.member_logits(inputs)
+        return logits, -self.confidence[None, :, None]

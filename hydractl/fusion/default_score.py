@@ -105,7 +105,8 @@ class WithDefaultScore(nn.Module):
         if scores is None or ENERGY_DENSITY not in scores.fitted:
             return
         self.score = ENERGY_DENSITY
-        self.with_scores = scores.of(FeatureExtractor.of(model, family, name=name), name=name)
+        self.scores, self.extractor = scores, FeatureExtractor.of(model, family, name=name)
+        scores.check_width(self.extractor, name=name)
         self.energy_density = EnergyDensity(scores.fitted[ENERGY_DENSITY])
 
     @classmethod
@@ -139,10 +140,11 @@ class WithDefaultScore(nn.Module):
             logits = self.model.member_logits(inputs)
             score = msp(logits.float().log_softmax(-1))
             return logits, of_inputs(score, multi_label=self.model.answer.multi_label)
-        logits, features = self.with_scores.extractor.logits_and_features(inputs)
+        logits, features = self.extractor.outputs(inputs)
+        temperature = self.model.temperature
         if exact:
-            return logits, self.with_scores.score(ENERGY_DENSITY, logits, features)
-        return logits, self.energy_density(logits * self.with_scores.as_fitted, features)
+            return logits, self.scores.score(ENERGY_DENSITY, logits, features, temperature=temperature)
+        return logits, self.energy_density(logits * (temperature / self.scores.temperature), features)
 
 
 def _padded(tensors: Sequence[Tensor]) -> Tensor:

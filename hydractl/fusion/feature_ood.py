@@ -6,7 +6,7 @@ Axes: M members, B batch, N samples, S scores.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -14,8 +14,12 @@ from torch import Tensor
 
 from hydractl.checkpoint import BESIDE, Checkpoint
 from hydractl.data.batches import Batch
+from hydractl.data.encode import Reading
 from hydractl.errors import CheckpointError, InputError
+from hydractl.families.base import Family
+from hydractl.families.tower import Towers
 from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.inference import responses
 from hydractl.manifest.header import Header
 from hydractl.manifest.threshold import Threshold
 from hydractl.metrics import ood_scores
@@ -28,7 +32,7 @@ from hydractl.metrics.feature_scores import (
     energy_density,
     fit,
 )
-from hydractl.metrics.per_sample import Responses, Scored
+from hydractl.metrics.per_sample import Responses
 from hydractl.model_inputs import Inputs
 from hydractl.output.scratch import ROOM_HINT, scratch_tensor
 from hydractl.processes.distributed import ProcessGroup
@@ -110,24 +114,40 @@ class Scores:
             for name, tensor in fitted_score.tensors.items()
         }
 
-    def of(self, extractor: FeatureExtractor, *, name: str) -> WithOodScores:
-        """Return the model with these scores.
+    def check_width(self, extractor: FeatureExtractor, *, name: str) -> None:
+        """Check that the scores are for features of the model's width.
 
         Raises:
             CheckpointError: If they are for features of another width.
         """
-        with_scores = WithOodScores(extractor=extractor, scores=self)
         widths = {
             _wide(fitted_score).shape[-1]
             for member_scores in self.fitted.values()
             for fitted_score in member_scores
         }
-        if widths != {with_scores.width}:
+        if widths != {extractor.width}:
             raise CheckpointError(
-                f"{name}: its OOD scores are for {sorted(widths)} features, but the model has {with_scores.width}",
+                f"{name}: its OOD scores are for {sorted(widths)} features, but the model has {extractor.width}",
                 hint=FIT_ANEW,
             )
-        return with_scores
+
+    def score(self, name: str, logits: Tensor, features: Tensor, *, temperature: float) -> Tensor:
+        """Return a score (B,), float64, the mean over members.
+
+        Args:
+            name: Name of the score.
+            logits: Logits of members, (M, B, C).
+            features: Features of members, (M, B, D).
+            temperature: Temperature by which the logits are divided.
+
+        Raises:
+            InputError: If a score is not finite in float32.
+        """
+        members = zip(self.fitted[name], features, logits * (temperature / self.temperature), strict=True)
+        scores = torch.stack([fitted_score(f, z) for fitted_score, f, z in members]).mean(0)
+        if not scores.float().isfinite().all():
+            raise InputError(f"the OOD score `{name}` of the model is not finite", hint=FIT_ANEW)
+        return scores
 
 
 def _wide(fitted: FittedScore) -> Tensor:
@@ -157,100 +177,104 @@ def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WithOodScores:
-    """A model with feature-based OOD scores, fitted on training data.
+class Predictor:
+    """A model that predicts data, with its fitted OOD scores if there are any.
 
     Attributes:
-        extractor: The model.
-        scores: Fitted scores.
+        model: The model in evaluation mode, on the device and in the dtype that it runs in.
+        name: Name of the model for errors.
+        reads: Preprocessing of items.
+        scores: Feature-based OOD scores.
+        extractor: Returns the model's logits and features; None without `scores`.
     """
 
-    extractor: FeatureExtractor
-    scores: Scores
+    model: Towers
+    name: str
+    reads: Reading
+    scores: Scores | None = None
+    extractor: FeatureExtractor | None = None
+
+    def with_scores(self, scores: Scores, family: Family) -> Predictor:
+        """Return the predictor with fitted scores; the model returns its features from now on.
+
+        Raises:
+            CheckpointError: If the scores are for features of another width.
+            UnsupportedModelError: If the model has no features.
+        """
+        extractor = FeatureExtractor.of(self.model, family, name=self.name)
+        scores.check_width(extractor, name=self.name)
+        return replace(self, scores=scores, extractor=extractor)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Of the S scores."""
-        return tuple(self.scores.fitted)
+    def score_names(self) -> tuple[str, ...]:
+        """Names of the S scores. The only score of a model without fitted scores is its confidence, as `msp`."""
+        return (ood_scores.MSP,) if self.scores is None else tuple(self.scores.fitted)
 
-    @classmethod
-    def fit(
-        cls,
-        extractor: FeatureExtractor,
-        scores: Sequence[str],
-        training: tuple[Iterable[Batch[Inputs]], Tensor],
-        held_out: Iterable[Batch[Inputs]] = (),
-        *,
-        name: str,
-        team: ProcessGroup,
-    ) -> Self:
-        """Run the model once on training data and fit scores; all processes get the same scores.
-
-        A process holds only sums over the data, D^2 + C D numbers per member; for `knn` and `vim` it holds the features,
-        in a file if they are large.
+    def responses(self, batches: Iterable[Batch[Inputs]], *, data: str) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the outputs of `inference.responses`, and scores (1, B, S), means over members, if the model has any.
 
         Args:
-            extractor: The model.
-            scores: Names from `FITS`, with options, and `energy+density`.
-            training: Batches of this process, and all labels (N,).
-            held_out: Batches of held-out ID data, which `energy+density` needs.
-            name: Name of the model for errors.
-            team: Process group with the other batches.
+            batches: Batches of the data.
+            data: Name of the data for errors.
 
         Raises:
-            DataError: If an item cannot be read, or a score cannot be fitted on these data.
-            InputError: As for `respond_to_all`.
-            OutputError: If there is no disk space for features.
+            InputError: As for `respond`; also if a score is not finite.
         """
-        batches, labels = training
-        by_density = {
-            score: ood_scores.RELATIVE if score == ood_scores.ENERGY_DENSITY else score for score in scores
-        }
-        observed = _observed(extractor, [*by_density.values()], batches, labels, name=name, team=team)
-        fitted = {score: [fit(kind, member) for member in observed] for score, kind in by_density.items()}
-        if ood_scores.ENERGY_DENSITY in fitted:
-            values = _energies_and_densities(
-                extractor, fitted[ood_scores.ENERGY_DENSITY], held_out, name=name, team=team
-            )
-            fitted[ood_scores.ENERGY_DENSITY] = [
-                energy_density(density, *of_member)
-                for density, of_member in zip(fitted[ood_scores.ENERGY_DENSITY], values, strict=True)
-            ]
-        return cls(extractor=extractor, scores=Scores(fitted=fitted, temperature=extractor.model.temperature))
+        runnable = self.extractor or self.model
+        for indices, log_probs, logsumexp, *others in responses(runnable, batches, name=self.name, data=data):
+            if self.scores is not None:
+                logits, temperature = Responses(log_probs, logsumexp).logits(), self.model.temperature
+                scores = [
+                    self.scores.score(name, logits, *others, temperature=temperature)
+                    for name in self.scores.fitted
+                ]
+                yield indices, log_probs, logsumexp, torch.stack(scores, -1).unsqueeze(0)
+            else:
+                yield indices, log_probs, logsumexp, *others
 
-    @property
-    def width(self) -> int:
-        """D."""
-        return len(self.extractor.classifiers()[0].weight.T)
 
-    def responses(
-        self, batches: Iterable[Batch[Inputs]], *, name: str, data: str
-    ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the outputs of `inference.responses` and the scores (1, B, S), means over members."""
-        for indices, member_responses, features in self.extractor.responses(batches, name=name, data=data):
-            scores = [self.score(score, member_responses.logits(), features) for score in self.names]
-            yield indices, *member_responses.tensors(), torch.stack(scores, -1).unsqueeze(0)
+def fit_scores(
+    extractor: FeatureExtractor,
+    scores: Sequence[str],
+    training: tuple[Iterable[Batch[Inputs]], Tensor],
+    held_out: Iterable[Batch[Inputs]] = (),
+    *,
+    name: str,
+    team: ProcessGroup,
+) -> Scores:
+    """Run the model once on training data and fit scores; all processes get the same scores.
 
-    @property
-    def as_fitted(self) -> float:
-        """Factor of logits that restores the temperature with which the scores were fitted."""
-        return self.extractor.model.temperature / self.scores.temperature
+    A process holds only sums over the data, D^2 + C D numbers per member; for `knn` and `vim` it holds the features,
+    in a file if they are large.
 
-    def score(self, name: str, logits: Tensor, features: Tensor) -> Tensor:
-        """Return a score (B,), float64, the mean over members, for logits (M, B, C) and features (M, B, D).
+    Args:
+        extractor: The model.
+        scores: Names from `FITS`, with options, and `energy+density`.
+        training: Batches of this process, and all labels (N,).
+        held_out: Batches of held-out ID data, which `energy+density` needs.
+        name: Name of the model for errors.
+        team: Process group with the other batches.
 
-        Raises:
-            InputError: If a score is not finite in float32.
-        """
-        members = zip(self.scores.fitted[name], features, logits * self.as_fitted, strict=True)
-        scores = torch.stack([fitted_score(f, z) for fitted_score, f, z in members]).mean(0)
-        if not scores.float().isfinite().all():
-            raise InputError(f"the OOD score `{name}` of the model is not finite", hint=FIT_ANEW)
-        return scores
-
-    def scored(self, responses: Responses, scores: Tensor) -> Scored:
-        """Return predictions of N samples with scores (1, N, S), as from `responses`."""
-        return Scored(responses, dict(zip(self.names, scores.squeeze(0).unbind(1), strict=True)))
+    Raises:
+        DataError: If an item cannot be read, or a score cannot be fitted on these data.
+        InputError: As for `respond`.
+        OutputError: If there is no disk space for features.
+    """
+    batches, labels = training
+    by_density = {
+        score: ood_scores.RELATIVE if score == ood_scores.ENERGY_DENSITY else score for score in scores
+    }
+    observed = _observed(extractor, [*by_density.values()], batches, labels, name=name, team=team)
+    fitted = {score: [fit(kind, member) for member in observed] for score, kind in by_density.items()}
+    if ood_scores.ENERGY_DENSITY in fitted:
+        values = _energies_and_densities(
+            extractor, fitted[ood_scores.ENERGY_DENSITY], held_out, name=name, team=team
+        )
+        fitted[ood_scores.ENERGY_DENSITY] = [
+            energy_density(density, *of_member)
+            for density, of_member in zip(fitted[ood_scores.ENERGY_DENSITY], values, strict=True)
+        ]
+    return Scores(fitted=fitted, temperature=extractor.model.temperature)
 
 
 def _observed(
@@ -264,7 +288,7 @@ def _observed(
 ) -> list[Training]:
     """Return the outputs of each member on training data that the scores need."""
     classifiers, count = extractor.classifiers(), len(labels)
-    width, classes = len(classifiers[0].weight.T), int(labels.max()) + 1
+    width, classes = extractor.width, int(labels.max()) + 1
     lengths = {
         bool(ood_scores.options_of(score)["normalize"])
         for score in scores
@@ -283,8 +307,8 @@ def _observed(
     )
     largest_logits, arrived = torch.empty(len(classifiers), count), 0
     for indices, largest, features in team.iterate(
-        (indices, responses.logits().float().amax(-1), features)
-        for indices, responses, features in extractor.responses(batches, name=name, data="fit")
+        (indices, Responses(log_probs, logsumexp).logits().float().amax(-1), features)
+        for indices, log_probs, logsumexp, features in responses(extractor, batches, name=name, data="fit")
     ):
         arrived += len(indices)
         largest_logits[:, indices] = largest
@@ -313,9 +337,9 @@ def _energies_and_densities(
     parts = [
         torch.stack([
             torch.stack([ood_scores.SCORES[ood_scores.ENERGY].of(z.unsqueeze(0)), density(f, z)])
-            for density, f, z in zip(densities, features, responses.logits(), strict=True)
+            for density, f, z in zip(densities, features, Responses(log_probs, logsumexp).logits(), strict=True)
         ])
-        for _, responses, features in extractor.responses(held_out, name=name, data="val")
+        for _, log_probs, logsumexp, features in responses(extractor, held_out, name=name, data="val")
     ]  # fmt: skip
     energies, values = torch.cat(team.in_order(parts), -1).unbind(1)
     return [*zip(energies, values, strict=True)]

@@ -5,22 +5,19 @@ Axes: M members, B batch, D features, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from hydractl.data.batches import Batch
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Family
 from hydractl.families.batched_members import FeatureLinear, MemberParallel, placed_features
 from hydractl.families.tower import OutputHead, Towers
 from hydractl.families.zero_shot import Contrast
-from hydractl.fusion.inference import respond
 from hydractl.metrics.feature_scores import Classifier
-from hydractl.metrics.per_sample import Responses
 from hydractl.model_inputs import Inputs
 
 
@@ -67,7 +64,17 @@ class FeatureExtractor:
             readout.restack()
         return extractor
 
-    def logits_and_features(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the model."""
+        return self.model.dtype
+
+    def outputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return the members' logits (M, B, C) and features (M, B, D) for inputs (B, ...), from one pass."""
         outputs = self.model.run_towers(inputs)
         features = self.features_of(outputs).expand(len(self.model.answers), -1, -1)
@@ -99,35 +106,6 @@ class FeatureExtractor:
             for layers in self.readouts
         ]
         return classifiers if len(classifiers) > 1 else classifiers * len(self.model.answers)
-
-    def responses(
-        self, batches: Iterable[Batch[Inputs]], *, name: str, data: str
-    ) -> Iterator[tuple[Tensor, Responses, Tensor]]:
-        """Yield for each batch the indices of its items, their predictions, and their features (M, B, D), float32, on the CPU.
-
-        Arguments and errors are those of `inference.responses`.
-        """
-        model = _FeatureKeeper(self)
-        for batch in batches:
-            log_probs, logsumexp, features = respond(
-                model, batch.inputs, name=name, data=data, extra_outputs=lambda: (model.features.float(),)
-            )
-            yield batch.indices, Responses(log_probs, logsumexp), features
-
-
-class _FeatureKeeper:
-    """A model that stores the features (M, B, D) of its last batch."""
-
-    features: Tensor
-
-    def __init__(self, extractor: FeatureExtractor) -> None:
-        self.extractor = extractor
-        self.device, self.dtype = extractor.model.device, extractor.model.dtype
-
-    def member_logits(self, inputs: Inputs) -> Tensor:
-        """Return each member's logits (M, B, C)."""
-        logits, self.features = self.extractor.logits_and_features(inputs)
-        return logits
 
 
 def heads_of(model: Towers, family: Family) -> tuple[tuple[nn.Module, ...], ...]:

@@ -20,10 +20,10 @@ from hydractl.families.load import OpenModel, load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model, Towers
 from hydractl.fusion.build import members_from_state
-from hydractl.fusion.feature_ood import Scores, check_threshold
+from hydractl.fusion.feature_ood import Predictor, Scores, check_threshold
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.inference import collected, respond_to_all
+from hydractl.fusion.inference import collected
 from hydractl.fusion.plan import join_members
 from hydractl.fusion.predictions import Bound, LabelPredictions, Predictions, WordPredictions, predictions_of
 from hydractl.fusion.preprocess import Encoder
@@ -32,7 +32,7 @@ from hydractl.hub.model_outputs import check_replaces, publish_models
 from hydractl.hub.repository import Pushed, Target, push, require_token
 from hydractl.hub.upload import Publication, usual_message
 from hydractl.manifest.header import Header, Kind, Tokenization
-from hydractl.metrics.per_sample import Responses, Scored, in_memory
+from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.output.atomic_write import publish
 from hydractl.output.locks import claimed
@@ -102,7 +102,7 @@ class Loaded(Towers):
         bound = Bound(stored.score, stored.below) if stored and stored.below is not None else None
         header = self.header
         if texts is not None and rows is not None:
-            by_text = in_memory(responses).mapped(rows.by_document)
+            by_text = responses.mapped(rows.by_document)
             return WordPredictions.of(
                 by_text,
                 self.labels,
@@ -118,17 +118,13 @@ class Loaded(Towers):
             label_thresholds=header.label_thresholds,
         )
 
-    def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses | Scored:
+    def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses:
         """Return the predictions of the members, and the feature-based scores of the checkpoint."""
-        names = {"name": self.reference, "data": "the items"}
-        if self.scores is None:
-            return respond_to_all(self, batches, count=count, **names)
-        extractor = FeatureExtractor.of(self, family_of(self.header.architecture), name=self.reference)
-        beside = self.scores.of(extractor, name=self.reference)
-        *response_tensors, scores = collected(
-            beside.responses(batches, **names), count=count, data=names["data"]
-        )
-        return beside.scored(Responses(*response_tensors), scores)
+        predictor = Predictor(model=self, name=self.reference, reads=self.header.preprocess)
+        if self.scores is not None:
+            predictor = predictor.with_scores(self.scores, family_of(self.header.architecture))
+        outputs = predictor.responses(batches, data="the items")
+        return in_memory(collected(outputs, count=count, names=predictor.score_names))
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write a checkpoint with the present weights and return its path; the write is atomic.

@@ -20,7 +20,6 @@ from hydractl.metrics.ood_ranking import RANKING
 from hydractl.metrics.ood_scores import MSP, SCORES, Score, number_name
 from hydractl.metrics.per_sample import (
     Responses,
-    Scored,
     StoredPredictions,
     answers,
     at_once,
@@ -269,8 +268,8 @@ def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor
 
 def scored(predictions: StoredPredictions, name: str) -> Tensor:
     """Return the OOD score of every sample, (N,), float64."""
-    if isinstance(predictions, Scored) and name in predictions.scores:
-        return predictions.scores[name]
+    if (known := predictions.scores.get(name)) is not None:
+        return known
     return torch.cat([_score(part, SCORES[name]) for part in predictions.split(at_once(predictions))])
 
 
@@ -317,7 +316,7 @@ def _summary(
     _, count, *_ = predictions.shape
     # vectors for all samples, made at once: small ones between what comes and goes would keep memory in pieces
     by_answer: dict[str, Tensor] = {}
-    by_score: dict[str, Tensor] = dict(predictions.scores) if isinstance(predictions, Scored) else {}
+    by_score = dict(predictions.scores)
     confidence = -by_score[MSP] if MSP in by_score else None
     scores = [score for score in scores if score.name not in by_score]
     diversity: dict[str, list[float]] = {m.name: [] for m in diverse}

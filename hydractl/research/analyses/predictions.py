@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from hydractl.families.tower import Towers
-from hydractl.fusion.inference import responses
+from hydractl.fusion.inference import collected, responses
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.compute import means, measure
 from hydractl.metrics.metric_spec import MetricNeeds
-from hydractl.metrics.per_sample import Responses, StoredPredictions
+from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import Resampling
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
@@ -35,10 +37,11 @@ def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, 
     predictions: dict[str, StoredPredictions] = {}
     for name in (ID_NAME, *context.sets):
         batches = responses(model, context.batches(part, name), name=part.opened.reference, data=name)
-        spool = context.spool(context.counts[name])
-        for indices, *response_tensors in context.team.iterate(batches):
-            spool.store(indices, Responses(*response_tensors))
-        predictions[name] = context.scaled(spool.stored())
+        predictions[name] = context.scaled(
+            collected(
+                context.team.iterate(batches), count=context.counts[name], folder=Path(tempfile.gettempdir())
+            )
+        )
     return predictions
 
 

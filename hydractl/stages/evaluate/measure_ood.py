@@ -8,88 +8,37 @@ from itertools import chain
 
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
-from hydractl.fusion.feature_ood import Scores, WithOodScores, default_score
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import Predictor, default_score
 from hydractl.manifest.report import StoredScores, Value
 from hydractl.metrics.compute import means, measure
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import VAL
 from hydractl.metrics.resampling import Resampling
-from hydractl.processes.distributed import ProcessGroup
-from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.cost import RowModels
-from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.selective_threshold import stores_other_classes
-from hydractl.stages.shared.fit_ood_scores import FitOn, fitted_beside
-from hydractl.stages.shared.predictions import Predictor
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Classes
 
 BY = "auroc"
 """Metric that selects a score on validation data."""
 
 
-def with_ood_scores(
-    row: RowModels,
-    opened: Sequence[OpenModel],
-    data: EvalData,
-    config: EvalConfig,
-    team: ProcessGroup,
-    progress: Progress,
-) -> tuple[Predictor | WithOodScores, ...]:
-    """Return the models of a row beside the scores that are fitted for each, or that each holds; the models alone where there are none.
-
-    Raises:
-        UnsupportedModelError: If a model has no features.
-        DataError: If a score cannot be fitted on such data.
-        CheckpointError: If what a model holds is broken.
-    """
-    if not config.fitted:
-        return row.models
-    return tuple(
-        _with_ood_scores(model, file, data, config, team, progress)
-        for model, file in zip(row.models, opened, strict=True)
-    )
-
-
-def _with_ood_scores(
-    model: Predictor,
-    file: OpenModel,
-    data: EvalData,
-    config: EvalConfig,
-    team: ProcessGroup,
-    progress: Progress,
-) -> WithOodScores:
-    name = file.reference
-    extractor = FeatureExtractor.of(model, file.family, name=name)
-    if data.fit is not None:
-        training = FitOn(*data.fit, file.header.preprocess, data.val)
-        return fitted_beside(extractor, config.fitted, training, team, progress, name=name)
-    scores = Scores.stored(file.checkpoint, file.header, scores=config.fitted, name=name)
-    return scores.of(extractor, name=name)
-
-
-def stored_scores(
-    config: EvalConfig, opened: Sequence[OpenModel], models: Sequence[Predictor | WithOodScores]
-) -> tuple[StoredScores, ...]:
-    """Return what a report says of the scores that a row's models hold; nothing where they are fitted, or there are none."""
+def stored_scores(config: EvalConfig, opened: Sequence[OpenModel]) -> tuple[StoredScores, ...]:
+    """Return the report's record of the scores that a row's models store; empty if scores are fitted, or there are none."""
     if config.fit is not None or not config.fitted:
         return ()
     return tuple(
-        StoredScores(data=file.header.fitted.data)
-        for file, model in zip(opened, models, strict=True)
-        if isinstance(model, WithOodScores) and file.header.fitted is not None
+        StoredScores(data=file.header.fitted.data) for file in opened if file.header.fitted is not None
     )
 
 
-def score_sizes(models: Sequence[Predictor | WithOodScores]) -> tuple[int, int]:
-    """Return how many numbers the OOD scores of a row's models keep, and their multiply-accumulates for one sample."""
+def score_sizes(predictors: Sequence[Predictor]) -> tuple[int, int]:
+    """Return the numbers that the OOD scores of a row's models store, and their multiply-accumulates for one sample."""
     fitted = [
         score
-        for model in models
-        if isinstance(model, WithOodScores)
-        for member_scores in model.scores.fitted.values()
+        for predictor in predictors
+        if predictor.scores is not None
+        for member_scores in predictor.scores.fitted.values()
         for score in member_scores
     ]
     numbers = sum(tensor.numel() for score in fitted for tensor in score.tensors.values())

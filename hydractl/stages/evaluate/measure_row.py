@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from hydractl.data.encode import with_corruption
 from hydractl.families.load import OpenModel
 from hydractl.families.weights_digest import fingerprint_of
 from hydractl.fusion.build import load_any
-from hydractl.fusion.feature_ood import Scores, WithOodScores
+from hydractl.fusion.feature_ood import Predictor, Scores
 from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.header import Header
 from hydractl.manifest.prediction_sets import SetNumbers
@@ -28,6 +29,7 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling, present
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.baseline_rows import derive
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
@@ -37,22 +39,11 @@ from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst
 from hydractl.stages.evaluate.extras.examples import examples_of
 from hydractl.stages.evaluate.extras.prediction_sets import fit_sets, measure_sets, set_values
-from hydractl.stages.evaluate.measure_ood import (
-    best_on_validation,
-    score_sizes,
-    stored_scores,
-    with_ood_scores,
-)
+from hydractl.stages.evaluate.measure_ood import best_on_validation, score_sizes, stored_scores
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.selective_threshold import label_thresholds_of, threshold_of, why_lapses
-from hydractl.stages.shared.predictions import (
-    Keeping,
-    NamedPredictor,
-    Predictor,
-    Scaling,
-    fits,
-    predict_together,
-)
+from hydractl.stages.shared.fit_ood_scores import with_ood_scores
+from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict_together
 from hydractl.stages.shared.zero_shot_classes import settle
 
 
@@ -69,7 +60,8 @@ class Evaluation:
         analyst: Runs the analyses of each row.
         device: Where models run.
         dtype: In which they run; None is each model's own.
-        keeping: The processes that predict together, and where predictions wait.
+        team: The processes.
+        folder: Folder for predictions that are too large for memory.
         progress: Hears what begins.
     """
 
@@ -81,13 +73,18 @@ class Evaluation:
     analyst: Analyst
     device: torch.device
     dtype: torch.dtype | None
-    keeping: Keeping
+    team: ProcessGroup
+    folder: Path
     progress: Progress
 
     @property
     def leads(self) -> bool:
         """Whether this process measures and writes."""
-        return self.keeping.team.leads
+        return self.team.leads
+
+    def predict(self, row: Sequence[Predictor], inputs: PreparedData) -> StoredPredictions | None:
+        """Return the predictions of a row in the process that leads, None in the others; see `predict_together`."""
+        return predict_together(row, inputs, team=self.team, folder=self.folder, progress=self.progress)
 
     @property
     def resampling(self) -> Resampling:
@@ -133,15 +130,19 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     """Measure a row; unless time is measured, its models are freed at the end, before those of the next row are loaded."""
     config, data = run.config, run.data
     loaded, files, derived = derive(named, _load(run, models), models, data, run.progress)
-    scored_models = with_ood_scores(loaded, files, data, config, run.keeping.team, run.progress)
-    scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files), models)
+    predictors = [
+        with_ood_scores(model, file, config.fitted, data.fit, run.team, run.progress)
+        for model, file in zip(loaded.models, files, strict=True)
+    ]
+    scaling, predictions = _predict(run, named.name, predictors, models)
     header = _header(run, models, scaling)
-    shift = _measure_corrupted(run, _row_models(loaded.models, loaded, files), scaling, header)
+    without_scores = [replace(predictor, scores=None, extractor=None) for predictor in predictors]
+    shift = _measure_corrupted(run, without_scores, scaling, header)
     analyses = run.analyst.of(named, loaded, models, predictions, scaling)
     if not run.leads:
         return
     numbers = replace(_numbers(run, predictions, header), shift=shift)
-    sizes = count_sizes(loaded, config.chosen, models, score_sizes(scored_models))
+    sizes = count_sizes(loaded, config.chosen, models, score_sizes(predictors))
     sets = _sets(run, named.name, () if any(derived) else models, predictions[ID_NAME], scaling)
     values = scaling.values(_stored(models)) | set_values(config.chosen, sets) | sizes
     row = _row(run, named.name, models, predictions, numbers).model_copy(
@@ -151,7 +152,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
             "entity_temperature": header.entity_temperature,
             "difference": None if table.first_numbers is None else table.first_numbers.difference(numbers),
             "derived": derived,
-            "stored_scores": stored_scores(config, models, scored_models),
+            "stored_scores": stored_scores(config, models),
             "sets": sets,
             "analyses": analyses,
         }
@@ -161,7 +162,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
         run.progress.warn(caveat)
     if table.first_numbers is None:
         table.first_numbers = numbers
-        table.fitted_scores = _fitted_scores(run, scored_models)
+        table.fitted_scores = predictors[0].scores if config.store and config.fit else None
     answers: Mapping[str, Tensor] = {}
     if config.curves or config.keep_examples:
         answers = present(answered(predictions[ID_NAME], data.summary.labels))
@@ -194,37 +195,24 @@ def _load(run: Evaluation, models: Sequence[OpenModel]) -> RowModels:
     return RowModels(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
 
 
-def _row_models(
-    models: Sequence[Predictor | WithOodScores], loaded: RowModels, files: Sequence[OpenModel]
-) -> list[NamedPredictor]:
-    """Return models, or what stands for each, with how they read and what errors call them."""
-    names = [file.reference for file in files]
-    return [NamedPredictor(*model) for model in zip(models, loaded.preprocess, names, strict=True)]
-
-
 def _predict(
-    run: Evaluation, name: str, row: Sequence[NamedPredictor], models: Sequence[OpenModel]
+    run: Evaluation, name: str, row: Sequence[Predictor], models: Sequence[OpenModel]
 ) -> tuple[Scaling, dict[str, StoredPredictions]]:
     """Return the temperature of a row and its predictions on every data set, scaled; in processes that do not lead none."""
     data = run.data
     scaling = _scaling(run, name, row, models)
-    predictions = {
-        dataset: predict_together(row, inputs, run.keeping, progress=run.progress)
-        for dataset, inputs in data.inputs.items()
-    }
+    predictions = {dataset: run.predict(row, data.prepared(dataset)) for dataset in data.inputs}
     data.validate()  # streams have passed
     return scaling, {
         dataset: scaling(responses) for dataset, responses in predictions.items() if responses is not None
     }
 
 
-def _scaling(
-    run: Evaluation, name: str, row: Sequence[NamedPredictor], models: Sequence[OpenModel]
-) -> Scaling:
+def _scaling(run: Evaluation, name: str, row: Sequence[Predictor], models: Sequence[OpenModel]) -> Scaling:
     """Return the temperature of a row: fitted on the held-out split, or the number of the configuration."""
     if run.data.temperature_data is not None:
         inputs, labels = run.data.temperature_data
-        predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
+        predictions = run.predict(row, inputs)
         if predictions is not None:
             header, stored = _header(run, models, Scaling()), _stored(models)
             return Scaling.fit(
@@ -235,7 +223,7 @@ def _scaling(
 
 
 def _measure_corrupted(
-    run: Evaluation, row: Sequence[NamedPredictor], scaling: Scaling, header: Header
+    run: Evaluation, row: Sequence[Predictor], scaling: Scaling, header: Header
 ) -> ShiftNumbers | None:
     """Return what a row's numbers on labelled data become under each corruption; None without one, or in processes that do not lead.
 
@@ -247,7 +235,7 @@ def _measure_corrupted(
         clean = run.data.prepared(ID_NAME)
         corrupted = with_corruption(clean.dataset, corruption)
         inputs = clean.of(corrupted, name=f"{corruption.name} {corruption.severity}")
-        predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
+        predictions = run.predict(row, inputs)
         if predictions is None:
             continue
         cells[corruption.name, str(corruption.severity)] = measure_all(
@@ -349,13 +337,6 @@ def _sets(
 
 def _stored(models: Sequence[OpenModel]) -> tuple[Temperature, ...]:
     return tuple(model.header.scale for model in models)
-
-
-def _fitted_scores(run: Evaluation, models: Sequence[Predictor | WithOodScores]) -> Scores | None:
-    """Return the OOD scores that were fitted for the first model of a row, if they are stored."""
-    if run.config.store is None or run.config.fit is None:
-        return None
-    return next((model.scores for model in models if isinstance(model, WithOodScores)), None)
 
 
 def _with_curves(

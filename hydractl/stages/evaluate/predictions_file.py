@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from hydractl.checkpoint import write_checkpoint
-from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once
+from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.output.atomic_write import Sink
 from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 
@@ -41,8 +41,7 @@ def write_predictions(
     }
     tensors = {f"{LABELS}/{data}": tensor for data, tensor in labels.items()}
     for name, responses in sets.items():
-        scores = responses.scores if isinstance(responses, Scored) else {}
-        tensors |= {f"{SCORES}/{name}/{score}": tensor for score, tensor in scores.items()}
+        tensors |= {f"{SCORES}/{name}/{score}": tensor for score, tensor in responses.scores.items()}
     specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
     for name, responses in sets.items():
         specs[f"{LOG_PROBS}/{name}"] = TensorSpec("F32", responses.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,7 +44,6 @@ from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.selective_threshold import ModelCopy, check_stores
 from hydractl.stages.shared.command_config import config_digest
 from hydractl.stages.shared.outputs import claim
-from hydractl.stages.shared.predictions import Keeping
 from hydractl.version import __version__
 
 
@@ -127,16 +127,17 @@ def _prepare(
         analyst=analyst,
         device=device,
         dtype=None if config.dtype is None else torch_dtype(config.dtype),
-        keeping=Keeping(team, _output_folder(config)),
+        team=team,
+        folder=_output_folder(config),
         progress=progress,
     )
 
 
-def _output_folder(config: EvalConfig) -> Path | None:
-    """Return the folder of the first output that is a file: where there is room for it, predictions may wait too."""
+def _output_folder(config: EvalConfig) -> Path:
+    """Return the folder of the first output that is a file, as its disk has room for outputs; else that of temporary files."""
     outputs = (config.out, config.save_predictions, config.store)
     first = next((path for path in outputs if path is not None and not is_stream(path)), None)
-    return None if first is None else first.resolve().parent
+    return Path(tempfile.gettempdir()) if first is None else first.resolve().parent
 
 
 def _paths(config: EvalConfig) -> tuple[Path, ...]:

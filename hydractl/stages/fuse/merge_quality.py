@@ -18,7 +18,9 @@ from hydractl.data.matching import filled_names, has_default_names, match_classe
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.load import OpenModel, load_model
+from hydractl.families.tower import Towers
 from hydractl.fusion.build import hydra_from_state
+from hydractl.fusion.feature_ood import Predictor
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.header import Fate, InputFile
@@ -32,7 +34,7 @@ from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.result import UNKNOWN_DIGEST, Measured, Outcome, Quality, Tried, make_header
 from hydractl.stages.shared.open_inputs import data_input, labels_of, warn
-from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, fits, predict
+from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict
 
 HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
 
@@ -178,7 +180,7 @@ class MergeEvaluator:
 
         return self.log_probs_of(load, name)
 
-    def log_probs_of(self, load: Callable[[], Predictor], name: str) -> LogProbs:
+    def log_probs_of(self, load: Callable[[], Towers], name: str) -> LogProbs:
         """Return what a model says.
 
         Raises:
@@ -188,7 +190,10 @@ class MergeEvaluator:
             model = load().to(self.device)
         return {
             ref: predict(
-                model, labelled_set.inputs, self.how, name=name, team=self.team, progress=self.progress
+                Predictor(model=model, name=name, reads=self.how),
+                labelled_set.inputs,
+                team=self.team,
+                progress=self.progress,
             ).log_probs
             for ref, labelled_set in self.sets.items()
         }

@@ -18,17 +18,19 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Step
 from hydractl.messages import counted
+from hydractl.metrics.ood_scores import is_fitted
 from hydractl.output.atomic_write import is_stream, publish, publish_together
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path, parsed
-from hydractl.stages.predict.fit_scores import FeatureScore
+from hydractl.stages.predict.fit_scores import training_data
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import BatchPredictor, window
 from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
+from hydractl.stages.shared.fit_ood_scores import with_ood_scores
 from hydractl.stages.shared.open_inputs import open_reader, warn
 from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim
@@ -138,7 +140,7 @@ class _Run:
     ) -> None:
         self.config, self.opened, self.team, self.progress = config, opened, team, progress
         self.rows = RowFormatter.of(config, opened, progress)
-        self.score = FeatureScore.open(config, opened, self.rows, team, progress)
+        self.training = training_data(config, self.rows, team, progress)
         self.counts = _Counts()
         self.sources: list[Source] = []
         if config.data != (LINES,):
@@ -235,15 +237,9 @@ class _Run:
         with fits(opened.reference, device):
             model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
         settle(model, opened, self.rows.classes)
-        return BatchPredictor(
-            model=self.score.of(model, self.team, self.progress) if self.score else model,
-            device=model.device,
-            how=opened.header.preprocess,
-            name=opened.reference,
-            batch_size=config.batch_size,
-            team=self.team,
-            ticks=ticks,
-        )
+        scores = [self.rows.score] if is_fitted(self.rows.score) else []
+        predictor = with_ood_scores(model, opened, scores, self.training, self.team, self.progress)
+        return BatchPredictor(predictor=predictor, batch_size=config.batch_size, team=self.team, ticks=ticks)
 
 
 def _merged(blocks: Iterator[list[Line]]) -> Iterator[list[Line]]:

@@ -1,4 +1,4 @@
-"""OOD scores of features, fitted for a model on training data."""
+"""Feature-based OOD scores of a model: fitted on training data, or stored in its checkpoint."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from hydractl.data.encode import Reading
+from hydractl.data.batches import BatchShare
+from hydractl.data.datasets import Items
 from hydractl.errors import DataError
-from hydractl.fusion.feature_ood import WithOodScores
+from hydractl.families.base import Family
+from hydractl.families.load import OpenModel
+from hydractl.families.tower import Towers
+from hydractl.fusion.feature_ood import Predictor, Scores, fit_scores
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, options_of
 from hydractl.processes.distributed import ProcessGroup
@@ -23,16 +27,20 @@ class FitOn(NamedTuple):
     """Training data.
 
     Attributes:
-        inputs: Of which this process has its batches.
+        inputs: The data, of which this process has its batches.
         labels: Shape (N,), the model's classes.
-        how: How the model reads them.
-        held_out: Held-out ID data, likewise; None where no score needs them.
+        held_out: Held-out ID data; None if no score needs them.
     """
 
     inputs: PreparedData
     labels: Tensor
-    how: Reading
     held_out: PreparedData | None = None
+
+
+def inputs_of(items: Items, *, name: str, batch_size: int, team: ProcessGroup) -> PreparedData:
+    """Return a data set that is read once."""
+    deal = BatchShare(team.rank, team.world)
+    return PreparedData(items, batch_size=batch_size, limit_bytes=0, name=name, deal=deal)
 
 
 def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
@@ -44,48 +52,79 @@ def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
     )
 
 
-def fitted_beside(
-    extractor: FeatureExtractor,
+def with_ood_scores(
+    model: Towers,
+    opened: OpenModel,
+    scores: Sequence[str],
+    on: FitOn | None,
+    team: ProcessGroup,
+    progress: Progress,
+) -> Predictor:
+    """Return a model with its feature-based OOD scores.
+
+    Args:
+        model: The model in evaluation mode, on its device.
+        opened: Its checkpoint.
+        scores: Names of the scores, which may be none.
+        on: Training data to fit the scores on; None for the scores that the checkpoint stores.
+        team: The processes.
+        progress: Tracks the batches of this process.
+
+    Raises:
+        UnsupportedModelError: If the model has no features.
+        DataError: If a score cannot be fitted on these data.
+        CheckpointError: If stored scores are invalid.
+    """
+    predictor = Predictor(model=model, name=opened.reference, reads=opened.header.preprocess)
+    if not scores:
+        return predictor
+    if on is None:
+        fitted = Scores.stored(opened.checkpoint, opened.header, scores=scores, name=opened.reference)
+    else:
+        fitted = fit_on(predictor, opened.family, scores, on, team, progress)
+    return predictor.with_scores(fitted, opened.family)
+
+
+def fit_on(
+    predictor: Predictor,
+    family: Family,
     scores: Sequence[str],
     on: FitOn,
     team: ProcessGroup,
     progress: Progress,
-    *,
-    name: str,
-) -> WithOodScores:
-    """Return a model beside OOD scores that are fitted for it; the data goes through it once.
+) -> Scores:
+    """Fit scores in one pass over the data; see `fit_scores`.
 
     Args:
-        extractor: Of the model.
-        scores: Names from `metrics.feature_scores.FITS`.
+        predictor: The model.
+        family: Its family.
+        scores: As in `fit_scores`.
         on: The data.
-        team: Who has the other batches.
-        progress: Sees the batches pass.
-        name: What messages call the model.
+        team: The processes.
+        progress: Tracks the batches of this process.
 
     Raises:
-        DataError: If a score cannot be fitted on such data.
+        UnsupportedModelError: If the model has no features.
+        DataError: If a score cannot be fitted on these data.
     """
+    name, reads = predictor.name, predictor.reads
+    extractor = FeatureExtractor.of(predictor.model, family, name=name)
     if on.labels.ndim > 1:
         raise DataError(
             f"{name}: feature-based OOD scores compare classes of inputs, which have one label each",
             hint="use OOD scores of logits, such as energy",
         )
-    with_scores = WithOodScores.fit(
-        extractor,
-        scores,
-        (on.inputs.tracked(on.how, name, progress), on.labels),
-        () if on.held_out is None else on.held_out.tracked(on.how, name, progress),
-        name=name,
-        team=team,
+    batches, held_out = (
+        () if inputs is None else inputs.tracked(reads, name, progress) for inputs in (on.inputs, on.held_out)
     )
-    for warning in _doubts(scores, on.labels, with_scores.width):
+    fitted = fit_scores(extractor, scores, (batches, on.labels), held_out, name=name, team=team)
+    for warning in _doubts(scores, on.labels, extractor.width):
         progress.warn(f"{name}: {warning}")
-    return with_scores
+    return fitted
 
 
 def _doubts(scores: Sequence[str], labels: Tensor, width: int) -> Iterator[str]:
-    """Yield what training data are too few for."""
+    """Yield warnings about scores that need more training data."""
     fewest = int(labels.unique(return_counts=True)[1].min())
     for score in scores:
         options = options_of(score)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hydractl.data.batches import Batch
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import LABELS_HINT, Items
 from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.encode import check_reads, limited, open_items
 from hydractl.data.labels import check_labels, model_labels
@@ -96,7 +96,13 @@ def warn(opened: OpenModel, progress: Progress) -> None:
 
 
 def labels_of(
-    opened: OpenModel, items: Items, classes: Classes | None, progress: Progress, *, option: str = "--data"
+    opened: OpenModel,
+    items: Items,
+    classes: Classes | None,
+    progress: Progress,
+    *,
+    option: str = "--data",
+    hint: str = LABELS_HINT,
 ) -> tuple[torch.Tensor, int]:
     """Return the labels (S,), or (S, Q) of Q labels, of what an option names as the model counts classes, and how many classes that are.
 
@@ -106,16 +112,18 @@ def labels_of(
         classes: What a zero-shot model is asked about.
         progress: Hears how classes were matched.
         option: What names the data, for messages.
+        hint: Advice for data without labels.
 
     Raises:
         DataError: If there are none, or they do not fit the model.
     """
     architecture = opened.header.architecture
-    check_labels(items, option, task=architecture.task)
+    check_labels(items, option, task=architecture.task, hint=hint)
     names = classes.names if classes else opened.header.labels
     count = len(names) if classes else opened.header.num_classes
     by_text = opened.header.prompting is not None
-    table = match_classes(items, names, num_classes=count, by_text=by_text, progress=progress)
+    called = "the data" if option == "--data" else f"`{option} {items.name}`"
+    table = match_classes(items, names, num_classes=count, by_text=by_text, called=called, progress=progress)
     return model_labels(items, table, option, architecture=architecture), count
 
 

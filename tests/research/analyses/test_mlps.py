@@ -10,6 +10,7 @@ import torch
 from scipy.stats import entropy
 
 from hydractl.data.batches import Batch
+from hydractl.fusion import inference
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics import per_sample
 from hydractl.processes.distributed import ProcessGroup
@@ -18,7 +19,6 @@ from hydractl.research.analyses.mlps import compare_answers
 from hydractl.research.analyses.predictions import ask, measured
 from hydractl.scoring.circuit.memory_budget import Peak
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
-from hydractl.stages.shared import prediction_store
 
 MEMBERS, SAMPLES, CLASSES, BATCH = 2, 512, 4000, 16
 SAID = 4 * MEMBERS * SAMPLES * CLASSES
@@ -32,9 +32,9 @@ class Model:
     def __init__(self, seed):
         self.seed = seed
 
-    def member_logits(self, inputs):
+    def outputs(self, inputs):
         draw = torch.Generator().manual_seed(int(inputs[0, 0]) + self.seed)
-        return torch.randn(MEMBERS, len(inputs), CLASSES, generator=draw)
+        return (torch.randn(MEMBERS, len(inputs), CLASSES, generator=draw),)
 
 
 def batches(_part, _of):
@@ -54,7 +54,6 @@ def subject():
         corruptions=(),
         scores={},
         predictions={},
-        spool=prediction_store.PredictionStore,
         scaled=lambda said: said,
         metrics=("accuracy", "nll", "auroc"),
         ranks=("msp",),
@@ -86,7 +85,7 @@ def test_how_alike_two_ensembles_are(monkeypatch, at_once):
 
 
 def test_memory_holds_a_part_of_what_is_said(monkeypatch):
-    monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
+    monkeypatch.setattr(inference, "HELD_BYTES", 0)
     monkeypatch.setattr(per_sample, "NUMBERS_AT_ONCE", 2**16)
     with Peak() as peak:
         first, second = answers(0), answers(10_000)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from hydractl.errors import OutputError
+from hydractl.fusion import inference
+from hydractl.fusion.inference import PredictionStore
 from hydractl.metrics import per_sample
 from hydractl.metrics.compute import measure
 from hydractl.metrics.ood_scores import SCORES
@@ -17,8 +19,6 @@ from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.temperature import Scaled, fit_temperature, scale
 from hydractl.output import scratch
 from hydractl.stages.evaluate.predictions_file import write_predictions
-from hydractl.stages.shared import prediction_store
-from hydractl.stages.shared.prediction_store import PredictionStore
 
 M, N, C = 3, 101, 6
 
@@ -36,11 +36,11 @@ def labels():
 
 @pytest.fixture(params=["in the order of the data", "sorted by length"])
 def kept(said, request, tmp_path, monkeypatch):
-    monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
+    monkeypatch.setattr(inference, "HELD_BYTES", 0)
     order = torch.arange(N) if request.param.startswith("in") else torch.randperm(N)
     mine = PredictionStore(N, tmp_path)
     for indices in order.split(8):
-        mine.store(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
+        mine.store(indices, said.log_probs[:, indices], said.logsumexp[:, indices])
     return mine.stored()
 
 
@@ -79,32 +79,6 @@ def test_every_number_is_what_it_would_be_in_memory(kept, said, labels, monkeypa
     assert numbers(Scaled(kept, fitted.temperature)) == numbers(scale(said, fitted.temperature))
 
 
-@pytest.mark.parametrize("held", [1 << 20, 0, 4 * M * C * 40])
-@pytest.mark.parametrize("block", [1, 7, 4096])
-def test_where_nobody_knew_how_many_would_come_it_is_the_same(
-    said, labels, tmp_path, monkeypatch, held, block
-):
-    monkeypatch.setattr(prediction_store, "HELD_BYTES", held)
-    monkeypatch.setattr(prediction_store, "BLOCK", block)
-    mine = PredictionStore(None, tmp_path)
-    for part in torch.arange(N).split(16):
-        for indices in part[torch.randperm(len(part))].split(5):
-            mine.store(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
-    kept = mine.stored()
-
-    assert kept.shape == said.shape
-    assert isinstance(kept, Responses) == (held == 1 << 20)
-    assert same(kept, said)
-    assert fit_temperature(kept, labels) == fit_temperature(said, labels)
-    for size in (1, 10, N):
-        for part, own in zip(kept.split(size), said.split(size), strict=True):
-            assert same(part, own)
-    assert not list(tmp_path.iterdir())
-    mine.store(torch.tensor([N + 1]), Responses(said.log_probs[:, :1], said.logsumexp[:, :1]))
-    with pytest.raises(ValueError, match="102 of 103 items were read"):
-        mine.stored()
-
-
 def test_what_is_saved_of_it_is_too(kept, said, tmp_path):
     def written(found):
         labels = {"id": torch.zeros(N, dtype=torch.int64)}
@@ -116,18 +90,18 @@ def test_what_is_saved_of_it_is_too(kept, said, tmp_path):
 
 
 def test_a_disk_without_room_is_refused_before_it_is_full(said, tmp_path, monkeypatch):
-    monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
+    monkeypatch.setattr(inference, "HELD_BYTES", 0)
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
 
     with pytest.raises(OutputError, match=r"need 0\.0 GB of disk space until they are measured") as error:
-        PredictionStore(N, tmp_path).store(torch.arange(N), said)
+        PredictionStore(N, tmp_path).store(torch.arange(N), *said.tensors())
 
     assert "TMPDIR" in error.value.hint
 
 
 def test_samples_that_have_not_come_are_noticed(said):
     mine = PredictionStore(N + 1)
-    mine.store(torch.arange(N), said)
+    mine.store(torch.arange(N), *said.tensors())
 
     with pytest.raises(ValueError, match="101 of 102 items were read"):
         mine.stored()

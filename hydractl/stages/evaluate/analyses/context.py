@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.prompts import Classes
 from hydractl.manifest.head_mask import HeadScores
-from hydractl.metrics.per_sample import Responses, StoredPredictions
+from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
@@ -37,18 +37,6 @@ class ModelOfRow(NamedTuple):
         return len(self.opened.header.masks)
 
 
-class Spooling(Protocol):
-    """Where answers on a data set wait until they have been looked at, in memory no longer than they are small."""
-
-    def store(self, indices: Tensor, responses: Responses) -> None:
-        """Keep what is said of the samples at some places (B,)."""
-        ...
-
-    def stored(self) -> StoredPredictions:
-        """Return all of it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnalysisContext:
     """A row.
@@ -65,7 +53,6 @@ class AnalysisContext:
         corruptions: Those of the ID set.
         scores: Importances of the base's heads by what they are called, from files.
         predictions: What its members say of each data set, where this process has it.
-        spool: Begins to keep what is said of so many samples.
         scaled: Divides logits by the temperature that was fitted for the row, or given.
         metrics: To measure ensembles by.
         ranks: The OOD scores that follow from predictions.
@@ -85,7 +72,6 @@ class AnalysisContext:
     corruptions: Sequence[Corruption]
     scores: Mapping[str, HeadScores]
     predictions: Mapping[str, StoredPredictions]
-    spool: Callable[[int], Spooling]
     scaled: Callable[[StoredPredictions], StoredPredictions]
     metrics: Sequence[str]
     ranks: Sequence[str]

@@ -27,7 +27,6 @@ from hydractl.stages.evaluate.cost import RowModels
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.streamed import StreamedData
-from hydractl.stages.shared.prediction_store import PredictionStore
 from hydractl.stages.shared.predictions import PreparedData, Scaling
 
 
@@ -112,7 +111,6 @@ class Analyst:
             corruptions=self.corruptions,
             scores=self.scores,
             predictions=predictions,
-            spool=PredictionStore,
             scaled=scaling,
             metrics=self.config.chosen,
             ranks=self._ranks(),
