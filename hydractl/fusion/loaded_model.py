@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
 from hydractl.data.batches import Batch
-from hydractl.data.datasets import TextSet
-from hydractl.data.encode import encoded
-from hydractl.data.in_memory import Item, given_items, listed
+from hydractl.data.datasets import ImageSet, TextSet
+from hydractl.data.encode import encoded, of_kind
+from hydractl.data.in_memory import Item, given_items, is_text, kinds, listed
+from hydractl.data.preprocess import eval_transform
+from hydractl.data.tokenize import encode_texts
 from hydractl.data.words import by_word, whole_words
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model, Towers
 from hydractl.fusion.build import members_from_state
-from hydractl.fusion.feature_ood import Predictor, Scores, check_threshold
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor, Predictor, Scores, check_threshold
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.inference import collected
 from hydractl.fusion.plan import join_members
 from hydractl.fusion.predictions import Bound, LabelPredictions, Predictions, WordPredictions, predictions_of
-from hydractl.fusion.preprocess import Encoder
 from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle, with_class_names
 from hydractl.hub.model_outputs import check_replaces, publish_models
 from hydractl.hub.repository import Pushed, Target, push, require_token
 from hydractl.hub.upload import Publication, usual_message
-from hydractl.manifest.header import Header, Kind, Tokenization
+from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
 from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.output.atomic_write import publish
@@ -39,6 +39,40 @@ from hydractl.output.locks import claimed
 from hydractl.output.paths import check_folder, check_output, output
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import pick_device, torch_dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """Preprocessing of a model's inputs.
+
+    Attributes:
+        images: Preprocessing of images, None for a text model.
+        texts: Tokenization of texts, None for an image model.
+    """
+
+    images: Preprocess | None
+    texts: Tokenization | None
+
+    @classmethod
+    def of(cls, header: Header) -> Encoder:
+        """Return the encoder of a checkpoint; that of a zero-shot model takes both."""
+        how = header.preprocess
+        if isinstance(how, Tokenization):
+            return cls(images=None, texts=how)
+        return cls(images=how, texts=None if header.prompting is None else header.prompting.tokenization)
+
+    def __call__(self, items: Iterable[Item]) -> Inputs:
+        """Return items of one type as one batch; see `Towers.encode`."""
+        item_list = listed(items)
+        texts = [item for item in item_list if is_text(item)]
+        if len(texts) == len(item_list) and self.texts is not None:
+            return encode_texts(texts, self.texts)
+        if (texts and self.texts is not None) or self.images is None:
+            expected = "texts" if self.images is None else "images, or texts"
+            raise TypeError(f"the model reads {expected}, found {kinds(item_list)}")
+        transform = eval_transform(self.images)
+        images = of_kind(given_items(item_list, self.images), ImageSet)
+        return torch.stack([transform(images.image(i)) for i in range(len(images))])
 
 
 class Loaded(Towers):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.metrics.checks import check_labels, check_probs
+from hydractl.metrics.metric_spec import check_labels, check_probs
 from hydractl.runtime import at_least_single
 
 BINARY = 2

@@ -33,7 +33,7 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from hydractl.manifest.temperature import DIGITS, Temperature
-from hydractl.metrics.checks import check_labels
+from hydractl.metrics.metric_spec import check_labels
 from hydractl.metrics.per_sample import Responses, StoredPredictions, at_labels
 
 LOWEST, HIGHEST = 0.05, 20.0

@@ -9,7 +9,7 @@ from hydractl.data.batches import Batch
 from hydractl.families.batched_members import FeatureLinear
 from hydractl.families.registry import FAMILIES
 from hydractl.families.zero_shot import Contrast, unit
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.inference import responses
 from hydractl.metrics.per_sample import Responses

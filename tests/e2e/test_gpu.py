@@ -18,7 +18,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.cli.app import main
 from hydractl.data.batches import Batch
 from hydractl.families.registry import family_of
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.fusion.inference import responses
 from hydractl.fusion.loaded_model import load
 from hydractl.scoring.methods import METHODS

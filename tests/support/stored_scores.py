@@ -10,8 +10,7 @@ import torch
 import hydractl
 from hydractl.data.batches import Batch
 from hydractl.families.registry import family_of
-from hydractl.fusion.feature_ood import Scores, fit_scores
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor, Scores, fit_scores
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import FittedScores
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION

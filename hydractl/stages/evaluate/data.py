@@ -31,9 +31,8 @@ from hydractl.stages.evaluate.caveats import check_apart, check_enough, of_data,
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.open_models import queries_of
 from hydractl.stages.evaluate.streamed import Identity, StreamedData
-from hydractl.stages.shared.fit_ood_scores import FitOn
 from hydractl.stages.shared.open_inputs import warn
-from hydractl.stages.shared.predictions import PreparedData
+from hydractl.stages.shared.predictions import FitOn, PreparedData
 from hydractl.stages.shared.zero_shot_classes import Classes
 
 

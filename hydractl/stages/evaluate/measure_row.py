@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -11,23 +12,31 @@ from torch import Tensor
 
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.encode import with_corruption
+from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.families.weights_digest import fingerprint_of
 from hydractl.fusion.build import load_any
-from hydractl.fusion.feature_ood import Predictor, Scores
+from hydractl.fusion.feature_ood import Predictor, Scores, default_score
 from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.header import Header
 from hydractl.manifest.prediction_sets import SetNumbers
-from hydractl.manifest.report import Origin, Row
+from hydractl.manifest.report import Origin, Row, StoredScores, Value
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
-from hydractl.metrics.by_class import by_class
-from hydractl.metrics.compute import RowNumbers, ShiftNumbers, answered, means
-from hydractl.metrics.curves import curves_of
-from hydractl.metrics.measure_tasks import Selection, measure_all
+from hydractl.metrics.compute import (
+    RowNumbers,
+    Selection,
+    ShiftNumbers,
+    answered,
+    means,
+    measure,
+    measure_all,
+)
+from hydractl.metrics.curves import by_class, curves_of
 from hydractl.metrics.metric_spec import MetricNeeds
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP
 from hydractl.metrics.per_sample import StoredPredictions
-from hydractl.metrics.registry import needing
+from hydractl.metrics.registry import VAL, needing
 from hydractl.metrics.resampling import MetricEstimate, Resampling, present
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
@@ -39,12 +48,15 @@ from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst
 from hydractl.stages.evaluate.extras.examples import examples_of
 from hydractl.stages.evaluate.extras.prediction_sets import fit_sets, measure_sets, set_values
-from hydractl.stages.evaluate.measure_ood import best_on_validation, score_sizes, stored_scores
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.evaluate.selective_threshold import label_thresholds_of, threshold_of, why_lapses
-from hydractl.stages.shared.fit_ood_scores import with_ood_scores
-from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict_together
-from hydractl.stages.shared.zero_shot_classes import settle
+from hydractl.stages.evaluate.selective_threshold import (
+    label_thresholds_of,
+    stores_other_classes,
+    threshold_of,
+    why_lapses,
+)
+from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict_together, with_ood_scores
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Classes, settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,3 +389,88 @@ def _add_latencies(table: RowCollector, run: Evaluation) -> None:
         for row, times in zip(table.rows, latencies, strict=True)
     ]
     table.caveats += caveats
+
+
+BY = "auroc"
+"""Metric that selects a score on validation data."""
+
+
+def stored_scores(config: EvalConfig, opened: Sequence[OpenModel]) -> tuple[StoredScores, ...]:
+    """Return the report's record of the scores that a row's models store; empty if scores are fitted, or there are none."""
+    if config.fit is not None or not config.fitted:
+        return ()
+    return tuple(
+        StoredScores(data=file.header.fitted.data) for file in opened if file.header.fitted is not None
+    )
+
+
+def score_sizes(predictors: Sequence[Predictor]) -> tuple[int, int]:
+    """Return the numbers that the OOD scores of a row's models store, and their multiply-accumulates for one sample."""
+    fitted = [
+        score
+        for predictor in predictors
+        if predictor.scores is not None
+        for member_scores in predictor.scores.fitted.values()
+        for score in member_scores
+    ]
+    numbers = sum(tensor.numel() for score in fitted for tensor in score.tensors.values())
+    return numbers, sum(score.multiplications for score in fitted)
+
+
+def with_default_score(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> EvalConfig:
+    """Return the configuration with `energy+density` beside `msp` where no scores are asked for and all models hold it."""
+    is_settled = config.ood_score is not None or config.fit is not None or config.naming != NOTHING_NAMED
+    rivals = any(rival is not None for row in config.rows for _, rival in row.each())
+    all_hold = all(default_score(model.header) == ENERGY_DENSITY for model in chain.from_iterable(opened))
+    if is_settled or rivals or not all_hold or not config.uses_scores:
+        return config
+    return replace(config, ood_score=(MSP, ENERGY_DENSITY))
+
+
+def check_fitted_scores(
+    config: EvalConfig, opened: Sequence[Sequence[OpenModel]], classes: Classes | None = None
+) -> None:
+    """Refuse scores of features that are neither fitted nor held by a model, for its classes.
+
+    Args:
+        config: What is measured.
+        opened: The models of every row.
+        classes: What zero-shot models are asked about; None where there are none, or that is not known yet.
+
+    Raises:
+        UsageError: If there are such.
+    """
+    if not config.fitted or config.fit is not None:
+        return
+    for model in chain.from_iterable(opened):
+        fitted = model.header.fitted
+        missing = [score for score in config.fitted if fitted is None or score not in fitted.scores]
+        if missing:
+            why = f"`{missing[0]}` is feature-based and was not fitted for this model"
+        elif stores_other_classes(model, classes):
+            why = "its feature-based OOD scores apply only to the classes that it stores"
+        else:
+            continue
+        raise UsageError(
+            f"{model.reference}: {why}",
+            hint="add `--fit DATA`, the labelled data that the model was trained on",
+        )
+
+
+def best_on_validation(
+    config: EvalConfig, predictions: Mapping[str, StoredPredictions]
+) -> tuple[dict[str, dict[str, Value]], str | None]:
+    """Return every score's AUROC on each validation OOD set, and the score with the highest mean, of equal ones the first."""
+    if not config.ood_val:
+        return {}, None
+    sets = [d.name for d in config.ood_val]
+    numbers = measure(
+        predictions[VAL],
+        None,
+        {name: predictions[name] for name in sets},
+        metrics=(BY,),
+        scores=config.scores,
+        resampling=Resampling(resamples=config.bootstrap, seed=config.seed),
+    ).ood
+    by_score = zip(config.scores, means(numbers, {VAL: sets})[VAL].values(), strict=True)
+    return numbers, max(by_score, key=lambda pair: pair[1])[0]

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from hydractl.checkpoint import write_checkpoint
 from hydractl.data.corruptions.names import chosen
 from hydractl.data.datasets import Content
 from hydractl.data.encode import content_of
+from hydractl.errors import CheckFailed
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_of
+from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.metrics.registry import METRICS, needing
-from hydractl.output.atomic_write import is_stream
+from hydractl.metrics.selective import fewest
+from hydractl.output.atomic_write import Sink, is_stream
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
@@ -29,9 +35,14 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import check_training_told
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_scores
-from hydractl.stages.evaluate.fail_if import risk_text
-from hydractl.stages.evaluate.measure_ood import check_fitted_scores, with_default_score
-from hydractl.stages.evaluate.measure_row import Evaluation, RowCollector, measure_rows
+from hydractl.stages.evaluate.fail_if import OPTION, risk_text
+from hydractl.stages.evaluate.measure_row import (
+    Evaluation,
+    RowCollector,
+    check_fitted_scores,
+    measure_rows,
+    with_default_score,
+)
 from hydractl.stages.evaluate.open_models import (
     check_alike,
     check_outputs,
@@ -39,12 +50,43 @@ from hydractl.stages.evaluate.open_models import (
     check_task,
     open_rows,
 )
-from hydractl.stages.evaluate.predictions_file import write_predictions
-from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.selective_threshold import ModelCopy, check_stores
 from hydractl.stages.shared.command_config import config_digest
 from hydractl.stages.shared.outputs import claim
+from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 from hydractl.version import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport:
+    """Measurements of `eval`, and the files written."""
+
+    document: Report
+    paths: tuple[Path, ...]
+    config: EvalConfig
+
+    def require_checks(self) -> None:
+        """Raise an error if a condition holds or no threshold was found; call it after the report has been shown.
+
+        Raises:
+            CheckFailed: If a condition holds or no threshold was found; the message has the measured values.
+        """
+        config, row, checks = self.config, self.document.rows[0], self.document.checks
+        if row.threshold is not None and row.threshold.below is None:
+            stored = f"; {config.store} stores this for `predict`" if config.store else ""
+            least = fewest(row.threshold.risk, config.chance)
+            raise CheckFailed(
+                f"`{OPTION} {risk_text(config.threshold_for)}`: {row.name}: {row.threshold.summary}{stored}",
+                hint=(
+                    "use more samples"
+                    + f" (at least {least})" * (row.threshold.count < least)
+                    + ", allow more risk, or try another `--ood-score`"
+                ),
+            )
+        failed = [check for check in checks if check.failed]
+        if failed:
+            conditions = ", ".join(f"`{c.condition}` (measured {c.found:.6g})" for c in failed)
+            raise CheckFailed(f"{len(failed)} of {len(checks)} checks failed for `{row.name}`: {conditions}")
 
 
 def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
@@ -232,3 +274,52 @@ def _write(
             )
         if config.out is not None:
             begin(config.out, None).write(document.to_json().encode())
+
+
+LOG_PROBS, LOGSUMEXP, LABELS, SCORE_TENSORS = "log_probs", "logsumexp", "labels", "scores"
+
+
+def write_predictions(
+    file: Sink,
+    predictions: Mapping[str, Mapping[str, StoredPredictions]],
+    labels: Mapping[str, Tensor],
+    *,
+    with_logits: bool,
+) -> None:
+    """Write a canonical safetensors file: `log_probs/ROW/DATA`, perhaps `logsumexp/ROW/DATA`, and `labels/DATA`.
+
+    Scores of features are `scores/ROW/DATA/SCORE`.
+
+    Args:
+        file: Where to.
+        predictions: Of each row on each data set, float32, scaled by the row's temperature if it has one. The ID set is `id`.
+        labels: Of each labelled data set, the model's classes (N,), int64; (N, Q) of models that answer Q labels.
+        with_logits: Whether `logsumexp` is written, from which logits follow.
+    """
+    sets = {
+        f"{row}/{data}": responses
+        for row, by_data in predictions.items()
+        for data, responses in by_data.items()
+    }
+    tensors = {f"{LABELS}/{data}": tensor for data, tensor in labels.items()}
+    for name, responses in sets.items():
+        tensors |= {f"{SCORE_TENSORS}/{name}/{score}": tensor for score, tensor in responses.scores.items()}
+    specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
+    for name, responses in sets.items():
+        specs[f"{LOG_PROBS}/{name}"] = TensorSpec("F32", responses.shape)
+        if with_logits:
+            specs[f"{LOGSUMEXP}/{name}"] = TensorSpec("F32", responses.shape[:-1])
+
+    def chunks(name: str) -> Chunks:
+        kind, _, of = name.partition("/")
+        return [tensor_bytes(tensors[name])] if name in tensors else _bytes(sets[of], kind)
+
+    write_checkpoint(file, specs, chunks, header=None)
+
+
+def _bytes(predictions: StoredPredictions, kind: str) -> Iterator[memoryview | bytes]:
+    """Yield what a tensor of that kind holds, member after member."""
+    for member in predictions.members():
+        for part in member.split(at_once(member)):
+            tensor = part.log_probs if kind == LOG_PROBS else part.logsumexp
+            yield b"" if tensor is None else tensor_bytes(tensor)

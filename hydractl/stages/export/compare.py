@@ -23,8 +23,7 @@ from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.compute import means
-from hydractl.metrics.measure_tasks import Selection, measure_all
+from hydractl.metrics.compute import Selection, means, measure_all
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.metrics.registry import METRICS, choose_metrics

@@ -20,9 +20,8 @@ from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.result import UNKNOWN_DIGEST, Outcome, make_header
-from hydractl.stages.shared.fit_ood_scores import FitOn, fit_on, inputs_of, overlap_of_val
 from hydractl.stages.shared.open_inputs import digests, identified, labels_of
-from hydractl.stages.shared.predictions import fits
+from hydractl.stages.shared.predictions import FitOn, fit_on, fits, inputs_of, overlap_of_val
 
 HYDRA = "the hydra"
 

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from hydractl.errors import DataError, UsageError
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.model_inputs import cut_batch
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import density

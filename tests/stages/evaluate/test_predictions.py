@@ -13,7 +13,7 @@ from hydractl.data.preprocess import eval_transform
 from hydractl.errors import InputError
 from hydractl.fusion.feature_ood import Predictor
 from hydractl.metrics.per_sample import Responses
-from hydractl.stages.evaluate.predictions_file import write_predictions
+from hydractl.stages.evaluate.run import write_predictions
 from hydractl.stages.shared.predictions import PreparedData, predict
 from support.builders import base
 from support.predictions import SavedPredictions

@@ -18,7 +18,7 @@ from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.temperature import Scaled, fit_temperature, scale
 from hydractl.output import scratch
-from hydractl.stages.evaluate.predictions_file import write_predictions
+from hydractl.stages.evaluate.run import write_predictions
 
 M, N, C = 3, 101, 6
 

@@ -25,10 +25,9 @@ from hydractl.stages.evaluate import measure_row, open_models
 from hydractl.stages.evaluate import run as stage
 from hydractl.stages.evaluate import streamed as streams
 from hydractl.stages.evaluate.analyses.settings import Analysing
-from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.config import EvalConfig, SetOptions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.set_options import SetOptions
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from hydractl.stages.shared import prediction_store
