@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import namedtuple
 
 import pytest
@@ -105,3 +107,44 @@ def test_samples_that_have_not_come_are_noticed(said):
 
     with pytest.raises(ValueError, match="101 of 102 items were read"):
         mine.stored()
+
+
+@pytest.mark.parametrize("held", [1 << 20, 0])
+def test_scores_are_stored_in_the_order_of_the_data(said, tmp_path, monkeypatch, held):
+    monkeypatch.setattr(inference, "HELD_BYTES", held)
+    scores = torch.randn(1, N, 2, dtype=torch.float64)
+    mine = PredictionStore(N, tmp_path, ("knn", "vim"))
+    for indices in torch.randperm(N).split(8):
+        mine.store(indices, *(x[:, indices] for x in (*said.tensors(), scores)))
+    kept = mine.stored()
+
+    assert isinstance(kept, Responses) == (held > 0)
+    for found in (kept, in_memory(kept), Scaled(kept, 2.0), Joined((kept,))):
+        assert [*found.scores] == ["knn", "vim"]
+        assert torch.equal(torch.stack([*found.scores.values()], -1), scores[0])
+    assert not any(member.scores for member in kept.members())
+
+
+def test_scores_of_several_models_are_means_over_their_members(said):
+    one, two = (torch.randn(N, dtype=torch.float64) for _ in range(2))
+    parts = said._replace(scores={"knn": one}), Responses(said.log_probs[:1], None, {"knn": two, "vim": two})
+
+    assert torch.allclose(Joined(parts).scores["knn"], (M * one + two) / (M + 1))
+    assert [*Joined(parts).scores] == ["knn"]
+    assert Joined((parts[1], said)).scores == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs posix_fallocate")
+def test_a_disk_that_is_full_before_the_file_has_its_blocks_is_an_error(said, tmp_path, monkeypatch):
+    """A mapped page without disk space would end the process by SIGBUS."""
+
+    def full(_file, _begin, size):
+        assert size == said.log_probs.nbytes
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(inference, "HELD_BYTES", 0)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+
+    with pytest.raises(OutputError, match="No space left on device"):
+        PredictionStore(N, tmp_path).store(torch.arange(N), *said.tensors())
+    assert not list(tmp_path.iterdir())

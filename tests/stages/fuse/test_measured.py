@@ -125,7 +125,7 @@ def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_pat
     """Members are asked once each, hydras once each, and the one that equals its members not at all."""
     asked, predict = [], merge_quality.predict
     monkeypatch.setattr(
-        merge_quality, "predict", lambda *a, name, **k: asked.append(name) or predict(*a, name=name, **k)
+        merge_quality, "predict", lambda model, *a, **k: asked.append(model.name) or predict(model, *a, **k)
     )
     assert min(losses.values()) > 0
     ear = Heard()
