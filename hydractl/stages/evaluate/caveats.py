@@ -25,8 +25,7 @@ from hydractl.metrics.ood_scores import MSP, SCORES
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.baselines.registry import BASELINES
-from hydractl.stages.evaluate.config import OPTION as SETS
-from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.config import SETS, EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION
 from hydractl.stages.evaluate.selective_threshold import (
     LABEL_THRESHOLDS,

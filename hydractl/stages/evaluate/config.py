@@ -52,8 +52,8 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig, InputRef
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
-OPTION, PANEL = "--sets", "Prediction sets"
-PENALTY, RANK = 0.01, 5
+SETS, SETS_PANEL = "--sets", "Prediction sets"
+RAPS_PENALTY, RAPS_RANK = 0.01, 5
 """Of RAPS: those of its paper for ImageNet."""
 OF_RAPS = Constraint("set_method", (SetMethod.RAPS,))
 
@@ -77,33 +77,33 @@ class SetOptions(CheckedSettings):
         shows_range=False,
         range_hint="write 90 % as 0.9",
         metavar="COVERAGE",
-        panel=PANEL,
+        panel=SETS_PANEL,
     )
     set_method: SetMethod | None = setting(
         None,
         f"How sets rank classes (default: {SetMethod.LAC}, which gives the smallest sets).",
         choices=tuple(SetMethod),
-        panel=PANEL,
+        panel=SETS_PANEL,
         shows_default=False,
         only_with="sets",
     )
     sets_by_class: bool = flag(
-        Setting("Let the probability hold for each class.", panel=PANEL, only_with="sets")
+        Setting("Let the probability hold for each class.", panel=SETS_PANEL, only_with="sets")
     )
     raps_penalty: float | None = setting(
         None,
-        f"What `{SetMethod.RAPS}` adds for each class beyond `--raps-rank` (default: {PENALTY:g}).",
+        f"What `{SetMethod.RAPS}` adds for each class beyond `--raps-rank` (default: {RAPS_PENALTY:g}).",
         low=0,
         metavar="X",
-        panel=PANEL,
+        panel=SETS_PANEL,
         only_with=OF_RAPS,
     )
     raps_rank: int | None = setting(
         None,
-        f"Classes up to this rank have no penalty (default: {RANK}).",
+        f"Classes up to this rank have no penalty (default: {RAPS_RANK}).",
         low=1,
         metavar="K",
-        panel=PANEL,
+        panel=SETS_PANEL,
         only_with=OF_RAPS,
     )
 
@@ -117,8 +117,8 @@ class SetOptions(CheckedSettings):
         """The arguments of RAPS; empty for other methods."""
         if self.method is not SetMethod.RAPS:
             return {}
-        penalty = PENALTY if self.raps_penalty is None else self.raps_penalty
-        return Penalties(penalty=penalty, rank=self.raps_rank or RANK)
+        penalty = RAPS_PENALTY if self.raps_penalty is None else self.raps_penalty
+        return Penalties(penalty=penalty, rank=self.raps_rank or RAPS_RANK)
 
     @property
     def recorded(self) -> dict[str, str | float | bool | None]:

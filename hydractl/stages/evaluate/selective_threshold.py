@@ -26,8 +26,7 @@ from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
 from hydractl.output.atomic_write import Sink
 from hydractl.progress import Progress
-from hydractl.stages.evaluate.config import OPTION as SETS
-from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.config import SETS, EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.stages.evaluate.streamed import Identity
 from hydractl.stages.shared.output_record import make_step
