@@ -25,12 +25,11 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
     """Keep and measure predictions, and print the peak of memory beyond that of the libraries, in bytes."""
     import torch
 
+    from hydractl.fusion.inference import PredictionStore
     from hydractl.metrics.compute import measure
-    from hydractl.metrics.per_sample import Responses
     from hydractl.metrics.registry import METRICS
     from hydractl.metrics.resampling import Resampling
     from hydractl.metrics.temperature import Scaled, scaled_nll
-    from hydractl.stages.shared.prediction_store import PredictionStore
 
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
@@ -43,7 +42,7 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
         logits.scatter_add_(
             2, labels[indices].expand(members, -1).unsqueeze(2), torch.full(logits.shape, 3.0)
         )
-        spool.store(indices, Responses(logits.log_softmax(-1), logits.logsumexp(-1)))
+        spool.store(indices, logits.log_softmax(-1), logits.logsumexp(-1))
     said = spool.stored()
     scaled_nll(said, labels, 1.1)  # one of the forty passes of a fit
     measure(

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from hydractl.fusion.loaded_model import load
     from hydractl.fusion.predictions import Predictions
     from hydractl.heads.budget import HeadBudget
-    from hydractl.stages.evaluate.config import EvalConfig
+    from hydractl.stages.evaluate.config import EvalConfig, SetOptions
     from hydractl.stages.evaluate.run import run_eval as evaluate
-    from hydractl.stages.evaluate.set_options import SetOptions
     from hydractl.stages.export.config import ExportConfig
     from hydractl.stages.export.run import run_export as export
     from hydractl.stages.finetune.config import FinetuneConfig
@@ -85,7 +84,7 @@ _PLACES = {
     "Recipe": "hydractl.training.recipes.recipe",
     "ReportConfig": "hydractl.stages.report.config",
     "ScoreConfig": "hydractl.stages.score.config",
-    "SetOptions": "hydractl.stages.evaluate.set_options",
+    "SetOptions": "hydractl.stages.evaluate.config",
     "load": "hydractl.fusion.loaded_model",
 }
 _STAGES = {

@@ -27,8 +27,8 @@ class Task:
         cell: Path of a function that maps a cell of a table to its label or list of labels, and a cell of another form to None;
             None where cells are names or class numbers.
         metrics: Path of the metrics that only this task has.
-        temperature: Path of what fits temperatures that only this task has, like `metrics.measure_tasks.label_scale`.
-        measure: Path of what computes those of labelled data, like `metrics.measure_tasks.measure_labels`.
+        temperature: Path of what fits temperatures that only this task has, like `metrics.compute.label_scale`.
+        measure: Path of what computes those of labelled data, like `metrics.compute.measure_labels`.
         scores: Path of what gives the OOD scores that those of OOD data rank, like `span_scores` there.
         lines: Path of what tells the lines of `predict`, like `stages.predict.writers.class_lines`.
         columns: What of that comes first in a table, with types.
@@ -72,8 +72,8 @@ MULTI_LABEL = Task(
     cell="hydractl.data.sources.lists:list_in",
     answer="any number of them for every input",
     metrics="hydractl.metrics.classification:MULTI_LABEL",
-    temperature="hydractl.metrics.measure_tasks:label_scale",
-    measure="hydractl.metrics.measure_tasks:measure_labels",
+    temperature="hydractl.metrics.compute:label_scale",
+    measure="hydractl.metrics.compute:measure_labels",
     lines="hydractl.stages.predict.writers:label_lines",
     columns=(("labels", str),),
     likeliest=(*_LIKELIEST, ("label_information", float)),
@@ -87,9 +87,9 @@ TOKENS = Task(
     pipeline="token-classification",
     answer="one of them for every word",
     metrics="hydractl.metrics.spans:SPANS",
-    temperature="hydractl.metrics.measure_tasks:entity_scale",
-    measure="hydractl.metrics.measure_tasks:measure_spans",
-    scores="hydractl.metrics.measure_tasks:span_scores",
+    temperature="hydractl.metrics.compute:entity_scale",
+    measure="hydractl.metrics.compute:measure_spans",
+    scores="hydractl.metrics.compute:span_scores",
     lines="hydractl.stages.predict.writers:entity_lines",
     columns=(("entities", str),),
     likeliest=(),

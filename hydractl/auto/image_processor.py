@@ -7,7 +7,7 @@ from typing import Any
 from transformers import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 
-from hydractl.fusion.preprocess import Encoder
+from hydractl.fusion.loaded_model import Encoder
 from hydractl.manifest.header import Preprocess
 from hydractl.strict_json import compact
 

@@ -23,7 +23,7 @@ from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model
 from hydractl.families.transformers.hf_models import labels_as_config
-from hydractl.fusion.default_score import WithDefaultScore
+from hydractl.fusion.feature_ood import WithDefaultScore
 from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import files_of, labels_of

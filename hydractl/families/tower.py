@@ -333,6 +333,10 @@ class Towers(nn.Module):
         """Return each member's logits (M, B, C) for inputs (B, ...), which are cast to the dtype of the weights."""
         return self.scaled_logits(self.run_towers(inputs))
 
+    def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Return each member's logits (M, B, C); subclasses append other outputs of the same pass."""
+        return (self.member_logits(inputs),)
+
     def run_towers(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """Return the outputs (G, B, F) of the towers that answer about inputs (B, ...)."""
         return {name: self.run_tower(name, asked) for name, asked in self.routed(inputs).items()}

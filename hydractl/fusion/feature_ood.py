@@ -1,37 +1,220 @@
-"""A model with feature-based OOD scores.
+"""Features of members, the inputs of their classifiers, and OOD scores of features.
 
-Axes: M members, B batch, N samples, S scores.
+Axes: M members, B batch, N samples, C classes, D features, S scores. In `EnergyDensity`: G classes with training samples, K directions
+in which features vary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import override
 
 from hydractl.checkpoint import BESIDE, Checkpoint
 from hydractl.data.batches import Batch
-from hydractl.errors import CheckpointError, InputError
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.data.encode import Reading
+from hydractl.errors import CheckpointError, InputError, UnsupportedModelError
+from hydractl.families.base import Family
+from hydractl.families.batched_members import FeatureLinear, MemberParallel, placed_features
+from hydractl.families.load import OpenModel
+from hydractl.families.tower import OutputHead, Towers
+from hydractl.families.zero_shot import Contrast, without_autocast
+from hydractl.fusion.inference import responses
+from hydractl.fusion.prompts import Classes, with_class_names
 from hydractl.manifest.header import Header
 from hydractl.manifest.threshold import Threshold
 from hydractl.metrics import ood_scores
 from hydractl.metrics.feature_scores import (
     TENSOR_SPECS,
     WITH_FEATURES,
+    Classifier,
     FittedScore,
     Moments,
     Training,
     energy_density,
     fit,
 )
-from hydractl.metrics.per_sample import Responses, Scored
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, msp
+from hydractl.metrics.per_sample import Responses, of_inputs
 from hydractl.model_inputs import Inputs
 from hydractl.output.scratch import ROOM_HINT, scratch_tensor
 from hydractl.processes.distributed import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureExtractor:
+    """A model whose readout returns features and logits.
+
+    For a model with a classifier, features are the inputs of its last linear layer; with several classifiers (for a class
+    and a distillation token) their inputs are concatenated. For a zero-shot model they are the embedding of the image,
+    with length one.
+    """
+
+    model: Towers
+    readouts: tuple[tuple[nn.Linear, ...], ...]
+    """Last layers of the classifiers, one per readout; empty for a zero-shot model."""
+
+    @classmethod
+    def of(cls, model: Towers, family: Family, *, name: str) -> FeatureExtractor:
+        """Make a model's readout return its features from now on; its logits do not change.
+
+        Args:
+            model: In evaluation mode.
+            family: Its own.
+            name: What errors call it.
+
+        Raises:
+            UnsupportedModelError: If its classifier does not end with a linear layer.
+        """
+        if any(isinstance(answer, Contrast) for answer in model.answers):
+            return cls(model, ())
+        readouts = tuple(
+            tuple(layers[-1] for head in heads if (layers := _linear_layers(head)))
+            for heads in heads_of(model, family)
+        )
+        if not all(readouts):
+            raise UnsupportedModelError(f"{name}: its classifier has no linear layer, so it has no features")
+        for last_layers in readouts:
+            for place, layer in enumerate(last_layers):
+                FeatureLinear.take_over(layer, place, len(last_layers))
+        extractor = cls(model, readouts)
+        for answer in model.answers:
+            vars(answer).update(features=extractor.width)
+        if isinstance(readout := model.tower().readout, MemberParallel):
+            readout.restack()
+        return extractor
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the model."""
+        return self.model.dtype
+
+    def outputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the members' logits (M, B, C) and features (M, B, D) for inputs (B, ...), from one pass."""
+        outputs = self.model.run_towers(inputs)
+        features = self.features_of(outputs).expand(len(self.model.answers), -1, -1)
+        return self.model.scaled_logits(outputs), features
+
+    def features_of(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the features (G, B, D) of towers' outputs (G, B, F)."""
+        return next(iter(outputs.values()))[..., -self.width :] if self.readouts else outputs["vision"]
+
+    @property
+    def width(self) -> int:
+        """D."""
+        if self.readouts:
+            return sum(layer.in_features for layer in self.readouts[0])
+        return next(answer.width for answer in self.model.answers if isinstance(answer, Contrast))
+
+    def classifiers(self) -> list[Classifier]:
+        """Return the weights (C, D) and biases (C,) that compute each member's logits from its features, M of them."""
+        heat = self.model.temperature
+        if not self.readouts:
+            return [_cosines(answer, heat) for answer in self.model.answers if isinstance(answer, Contrast)]
+        to_classes = OutputHead().class_logits
+        classifiers = [
+            Classifier(
+                to_classes(torch.cat([_copied(layer.weight) for layer in layers], 1).T).T
+                / (len(layers) * heat),
+                to_classes(torch.stack([_bias(layer) for layer in layers]).mean(0)) / heat,
+            )
+            for layers in self.readouts
+        ]
+        return classifiers if len(classifiers) > 1 else classifiers * len(self.model.answers)
+
+
+def heads_of(model: Towers, family: Family) -> tuple[tuple[nn.Module, ...], ...]:
+    """Return the classifiers of each readout that runs of a model with one tower: one, or a class and a distillation token's."""
+    return tuple(
+        tuple(readout.get_submodule(path) for path in paths) for readout, paths in _head_paths(model, family)
+    )
+
+
+def give_head_inputs(model: Towers, family: Family) -> None:
+    """Let a model answer with what its classifiers read, (M, B, F), in the place of logits; it is of no other use from then on.
+
+    F is D; of P classifiers P D, side by side.
+    """
+    for answer in model.answers:
+        vars(answer).update(multi_label=False)
+    for readout, paths in _head_paths(model, family):
+        for place, path in enumerate(paths):
+            holder, _, name = path.rpartition(".")
+            linear = isinstance(readout.get_submodule(path), nn.Linear)
+            setattr(readout.get_submodule(holder), name, HeadInput(place, len(paths), linear=linear))
+
+
+class HeadInput(nn.Module):
+    """What stands in the place of a classifier and gives what that reads, as `FeatureLinear` does beside the logits."""
+
+    def __init__(self, place: int, places: int, *, linear: bool) -> None:
+        """Take the place of the `place`-th of P classifiers: a linear layer, or a network that reads one token (B, 1, D)."""
+        super().__init__()
+        self.place, self.places, self.linear = place, places, linear
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features that `FeatureLinear` gives."""
+        return torch.cat(placed_features(x if self.linear else x.squeeze(1), self.place, self.places), -1)
+
+
+def _head_paths(model: Towers, family: Family) -> list[tuple[nn.Module, list[str]]]:
+    """Return each readout that runs, and the paths of its classifiers there."""
+    (layout,) = family.towers.values()
+    readout = model.tower().readout
+    parts = [*readout.members] if isinstance(readout, MemberParallel) else [readout]
+    return [(part, [path for prefix in layout.head for path in _path_under(prefix, part)]) for part in parts]
+
+
+def _path_under(prefix: str, readout: nn.Module) -> list[str]:
+    """Return the path of the classifier under a prefix of the library's names, in a list; an empty one without any.
+
+    It is the module that holds all parameters there: the outermost where there are several, as of two layers.
+    """
+    under = {
+        path: part
+        for path, part in readout.named_modules()
+        if f"{path.removeprefix('host.')}.".startswith(prefix)
+    }
+    holders = [path for path, part in under.items() if part._parameters]
+    return holders if len(holders) == 1 else [*under][:1]
+
+
+def _linear_layers(head: nn.Module) -> list[nn.Linear]:
+    return [
+        part
+        for part in head.modules()
+        if isinstance(part, nn.Linear) and type(part) in {nn.Linear, FeatureLinear}
+    ]
+
+
+def _cosines(answer: Contrast, heat: float) -> Classifier:
+    classes = answer.class_embeddings
+    if classes is None:
+        raise ValueError("the classes must be set before features are computed")
+    bias = answer.logit_bias
+    weight = _copied(classes) * _copied(answer.logit_scale).exp() / heat
+    shift = weight.new_zeros(len(weight)) if bias is None else _copied(bias).expand(len(weight)) / heat
+    return Classifier(weight, shift)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().float().cpu()
+
+
+def _bias(layer: nn.Linear) -> Tensor:
+    bias: Tensor | None = layer.bias
+    return torch.zeros(layer.out_features) if bias is None else _copied(bias)
+
 
 FIT_ANEW = "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"
 
@@ -110,24 +293,40 @@ class Scores:
             for name, tensor in fitted_score.tensors.items()
         }
 
-    def of(self, extractor: FeatureExtractor, *, name: str) -> WithOodScores:
-        """Return the model with these scores.
+    def check_width(self, extractor: FeatureExtractor, *, name: str) -> None:
+        """Check that the scores are for features of the model's width.
 
         Raises:
             CheckpointError: If they are for features of another width.
         """
-        with_scores = WithOodScores(extractor=extractor, scores=self)
         widths = {
             _wide(fitted_score).shape[-1]
             for member_scores in self.fitted.values()
             for fitted_score in member_scores
         }
-        if widths != {with_scores.width}:
+        if widths != {extractor.width}:
             raise CheckpointError(
-                f"{name}: its OOD scores are for {sorted(widths)} features, but the model has {with_scores.width}",
+                f"{name}: its OOD scores are for {sorted(widths)} features, but the model has {extractor.width}",
                 hint=FIT_ANEW,
             )
-        return with_scores
+
+    def score(self, name: str, logits: Tensor, features: Tensor, *, temperature: float) -> Tensor:
+        """Return a score (B,), float64, the mean over members.
+
+        Args:
+            name: Name of the score.
+            logits: Logits of members, (M, B, C).
+            features: Features of members, (M, B, D).
+            temperature: Temperature by which the logits are divided.
+
+        Raises:
+            InputError: If a score is not finite in float32.
+        """
+        members = zip(self.fitted[name], features, logits * (temperature / self.temperature), strict=True)
+        scores = torch.stack([fitted_score(f, z) for fitted_score, f, z in members]).mean(0)
+        if not scores.float().isfinite().all():
+            raise InputError(f"the OOD score `{name}` of the model is not finite", hint=FIT_ANEW)
+        return scores
 
 
 def _wide(fitted: FittedScore) -> Tensor:
@@ -157,100 +356,104 @@ def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WithOodScores:
-    """A model with feature-based OOD scores, fitted on training data.
+class Predictor:
+    """A model that predicts data, with its fitted OOD scores if there are any.
 
     Attributes:
-        extractor: The model.
-        scores: Fitted scores.
+        model: The model in evaluation mode, on the device and in the dtype that it runs in.
+        name: Name of the model for errors.
+        reads: Preprocessing of items.
+        scores: Feature-based OOD scores.
+        extractor: Returns the model's logits and features; None without `scores`.
     """
 
-    extractor: FeatureExtractor
-    scores: Scores
+    model: Towers
+    name: str
+    reads: Reading
+    scores: Scores | None = None
+    extractor: FeatureExtractor | None = None
+
+    def with_scores(self, scores: Scores, family: Family) -> Predictor:
+        """Return the predictor with fitted scores; the model returns its features from now on.
+
+        Raises:
+            CheckpointError: If the scores are for features of another width.
+            UnsupportedModelError: If the model has no features.
+        """
+        extractor = FeatureExtractor.of(self.model, family, name=self.name)
+        scores.check_width(extractor, name=self.name)
+        return replace(self, scores=scores, extractor=extractor)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Of the S scores."""
-        return tuple(self.scores.fitted)
+    def score_names(self) -> tuple[str, ...]:
+        """Names of the S scores. The only score of a model without fitted scores is its confidence, as `msp`."""
+        return (ood_scores.MSP,) if self.scores is None else tuple(self.scores.fitted)
 
-    @classmethod
-    def fit(
-        cls,
-        extractor: FeatureExtractor,
-        scores: Sequence[str],
-        training: tuple[Iterable[Batch[Inputs]], Tensor],
-        held_out: Iterable[Batch[Inputs]] = (),
-        *,
-        name: str,
-        team: ProcessGroup,
-    ) -> Self:
-        """Run the model once on training data and fit scores; all processes get the same scores.
-
-        A process holds only sums over the data, D^2 + C D numbers per member; for `knn` and `vim` it holds the features,
-        in a file if they are large.
+    def responses(self, batches: Iterable[Batch[Inputs]], *, data: str) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the outputs of `inference.responses`, and scores (1, B, S), means over members, if the model has any.
 
         Args:
-            extractor: The model.
-            scores: Names from `FITS`, with options, and `energy+density`.
-            training: Batches of this process, and all labels (N,).
-            held_out: Batches of held-out ID data, which `energy+density` needs.
-            name: Name of the model for errors.
-            team: Process group with the other batches.
+            batches: Batches of the data.
+            data: Name of the data for errors.
 
         Raises:
-            DataError: If an item cannot be read, or a score cannot be fitted on these data.
-            InputError: As for `respond_to_all`.
-            OutputError: If there is no disk space for features.
+            InputError: As for `respond`; also if a score is not finite.
         """
-        batches, labels = training
-        by_density = {
-            score: ood_scores.RELATIVE if score == ood_scores.ENERGY_DENSITY else score for score in scores
-        }
-        observed = _observed(extractor, [*by_density.values()], batches, labels, name=name, team=team)
-        fitted = {score: [fit(kind, member) for member in observed] for score, kind in by_density.items()}
-        if ood_scores.ENERGY_DENSITY in fitted:
-            values = _energies_and_densities(
-                extractor, fitted[ood_scores.ENERGY_DENSITY], held_out, name=name, team=team
-            )
-            fitted[ood_scores.ENERGY_DENSITY] = [
-                energy_density(density, *of_member)
-                for density, of_member in zip(fitted[ood_scores.ENERGY_DENSITY], values, strict=True)
-            ]
-        return cls(extractor=extractor, scores=Scores(fitted=fitted, temperature=extractor.model.temperature))
+        runnable = self.extractor or self.model
+        for indices, log_probs, logsumexp, *others in responses(runnable, batches, name=self.name, data=data):
+            if self.scores is not None:
+                logits, temperature = Responses(log_probs, logsumexp).logits(), self.model.temperature
+                scores = [
+                    self.scores.score(name, logits, *others, temperature=temperature)
+                    for name in self.scores.fitted
+                ]
+                yield indices, log_probs, logsumexp, torch.stack(scores, -1).unsqueeze(0)
+            else:
+                yield indices, log_probs, logsumexp, *others
 
-    @property
-    def width(self) -> int:
-        """D."""
-        return len(self.extractor.classifiers()[0].weight.T)
 
-    def responses(
-        self, batches: Iterable[Batch[Inputs]], *, name: str, data: str
-    ) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the outputs of `inference.responses` and the scores (1, B, S), means over members."""
-        for indices, member_responses, features in self.extractor.responses(batches, name=name, data=data):
-            scores = [self.score(score, member_responses.logits(), features) for score in self.names]
-            yield indices, *member_responses.tensors(), torch.stack(scores, -1).unsqueeze(0)
+def fit_scores(
+    extractor: FeatureExtractor,
+    scores: Sequence[str],
+    training: tuple[Iterable[Batch[Inputs]], Tensor],
+    held_out: Iterable[Batch[Inputs]] = (),
+    *,
+    name: str,
+    team: ProcessGroup,
+) -> Scores:
+    """Run the model once on training data and fit scores; all processes get the same scores.
 
-    @property
-    def as_fitted(self) -> float:
-        """Factor of logits that restores the temperature with which the scores were fitted."""
-        return self.extractor.model.temperature / self.scores.temperature
+    A process holds only sums over the data, D^2 + C D numbers per member; for `knn` and `vim` it holds the features,
+    in a file if they are large.
 
-    def score(self, name: str, logits: Tensor, features: Tensor) -> Tensor:
-        """Return a score (B,), float64, the mean over members, for logits (M, B, C) and features (M, B, D).
+    Args:
+        extractor: The model.
+        scores: Names from `FITS`, with options, and `energy+density`.
+        training: Batches of this process, and all labels (N,).
+        held_out: Batches of held-out ID data, which `energy+density` needs.
+        name: Name of the model for errors.
+        team: Process group with the other batches.
 
-        Raises:
-            InputError: If a score is not finite in float32.
-        """
-        members = zip(self.scores.fitted[name], features, logits * self.as_fitted, strict=True)
-        scores = torch.stack([fitted_score(f, z) for fitted_score, f, z in members]).mean(0)
-        if not scores.float().isfinite().all():
-            raise InputError(f"the OOD score `{name}` of the model is not finite", hint=FIT_ANEW)
-        return scores
-
-    def scored(self, responses: Responses, scores: Tensor) -> Scored:
-        """Return predictions of N samples with scores (1, N, S), as from `responses`."""
-        return Scored(responses, dict(zip(self.names, scores.squeeze(0).unbind(1), strict=True)))
+    Raises:
+        DataError: If an item cannot be read, or a score cannot be fitted on these data.
+        InputError: As for `respond`.
+        OutputError: If there is no disk space for features.
+    """
+    batches, labels = training
+    by_density = {
+        score: ood_scores.RELATIVE if score == ood_scores.ENERGY_DENSITY else score for score in scores
+    }
+    observed = _observed(extractor, [*by_density.values()], batches, labels, name=name, team=team)
+    fitted = {score: [fit(kind, member) for member in observed] for score, kind in by_density.items()}
+    if ood_scores.ENERGY_DENSITY in fitted:
+        values = _energies_and_densities(
+            extractor, fitted[ood_scores.ENERGY_DENSITY], held_out, name=name, team=team
+        )
+        fitted[ood_scores.ENERGY_DENSITY] = [
+            energy_density(density, *of_member)
+            for density, of_member in zip(fitted[ood_scores.ENERGY_DENSITY], values, strict=True)
+        ]
+    return Scores(fitted=fitted, temperature=extractor.model.temperature)
 
 
 def _observed(
@@ -264,7 +467,7 @@ def _observed(
 ) -> list[Training]:
     """Return the outputs of each member on training data that the scores need."""
     classifiers, count = extractor.classifiers(), len(labels)
-    width, classes = len(classifiers[0].weight.T), int(labels.max()) + 1
+    width, classes = extractor.width, int(labels.max()) + 1
     lengths = {
         bool(ood_scores.options_of(score)["normalize"])
         for score in scores
@@ -283,8 +486,8 @@ def _observed(
     )
     largest_logits, arrived = torch.empty(len(classifiers), count), 0
     for indices, largest, features in team.iterate(
-        (indices, responses.logits().float().amax(-1), features)
-        for indices, responses, features in extractor.responses(batches, name=name, data="fit")
+        (indices, Responses(log_probs, logsumexp).logits().float().amax(-1), features)
+        for indices, log_probs, logsumexp, features in responses(extractor, batches, name=name, data="fit")
     ):
         arrived += len(indices)
         largest_logits[:, indices] = largest
@@ -313,9 +516,136 @@ def _energies_and_densities(
     parts = [
         torch.stack([
             torch.stack([ood_scores.SCORES[ood_scores.ENERGY].of(z.unsqueeze(0)), density(f, z)])
-            for density, f, z in zip(densities, features, responses.logits(), strict=True)
+            for density, f, z in zip(densities, features, Responses(log_probs, logsumexp).logits(), strict=True)
         ])
-        for _, responses, features in extractor.responses(held_out, name=name, data="val")
+        for _, log_probs, logsumexp, features in responses(extractor, held_out, name=name, data="val")
     ]  # fmt: skip
     energies, values = torch.cat(team.in_order(parts), -1).unbind(1)
     return [*zip(energies, values, strict=True)]
+
+
+class EnergyDensity(nn.Module):
+    """`energy+density` of M members, always in float32 and not part of a state dict.
+
+    With y = (f / ||f|| - mean) A, the density of `feature_scores.distance` is min_c (||n_c||^2 - 2 y n_c) + sum_k (1 -
+    w_k) y_k^2, which avoids the subtraction of large numbers.
+    """
+
+    mean: Tensor
+    white: Tensor
+    points: Tensor
+    lengths: Tensor
+    weights: Tensor
+    energy_scale: Tensor
+    density_scale: Tensor
+    shift: Tensor
+
+    def __init__(self, fitted: Sequence[FittedScore]) -> None:
+        super().__init__()
+        tensors = {name: [score.tensors[name].double() for score in fitted] for name in fitted[0].tensors}
+        white, points = (_padded([x.T for x in tensors[name]]) for name in ("white", "points"))
+        scales = [torch.stack(tensors[f"{name}_deviation"]).view(-1, 1) for name in ("energy", "density")]
+        means = [torch.stack(tensors[f"{name}_mean"]).view(-1, 1) for name in ("energy", "density")]
+        constants = {
+            "mean": torch.stack(tensors["mean"]).unsqueeze(1),  # (M, 1, D)
+            "white": white.mT.contiguous(),  # (M, D, K)
+            "points": -2 * points,  # (M, K, G)
+            "lengths": points.square().sum(1, keepdim=True),  # (M, 1, G)
+            "weights": 1 - _padded(tensors["weights"]).unsqueeze(1),  # (M, 1, K)
+            "energy_scale": 1 / scales[0],  # (M, 1)
+            "density_scale": 1 / scales[1],
+            "shift": means[0] / scales[0] + means[1] / scales[1],
+        }
+        for name, tensor in constants.items():
+            self.register_buffer(name, tensor.float(), persistent=False)
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EnergyDensity:
+        place = fn(self.mean.new_empty(0)).device
+        return super()._apply(lambda x: x.to(place), recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+    @override
+    def forward(self, logits: Tensor, features: Tensor) -> Tensor:
+        """Return the scores (B,) of logits (M, B, C), at the temperature of the fit, and features (M, B, D)."""
+        with without_autocast(logits.device):
+            y = (nn.functional.normalize(features.float(), dim=-1) - self.mean) @ self.white
+            nearest = (self.lengths + y @ self.points).amin(-1)
+            density = nearest + (y.square() * self.weights).sum(-1)
+            energy = -logits.float().logsumexp(-1)
+            scores: Tensor = energy * self.energy_scale + density * self.density_scale - self.shift
+        return scores.mean(0)
+
+
+class WithDefaultScore(nn.Module):
+    """A model with its default OOD score, computed in the same pass: `energy+density` if its checkpoint stores it, else `msp`.
+
+    The model is not registered as a submodule, so that a module may hold both.
+
+    Attributes:
+        score: Name of the score.
+    """
+
+    score = MSP
+
+    def __init__(self, model: Towers, scores: Scores | None, family: Family, *, name: str) -> None:
+        """Make the model's readout return features, if the score needs them.
+
+        Args:
+            model: In evaluation mode.
+            scores: OOD scores that its checkpoint stores.
+            family: Family of the model.
+            name: Name of the model for errors.
+
+        Raises:
+            CheckpointError: If stored scores are for features of another width.
+        """
+        super().__init__()
+        self._models = (model,)
+        if scores is None or ENERGY_DENSITY not in scores.fitted:
+            return
+        self.score = ENERGY_DENSITY
+        self.scores, self.extractor = scores, FeatureExtractor.of(model, family, name=name)
+        scores.check_width(self.extractor, name=name)
+        self.energy_density = EnergyDensity(scores.fitted[ENERGY_DENSITY])
+
+    @classmethod
+    def stored(cls, model: Towers, opened: OpenModel, classes: Classes | None = None) -> Self:
+        """Return a model with the default score of its checkpoint.
+
+        Args:
+            model: In evaluation mode.
+            opened: The checkpoint.
+            classes: Classes of a zero-shot model; stored scores apply only to the classes of the checkpoint.
+
+        Raises:
+            CheckpointError: If stored scores are invalid.
+        """
+        header, scores = with_class_names(opened.header, classes), None
+        if default_score(header) == ENERGY_DENSITY:
+            scores = Scores.stored(opened.checkpoint, header, scores=[ENERGY_DENSITY], name=opened.reference)
+        return cls(model, scores, opened.family, name=opened.reference)
+
+    @property
+    def model(self) -> Towers:
+        """The model."""
+        return self._models[0]
+
+    def forward(self, inputs: Inputs, *, exact: bool = False) -> tuple[Tensor, Tensor]:
+        """Return each member's logits and the score of inputs (B, ...); `exact` uses float64, as `predict`.
+
+        They are (M, B, C) and (B,), of Q labels (M, B, Q, 2) and (B,), of tokens (M, B, T, C) and (B, T).
+        """
+        if self.score == MSP:
+            logits = self.model.member_logits(inputs)
+            score = msp(logits.float().log_softmax(-1))
+            return logits, of_inputs(score, multi_label=self.model.answer.multi_label)
+        logits, features = self.extractor.outputs(inputs)
+        temperature = self.model.temperature
+        if exact:
+            return logits, self.scores.score(ENERGY_DENSITY, logits, features, temperature=temperature)
+        return logits, self.energy_density(logits * (temperature / self.scores.temperature), features)
+
+
+def _padded(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors (K, ...) of different K to (M, K, ...), padded with zeros."""
+    return nn.utils.rnn.pad_sequence([*tensors], batch_first=True)

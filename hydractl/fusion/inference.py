@@ -1,19 +1,23 @@
-"""Predictions of a model on batches: one forward pass each, without gradients.
+"""Predictions of a model on the batches of a data set, without gradients, stored in the order of the data.
 
 Axes: M members, B batch, N samples, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from hydractl.errors import InputError
 from hydractl.manifest.header import MOST_MEMBERS
-from hydractl.metrics.per_sample import Responses
+from hydractl.metrics.per_sample import Responses, StoredPredictions
 from hydractl.model_inputs import Inputs, batch_of, inputs_like, without_absent
+from hydractl.output.scratch import HELD_BYTES, ROOM_HINT, ScratchFile
 from hydractl.runtime import on_cpu
 
 if TYPE_CHECKING:
@@ -21,9 +25,10 @@ if TYPE_CHECKING:
 
 NOT_FINITE = "use `--dtype fp32`; if that does not help, the weights are damaged"
 """Hint for outputs that are not finite."""
+DISK_HINT = f"{ROOM_HINT}, or write the outputs there"
 
 
-class Answers(Protocol):
+class Runnable(Protocol):
     """Interface of a model for inference; a model on another runtime can implement it."""
 
     @property
@@ -36,19 +41,12 @@ class Answers(Protocol):
         """Dtype of its inputs."""
         ...
 
-    def member_logits(self, inputs: Inputs) -> torch.Tensor:
-        """Return each member's logits (M, B, C) for inputs (B, ...)."""
+    def outputs(self, inputs: Inputs) -> Sequence[torch.Tensor]:
+        """Return each member's logits (M, B, C) for inputs (B, ...), and other outputs (A, B, ...) of the same pass."""
         ...
 
 
-def respond(
-    model: Answers,
-    inputs: Inputs,
-    *,
-    name: str,
-    data: str,
-    extra_outputs: Callable[[], Sequence[torch.Tensor]] = tuple,
-) -> tuple[torch.Tensor, ...]:
+def respond(model: Runnable, inputs: Inputs, *, name: str, data: str) -> tuple[torch.Tensor, ...]:
     """Return the predictions of each member on a batch, with a single wait for the device.
 
     Args:
@@ -56,11 +54,10 @@ def respond(
         inputs: Inputs on any device.
         name: Name of the model for errors.
         data: Name of the data for errors.
-        extra_outputs: Returns further outputs of the pass that has just ended, on the device.
 
     Returns:
-        On the CPU: log-softmax of the logits (M, B, C) and their logsumexp (M, B), computed in float32, and `extra_outputs`.
-        Where each word is answered, (M, B, Q, C) and (M, B, Q), not-a-number for the words that a text has not.
+        On the CPU, in float32: log-softmax of the logits (M, B, C), their logsumexp (M, B), and the model's other outputs.
+        If each word is answered, (M, B, Q, C) and (M, B, Q), not-a-number for words that a text does not have.
 
     Raises:
         InputError: If a logit is not finite, or the device has too little memory.
@@ -68,11 +65,11 @@ def respond(
     try:
         with torch.inference_mode():
             like = torch.empty(0, device=model.device, dtype=model.dtype)
-            logits = model.member_logits(inputs_like(inputs, like))
-            log_probs, logsumexp = logits.float().log_softmax(-1), logits.float().logsumexp(-1)
+            logits, *others = (output.float() for output in model.outputs(inputs_like(inputs, like)))
+            log_probs, logsumexp = logits.log_softmax(-1), logits.logsumexp(-1)
             # also finite: differences of logits, and sums over members
             finite = log_probs.isfinite().all() & (MOST_MEMBERS * logsumexp).isfinite().all()
-            finite, *answers = on_cpu(finite, log_probs, logsumexp, *extra_outputs())
+            finite, log_probs, logsumexp, *others = on_cpu(finite, log_probs, logsumexp, *others)
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"{name}: the device has too little memory for {batch_of(inputs)} samples at once",
@@ -83,67 +80,128 @@ def respond(
             f"{name}: has logits that are not finite on `{data}`",
             hint=NOT_FINITE,
         )
-    log_probs, logsumexp, *extra = answers
-    return without_absent(log_probs, inputs), without_absent(logsumexp, inputs), *extra
+    return without_absent(log_probs, inputs), without_absent(logsumexp, inputs), *others
 
 
 def responses(
-    model: Answers,
-    batches: Iterable[Batch[Inputs]],
-    *,
-    name: str,
-    data: str,
-    extra_outputs: Callable[[], Sequence[torch.Tensor]] = tuple,
+    model: Runnable, batches: Iterable[Batch[Inputs]], *, name: str, data: str
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield for each batch the indices of its items and the outputs of `respond`; arguments as for `respond`."""
     for batch in batches:
-        yield batch.indices, *respond(model, batch.inputs, name=name, data=data, extra_outputs=extra_outputs)
+        yield batch.indices, *respond(model, batch.inputs, name=name, data=data)
 
 
-def respond_to_all(
-    model: Answers, batches: Iterable[Batch[Inputs]], *, count: int, name: str, data: str
-) -> Responses:
-    """Return the predictions of each member on a data set; memory holds the result and one batch.
+class PredictionStore:
+    """Predictions of members on the N samples of a data set, stored in any order and read in the order of the data.
 
-    Args:
-        model: As for `respond`.
-        batches: All batches of the data, in any order.
-        count: N, at least 1.
-        name: Name of the model for errors.
-        data: Name of the data for errors.
-
-    Returns:
-        As for `respond`, (M, N, C) and (M, N), in the order of the data.
-
-    Raises:
-        InputError: As for `respond`.
-        DataError: If an item cannot be read.
+    If log-probabilities are larger than `HELD_BYTES`, they are stored in an unnamed file.
     """
-    return gathered(responses(model, batches, name=name, data=data), count=count, data=data)
+
+    def __init__(self, count: int, folder: Path | None = None, names: Sequence[str] = ()) -> None:
+        """Prepare for N samples; the first batch gives the other sizes.
+
+        Args:
+            count: N.
+            folder: Folder of the file; None keeps all predictions in memory.
+            names: Names of the scores, if predictions have any.
+        """
+        self._count, self._folder, self._names = count, folder, names
+        self._stored = 0
+        self._file: ScratchFile | None = None
+        self._tensors: list[torch.Tensor] = []
+
+    def store(
+        self, indices: torch.Tensor, log_probs: torch.Tensor, logsumexp: torch.Tensor, *scores: torch.Tensor
+    ) -> None:
+        """Store the predictions (M, B, ...) of a batch, and its scores (1, B, S) if it has any, at the indices (B,) of its items.
+
+        Raises:
+            OutputError: If the disk has no room for the file.
+        """
+        parts = [log_probs, logsumexp, *(part.double() for part in scores)]
+        if not self._stored:
+            shapes = [(len(part), self._count, *part.shape[2:]) for part in parts]
+            if self._folder is not None and log_probs.element_size() * math.prod(shapes[0]) > HELD_BYTES:
+                name = f"the predictions on {self._count} samples"
+                self._file = ScratchFile(
+                    shapes[0], self._folder, name=name, until="they are measured", hint=DISK_HINT
+                )
+                shapes[0] = (0,)
+            self._tensors = [part.new_empty(shape) for part, shape in zip(parts, shapes, strict=True)]
+        tensors = self._tensors if self._file is None else [self._file.tensor(), *self._tensors[1:]]
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor[:, indices] = part
+        self._stored += len(indices)
+
+    def stored(self) -> StoredPredictions:
+        """Return all predictions.
+
+        Raises:
+            ValueError: If predictions on some samples are missing.
+        """
+        if self._stored != self._count:
+            raise ValueError(f"{self._stored} of {self._count} items were read")
+        log_probs, logsumexp, *scores = self._tensors
+        columns = scores[0].squeeze(0).unbind(1) if scores else ()
+        by_name = dict(zip(self._names, columns, strict=True)) if scores else {}
+        if self._file is None:
+            return Responses(log_probs, logsumexp, by_name)
+        return PredictionFile(self._file, logsumexp, slice(None), by_name)
 
 
-def gathered(batches: Iterable[Sequence[torch.Tensor]], *, count: int, data: str) -> Responses:
-    """Return the outputs of batches, as yielded by `responses`, in the order of the data; see `respond_to_all`."""
-    return Responses(*collected(batches, count=count, data=data))
+@dataclass(frozen=True, slots=True, eq=False)
+class PredictionFile:
+    """Predictions whose log-probabilities are in a file, of which memory holds one chunk.
+
+    Attributes:
+        log_probs: The file, (M, N, ...).
+        logsumexp: Logsumexp of the logits, (M, N) or (M, N, Q).
+        chosen: The members.
+        scores: As of `StoredPredictions`.
+    """
+
+    log_probs: ScratchFile
+    logsumexp: torch.Tensor
+    chosen: slice
+    scores: Mapping[str, torch.Tensor]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of `StoredPredictions`."""
+        return len(self.logsumexp[self.chosen]), *self.log_probs.shape[1:]
+
+    def members(self) -> Iterator[StoredPredictions]:
+        """Yield the predictions of each member separately, M = 1."""
+        for m in range(len(self.logsumexp))[self.chosen]:
+            yield replace(self, chosen=slice(m, m + 1), scores={})
+
+    def split(self, samples: int) -> Iterator[Responses]:
+        """Yield the predictions in order, with at most so many samples at a time."""
+        for begin in range(0, self.shape[1], samples):
+            part = self.chosen, slice(begin, begin + samples)
+            yield Responses(self.log_probs.tensor()[part].clone(), self.logsumexp[part])
 
 
 def collected(
-    batches: Iterable[Sequence[torch.Tensor]], *, count: int, data: str
-) -> tuple[torch.Tensor, ...]:
-    """Return the outputs of batches in the order of the data: parts (A, B, ...) of batches as tensors (A, N, ...).
+    batches: Iterable[Sequence[torch.Tensor]],
+    *,
+    count: int,
+    folder: Path | None = None,
+    names: Sequence[str] = (),
+) -> StoredPredictions:
+    """Return the predictions on all samples, in the order of the data.
 
     Args:
-        batches: Indices (B,) of the items of each batch, and its parts.
-        count: N.
-        data: Name of the data for errors.
+        batches: Indices of items, predictions and scores of batches, as yielded by `responses`.
+        count: Number of samples.
+        folder: As of `PredictionStore`.
+        names: As of `PredictionStore`.
+
+    Raises:
+        ValueError: If predictions on some samples are missing.
+        OutputError: If the disk has no room.
     """
-    tensors: tuple[torch.Tensor, ...] = ()
-    count_so_far = 0
+    store = PredictionStore(count, folder, names)
     for indices, *parts in batches:
-        tensors = tensors or tuple(part.new_empty(len(part), count, *part.shape[2:]) for part in parts)
-        for gathered, part in zip(tensors, parts, strict=True):
-            gathered[:, indices] = part
-        count_so_far += len(indices)
-    if count_so_far != count:
-        raise ValueError(f"{data}: {count_so_far} of {count} items were read")
-    return tensors
+        store.store(indices, *parts)
+    return store.stored()

@@ -4,41 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
 from hydractl.data.batches import Batch
-from hydractl.data.datasets import TextSet
-from hydractl.data.encode import encoded
-from hydractl.data.in_memory import Item, given_items, listed
+from hydractl.data.datasets import ImageSet, TextSet
+from hydractl.data.encode import encoded, of_kind
+from hydractl.data.in_memory import Item, given_items, is_text, kinds, listed
+from hydractl.data.preprocess import eval_transform
+from hydractl.data.tokenize import encode_texts
 from hydractl.data.words import by_word, whole_words
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model, Towers
 from hydractl.fusion.build import members_from_state
-from hydractl.fusion.feature_ood import Scores, check_threshold
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor, Predictor, Scores, check_threshold
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.inference import collected, respond_to_all
+from hydractl.fusion.inference import collected
 from hydractl.fusion.plan import join_members
 from hydractl.fusion.predictions import Bound, LabelPredictions, Predictions, WordPredictions, predictions_of
-from hydractl.fusion.preprocess import Encoder
 from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle, with_class_names
 from hydractl.hub.model_outputs import check_replaces, publish_models
 from hydractl.hub.repository import Pushed, Target, push, require_token
 from hydractl.hub.upload import Publication, usual_message
-from hydractl.manifest.header import Header, Kind, Tokenization
-from hydractl.metrics.per_sample import Responses, Scored, in_memory
+from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
+from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.output.atomic_write import publish
 from hydractl.output.locks import claimed
 from hydractl.output.paths import check_folder, check_output, output
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import pick_device, torch_dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """Preprocessing of a model's inputs.
+
+    Attributes:
+        images: Preprocessing of images, None for a text model.
+        texts: Tokenization of texts, None for an image model.
+    """
+
+    images: Preprocess | None
+    texts: Tokenization | None
+
+    @classmethod
+    def of(cls, header: Header) -> Encoder:
+        """Return the encoder of a checkpoint; that of a zero-shot model takes both."""
+        how = header.preprocess
+        if isinstance(how, Tokenization):
+            return cls(images=None, texts=how)
+        return cls(images=how, texts=None if header.prompting is None else header.prompting.tokenization)
+
+    def __call__(self, items: Iterable[Item]) -> Inputs:
+        """Return items of one type as one batch; see `Towers.encode`."""
+        item_list = listed(items)
+        texts = [item for item in item_list if is_text(item)]
+        if len(texts) == len(item_list) and self.texts is not None:
+            return encode_texts(texts, self.texts)
+        if (texts and self.texts is not None) or self.images is None:
+            expected = "texts" if self.images is None else "images, or texts"
+            raise TypeError(f"the model reads {expected}, found {kinds(item_list)}")
+        transform = eval_transform(self.images)
+        images = of_kind(given_items(item_list, self.images), ImageSet)
+        return torch.stack([transform(images.image(i)) for i in range(len(images))])
 
 
 class Loaded(Towers):
@@ -102,7 +136,7 @@ class Loaded(Towers):
         bound = Bound(stored.score, stored.below) if stored and stored.below is not None else None
         header = self.header
         if texts is not None and rows is not None:
-            by_text = in_memory(responses).mapped(rows.by_document)
+            by_text = responses.mapped(rows.by_document)
             return WordPredictions.of(
                 by_text,
                 self.labels,
@@ -118,17 +152,13 @@ class Loaded(Towers):
             label_thresholds=header.label_thresholds,
         )
 
-    def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses | Scored:
+    def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses:
         """Return the predictions of the members, and the feature-based scores of the checkpoint."""
-        names = {"name": self.reference, "data": "the items"}
-        if self.scores is None:
-            return respond_to_all(self, batches, count=count, **names)
-        extractor = FeatureExtractor.of(self, family_of(self.header.architecture), name=self.reference)
-        beside = self.scores.of(extractor, name=self.reference)
-        *response_tensors, scores = collected(
-            beside.responses(batches, **names), count=count, data=names["data"]
-        )
-        return beside.scored(Responses(*response_tensors), scores)
+        predictor = Predictor(model=self, name=self.reference, reads=self.header.preprocess)
+        if self.scores is not None:
+            predictor = predictor.with_scores(self.scores, family_of(self.header.architecture))
+        outputs = predictor.responses(batches, data="the items")
+        return in_memory(collected(outputs, count=count, names=predictor.score_names))
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write a checkpoint with the present weights and return its path; the write is atomic.

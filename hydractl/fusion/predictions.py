@@ -21,8 +21,6 @@ from hydractl.metrics.ood_scores import SCORES, mutual_information
 from hydractl.metrics.per_sample import (
     SAMPLES_AT_ONCE,
     Responses,
-    Scored,
-    in_memory,
     mean_probabilities,
     most_probable,
     of_samples,
@@ -90,7 +88,7 @@ class Predictions(Uncertainties):
     @classmethod
     def of(
         cls,
-        member_answers: Responses | Scored,
+        responses: Responses,
         names: Sequence[str],
         bound: Bound | None = None,
         rule: PredictionSets | None = None,
@@ -98,12 +96,11 @@ class Predictions(Uncertainties):
         """Return the predictions from the outputs of members.
 
         Args:
-            member_answers: Outputs with the logsumexp of logits, and optionally feature-based scores.
+            responses: Outputs with the logsumexp of logits, and optionally feature-based scores.
             names: Names of the C classes.
             bound: Threshold that accepts samples.
             rule: Which prediction sets samples have.
         """
-        responses = in_memory(member_answers)
         mean, members = _probabilities(responses)
         classes = mean.argmax(1)
         return cls(
@@ -113,7 +110,7 @@ class Predictions(Uncertainties):
             member_probabilities=members,
             votes=members.argmax(2),
             sets=None if rule is None else class_sets(mean, rule),
-            **_uncertainties(_scores(member_answers, responses), bound),
+            **_uncertainties(_scores(responses), bound),
         )
 
     def __len__(self) -> int:
@@ -149,14 +146,13 @@ class LabelPredictions(Uncertainties):
     @classmethod
     def of(
         cls,
-        member_answers: Responses | Scored,
+        responses: Responses,
         names: Sequence[str],
         bound: Bound | None = None,
         *,
         thresholds: Sequence[float] = (),
     ) -> LabelPredictions:
         """Return the predictions from the outputs of members, as `Predictions.of`; without `thresholds` they are one half."""
-        responses = in_memory(member_answers)
         mean, members = (probabilities[..., 1] for probabilities in _probabilities(responses))
         classes = _above(thresholds, mean)
         parts = responses.split(SAMPLES_AT_ONCE)
@@ -170,7 +166,7 @@ class LabelPredictions(Uncertainties):
             member_probabilities=members,
             votes=_above(thresholds, members),
             label_information=torch.cat([mutual_information(p.log_probs.double()).float() for p in parts]),
-            **_uncertainties(_scores(member_answers, responses), bound),
+            **_uncertainties(_scores(responses), bound),
         )
 
     def __len__(self) -> int:
@@ -314,7 +310,7 @@ def _above(label_thresholds: Sequence[float], probabilities: Tensor) -> Tensor:
 
 
 def predictions_of(
-    member_answers: Responses | Scored,
+    responses: Responses,
     names: Sequence[str],
     bound: Bound | None = None,
     rule: PredictionSets | None = None,
@@ -322,9 +318,9 @@ def predictions_of(
     label_thresholds: Sequence[float] = (),
 ) -> Predictions | LabelPredictions:
     """Return the predictions from the outputs of members, of models for one label or for several; see there."""
-    if len(member_answers.shape) == DIMS:
-        return Predictions.of(member_answers, names, bound, rule)
-    return LabelPredictions.of(member_answers, names, bound, thresholds=label_thresholds)
+    if len(responses.shape) == DIMS:
+        return Predictions.of(responses, names, bound, rule)
+    return LabelPredictions.of(responses, names, bound, thresholds=label_thresholds)
 
 
 def _probabilities(responses: Responses) -> tuple[Tensor, Tensor]:
@@ -333,10 +329,9 @@ def _probabilities(responses: Responses) -> tuple[Tensor, Tensor]:
     return mean, responses.log_probs.exp()
 
 
-def _scores(member_answers: Responses | Scored, responses: Responses) -> dict[str, Tensor]:
+def _scores(responses: Responses) -> dict[str, Tensor]:
     """Return all scores of logits (N,), and those that come with the outputs."""
-    beside = member_answers.scores if isinstance(member_answers, Scored) else {}
-    return {name: scored(responses, name) for name in SCORES} | dict(beside)
+    return {name: scored(responses, name) for name in SCORES} | dict(responses.scores)
 
 
 def _uncertainties(scores: Mapping[str, Tensor], bound: Bound | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hydractl.manifest.guarantee import SetMethod
 from hydractl.manifest.prediction_sets import PredictionSets
-from hydractl.metrics.checks import check_labels, check_probs
+from hydractl.metrics.metric_spec import check_labels, check_probs
 
 ROUNDING = 1e-6
 """How far a threshold lies above the quantile, so that samples with the same probabilities but for rounding are in the same sets."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hydractl.metrics.checks import check_probs
-from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit
+from hydractl.metrics.metric_spec import Metric, MetricNeeds, Unit, check_probs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,15 +6,16 @@ Axes: M members, N samples of ID and N' of OOD data, C classes; dots are optiona
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.metrics.checks import check_labels, check_probs
+from hydractl.metrics.metric_spec import check_labels, check_probs
 from hydractl.runtime import at_least_single
 
 BINARY = 2
@@ -29,6 +30,14 @@ class StoredPredictions(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """M, N and C; M, N, Q and 2 of Q labels."""
+        ...
+
+    @property
+    def scores(self) -> Mapping[str, Tensor]:
+        """Scores (N,), float64, that cannot be computed from the predictions, by name; empty if there are none.
+
+        If confidence is not a class probability, `msp` is its negative.
+        """
         ...
 
     def split(self, samples: int) -> Iterator[Responses]:
@@ -47,10 +56,12 @@ class Responses(NamedTuple):
         log_probs: Natural logarithms of probabilities, (M, N, C); of models that answer Q labels (M, N, Q, 2), or Q words
             (M, N, Q, C), with not-a-number for words that a text has not.
         logsumexp: Logsumexp of the logits, (M, N) or (M, N, Q), so that logits are `log_probs` plus it; None if not stored.
+        scores: As of `StoredPredictions`; parts and single members have none.
     """
 
     log_probs: Tensor
     logsumexp: Tensor | None = None
+    scores: Mapping[str, Tensor] = MappingProxyType({})
 
     def logits(self) -> Tensor:
         """Return the logits (M, N, C) or (M, N, Q, 2) in float64.
@@ -62,9 +73,15 @@ class Responses(NamedTuple):
             raise ValueError("the predictions are log-probabilities, from which logits cannot be recovered")
         return self.log_probs.double() + self.logsumexp.double().unsqueeze(-1)
 
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor], scores: Mapping[str, Tensor] = MappingProxyType({})) -> Responses:
+        """Return predictions of what `tensors` returns."""
+        log_probs, *rest = tensors
+        return cls(log_probs, rest[0] if rest else None, scores)
+
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the stored tensors."""
-        return tuple(x for x in self if x is not None)
+        """Return the stored tensors, without the scores."""
+        return (self.log_probs,) if self.logsumexp is None else (self.log_probs, self.logsumexp)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,7 +90,7 @@ class Responses(NamedTuple):
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Responses:
         """Return predictions of other samples, which `change` makes of each tensor (M, N, ...)."""
-        return Responses(*map(change, self.tensors()))
+        return Responses.of(map(change, self.tensors()))
 
     def flattened(self) -> Responses:
         """Return predictions on all labels of all samples, (M, N Q, 2), of predictions on samples with Q labels; on all words there are."""
@@ -101,10 +118,22 @@ class Joined:
         """As of `StoredPredictions`."""
         return sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:]
 
+    @property
+    def scores(self) -> Mapping[str, Tensor]:
+        """Scores (N,) that all parts have, by name: means over members."""
+        shares = [part.shape[0] / self.shape[0] for part in self.parts]
+        return {
+            name: torch.stack(
+                [share * part.scores[name] for share, part in zip(shares, self.parts, strict=True)]
+            ).sum(0)
+            for name in self.parts[0].scores
+            if all(name in part.scores for part in self.parts)
+        }
+
     def split(self, samples: int) -> Iterator[Responses]:
         """Yield the predictions in order, with at most so many samples at a time."""
         for member_parts in zip(*(part.split(samples) for part in self.parts), strict=True):
-            yield Responses(*map(torch.cat, zip(*(part.tensors() for part in member_parts), strict=True)))
+            yield Responses.of(map(torch.cat, zip(*(part.tensors() for part in member_parts), strict=True)))
 
     def members(self) -> Iterator[StoredPredictions]:
         """Yield the predictions of each member separately, M = 1."""
@@ -112,53 +141,13 @@ class Joined:
             yield from part.members()
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Predictions of members with scores that cannot be computed from them.
-
-    Attributes:
-        predictions: Predictions without the scores.
-        scores: Scores (N,), float64, by name. If confidence is not a class probability, `msp` is its negative.
-    """
-
-    predictions: StoredPredictions
-    scores: Mapping[str, Tensor]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As of `StoredPredictions`."""
-        return self.predictions.shape
-
-    def split(self, samples: int) -> Iterator[Responses]:
-        """Yield the predictions in order, with at most so many samples at a time."""
-        return self.predictions.split(samples)
-
-    def members(self) -> Iterator[StoredPredictions]:
-        """Yield the predictions of each member separately, M = 1."""
-        return self.predictions.members()
-
-
-def together(parts: Sequence[StoredPredictions]) -> StoredPredictions:
-    """Return the predictions of the members of several models as one ensemble; scores are means over members."""
-    if not all(isinstance(part, Scored) for part in parts):
-        return Joined(tuple(parts))
-    scored_parts = [part for part in parts if isinstance(part, Scored)]
-    share = [part.shape[0] / sum(part.shape[0] for part in scored_parts) for part in scored_parts]
-    scores = {
-        name: torch.stack(
-            [weight * part.scores[name] for weight, part in zip(share, scored_parts, strict=True)]
-        ).sum(0)
-        for name in scored_parts[0].scores
-    }
-    return Scored(Joined(tuple(part.predictions for part in scored_parts)), scores)
-
-
 def in_memory(predictions: StoredPredictions) -> Responses:
     """Return the predictions in memory."""
     if isinstance(predictions, Responses):
         return predictions
     parts = [part.tensors() for part in predictions.split(SAMPLES_AT_ONCE)]
-    return Responses(*(torch.cat(part_tensors, 1) for part_tensors in zip(*parts, strict=True)))
+    tensors = (torch.cat(part_tensors, 1) for part_tensors in zip(*parts, strict=True))
+    return Responses.of(tensors, predictions.scores)
 
 
 def at_once(predictions: StoredPredictions) -> int:

@@ -22,7 +22,7 @@ Axes: M members, N samples, Q labels, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,7 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from hydractl.manifest.temperature import DIGITS, Temperature
-from hydractl.metrics.checks import check_labels
+from hydractl.metrics.metric_spec import check_labels
 from hydractl.metrics.per_sample import Responses, StoredPredictions, at_labels
 
 LOWEST, HIGHEST = 0.05, 20.0
@@ -93,7 +93,7 @@ def changes_nothing(temperature: float | Tensor) -> bool:
 
 def scale(responses: Responses, temperature: float | Tensor) -> Responses:
     """Return the predictions with logits divided by T; arguments as in `scale_log_probs`."""
-    log_probs, logsumexp = responses
+    log_probs, logsumexp, _ = responses
     scaled = scale_log_probs(log_probs, temperature)
     if logsumexp is None or changes_nothing(temperature):
         return Responses(scaled, logsumexp)
@@ -114,6 +114,11 @@ class Scaled:
     def shape(self) -> tuple[int, ...]:
         """As of `StoredPredictions`."""
         return self.predictions.shape
+
+    @property
+    def scores(self) -> Mapping[str, Tensor]:
+        """As of `StoredPredictions`: those of the model at its stored temperature."""
+        return self.predictions.scores
 
     def split(self, samples: int) -> Iterator[Responses]:
         """Yield the predictions in order, with at most so many samples at a time."""

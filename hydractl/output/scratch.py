@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,47 @@ from hydractl.errors import OutputError
 HELD_BYTES = 32 << 20
 """Maximum size of a tensor in memory; larger ones are stored in a file."""
 ROOM_HINT = "set TMPDIR to a folder on a disk with more space"
+
+
+class ScratchFile:
+    """A float32 tensor in an unnamed file, which is freed when neither this object nor a mapping of it exists.
+
+    Each mapping is a new one, so the process holds only the pages of mappings in use.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], folder: Path, *, name: str, until: str, hint: str = ROOM_HINT
+    ) -> None:
+        """Reserve the disk space; the other arguments are those of `scratch_tensor`.
+
+        Args:
+            shape: Shape of the tensor.
+            folder: Folder of the file.
+            name: Name of its content in messages.
+            until: When it is freed.
+            hint: Advice if the disk is full.
+
+        Raises:
+            OutputError: If the disk has no room for the file.
+        """
+        self.shape, size = shape, 4 * math.prod(shape)
+        try:
+            check_room(folder, size, name=name, until=until, hint=hint)
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed as follows
+            weakref.finalize(self, self._file.close)
+            # without blocks of its own a mapped page that finds the disk full ends the process by SIGBUS
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file.fileno(), 0, size)
+            else:
+                self._file.truncate(size)
+        except OSError as error:
+            raise OutputError(
+                f"{name} cannot be stored until {until}: {error.strerror}", hint=hint
+            ) from error
+
+    def tensor(self) -> torch.Tensor:
+        """Map the file and return it as a tensor; writes to the tensor are writes to the file."""
+        return torch.from_numpy(np.memmap(self._file, np.float32, "r+", shape=self.shape))
 
 
 def scratch_tensor(shape: tuple[int, ...], *, name: str, until: str, hint: str = ROOM_HINT) -> torch.Tensor:
@@ -29,16 +72,9 @@ def scratch_tensor(shape: tuple[int, ...], *, name: str, until: str, hint: str =
     Raises:
         OutputError: If the disk has no room for the file.
     """
-    size = 4 * math.prod(shape)
-    if size <= HELD_BYTES:
+    if 4 * math.prod(shape) <= HELD_BYTES:
         return torch.empty(shape)
-    try:
-        folder = Path(tempfile.gettempdir())
-        check_room(folder, size, name=name, until=until, hint=hint)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
-    except OSError as error:
-        raise OutputError(f"{name} cannot be stored until {until}: {error.strerror}", hint=hint) from error
+    return ScratchFile(shape, Path(tempfile.gettempdir()), name=name, until=until, hint=hint).tensor()
 
 
 def check_room(folder: Path, size: int, *, name: str, until: str, hint: str) -> None:

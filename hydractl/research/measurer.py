@@ -66,14 +66,14 @@ class ResearchMeasurer(RowMeasurer):
     @override
     def open_data(self, run: Evaluation) -> None:
         data, options = run.data, baselines_of(run.config.compare)
-        opener = DataOpener(run.config, run.opened[0][0].header.preprocess, run.keeping.team, run.progress)
+        opener = DataOpener(run.config, run.opened[0][0].header.preprocess, run.team, run.progress)
         labelled = {str(o.reads): f"{o.KIND}: data={o.reads}" for o in options if o.LABELLED}
         labelled |= {str(o.val): f"{o.KIND}: val={o.val}" for o in options if o.val}
         contents = {}
         for name, ref in data_of(options).items():
             items = opener.items(ref)
             labels = data.alignment.aligned(labelled[name], items) if name in labelled else None
-            identity = Identity.of(items, run.keeping.team)
+            identity = Identity.of(items, run.team)
             contents[name] = identity.content
             self.fitted_on[name] = FittedData(items, identity.fingerprint, labels)
         run.warn(opener.skipped)

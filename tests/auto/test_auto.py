@@ -20,7 +20,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, OutputExists, UsageError
 from hydractl.families.registry import family_of
-from hydractl.fusion.default_score import WithDefaultScore
+from hydractl.fusion.feature_ood import WithDefaultScore
 from hydractl.hub.model_outputs import publish_models
 from hydractl.output.atomic_write import Folder
 from hydractl.output.locks import OutputLock

@@ -9,8 +9,7 @@ from hydractl.data.batches import Batch
 from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
 from hydractl.families.zero_shot import Contrast, unit
-from hydractl.fusion.default_score import WithDefaultScore
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import Predictor, WithDefaultScore
 from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES
 from support.builders import base
@@ -52,8 +51,8 @@ def test_the_score_of_one_graph_is_that_of_predict(variant):
 
     logits, found = WithDefaultScore(hydra, scores, family, name="m")(asked)
 
-    beside = scores.of(FeatureExtractor.of(hydra, family, name="m"), name="m")
-    ((*_, expected),) = beside.responses([Batch(asked, torch.arange(5))], name="m", data="d")
+    beside = Predictor(model=hydra, name="m", reads=sample.header.preprocess).with_scores(scores, family)
+    ((*_, expected),) = beside.responses([Batch(asked, torch.arange(5))], data="d")
     assert largest_difference(found, expected[0, :, 0]) < 1e-4
     assert found.unique().numel() == 5
     torch.testing.assert_close(logits, hydra.member_logits(asked))
@@ -84,12 +83,15 @@ def test_the_score_keeps_its_digits_in_any_dtype(dtype):
 
     with_score.to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
-        logits, features = (x.float() for x in with_score.with_scores.extractor.logits_and_features(asked))
+        logits, features = (x.float() for x in with_score.extractor.outputs(asked))
         beside = with_score.energy_density(logits, features)
 
     assert {buffer.dtype for buffer in with_score.buffers()} == {torch.float32}
     assert not with_score.state_dict()
     assert torch.equal(with_score(asked)[1], before)
     torch.testing.assert_close(
-        beside.double(), with_score.with_scores.score(ENERGY_DENSITY, logits, features), atol=1e-4, rtol=1e-4
+        beside.double(),
+        with_score.scores.score(ENERGY_DENSITY, logits, features, temperature=1.0),
+        atol=1e-4,
+        rtol=1e-4,
     )

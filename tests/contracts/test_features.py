@@ -9,8 +9,10 @@ from hydractl.data.batches import Batch
 from hydractl.families.batched_members import FeatureLinear
 from hydractl.families.registry import FAMILIES
 from hydractl.families.zero_shot import Contrast, unit
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
+from hydractl.fusion.inference import responses
+from hydractl.metrics.per_sample import Responses
 from support.builders import base
 from support.variants import OF_CLASSES, PLAIN, variant
 
@@ -34,9 +36,9 @@ def seen(model, sample):
     inputs = inputs["pixel_values"] if len(model.towers) > 1 else inputs
     extractor = FeatureExtractor.of(model, FAMILIES[sample.header.architecture.family], name="model")
     batches = [Batch(inputs, torch.arange(3))] * 2
-    *_, (indices, said, features) = extractor.responses(batches, name="model", data="data")
+    *_, (indices, *said, features) = responses(extractor, batches, name="model", data="data")
     assert indices.tolist() == [0, 1, 2]
-    return extractor, said, features
+    return extractor, Responses(*said), features
 
 
 def check(model, sample, *, members):
@@ -95,7 +97,7 @@ def test_features_come_out_of_one_graph(name):
     inputs = sample.inputs(batch=3)
     torch.compiler.reset()
 
-    run = torch.compile(extractor.logits_and_features, backend="eager", fullgraph=True)
+    run = torch.compile(extractor.outputs, backend="eager", fullgraph=True)
     logits, compiled = run(inputs["pixel_values"] if len(hydra.towers) > 1 else inputs)
 
     torch.testing.assert_close(compiled, features)

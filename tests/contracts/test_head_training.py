@@ -7,7 +7,7 @@ import torch
 
 from hydractl.families.base import place_of
 from hydractl.families.registry import FAMILIES
-from hydractl.fusion.features import give_head_inputs, heads_of
+from hydractl.fusion.feature_ood import give_head_inputs, heads_of
 from hydractl.fusion.hydra import Hydra
 from hydractl.stages.finetune.head_training import on_features
 from hydractl.stages.finetune.trainable import Together, TrainableModel

@@ -22,7 +22,7 @@ from hydractl.data.in_memory import given_items
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.errors import DataError
-from hydractl.fusion.preprocess import Encoder
+from hydractl.fusion.loaded_model import Encoder
 from hydractl.manifest.header import Preprocess
 from hydractl.stages.export.compare import undecoded
 from hydractl.training.feeding.sources import Planned, open_source

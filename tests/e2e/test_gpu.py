@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.cli.app import main
 from hydractl.data.batches import Batch
 from hydractl.families.registry import family_of
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.fusion.inference import responses
 from hydractl.fusion.loaded_model import load
 from hydractl.scoring.methods import METHODS
@@ -183,11 +182,9 @@ def test_a_batch_is_answered_after_one_wait(features):
         images = torch.rand(6, 1, 8, 8)
         batches = [Batch(part, torch.arange(2)) for part in images.split(2)]
         if features:
-            extractor = FeatureExtractor.of(model, family_of(model.header.architecture), name="hydra.st")
+            model = FeatureExtractor.of(model, family_of(model.header.architecture), name="hydra.st")
         with crossings() as found:
-            answers = [
-                *(extractor.responses if features else partial(responses, model))(batches, name="", data="")
-            ]
+            answers = [*responses(model, batches, name="", data="")]
     assert found == {"wait in hydractl.runtime.wait_for": len(batches)}
     assert len(answers) == len(batches)
     assert all(not tensor.is_cuda for tensor in tree_iter(answers) if isinstance(tensor, torch.Tensor))

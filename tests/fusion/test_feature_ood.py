@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hydractl.data.batches import Batch
 from hydractl.errors import OutputError
-from hydractl.fusion.feature_ood import WithOodScores
+from hydractl.fusion.feature_ood import fit_scores
 from hydractl.metrics.feature_scores import FITS, Classifier
-from hydractl.metrics.per_sample import Responses
 from hydractl.output import scratch
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.scoring.circuit.memory_budget import Peak
@@ -29,6 +29,7 @@ class Watching:
     """A model of many classes."""
 
     model = Model()
+    width, device, dtype = WIDTH, torch.device("cpu"), torch.float32
 
     def classifiers(self):
         draw = torch.Generator().manual_seed(0)
@@ -37,27 +38,26 @@ class Watching:
             for _ in range(MEMBERS)
         ]
 
-    def responses(self, batches, **_):
-        for indices in batches:
-            features = torch.randn(MEMBERS, len(indices), WIDTH, generator=torch.Generator().manual_seed(1))
-            features = features + indices[:, None] % 7
-            logits = torch.stack([f @ c.weight.T for f, c in zip(features, self.classifiers(), strict=True)])
-            yield indices, Responses(logits.log_softmax(-1), logits.logsumexp(-1)), features
+    def outputs(self, indices):
+        features = torch.randn(MEMBERS, len(indices), WIDTH, generator=torch.Generator().manual_seed(1))
+        features = features + indices[:, None] % 7
+        logits = torch.stack([f @ c.weight.T for f, c in zip(features, self.classifiers(), strict=True)])
+        return logits, features
 
 
 def test_fitting_holds_no_logits_of_the_whole_data():
     labels = torch.arange(SAMPLES) % 5
-    batches = torch.arange(SAMPLES).split(BATCH)
+    batches = [Batch(indices, indices) for indices in torch.arange(SAMPLES).split(BATCH)]
     with Peak() as peak:
-        WithOodScores.fit(Watching(), [*FITS], (batches, labels), name="m", team=ProcessGroup())
+        fit_scores(Watching(), [*FITS], (batches, labels), name="m", team=ProcessGroup())
     assert peak.highest < LOGITS / 4
 
 
 def fitted(scores):
     labels = torch.arange(SAMPLES) % 5
-    batches = torch.arange(SAMPLES).split(BATCH)
-    with_scores = WithOodScores.fit(Watching(), scores, (batches, labels), name="m", team=ProcessGroup())
-    return with_scores.scores.tensors()
+    batches = [Batch(indices, indices) for indices in torch.arange(SAMPLES).split(BATCH)]
+    scores = fit_scores(Watching(), scores, (batches, labels), name="m", team=ProcessGroup())
+    return scores.tensors()
 
 
 def test_features_that_lie_in_a_file_give_the_same_scores(monkeypatch):

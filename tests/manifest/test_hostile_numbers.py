@@ -167,8 +167,8 @@ def test_answers_that_are_not_finite_are_errors(logits):
     class Constant:
         device, dtype = torch.device("cpu"), torch.float32
 
-        def member_logits(self, inputs):
-            return torch.tensor(logits).expand(2, len(inputs), 2)
+        def outputs(self, inputs):
+            return (torch.tensor(logits).expand(2, len(inputs), 2),)
 
     with pytest.raises(InputError, match="not finite"):
         respond(Constant(), torch.zeros(3, 1, 4, 4), name="model", data="data")

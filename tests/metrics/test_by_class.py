@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix
 
 from hydractl.manifest.limits import MOST_CLASSES, MOST_CONFUSIONS
-from hydractl.metrics.by_class import by_class
+from hydractl.metrics.curves import by_class
 
 
 @given(st.integers(2, 130), st.integers(1, 400), st.integers(0, 99))

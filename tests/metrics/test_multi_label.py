@@ -18,8 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 import hydractl.metrics.temperature
 from hydractl.manifest.temperature import Temperature
-from hydractl.metrics.compute import measure, scored
-from hydractl.metrics.measure_tasks import Selection, measure_all
+from hydractl.metrics.compute import Selection, measure, measure_all, scored
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.per_sample import Responses, question_losses
 from hydractl.metrics.registry import METRICS

@@ -16,8 +16,16 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.classification import ece
-from hydractl.metrics.compute import RowNumbers, answered, means, measure, scored
-from hydractl.metrics.measure_tasks import Selection, entity_scale, measure_all
+from hydractl.metrics.compute import (
+    RowNumbers,
+    Selection,
+    answered,
+    entity_scale,
+    means,
+    measure,
+    measure_all,
+    scored,
+)
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.per_sample import Responses, ensemble_log_probs, question_losses

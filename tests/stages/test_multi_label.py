@@ -27,10 +27,9 @@ from hydractl.hub.layout import is_stock
 from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.per_sample import Responses
 from hydractl.metrics.temperature import fit_label_temperatures
-from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.config import EvalConfig, SetOptions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.set_options import SetOptions
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export
 from hydractl.stages.finetune.config import FinetuneConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, in_memory
-from hydractl.stages.evaluate.predictions_file import LABELS, LOG_PROBS, LOGSUMEXP, SCORES
+from hydractl.metrics.per_sample import Responses, StoredPredictions, in_memory
+from hydractl.stages.evaluate.run import LABELS, LOG_PROBS, LOGSUMEXP, SCORE_TENSORS
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 
@@ -46,9 +46,9 @@ class SavedPredictions:
                 sets[data] = Responses(in_memory(sets[data]).log_probs, tensor)
                 saved.raw.add(row)
             else:
-                assert kind == SCORES, name
-                known = sets[data] if isinstance(sets[data], Scored) else Scored(sets[data], {})
-                sets[data] = Scored(known.predictions, {**known.scores, scores[0]: tensor})
+                assert kind == SCORE_TENSORS, name
+                known = in_memory(sets[data])
+                sets[data] = known._replace(scores={**known.scores, scores[0]: tensor})
         return saved
 
 

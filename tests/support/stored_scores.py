@@ -10,8 +10,7 @@ import torch
 import hydractl
 from hydractl.data.batches import Batch
 from hydractl.families.registry import family_of
-from hydractl.fusion.feature_ood import Scores, WithOodScores
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor, Scores, fit_scores
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import FittedScores
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
@@ -30,11 +29,10 @@ COUNT = 24
 def fitted(model: Towers, family: Family, fit: Inputs, val: Inputs) -> Scores:
     """Return `energy+density` of a model for inputs (COUNT, ...)."""
     batches = [[Batch(inputs, torch.arange(COUNT))] for inputs in (fit, val)]
-    with_scores = WithOodScores.fit(
+    return fit_scores(
         FeatureExtractor.of(model, family, name="model"), [ENERGY_DENSITY], (batches[0], torch.arange(COUNT) % 3), batches[1],
         name="model", team=ProcessGroup(),
     )  # fmt: skip
-    return with_scores.scores
 
 
 def store_scores(path: Path, fit: Inputs, val: Inputs, *, temperature: float = 2.0) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from hydractl.manifest.document import Fingerprint
     from hydractl.manifest.report import Report, Row
-    from hydractl.stages.evaluate.report import EvalReport
+    from hydractl.stages.evaluate.run import EvalReport
 
 
 OF_PAGES = ("classes", "examples", "costs")
@@ -43,7 +43,7 @@ OF_PAGES = ("classes", "examples", "costs")
 def show_stored(config: EvalConfig, terminal: Terminal) -> None:
     """Show the report that is there, as if it had been made, and exit as it says."""
     from hydractl.manifest.report import Report
-    from hydractl.stages.evaluate.report import EvalReport
+    from hydractl.stages.evaluate.run import EvalReport
 
     document = Report.read(cast("Path", config.out))
     report = EvalReport(document=document, paths=config.output_files(), config=config)

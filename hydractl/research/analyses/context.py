@@ -5,8 +5,10 @@ Axes: N samples, B batch.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Model, Towers
 from hydractl.families.zero_shot import Contrast
 from hydractl.fusion.build import members_from_state
-from hydractl.fusion.inference import responses
+from hydractl.fusion.inference import collected, responses
 from hydractl.fusion.prompts import prompts_of
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Fate, Kind, steps_to
@@ -26,7 +28,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.compute import means, measure
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.per_sample import Responses, StoredPredictions
+from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import Resampling
 from hydractl.model_inputs import Inputs, inputs_like
@@ -38,7 +40,6 @@ from hydractl.research.schema import Analyses
 from hydractl.runtime import on_device
 from hydractl.scoring.job import Samples
 from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
-from hydractl.stages.shared.prediction_store import PredictionStore
 from hydractl.stages.shared.predictions import Scaling
 
 HINTS = {
@@ -129,10 +130,13 @@ def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, 
     predictions: dict[str, StoredPredictions] = {}
     for name in (ID_NAME, *context.sets):
         batches = responses(model, context.batches(part, name), name=part.opened.reference, data=name)
-        spool = PredictionStore(context.count(name))
-        for indices, *response_tensors in context.run.keeping.team.iterate(batches):
-            spool.store(indices, Responses(*response_tensors))
-        predictions[name] = context.scaled(spool.stored())
+        predictions[name] = context.scaled(
+            collected(
+                context.run.team.iterate(batches),
+                count=context.count(name),
+                folder=Path(tempfile.gettempdir()),
+            )
+        )
     return predictions
 
 

@@ -183,7 +183,7 @@ class ExpansionTerms:
             sdpa_kernel(SDPBackend.MATH),
             _needing_gradients(self.weights),
         ):  # others have no second derivative
-            sums, count = context.run.keeping.team.added(batch_sums())
+            sums, count = context.run.team.added(batch_sums())
         if not bool(sums.isfinite().all()):
             raise DataError(
                 f"{part.opened.reference}: losses or gradients on `{of}` are not finite; check that the model is trained"
@@ -272,7 +272,7 @@ def _taylor_tables(context: AnalysisContext) -> Iterator[HeadTable]:
                     context, part, torch.empty(0, device=model.device, dtype=model.dtype)
                 ),
                 settings=TaylorSettings(scope="global"),
-                team=context.run.keeping.team,
+                team=context.run.team,
             )
             # it would say that `prune` compares the scores of towers, by an option of `score`
             for tower, rows in score_taylor(job, SILENT).scores.items():

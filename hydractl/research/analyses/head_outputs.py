@@ -97,7 +97,7 @@ def gather(
                 )
             yield sums
 
-    sums = context.run.keeping.team.added(batch_sums())
+    sums = context.run.team.added(batch_sums())
     width = len(OutputMoments._fields)
     return [OutputMoments(*sums[i : i + width]) for i in range(0, len(sums), width)]
 

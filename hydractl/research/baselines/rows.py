@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading, encoded
@@ -20,7 +21,6 @@ from hydractl.fusion.streaming import hollow
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Kind
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.ood_scores import MSP
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.progress import Progress
 from hydractl.research.baselines.options import DATA, VAL, BaselineOptions, DerivedModels
@@ -56,16 +56,16 @@ class WithConfidence(BaselineModel):
     """A derived model that also estimates the probability of being correct.
 
     Attributes:
-        own_scores: OOD scores that the model computes itself.
         confidence: Confidence on the last batch, (B,).
     """
 
-    own_scores = (MSP,)
     confidence: torch.Tensor
 
-    def extra_outputs(self) -> tuple[torch.Tensor]:
-        """Return the scores of the last batch, (1, B, 1)."""
-        return (-self.confidence[None, :, None],)
+    @override
+    def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Return each member's logits (M, B, C), and the score `msp` of the inputs, minus the confidence, (1, B, 1)."""
+        logits = self.member_logits(inputs)
+        return logits, -self.confidence[None, :, None]
 
 
 class FittedData(NamedTuple):

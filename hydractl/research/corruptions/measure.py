@@ -19,8 +19,14 @@ from hydractl.errors import DataError, UsageError
 from hydractl.manifest.document import Value
 from hydractl.manifest.header import Tokenization
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.compute import Estimates, differences, group_means, interval_ends
-from hydractl.metrics.measure_tasks import Selection, measure_all
+from hydractl.metrics.compute import (
+    Estimates,
+    Selection,
+    differences,
+    group_means,
+    interval_ends,
+    measure_all,
+)
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import MetricEstimate
@@ -28,7 +34,6 @@ from hydractl.research.corruptions.names import SHIFT, Corruption, scopes
 from hydractl.research.corruptions.schema import ALL_SEVERITIES, Shift
 from hydractl.research.corruptions.texts import corrupted_text
 from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
-from hydractl.stages.shared.predictions import predict_together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +158,7 @@ def measure_corrupted(
         clean = run.data.prepared(ID_NAME)
         changed = with_corruption(clean.dataset, corruption)
         inputs = clean.of(changed, name=f"{corruption.name} {corruption.severity}")
-        predictions = predict_together(row.predictors, inputs, run.keeping, progress=run.progress)
+        predictions = run.predict(row.predictors, inputs)
         if predictions is not None:
             cells[corruption.name, str(corruption.severity)] = measure_all(
                 row.scaling(predictions),

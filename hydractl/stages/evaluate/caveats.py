@@ -24,7 +24,7 @@ from hydractl.metrics.ood_ranking import TPR
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.scoring.circuit.objective import parse_objective
-from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.config import SETS, EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION
 from hydractl.stages.evaluate.selective_threshold import (
     LABEL_THRESHOLDS,
@@ -33,10 +33,9 @@ from hydractl.stages.evaluate.selective_threshold import (
     THRESHOLD,
     sources_of_stored,
 )
-from hydractl.stages.evaluate.set_options import OPTION as SETS
 from hydractl.stages.evaluate.streamed import Identity
-from hydractl.stages.shared.fit_ood_scores import overlap_of_val
 from hydractl.stages.shared.open_inputs import overlap
+from hydractl.stages.shared.predictions import overlap_of_val
 
 FEW = 100
 """Sample size below which FPR95 and a fitted temperature are unreliable."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 from typing_extensions import override
 
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.errors import UsageError
-from hydractl.manifest.guarantee import Guarantee
+from hydractl.manifest.guarantee import Guarantee, SetMethod
 from hydractl.manifest.limits import MOST_EXAMPLES
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
@@ -20,7 +20,9 @@ from hydractl.output.paths import PREDICTIONS, REPORT
 from hydractl.plugins import added
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import (
+    CheckedSettings,
     Constraint,
+    OptionGroup,
     Role,
     Setting,
     by_default,
@@ -28,6 +30,7 @@ from hydractl.settings import (
     check_extensions,
     extension_field,
     flag,
+    options_of,
     required,
     setting,
 )
@@ -43,10 +46,95 @@ from hydractl.stages.evaluate.refs import (
     check_whole,
     model_name,
 )
-from hydractl.stages.evaluate.set_options import NO_SETS, SET_OPTIONS, SetOptions
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig, InputRef
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
+
+SETS, SETS_PANEL = "--sets", "Prediction sets"
+RAPS_PENALTY, RAPS_RANK = 0.01, 5
+"""Of RAPS: those of its paper for ImageNet."""
+OF_RAPS = Constraint("set_method", (SetMethod.RAPS,))
+
+
+class Penalties(TypedDict, total=False):
+    """The arguments of RAPS; empty for other methods."""
+
+    penalty: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetOptions(CheckedSettings):
+    """Level and method; `sets` is None where none are fitted."""
+
+    sets: float | None = setting(
+        None,
+        "Fit prediction sets on held-out `--data`: the set of an input contains its class with this probability.",
+        above=0.0,
+        below=1.0,
+        shows_range=False,
+        range_hint="write 90 % as 0.9",
+        metavar="COVERAGE",
+        panel=SETS_PANEL,
+    )
+    set_method: SetMethod | None = setting(
+        None,
+        f"How sets rank classes (default: {SetMethod.LAC}, which gives the smallest sets).",
+        choices=tuple(SetMethod),
+        panel=SETS_PANEL,
+        shows_default=False,
+        only_with="sets",
+    )
+    sets_by_class: bool = flag(
+        Setting("Let the probability hold for each class.", panel=SETS_PANEL, only_with="sets")
+    )
+    raps_penalty: float | None = setting(
+        None,
+        f"What `{SetMethod.RAPS}` adds for each class beyond `--raps-rank` (default: {RAPS_PENALTY:g}).",
+        low=0,
+        metavar="X",
+        panel=SETS_PANEL,
+        only_with=OF_RAPS,
+    )
+    raps_rank: int | None = setting(
+        None,
+        f"Classes up to this rank have no penalty (default: {RAPS_RANK}).",
+        low=1,
+        metavar="K",
+        panel=SETS_PANEL,
+        only_with=OF_RAPS,
+    )
+
+    @property
+    def method(self) -> SetMethod:
+        """How sets rank classes."""
+        return SetMethod(self.set_method or SetMethod.LAC)
+
+    @property
+    def penalties(self) -> Penalties:
+        """The arguments of RAPS; empty for other methods."""
+        if self.method is not SetMethod.RAPS:
+            return {}
+        penalty = RAPS_PENALTY if self.raps_penalty is None else self.raps_penalty
+        return Penalties(penalty=penalty, rank=self.raps_rank or RAPS_RANK)
+
+    @property
+    def recorded(self) -> dict[str, str | float | bool | None]:
+        """What a step and a report say of them; nothing where none are fitted."""
+        if self.sets is None:
+            return {}
+        return {
+            "sets": self.sets,
+            "set_method": self.method.value,
+            "sets_by_class": self.sets_by_class or None,
+            "raps_penalty": self.penalties.get("penalty"),
+            "raps_rank": self.penalties.get("rank"),
+        }
+
+
+NO_SETS = SetOptions()
+SET_OPTIONS = OptionGroup(lambda options: SetOptions(**options), options_of(SetOptions))
+
 
 MEASURED = "Metrics"
 

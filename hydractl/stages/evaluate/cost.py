@@ -28,7 +28,7 @@ from hydractl.training.methods.registry import is_one_network
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
-    from hydractl.stages.shared.predictions import Predictor
+    from hydractl.families.tower import Towers
 
 LEAST, MOST = 3, 50
 BUDGET_S = 3.0  # for each row and batch size, unless `LEAST` calls take longer
@@ -41,7 +41,7 @@ WARMUP, WARMUP_S = 3, 0.5  # calls whose time is not kept: at most so many, and 
 class RowModels:
     """The models that answer together in one row, with their preprocessing."""
 
-    models: tuple[Predictor, ...]
+    models: tuple[Towers, ...]
     preprocess: tuple[Preprocess | Tokenization, ...]
 
     def inputs(self, batch_size: int) -> list[Inputs]:
@@ -165,12 +165,12 @@ def _is_one_network(model: OpenModel) -> bool:
     return any(is_one_network(str(method)) for method in methods)
 
 
-def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:
+def _macs(model: Towers, preprocess: Preprocess | Tokenization) -> int:
     return macs_of(model, blank_inputs(preprocess, 1, device="meta"))
 
 
 @contextmanager
-def _textbook(model: Predictor, *, separately: bool) -> Iterator[None]:
+def _textbook(model: Towers, *, separately: bool) -> Iterator[None]:
     """Have all tokens run through every block, as in libraries' own models, and members `separately` from the input on."""
     towers = [module for module in model.modules() if isinstance(module, Tower)]
     before = [(tower, tower.reads, tower.fork) for tower in towers]

@@ -31,7 +31,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.open_models import queries_of
 from hydractl.stages.evaluate.streamed import Identity, StreamedData
 from hydractl.stages.shared.open_inputs import warn
-from hydractl.stages.shared.predictions import PreparedData
+from hydractl.stages.shared.predictions import FitOn, PreparedData
 from hydractl.stages.shared.zero_shot_classes import Classes
 
 
@@ -62,8 +62,7 @@ class EvalData:
         config: Of the run.
         inputs: The ID set and the OOD sets, and those of validation.
         temperature_data: The split that temperatures are fitted on, and its labels (N,), the models' classes; None if there is none.
-        fit: Training data that scores of features are fitted on, likewise.
-        val: ID data that `energy+density` is standardized on where it is fitted.
+        fit: Training data for feature-based scores; None if there are none.
         classes: What zero-shot models tell apart.
         identities: Of every set; a stream tells its own once it has passed.
         alignment: The labels' classes.
@@ -75,8 +74,7 @@ class EvalData:
     config: EvalConfig
     inputs: dict[str, PreparedData | StreamedData]
     temperature_data: tuple[PreparedData, Tensor] | None
-    fit: tuple[PreparedData, Tensor] | None
-    val: PreparedData | None
+    fit: FitOn | None
     classes: Classes | None
     identities: dict[str, Identity | StreamedData]
     alignment: ClassAlignment
@@ -130,8 +128,7 @@ class EvalData:
                 if name not in labelled and (name != VAL or config.ood_val)
             },
             temperature_data=temperature_data,
-            fit=fit,
-            val=None if config.standardized_on is None else prepared[VAL],
+            fit=fit and FitOn(*fit, None if config.standardized_on is None else prepared[VAL]),
             classes=classes,
             identities=identities,
             alignment=alignment,

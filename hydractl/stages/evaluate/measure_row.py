@@ -5,29 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.families.weights_digest import fingerprint_of
 from hydractl.fusion.build import load_any
-from hydractl.fusion.feature_ood import Scores, WithOodScores
+from hydractl.fusion.feature_ood import Predictor, Scores, default_score
 from hydractl.manifest.answers import ByClass, Examples
+from hydractl.manifest.document import Value
 from hydractl.manifest.header import Header
 from hydractl.manifest.prediction_sets import SetNumbers
-from hydractl.manifest.report import Origin, Row
+from hydractl.manifest.report import Origin, Row, StoredScores
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
-from hydractl.metrics.by_class import by_class
-from hydractl.metrics.compute import RowNumbers, answered, means
-from hydractl.metrics.curves import curves_of
-from hydractl.metrics.measure_tasks import Selection, measure_all
+from hydractl.metrics.compute import RowNumbers, Selection, answered, means, measure, measure_all
+from hydractl.metrics.curves import by_class, curves_of
 from hydractl.metrics.metric_spec import MetricNeeds
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP
 from hydractl.metrics.per_sample import StoredPredictions
-from hydractl.metrics.registry import needing
+from hydractl.metrics.registry import VAL, needing
 from hydractl.metrics.resampling import Resampling, present
+from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
@@ -36,23 +40,15 @@ from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.extension import RowMeasurer
 from hydractl.stages.evaluate.extras.examples import examples_of
 from hydractl.stages.evaluate.extras.prediction_sets import fit_sets, measure_sets, set_values
-from hydractl.stages.evaluate.measure_ood import (
-    best_on_validation,
-    score_sizes,
-    stored_scores,
-    with_ood_scores,
-)
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.evaluate.selective_threshold import label_thresholds_of, threshold_of, why_lapses
-from hydractl.stages.shared.predictions import (
-    Keeping,
-    NamedPredictor,
-    Predictor,
-    Scaling,
-    fits,
-    predict_together,
+from hydractl.stages.evaluate.selective_threshold import (
+    label_thresholds_of,
+    stores_other_classes,
+    threshold_of,
+    why_lapses,
 )
-from hydractl.stages.shared.zero_shot_classes import settle
+from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict_together, with_ood_scores
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Classes, settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +63,8 @@ class Evaluation:
         measurers: Measurements of plugins.
         device: Where models run.
         dtype: In which they run; None is each model's own.
-        keeping: The processes that predict together, and where predictions wait.
+        team: The processes.
+        folder: Folder for predictions that are too large for memory.
         progress: Hears what begins.
         caveats: Warnings for the report about numbers of rows.
     """
@@ -79,7 +76,8 @@ class Evaluation:
     measurers: Sequence[RowMeasurer]
     device: torch.device
     dtype: torch.dtype | None
-    keeping: Keeping
+    team: ProcessGroup
+    folder: Path
     progress: Progress
     caveats: list[str] = field(default_factory=list)
 
@@ -92,7 +90,11 @@ class Evaluation:
     @property
     def leads(self) -> bool:
         """Whether this process measures and writes."""
-        return self.keeping.team.leads
+        return self.team.leads
+
+    def predict(self, row: Sequence[Predictor], inputs: PreparedData) -> StoredPredictions | None:
+        """Return the predictions of a row in the process that leads, None in the others; see `predict_together`."""
+        return predict_together(row, inputs, team=self.team, folder=self.folder, progress=self.progress)
 
     @property
     def resampling(self) -> Resampling:
@@ -116,7 +118,7 @@ class LoadedRow(NamedTuple):
     named: NamedModels
     loaded: RowModels
     opened: Sequence[OpenModel]
-    predictors: Sequence[NamedPredictor]
+    predictors: Sequence[Predictor]
     predictions: Mapping[str, StoredPredictions]
     scaling: Scaling
     header: Header
@@ -161,16 +163,19 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     config, data = run.config, run.data
     own = _load(run, models)
     loaded, files = _derived(run, named, own, models)
-    scored_models = with_ood_scores(loaded, files, data, config, run.keeping.team, run.progress)
-    scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files), models)
+    predictors = [
+        with_ood_scores(model, file, config.fitted, data.fit, run.team, run.progress)
+        for model, file in zip(loaded.models, files, strict=True)
+    ]
+    scaling, predictions = _predict(run, named.name, predictors, models)
     header = _header(run, models, scaling)
-    predictors = _row_models(loaded.models, loaded, files)
-    loaded_row = LoadedRow(named, loaded, models, predictors, predictions, scaling, header)
+    without_scores = [replace(predictor, scores=None, extractor=None) for predictor in predictors]
+    loaded_row = LoadedRow(named, loaded, models, without_scores, predictions, scaling, header)
     additions = [measurer.measure(run, loaded_row) for measurer in run.measurers]
     if not run.leads:
         return
     numbers = _numbers(run, predictions, header)
-    sizes = count_sizes(loaded, config.chosen, models, score_sizes(scored_models))
+    sizes = count_sizes(loaded, config.chosen, models, score_sizes(predictors))
     sets = _sets(run, named.name, models if loaded is own else (), predictions[ID_NAME], scaling)
     values = scaling.values(_stored(models)) | set_values(config.chosen, sets) | sizes
     row = _row(run, named.name, models, predictions, numbers).model_copy(
@@ -179,7 +184,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
             "label_temperatures": header.label_temperatures,
             "entity_temperature": header.entity_temperature,
             "difference": None if table.first_numbers is None else table.first_numbers.difference(numbers),
-            "stored_scores": stored_scores(config, models, scored_models),
+            "stored_scores": stored_scores(config, models),
             "sets": sets,
         }
     )
@@ -187,7 +192,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
     run.warn(of_row(config, row, models, data.summary.identities))
     if table.first_numbers is None:
         table.first_numbers = numbers
-        table.fitted_scores = _fitted_scores(run, scored_models)
+        table.fitted_scores = predictors[0].scores if config.store and config.fit else None
     answers: Mapping[str, Tensor] = {}
     if config.curves or config.keep_examples:
         answers = present(answered(predictions[ID_NAME], data.summary.labels))
@@ -229,37 +234,24 @@ def _load(run: Evaluation, models: Sequence[OpenModel]) -> RowModels:
     return RowModels(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
 
 
-def _row_models(
-    models: Sequence[Predictor | WithOodScores], loaded: RowModels, files: Sequence[OpenModel]
-) -> list[NamedPredictor]:
-    """Return models, or what stands for each, with how they read and what errors call them."""
-    names = [file.reference for file in files]
-    return [NamedPredictor(*model) for model in zip(models, loaded.preprocess, names, strict=True)]
-
-
 def _predict(
-    run: Evaluation, name: str, row: Sequence[NamedPredictor], models: Sequence[OpenModel]
+    run: Evaluation, name: str, row: Sequence[Predictor], models: Sequence[OpenModel]
 ) -> tuple[Scaling, dict[str, StoredPredictions]]:
     """Return the temperature of a row and its predictions on every data set, scaled; in processes that do not lead none."""
     data = run.data
     scaling = _scaling(run, name, row, models)
-    predictions = {
-        dataset: predict_together(row, inputs, run.keeping, progress=run.progress)
-        for dataset, inputs in data.inputs.items()
-    }
+    predictions = {dataset: run.predict(row, data.prepared(dataset)) for dataset in data.inputs}
     data.validate()  # streams have passed
     return scaling, {
         dataset: scaling(responses) for dataset, responses in predictions.items() if responses is not None
     }
 
 
-def _scaling(
-    run: Evaluation, name: str, row: Sequence[NamedPredictor], models: Sequence[OpenModel]
-) -> Scaling:
+def _scaling(run: Evaluation, name: str, row: Sequence[Predictor], models: Sequence[OpenModel]) -> Scaling:
     """Return the temperature of a row: fitted on the held-out split, or the number of the configuration."""
     if run.data.temperature_data is not None:
         inputs, labels = run.data.temperature_data
-        predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
+        predictions = run.predict(row, inputs)
         if predictions is not None:
             header, stored = _header(run, models, Scaling()), _stored(models)
             return Scaling.fit(
@@ -359,13 +351,6 @@ def _stored(models: Sequence[OpenModel]) -> tuple[Temperature, ...]:
     return tuple(model.header.scale for model in models)
 
 
-def _fitted_scores(run: Evaluation, models: Sequence[Predictor | WithOodScores]) -> Scores | None:
-    """Return the OOD scores that were fitted for the first model of a row, if they are stored."""
-    if run.config.store is None or run.config.fit is None:
-        return None
-    return next((model.scores for model in models if isinstance(model, WithOodScores)), None)
-
-
 def _with_curves(
     run: Evaluation,
     row: Row,
@@ -404,3 +389,88 @@ def _add_latencies(table: RowCollector, run: Evaluation) -> None:
         row.model_copy(update={"values": row.values | times})
         for row, times in zip(table.rows, latencies, strict=True)
     ]
+
+
+BY = "auroc"
+"""Metric that selects a score on validation data."""
+
+
+def stored_scores(config: EvalConfig, opened: Sequence[OpenModel]) -> tuple[StoredScores, ...]:
+    """Return the report's record of the scores that a row's models store; empty if scores are fitted, or there are none."""
+    if config.fit is not None or not config.fitted:
+        return ()
+    return tuple(
+        StoredScores(data=file.header.fitted.data) for file in opened if file.header.fitted is not None
+    )
+
+
+def score_sizes(predictors: Sequence[Predictor]) -> tuple[int, int]:
+    """Return the numbers that the OOD scores of a row's models store, and their multiply-accumulates for one sample."""
+    fitted = [
+        score
+        for predictor in predictors
+        if predictor.scores is not None
+        for member_scores in predictor.scores.fitted.values()
+        for score in member_scores
+    ]
+    numbers = sum(tensor.numel() for score in fitted for tensor in score.tensors.values())
+    return numbers, sum(score.multiplications for score in fitted)
+
+
+def with_default_score(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> EvalConfig:
+    """Return the configuration with `energy+density` beside `msp` where no scores are asked for and all models hold it."""
+    is_settled = config.ood_score is not None or config.fit is not None or config.naming != NOTHING_NAMED
+    rivals = any(row.is_derived for row in config.rows)
+    all_hold = all(default_score(model.header) == ENERGY_DENSITY for model in chain.from_iterable(opened))
+    if is_settled or rivals or not all_hold or not config.uses_scores:
+        return config
+    return replace(config, ood_score=(MSP, ENERGY_DENSITY))
+
+
+def check_fitted_scores(
+    config: EvalConfig, opened: Sequence[Sequence[OpenModel]], classes: Classes | None = None
+) -> None:
+    """Refuse scores of features that are neither fitted nor held by a model, for its classes.
+
+    Args:
+        config: What is measured.
+        opened: The models of every row.
+        classes: What zero-shot models are asked about; None where there are none, or that is not known yet.
+
+    Raises:
+        UsageError: If there are such.
+    """
+    if not config.fitted or config.fit is not None:
+        return
+    for model in chain.from_iterable(opened):
+        fitted = model.header.fitted
+        missing = [score for score in config.fitted if fitted is None or score not in fitted.scores]
+        if missing:
+            why = f"`{missing[0]}` is feature-based and was not fitted for this model"
+        elif stores_other_classes(model, classes):
+            why = "its feature-based OOD scores apply only to the classes that it stores"
+        else:
+            continue
+        raise UsageError(
+            f"{model.reference}: {why}",
+            hint="add `--fit DATA`, the labelled data that the model was trained on",
+        )
+
+
+def best_on_validation(
+    config: EvalConfig, predictions: Mapping[str, StoredPredictions]
+) -> tuple[dict[str, dict[str, Value]], str | None]:
+    """Return every score's AUROC on each validation OOD set, and the score with the highest mean, of equal ones the first."""
+    if not config.ood_val:
+        return {}, None
+    sets = [d.name for d in config.ood_val]
+    numbers = measure(
+        predictions[VAL],
+        None,
+        {name: predictions[name] for name in sets},
+        metrics=(BY,),
+        scores=config.scores,
+        resampling=Resampling(resamples=config.bootstrap, seed=config.seed),
+    ).ood
+    by_score = zip(config.scores, means(numbers, {VAL: sets})[VAL].values(), strict=True)
+    return numbers, max(by_score, key=lambda pair: pair[1])[0]

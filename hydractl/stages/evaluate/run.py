@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from hydractl.checkpoint import write_checkpoint
+from hydractl.errors import CheckFailed
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_of
+from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.metrics.registry import METRICS, needing
-from hydractl.output.atomic_write import is_stream
+from hydractl.metrics.selective import fewest
+from hydractl.output.atomic_write import Sink, is_stream
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
@@ -23,17 +30,52 @@ from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import check_training_told
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.fail_if import risk_text
-from hydractl.stages.evaluate.measure_ood import check_fitted_scores, with_default_score
-from hydractl.stages.evaluate.measure_row import Evaluation, RowCollector, measure_rows
+from hydractl.stages.evaluate.fail_if import OPTION, risk_text
+from hydractl.stages.evaluate.measure_row import (
+    Evaluation,
+    RowCollector,
+    check_fitted_scores,
+    measure_rows,
+    with_default_score,
+)
 from hydractl.stages.evaluate.open_models import check_alike, check_outputs, check_task, open_rows
-from hydractl.stages.evaluate.predictions_file import write_predictions
-from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.selective_threshold import ModelCopy, check_stores
 from hydractl.stages.shared.command_config import config_digest
 from hydractl.stages.shared.outputs import claim
-from hydractl.stages.shared.predictions import Keeping
+from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 from hydractl.version import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport:
+    """Measurements of `eval`, and the files written."""
+
+    document: Report
+    paths: tuple[Path, ...]
+    config: EvalConfig
+
+    def require_checks(self) -> None:
+        """Raise an error if a condition holds or no threshold was found; call it after the report has been shown.
+
+        Raises:
+            CheckFailed: If a condition holds or no threshold was found; the message has the measured values.
+        """
+        config, row, checks = self.config, self.document.rows[0], self.document.checks
+        if row.threshold is not None and row.threshold.below is None:
+            stored = f"; {config.store} stores this for `predict`" if config.store else ""
+            least = fewest(row.threshold.risk, config.chance)
+            raise CheckFailed(
+                f"`{OPTION} {risk_text(config.threshold_for)}`: {row.name}: {row.threshold.summary}{stored}",
+                hint=(
+                    "use more samples"
+                    + f" (at least {least})" * (row.threshold.count < least)
+                    + ", allow more risk, or try another `--ood-score`"
+                ),
+            )
+        failed = [check for check in checks if check.failed]
+        if failed:
+            conditions = ", ".join(f"`{c.condition}` (measured {c.found:.6g})" for c in failed)
+            raise CheckFailed(f"{len(failed)} of {len(checks)} checks failed for `{row.name}`: {conditions}")
 
 
 def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
@@ -98,16 +140,17 @@ def _prepare(
         measurers=measurers,
         device=device,
         dtype=None if config.dtype is None else torch_dtype(config.dtype),
-        keeping=Keeping(team, _output_folder(config)),
+        team=team,
+        folder=_output_folder(config),
         progress=progress,
     )
 
 
-def _output_folder(config: EvalConfig) -> Path | None:
-    """Return the folder of the first output that is a file: where there is room for it, predictions may wait too."""
+def _output_folder(config: EvalConfig) -> Path:
+    """Return the folder of the first output that is a file, as its disk has room for outputs; else that of temporary files."""
     outputs = (config.out, config.save_predictions, config.store)
     first = next((path for path in outputs if path is not None and not is_stream(path)), None)
-    return None if first is None else first.resolve().parent
+    return Path(tempfile.gettempdir()) if first is None else first.resolve().parent
 
 
 def _paths(config: EvalConfig) -> tuple[Path, ...]:
@@ -198,3 +241,52 @@ def _write(
             )
         if config.out is not None:
             begin(config.out, None).write(document.to_json().encode())
+
+
+LOG_PROBS, LOGSUMEXP, LABELS, SCORE_TENSORS = "log_probs", "logsumexp", "labels", "scores"
+
+
+def write_predictions(
+    file: Sink,
+    predictions: Mapping[str, Mapping[str, StoredPredictions]],
+    labels: Mapping[str, Tensor],
+    *,
+    with_logits: bool,
+) -> None:
+    """Write a canonical safetensors file: `log_probs/ROW/DATA`, perhaps `logsumexp/ROW/DATA`, and `labels/DATA`.
+
+    Scores of features are `scores/ROW/DATA/SCORE`.
+
+    Args:
+        file: Where to.
+        predictions: Of each row on each data set, float32, scaled by the row's temperature if it has one. The ID set is `id`.
+        labels: Of each labelled data set, the model's classes (N,), int64; (N, Q) of models that answer Q labels.
+        with_logits: Whether `logsumexp` is written, from which logits follow.
+    """
+    sets = {
+        f"{row}/{data}": responses
+        for row, by_data in predictions.items()
+        for data, responses in by_data.items()
+    }
+    tensors = {f"{LABELS}/{data}": tensor for data, tensor in labels.items()}
+    for name, responses in sets.items():
+        tensors |= {f"{SCORE_TENSORS}/{name}/{score}": tensor for score, tensor in responses.scores.items()}
+    specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
+    for name, responses in sets.items():
+        specs[f"{LOG_PROBS}/{name}"] = TensorSpec("F32", responses.shape)
+        if with_logits:
+            specs[f"{LOGSUMEXP}/{name}"] = TensorSpec("F32", responses.shape[:-1])
+
+    def chunks(name: str) -> Chunks:
+        kind, _, of = name.partition("/")
+        return [tensor_bytes(tensors[name])] if name in tensors else _bytes(sets[of], kind)
+
+    write_checkpoint(file, specs, chunks, header=None)
+
+
+def _bytes(predictions: StoredPredictions, kind: str) -> Iterator[memoryview | bytes]:
+    """Yield what a tensor of that kind holds, member after member."""
+    for member in predictions.members():
+        for part in member.split(at_once(member)):
+            tensor = part.log_probs if kind == LOG_PROBS else part.logsumexp
+            yield b"" if tensor is None else tensor_bytes(tensor)

@@ -21,14 +21,13 @@ from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
-from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once, mean_probabilities
+from hydractl.metrics.per_sample import StoredPredictions, at_once, mean_probabilities
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
 from hydractl.output.atomic_write import Sink
 from hydractl.progress import Progress
-from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.config import SETS, EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
-from hydractl.stages.evaluate.set_options import OPTION as SETS
 from hydractl.stages.evaluate.streamed import Identity
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.zero_shot_classes import Classes
@@ -65,15 +64,15 @@ def threshold_of(
     """
     if config.threshold_for is None:
         return None
-    feature_scores = predictions.scores if isinstance(predictions, Scored) else {}
+    known = predictions.scores.get(score)
     hits = torch.empty(len(labels), dtype=torch.bool)
-    scores = feature_scores[score] if score in feature_scores else torch.empty(len(labels))
+    scores = torch.empty(len(labels)) if known is None else known
     begin = 0
     for part in predictions.split(at_once(predictions)):
         end = begin + part.shape[1]
         right = answered_classes(part, by_label if several else None) == labels[begin:end]
         hits[begin:end] = (right | (labels[begin:end] < 0)).view(len(right), -1).all(1)
-        if score not in feature_scores:
+        if known is None:
             scores[begin:end] = scored(part, score)
         begin = end
     risk, delta = config.threshold_for, config.chance

@@ -17,15 +17,15 @@ from hydractl.errors import CheckFailed, InputError, reason_of
 from hydractl.families.dummy_inputs import largest_difference, probe_inputs
 from hydractl.families.load import OpenModel
 from hydractl.families.weights_digest import fingerprint_of
-from hydractl.fusion.inference import Answers, respond_to_all
+from hydractl.fusion.inference import Runnable, collected
+from hydractl.fusion.inference import responses as responses_of
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.metrics.compute import means
-from hydractl.metrics.measure_tasks import Selection, measure_all
+from hydractl.metrics.compute import Selection, means, measure_all
 from hydractl.metrics.ood_scores import MSP
-from hydractl.metrics.per_sample import Responses
+from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.metrics.registry import METRICS, choose_metrics
 from hydractl.metrics.resampling import Resampling
 from hydractl.model_inputs import PIXELS, WORDS, Inputs
@@ -57,12 +57,12 @@ class Runner:
         """The dtype that it takes them in."""
         return torch.float32
 
-    def member_logits(self, inputs: Inputs) -> torch.Tensor:
+    def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Return each member's logits (M, B, C), or of words (M, B, Q, C)."""
         by_name = dict(named(inputs))
         words = by_name.pop(WORDS, None)
         logits = self.program(by_name)["member_logits"]
-        return logits if words is None else logits.take_along_dim(words.clamp(min=0)[None, :, :, None], 2)
+        return (logits if words is None else logits.take_along_dim(words.clamp(min=0)[None, :, :, None], 2),)
 
 
 def named(inputs: Inputs) -> Named:
@@ -171,15 +171,16 @@ class Trial:
         return encoded(items, self.how, batch_size=self.batch_size, limit_bytes=0)
 
     def ask(
-        self, model: Answers, *, name: str, progress: Progress, pixels: bool = False
+        self, model: Runnable, *, name: str, progress: Progress, pixels: bool = False
     ) -> dict[str, Responses]:
         """Return what a model says of each set; `pixels` where it prepares images itself."""
-        responses = {}
+        predictions = {}
         for role, items in self.sets.items():
             total = len(items) if pixels else -(-len(items) // self.batch_size)
             batches = progress.track(self.batches(items, pixels=pixels), label=name, total=total)
-            responses[role] = respond_to_all(model, batches, count=len(items), name=name, data=items.name)
-        return responses
+            outputs = responses_of(model, batches, name=name, data=items.name)
+            predictions[role] = in_memory(collected(outputs, count=len(items)))
+        return predictions
 
 
 def furthest(actual: Mapping[str, Responses], expected: Mapping[str, Responses]) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hydractl.families.tower import Model
-from hydractl.fusion.default_score import WithDefaultScore
+from hydractl.fusion.feature_ood import WithDefaultScore
 from hydractl.metrics.ood_scores import entropy, mutual_information
 from hydractl.metrics.per_sample import of_inputs, opinions
 from hydractl.model_inputs import PIXELS

@@ -12,7 +12,7 @@ from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.families.model_folder import problem_type_of
 from hydractl.fusion.build import load_any
-from hydractl.fusion.default_score import WithDefaultScore
+from hydractl.fusion.feature_ood import WithDefaultScore
 from hydractl.fusion.prompts import with_class_names
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import Header, Preprocess, Tokenization

@@ -19,7 +19,7 @@ from hydractl.data.sources.stream import Shuffled
 from hydractl.families.base import Family
 from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.tower import Towers
-from hydractl.fusion.features import give_head_inputs, heads_of
+from hydractl.fusion.feature_ood import give_head_inputs, heads_of
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.output.scratch import scratch_tensor

@@ -38,8 +38,7 @@ from hydractl.stages.finetune.classifier_head import fitted
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
 from hydractl.stages.shared.finite import warn_temperature
-from hydractl.stages.shared.image_preprocessing import check_takes, reading_images, warn_assumed
-from hydractl.stages.shared.open_inputs import identified, overlap
+from hydractl.stages.shared.open_inputs import check_takes, identified, overlap, reading_images, warn_assumed
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.dropout import HAS_LAYERS_FOR
 from hydractl.training.feeding.mixup import Mixing

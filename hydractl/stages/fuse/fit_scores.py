@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from torch import Tensor
-
-from hydractl.data.batches import BatchShare
 from hydractl.data.encode import check_reads, limited, open_items
 from hydractl.data.reference import DataRef
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import hydra_from_state
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import Predictor
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import FittedScores, SampledFile
 from hydractl.manifest.samples import pack
@@ -23,9 +20,8 @@ from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.result import UNKNOWN_DIGEST, Outcome, make_header
-from hydractl.stages.shared.fit_ood_scores import FitOn, fitted_beside, overlap_of_val
 from hydractl.stages.shared.open_inputs import digests, identified, labels_of
-from hydractl.stages.shared.predictions import PreparedData, fits
+from hydractl.stages.shared.predictions import FitOn, fit_on, fits, inputs_of, overlap_of_val
 
 HYDRA = "the hydra"
 
@@ -35,24 +31,18 @@ class ScoreFitter:
     """Training data, and held-out data of the same classes, that `energy+density` is fitted on.
 
     Attributes:
-        config: What is fused, and how models run.
-        members: What it is made of.
-        training: The data of `--fit`.
-        labels: Theirs, (N,), the members' classes.
-        held_out: The data of `--val`.
-        fingerprints: Of the two.
-        samples: Digests of their samples, as `pack` writes them.
-        team: Who fits together.
-        progress: Hears what begins, and what is doubtful.
+        config: Configuration of the fusion.
+        members: The members.
+        on: The data of `--fit` and `--val`.
+        sources: Lineage entries of the two.
+        team: The processes.
+        progress: Receives steps and warnings.
     """
 
     config: FuseConfig
     members: Sequence[OpenModel]
-    training: PreparedData
-    labels: Tensor
-    held_out: PreparedData
-    fingerprints: tuple[Fingerprint, Fingerprint]
-    samples: tuple[str, str]
+    on: FitOn
+    sources: tuple[SampledFile, SampledFile]
     team: ProcessGroup
     progress: Progress
 
@@ -75,16 +65,10 @@ class ScoreFitter:
         how = limited(first.header.preprocess, measuring.max_length, model=first.reference)
         opened = [open_items(ref, how, workers=measuring.num_workers, progress=progress) for ref in refs]
         labels, _ = labels_of(first, opened[0], None, progress, option=f"--{FIT}")
-        prepared = [
-            PreparedData(
-                items,
-                batch_size=measuring.batch_size,
-                limit_bytes=0,
-                name=name,
-                deal=BatchShare(team.rank, team.world),
-            )
+        training, held_out = (
+            inputs_of(items, name=name, batch_size=measuring.batch_size, team=team)
             for name, items in zip((FIT, VAL), opened, strict=True)
-        ]
+        )
         (fit_digest, fit_content), (val_digest, val_content) = (
             identified(items, digests(items, team)) for items in opened
         )
@@ -93,20 +77,17 @@ class ScoreFitter:
         return cls(
             config=config,
             members=members,
-            training=prepared[0],
-            labels=labels,
-            held_out=prepared[1],
-            fingerprints=(
-                Fingerprint(reference=opened[0].name, sha256=fit_digest, count=len(opened[0])),
-                Fingerprint(reference=opened[1].name, sha256=val_digest, count=len(opened[1])),
+            on=FitOn(training, labels, held_out),
+            sources=(
+                SampledFile(name=opened[0].name, sha256=fit_digest, samples=pack(fit_content)),
+                SampledFile(name=opened[1].name, sha256=val_digest, samples=pack(val_content)),
             ),
-            samples=(pack(fit_content), pack(val_content)),
             team=team,
             progress=progress,
         )
 
     def add(self, outcome: Outcome) -> Outcome:
-        """Return what is written, with the score of the hydra at its temperature.
+        """Return the outcome with the score of the hydra at its temperature.
 
         Raises:
             DataError: If the score cannot be fitted on such data.
@@ -120,22 +101,14 @@ class ScoreFitter:
             tensors = {name: outcome.fusion.tensor(name) for name in outcome.fusion.specs}
             hydra = hydra_from_state(header, tensors, where=HYDRA).to(device)
         hydra.set_temperature(outcome.temperature)
-        scores = fitted_beside(
-            FeatureExtractor.of(hydra, self.members[0].family, name=HYDRA),
-            (ENERGY_DENSITY,),
-            FitOn(self.training, self.labels, how, self.held_out),
-            self.team,
-            self.progress,
-            name=HYDRA,
-        ).scores
+        predictor = Predictor(model=hydra, name=HYDRA, reads=how)
+        family = self.members[0].family
+        scores = fit_on(predictor, family, (ENERGY_DENSITY,), self.on, self.team, self.progress)
+        source = self.sources[0]
         fitted = FittedScores(
             scores=(ENERGY_DENSITY,),
-            data=self.fingerprints[0],
+            data=Fingerprint(reference=source.name, sha256=source.sha256, count=len(self.on.inputs)),
             temperature=scores.temperature,
             version=VERSION,
         )
-        inputs = tuple(
-            SampledFile(name=f.reference, sha256=f.sha256, samples=samples)
-            for f, samples in zip(self.fingerprints, self.samples, strict=True)
-        )
-        return replace(outcome, scores=scores, fitted=fitted, sources=(*outcome.sources, *inputs))
+        return replace(outcome, scores=scores, fitted=fitted, sources=(*outcome.sources, *self.sources))

@@ -15,8 +15,9 @@ from hydractl.data.matching import filled_names, has_default_names, match_classe
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.load import OpenModel, load_model
+from hydractl.families.tower import Towers
 from hydractl.fusion.build import hydra_from_state
-from hydractl.fusion.feature_ood import Scores
+from hydractl.fusion.feature_ood import Predictor, Scores
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.document import OptionValue
@@ -31,7 +32,7 @@ from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.shared.open_inputs import data_input, labels_of, warn
 from hydractl.stages.shared.output_record import make_step
-from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, fits, predict
+from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict
 
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
 """Placeholder with the length of a digest, until the digest is known."""
@@ -302,7 +303,7 @@ class MergeEvaluator:
 
         return self.log_probs_of(load, name)
 
-    def log_probs_of(self, load: Callable[[], Predictor], name: str) -> LogProbs:
+    def log_probs_of(self, load: Callable[[], Towers], name: str) -> LogProbs:
         """Return what a model says.
 
         Raises:
@@ -312,7 +313,10 @@ class MergeEvaluator:
             model = load().to(self.device)
         return {
             ref: predict(
-                model, labelled_set.inputs, self.how, name=name, team=self.team, progress=self.progress
+                Predictor(model=model, name=name, reads=self.how),
+                labelled_set.inputs,
+                team=self.team,
+                progress=self.progress,
             ).log_probs
             for ref, labelled_set in self.sets.items()
         }

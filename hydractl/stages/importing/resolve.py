@@ -29,7 +29,7 @@ from hydractl.model_source import folder_config, parse_arch
 from hydractl.progress import Progress
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.metadata import Metadata
-from hydractl.stages.shared.image_preprocessing import check_takes, override_preprocessing
+from hydractl.stages.shared.open_inputs import check_takes, override_preprocessing
 
 SQUARES = {"img_size", "patch_size", "image_size"}
 """Options in which a single number is both height and width."""

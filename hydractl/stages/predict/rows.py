@@ -18,7 +18,6 @@ from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.manifest.report import Report
 from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
-from hydractl.metrics.per_sample import in_memory
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
 from hydractl.stages.predict.sources import Source
@@ -135,7 +134,7 @@ class RowFormatter:
             )
             if answered.words is None
             else WordPredictions.of(
-                in_memory(answered.responses),
+                answered.responses,
                 self.names,
                 answered.words,
                 bound,

@@ -11,28 +11,29 @@ from pathlib import Path
 
 import torch
 
-from hydractl.data.encode import lenient
+from hydractl.data.encode import lenient, open_items
 from hydractl.data.worker_pool import WorkerPool
-from hydractl.errors import DataError
+from hydractl.errors import DataError, InputError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Step
 from hydractl.messages import counted
+from hydractl.metrics.ood_scores import is_fitted
+from hydractl.metrics.registry import FIT
 from hydractl.output.atomic_write import is_stream, publish, publish_together
 from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path, parsed
-from hydractl.stages.predict.fit_scores import FeatureScore
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import BatchPredictor, window
 from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
-from hydractl.stages.shared.open_inputs import open_reader, warn
+from hydractl.stages.shared.open_inputs import digests, labels_of, open_reader, warn
 from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim
-from hydractl.stages.shared.predictions import fits
+from hydractl.stages.shared.predictions import FitOn, fits, inputs_of, with_ood_scores
 from hydractl.stages.shared.zero_shot_classes import settle
 
 AT_ONCE = 1024
@@ -138,7 +139,7 @@ class _Run:
     ) -> None:
         self.config, self.opened, self.team, self.progress = config, opened, team, progress
         self.rows = RowFormatter.of(config, opened, progress)
-        self.score = FeatureScore.open(config, opened, self.rows, team, progress)
+        self.training = training_data(config, self.rows, team, progress)
         self.counts = _Counts()
         self.sources: list[Source] = []
         if config.data != (LINES,):
@@ -235,15 +236,9 @@ class _Run:
         with fits(opened.reference, device):
             model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
         settle(model, opened, self.rows.classes)
-        return BatchPredictor(
-            model=self.score.of(model, self.team, self.progress) if self.score else model,
-            device=model.device,
-            how=opened.header.preprocess,
-            name=opened.reference,
-            batch_size=config.batch_size,
-            team=self.team,
-            ticks=ticks,
-        )
+        scores = [self.rows.score] if is_fitted(self.rows.score) else []
+        predictor = with_ood_scores(model, opened, scores, self.training, self.team, self.progress)
+        return BatchPredictor(predictor=predictor, batch_size=config.batch_size, team=self.team, ticks=ticks)
 
 
 def _merged(blocks: Iterator[list[Line]]) -> Iterator[list[Line]]:
@@ -255,3 +250,36 @@ def _merged(blocks: Iterator[list[Line]]) -> Iterator[list[Line]]:
             yield lines
             lines = []
     yield lines
+
+
+def training_data(
+    config: PredictConfig, rows: RowFormatter, team: ProcessGroup, progress: Progress
+) -> FitOn | None:
+    """Open the data of `--fit`, None if it is not given.
+
+    Raises:
+        DataError: If the data cannot be used, or have no labels.
+        InputError: If `--threshold` is a report whose score was fitted on other data.
+    """
+    if config.fit is None:
+        return None
+    items = open_items(
+        config.fit, rows.opened.header.preprocess, workers=config.num_workers, progress=progress
+    )
+    labels, _ = labels_of(
+        rows.opened, items, rows.classes, progress, option="--fit", hint="give labelled training data"
+    )
+    if rows.report is not None:
+        sha256, fitted = items.fingerprint(digests(items, team)), rows.report.data.get(FIT)
+        if fitted is None:
+            raise InputError(
+                f"{config.threshold}: its threshold is for the fitted OOD score that its model stores",
+                hint="leave out `--fit` and use that model",
+            )
+        if fitted.sha256 != sha256:
+            raise InputError(
+                f"{config.threshold}: its threshold is for an OOD score that was fitted on "
+                f"`{fitted.reference}`, but `--fit {items.name}` has other samples",
+                hint="give the same data with `--fit`",
+            )
+    return FitOn(inputs_of(items, name=FIT, batch_size=config.batch_size, team=team), labels)

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, repeat
 
 import torch
 
 from hydractl.data.batches import Batch, BatchShare
 from hydractl.data.datasets import Items, TextSet
-from hydractl.data.encode import Reading, encoded
+from hydractl.data.encode import encoded
 from hydractl.data.sources.stream import BATCHES, ItemStream
 from hydractl.data.word_windows import Span
-from hydractl.data.words import WordSet, by_word, whole_words
+from hydractl.data.words import by_word, whole_words
 from hydractl.data.worker_pool import cores
-from hydractl.families.tower import Towers
-from hydractl.fusion.feature_ood import WithOodScores
-from hydractl.fusion.inference import responses
+from hydractl.fusion.feature_ood import Predictor
+from hydractl.fusion.inference import collected
 from hydractl.manifest.header import Tokenization
-from hydractl.metrics.per_sample import Responses, Scored, in_memory
+from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
 
@@ -47,35 +46,29 @@ class Answered:
 
     items: Items
     places: range
-    responses: Responses | Scored
+    responses: Responses
     bad: dict[int, str]
     words: list[tuple[str, list[Span]]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPredictor:
-    """A model that answers about a set some batches at a time.
+    """A model that predicts a data set some batches at a time.
 
     Attributes:
-        model: On the device of this process, perhaps beside OOD scores of its features, which are seen as it answers.
-        device: That.
-        how: How it reads.
-        name: What errors call it.
-        batch_size: Samples in one forward pass.
-        team: The processes that share the work.
-        ticks: Moves on with each of this process's batches.
+        predictor: The model, on the device of this process.
+        batch_size: Samples per forward pass.
+        team: The processes, which share the batches.
+        ticks: Moves on with each batch of this process.
     """
 
-    model: Towers | WithOodScores
-    device: torch.device
-    how: Reading
-    name: str
+    predictor: Predictor
     batch_size: int
     team: ProcessGroup
     ticks: Iterator[object]
 
     def answers(self, items: Items | ItemStream) -> Iterator[Answered]:
-        """Yield what the model says of a set; every process is told of every item.
+        """Yield the predictions on a data set, in every process.
 
         The content of a batch does not depend on the number of processes. Of a stream as many items are in memory as
         `BATCHES` batches have, encoded, in every process.
@@ -88,78 +81,47 @@ class BatchPredictor:
             for part in items.parts(repeat(self.batch_size * BATCHES)):
                 yield from self.answers(part)
             return
-        fills = self.device.type == "cpu" and torch.get_num_threads() >= cores()
+        fills = self.predictor.model.device.type == "cpu" and torch.get_num_threads() >= cores()
         deal, size = BatchShare(self.team.rank, self.team.world, ahead=not fills), self.batch_size
+        how = self.predictor.reads
         if isinstance(items, TextSet):
             step = window(size)
             for begin in range(0, len(items), step):
                 part = items.subset(range(begin, min(begin + step, len(items))))
-                how = self.how
                 words = by_word(part, how) if isinstance(how, Tokenization) and how.by_word else None
-                answered = self._together(
-                    encoded(part if words is None else words, how, batch_size=size, deal=deal),
-                    items,
-                    begin,
-                    offset=begin,
+                rows = part if words is None else words
+                responses, _ = self._collected(
+                    encoded(rows, how, batch_size=size, deal=deal), items.name, range(len(rows))
                 )
-                yield answered if words is None else _of_texts(answered, part, words)
+                yield Answered(
+                    items=items,
+                    places=range(begin, begin + len(part)),
+                    responses=responses if words is None else responses.mapped(words.by_document),
+                    bad={},
+                    words=None if words is None else whole_words(part, words),
+                )
             return
-        stream = iter(encoded(items, self.how, batch_size=size, limit_bytes=0, deal=deal))
-        for begin in range(0, len(items), size * BATCHES * self.team.world):
-            yield self._together(islice(stream, BATCHES), items, begin)
+        stream = iter(encoded(items, how, batch_size=size, limit_bytes=0, deal=deal))
+        step = size * BATCHES * self.team.world
+        for begin in range(0, len(items), step):
+            places = range(begin, min(begin + step, len(items)))
+            responses, bad = self._collected(islice(stream, BATCHES), items.name, places)
+            yield Answered(items=items, places=places, responses=responses, bad=bad)
 
-    def _together(
-        self, batches: Iterable[Batch[Inputs]], items: Items, begin: int, *, offset: int = 0
-    ) -> Answered:
-        """Return what all processes' batches give, which hold consecutive items from `begin` on."""
-        places, bad = list[torch.Tensor](), list[torch.Tensor]()
-        tensors: list[tuple[torch.Tensor, ...]] = []
+    def _collected(
+        self, batches: Iterable[Batch[Inputs]], data: str, places: range
+    ) -> tuple[Responses, dict[int, str]]:
+        """Return the predictions on the items at `places`, of all processes' batches, and the reasons why items are unreadable."""
+        bad: dict[int, str] = {}
 
-        def noted() -> Iterator[Batch[Inputs]]:
+        def read() -> Iterator[Batch[Inputs]]:
             for batch in batches:
-                bad.append(_packed({offset + i: why for i, why in batch.bad.items()}))
-                yield batch
+                bad.update(batch.bad)
+                yield batch._replace(indices=batch.indices - places.start)
+                next(self.ticks, None)
 
-        for indices, *parts in self._responses(noted(), items.name):
-            places.append(indices + offset - begin)
-            tensors.append((*parts,))
-            next(self.ticks, None)
-        order = torch.cat(self.team.in_order(places)).argsort()
-        log_probs, logsumexp, *scores = (
-            torch.cat(self.team.in_order([batch[k] for batch in tensors]), 1)[:, order]
-            for k in range(3 if isinstance(self.model, WithOodScores) else 2)
-        )
-        answers = Responses(log_probs, logsumexp)
-        return Answered(
-            items=items,
-            places=range(begin, begin + len(order)),
-            responses=self.model.scored(answers, *scores)
-            if isinstance(self.model, WithOodScores)
-            else answers,
-            bad={
-                int(i): why
-                for part in self.team.in_order(bad)
-                for i, why in json.loads(bytes(part.tolist())).items()
-            },
-        )
-
-    def _responses(self, batches: Iterable[Batch[Inputs]], data: str) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Yield what this process's batches give, in one pass of the model each."""
-        if isinstance(self.model, WithOodScores):
-            return self.model.responses(batches, name=self.name, data=data)
-        return responses(self.model, batches, name=self.name, data=data)
-
-
-def _of_texts(answered: Answered, texts: TextSet, rows: WordSet) -> Answered:
-    """Return what is said of texts, of what is said of the rows that they are read in."""
-    begin = answered.places.start
-    return replace(
-        answered,
-        places=range(begin, begin + len(texts)),
-        responses=in_memory(answered.responses).mapped(rows.by_document),
-        words=whole_words(texts, rows),
-    )
-
-
-def _packed(bad: dict[int, str]) -> torch.Tensor:
-    return torch.tensor(list(json.dumps(bad).encode()), dtype=torch.uint8)
+        outputs = self.team.iterate(self.predictor.responses(read(), data=data))
+        responses = in_memory(collected(outputs, count=len(places), names=self.predictor.score_names))
+        packed = torch.tensor(list(json.dumps(bad).encode()), dtype=torch.uint8)
+        unreadable = [json.loads(bytes(part.tolist())) for part in self.team.in_order([packed])]
+        return responses, {int(i): why for part in unreadable for i, why in part.items()}

@@ -20,7 +20,7 @@ from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Model
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.heads.member_masks import choose_diverse
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadScores, Mask

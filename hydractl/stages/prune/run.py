@@ -30,7 +30,7 @@ from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import Chosen, Plan, choose_masks
 from hydractl.stages.shared.finite import check_weights, warn_temperature
-from hydractl.stages.shared.image_preprocessing import warn_of_folder
+from hydractl.stages.shared.open_inputs import warn_of_folder
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.tensor_spec import TensorSpec

@@ -19,7 +19,7 @@ from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
 from hydractl.errors import CheckFailed, CheckpointError, ManifestError, UsageError, reason_of
 from hydractl.families.load import OpenModel, load_model, open_model
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape, TowerHeads, TowerScores

@@ -5,29 +5,124 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hydractl.data.batches import Batch
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import LABELS_HINT, Items
 from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.encode import check_reads, limited, open_items
 from hydractl.data.labels import check_labels, model_labels
 from hydractl.data.matching import match_classes
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.stream import samples_in
+from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, open_model
-from hydractl.manifest.header import SampledFile
+from hydractl.manifest.header import Header, Preprocess, SampledFile
 from hydractl.manifest.samples import pack
-from hydractl.messages import quoted
+from hydractl.messages import counted, quoted
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.runtime import on_device
 from hydractl.scoring.job import Samples
-from hydractl.stages.shared.image_preprocessing import warn_assumed
+from hydractl.settings import long_option
 from hydractl.stages.shared.zero_shot_classes import Classes
+
+if TYPE_CHECKING:
+    from hydractl.families.load import OpenModel
+    from hydractl.stages.shared.settings import Images
+
+
+def override_preprocessing(header: Header, images: Images, *, where: str) -> Header:
+    """Return a model's header with what a user says of images in the place of what it says itself.
+
+    Args:
+        header: The model's.
+        images: What is said; what is not stays.
+        where: What messages call the model.
+
+    Raises:
+        UsageError: If the model reads texts, or has not as many channels as there are means or standard deviations.
+    """
+    how, image_options = header.preprocess, images.options()
+    if not image_options:
+        return header
+    if not isinstance(how, Preprocess):
+        raise UsageError(
+            f"`{long_option(next(iter(image_options)))}` is for images, but {where} reads texts",
+            hint="leave it out",
+        )
+    channels = how.input_size[0]
+    update: dict[str, object] = {}
+    for name in ("mean", "std"):
+        values: tuple[float, ...] | None = getattr(images, name)
+        if values is None:
+            continue
+        if len(values) not in {1, channels}:
+            raise UsageError(
+                f"`--{name}`: {len(values)} numbers, but {where} reads images with {counted(channels, 'channel')}",
+                hint="give one number for all channels, or one per channel",
+            )
+        update[name] = values * channels if len(values) == 1 else values
+    if images.img_size is not None:
+        update["input_size"] = (channels, *images.img_size)
+    says_statistics = images.mean is not None and images.std is not None
+    return header.model_copy(
+        update={
+            "preprocess": how.model_copy(update=update),
+            "assumed": header.assumed and not says_statistics,
+        }
+    )
+
+
+def check_takes(header: Header, *, where: str) -> None:
+    """Refuse images of another size than a model was made for, if it does not take them.
+
+    Args:
+        header: The model's, with what is said of images; see `told`.
+        where: What messages call the model.
+
+    Raises:
+        UsageError: If it does not take them.
+    """
+    from hydractl.families.load import takes_images  # noqa: PLC0415 - the options of commands load no torch
+
+    how = header.preprocess
+    if isinstance(how, Preprocess) and not takes_images(header):
+        _, height, width = how.input_size
+        raise UsageError(
+            f"`--img-size`: {where} does not accept images of {height}x{width} pixels",
+            hint="leave it out; for random weights and bare files of timm models use `NAME::img_size=N`",
+        )
+
+
+def warn_of_folder(opened: OpenModel, progress: Progress) -> None:
+    """Warn of what a library's folder says and the user may not expect."""
+    for note in opened.notes:
+        progress.warn(f"{opened.reference}: {note}")
+
+
+def warn_assumed(opened: OpenModel, progress: Progress) -> None:
+    """Warn as `warn_of_folder` does, and of how images are read where nothing says it."""
+    warn_of_folder(opened, progress)
+    how = opened.header.preprocess
+    if not opened.header.assumed or not isinstance(how, Preprocess):
+        return
+    _, height, width = how.input_size
+    mean, std = (",".join(f"{x:.4g}" for x in values) for values in (how.mean, how.std))
+    progress.warn(
+        f"{opened.reference}: its image preprocessing is assumed, the usual one of such models: "
+        f"{height}x{width} pixels, {how.interpolation}, crop {how.crop_pct:g}, mean {mean}, std {std} (change it with "
+        "`--img-size`, `--mean` and `--std` of `finetune` and `import`)"
+    )
+
+
+def reading_images(opened: OpenModel, images: Images) -> OpenModel:
+    """Return a model that reads images as a user says; see `told`."""
+    return replace(opened, header=override_preprocessing(opened.header, images, where=opened.reference))
 
 
 def open_reader(
@@ -96,7 +191,13 @@ def warn(opened: OpenModel, progress: Progress) -> None:
 
 
 def labels_of(
-    opened: OpenModel, items: Items, classes: Classes | None, progress: Progress, *, option: str = "--data"
+    opened: OpenModel,
+    items: Items,
+    classes: Classes | None,
+    progress: Progress,
+    *,
+    option: str = "--data",
+    hint: str = LABELS_HINT,
 ) -> tuple[torch.Tensor, int]:
     """Return the labels (S,), or (S, Q) of Q labels, of what an option names as the model counts classes, and how many classes that are.
 
@@ -106,16 +207,18 @@ def labels_of(
         classes: What a zero-shot model is asked about.
         progress: Hears how classes were matched.
         option: What names the data, for messages.
+        hint: Advice for data without labels.
 
     Raises:
         DataError: If there are none, or they do not fit the model.
     """
     architecture = opened.header.architecture
-    check_labels(items, option, task=architecture.task)
+    check_labels(items, option, task=architecture.task, hint=hint)
     names = classes.names if classes else opened.header.labels
     count = len(names) if classes else opened.header.num_classes
     by_text = opened.header.prompting is not None
-    table = match_classes(items, names, num_classes=count, by_text=by_text, progress=progress)
+    called = "the data" if option == "--data" else f"`{option} {items.name}`"
+    table = match_classes(items, names, num_classes=count, by_text=by_text, called=called, progress=progress)
     return model_labels(items, table, option, architecture=architecture), count
 
 

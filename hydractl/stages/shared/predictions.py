@@ -1,16 +1,18 @@
-"""What models say about data, and how it is scaled.
+"""Predictions of models on data sets, their temperature scaling, and the fit of feature-based OOD scores.
 
 Axes: M members, B batch, N samples, C classes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,24 +20,26 @@ from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading, encoded
 from hydractl.data.words import WordSet
-from hydractl.errors import InputError
+from hydractl.errors import DataError, InputError
+from hydractl.families.base import Family
+from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
-from hydractl.fusion.feature_ood import WithOodScores
-from hydractl.fusion.inference import gathered, responses
+from hydractl.fusion.feature_ood import FeatureExtractor, Predictor, Scores, fit_scores
+from hydractl.fusion.inference import collected
 from hydractl.manifest.document import Value
 from hydractl.manifest.header import Header
 from hydractl.manifest.temperature import LARGEST, SMALLEST, Temperature
 from hydractl.messages import counted
-from hydractl.metrics.per_sample import Responses, Scored, StoredPredictions, in_memory, together
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, options_of
+from hydractl.metrics.per_sample import Joined, Responses, StoredPredictions, in_memory
 from hydractl.metrics.registry import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, divisor, fit_temperature, shared_temperature
 from hydractl.model_inputs import Inputs
 from hydractl.plugins import load
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT, Progress
-from hydractl.stages.shared.prediction_store import Filled, PredictionStore
+from hydractl.stages.shared.open_inputs import overlap
 
-Predictor = Towers
 SINGLE_PROCESS = ProcessGroup()
 
 
@@ -83,15 +87,6 @@ class PreparedData:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    @property
-    def count(self) -> int:
-        """How many items there are."""
-        return len(self)
-
-    def parts(self) -> Iterator[tuple[int, PreparedData]]:
-        """Yield all of it."""
-        yield 0, self
-
     def of(self, items: Items, *, name: str) -> PreparedData:
         """Return other items, read as these are but not held."""
         return PreparedData(items, batch_size=self.batch_size, limit_bytes=0, name=name, deal=self.deal)
@@ -117,137 +112,73 @@ class PreparedData:
 
 
 def predict(
-    model: Predictor,
+    predictor: Predictor,
     inputs: PreparedData,
-    preprocess: Reading,
     *,
-    name: str,
     team: ProcessGroup = SINGLE_PROCESS,
     progress: Progress = SILENT,
 ) -> Responses:
-    """Return what each of a model's members says of a whole data set, in every process.
-
-    Memory holds one batch of each process beside the result (and what `inputs` holds).
+    """Return the predictions of a model's members on a data set, in memory, in every process.
 
     Args:
-        model: In evaluation mode, on the device and in the dtype that it shall run in.
-        inputs: The data.
-        preprocess: From the model's header.
-        name: What errors call the model.
-        team: Who has the other batches, if `inputs` are but some.
-        progress: Sees the batches pass.
-
-    Returns:
-        As `respond_to_all`.
+        predictor: The model.
+        inputs: The data, of which each process has its batches.
+        team: The processes.
+        progress: Tracks the batches of this process.
 
     Raises:
-        InputError: As `respond_to_all`.
-        DataError: Likewise.
-        CheckpointError: If the model's tokenizer is missing or unfit.
+        InputError: As for `respond`.
+        DataError: If an item cannot be read.
+        CheckpointError: If the model's tokenizer is missing or invalid.
     """
-    local_responses = responses(
-        model, inputs.tracked(preprocess, name, progress), name=name, data=inputs.name
-    )
-    return gathered(team.iterate(local_responses), count=len(inputs), data=inputs.name)
-
-
-class Keeping(NamedTuple):
-    """Who predicts together, and in which folder what they say is kept where memory is not the place; None for any."""
-
-    team: ProcessGroup
-    folder: Path | None
-
-
-class NamedPredictor(NamedTuple):
-    """A model, perhaps beside scores of its features, how it reads, and what errors call it."""
-
-    model: Predictor | WithOodScores
-    reads: Reading
-    name: str
-
-
-class Parted(Protocol):
-    """A data set that is gone over part by part, as a `PreparedData` is in one."""
-
-    @property
-    def count(self) -> int | None:
-        """How many items there are; None where nobody knows yet."""
-
-    def parts(self) -> Iterator[tuple[int, PreparedData]]:
-        """Yield the place of each part's first item, and it, of which this process has its batches; every process all."""
+    return in_memory(collected(_batches(predictor, inputs, team, progress), count=len(inputs)))
 
 
 def predict_together(
-    row: Sequence[NamedPredictor], inputs: Parted, keeping: Keeping, *, progress: Progress = SILENT
+    row: Sequence[Predictor],
+    inputs: PreparedData,
+    *,
+    team: ProcessGroup,
+    folder: Path,
+    progress: Progress = SILENT,
 ) -> StoredPredictions | None:
-    """Return what all members of all models of a row say of a data set, in the process that leads; in the others None.
+    """Return the predictions of all members of all models of a row on a data set in the first process, None in the others.
 
-    Memory holds a batch of each process at most, a part of what comes in parts, and what a `PredictionStore` holds of each model.
+    Predictions on windows of a text become predictions on the text.
 
     Args:
-        row: The models, which are asked in turn about each part.
+        row: The models.
         inputs: The data, of which each process has its batches.
-        keeping: Who predicts, and where it goes.
-        progress: Sees this process's batches pass.
+        team: The processes.
+        folder: Folder for predictions that are too large for memory, see `PredictionStore`.
+        progress: Tracks the batches of this process.
 
     Raises:
-        InputError: As `predict`.
-        DataError: Likewise.
-        CheckpointError: Likewise.
-        OutputError: If there is no room for the predictions.
+        InputError: As for `predict`.
+        DataError: As for `predict`.
+        CheckpointError: As for `predict`.
+        OutputError: If the disk has no room for the predictions.
     """
-    collectors = [_ResponseCollector(model_of_row, inputs.count, keeping) for model_of_row in row]
-    for begin, part in inputs.parts():
-        for collector in collectors:
-            collector.ask(part, begin, progress)
-    return together([collector.stored() for collector in collectors]) if keeping.team.leads else None
+    windows = inputs.dataset
+    parts: list[StoredPredictions] = []
+    for predictor in row:
+        batches = _batches(predictor, inputs, team, progress)
+        if not team.leads:
+            deque(batches, maxlen=0)
+            continue
+        part = collected(batches, count=len(inputs), folder=folder, names=predictor.score_names)
+        if isinstance(windows, WordSet) and windows.documents:
+            part = in_memory(part).mapped(windows.by_document)
+        parts.append(part)
+    return Joined(tuple(parts)) if team.leads else None
 
 
-class _ResponseCollector:
-    """What one model says of a data set, as it comes."""
-
-    def __init__(self, model_of_row: NamedPredictor, count: int | None, keeping: Keeping) -> None:
-        self._asked, self._team = model_of_row, keeping.team
-        self._spool = PredictionStore(count, keeping.folder)
-        self._scores = Filled(count)
-        self._names: list[str] = []
-        self._windows: WordSet | None = None
-        if isinstance(model_of_row.model, WithOodScores):
-            self._names = [*model_of_row.model.names]
-        else:
-            self._names = [*getattr(model_of_row.model, "own_scores", ())]
-
-    def ask(self, part: PreparedData, begin: int, progress: Progress) -> None:
-        """Ask the model about a part of the data, whose first item is item `begin`."""
-        model, reads, name = self._asked
-        items = part.dataset
-        self._windows = items if isinstance(items, WordSet) and items.documents else None
-        batches = part.tracked(reads, name, progress)
-        if isinstance(model, WithOodScores):
-            local_responses = model.responses(batches, name=name, data=part.name)
-        else:
-            local_responses = responses(
-                model,
-                batches,
-                name=name,
-                data=part.name,
-                extra_outputs=getattr(model, "extra_outputs", tuple),
-            )
-        for indices, log_probs, logsumexp, *scored in self._team.iterate(local_responses):
-            if self._team.leads:
-                self._spool.store(indices + begin, Responses(log_probs, logsumexp))
-                for scores in scored:
-                    self._scores.store(indices + begin, scores.double())
-
-    def stored(self) -> StoredPredictions:
-        """Return all of it; of texts that were read in windows, what is said of the whole texts."""
-        predictions = self._spool.stored()
-        if self._windows is not None:
-            return in_memory(predictions).mapped(self._windows.by_document)
-        if not self._names:
-            return predictions
-        scores = self._scores.all().squeeze(0)
-        return Scored(predictions, dict(zip(self._names, scores.unbind(1), strict=True)))
+def _batches(
+    predictor: Predictor, inputs: PreparedData, team: ProcessGroup, progress: Progress
+) -> Iterator[Sequence[Tensor]]:
+    """Yield indices, predictions and scores of the batches of all processes."""
+    batches = inputs.tracked(predictor.reads, predictor.name, progress)
+    return team.iterate(predictor.responses(batches, data=inputs.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,8 +235,6 @@ class Scaling:
         """Return what every member says once its logits are scaled, float32."""
         if self.temperature is None:
             return predictions
-        if isinstance(predictions, Scored):  # they are of the model as it is stored
-            return Scored(Scaled(predictions.predictions, divisor(self.temperature)), predictions.scores)
         return Scaled(predictions, divisor(self.temperature))
 
     def on_top_of(self, stored: Sequence[Temperature]) -> Temperature:
@@ -334,3 +263,120 @@ class Scaling:
         if self.temperature is None and temperature == Temperature():
             return {}
         return {TEMPERATURE: Value(value=temperature.common, count=self.fitted_on)}
+
+
+class FitOn(NamedTuple):
+    """Training data.
+
+    Attributes:
+        inputs: The data, of which this process has its batches.
+        labels: Shape (N,), the model's classes.
+        held_out: Held-out ID data; None if no score needs them.
+    """
+
+    inputs: PreparedData
+    labels: Tensor
+    held_out: PreparedData | None = None
+
+
+def inputs_of(items: Items, *, name: str, batch_size: int, team: ProcessGroup) -> PreparedData:
+    """Return a data set that is read once."""
+    deal = BatchShare(team.rank, team.world)
+    return PreparedData(items, batch_size=batch_size, limit_bytes=0, name=name, deal=deal)
+
+
+def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
+    """Return a warning if samples of `--val` are in `--fit`, given digests of their items as `DIGEST`; else None."""
+    shared = overlap("--val", val, "--fit", training)
+    return (
+        shared
+        and f"{shared}: `{ENERGY_DENSITY}` is standardized as if all inputs were as close as training data"
+    )
+
+
+def with_ood_scores(
+    model: Towers,
+    opened: OpenModel,
+    scores: Sequence[str],
+    on: FitOn | None,
+    team: ProcessGroup,
+    progress: Progress,
+) -> Predictor:
+    """Return a model with its feature-based OOD scores.
+
+    Args:
+        model: The model in evaluation mode, on its device.
+        opened: Its checkpoint.
+        scores: Names of the scores, which may be none.
+        on: Training data to fit the scores on; None for the scores that the checkpoint stores.
+        team: The processes.
+        progress: Tracks the batches of this process.
+
+    Raises:
+        UnsupportedModelError: If the model has no features.
+        DataError: If a score cannot be fitted on these data.
+        CheckpointError: If stored scores are invalid.
+    """
+    predictor = Predictor(model=model, name=opened.reference, reads=opened.header.preprocess)
+    if not scores:
+        return predictor
+    if on is None:
+        fitted = Scores.stored(opened.checkpoint, opened.header, scores=scores, name=opened.reference)
+    else:
+        fitted = fit_on(predictor, opened.family, scores, on, team, progress)
+    return predictor.with_scores(fitted, opened.family)
+
+
+def fit_on(
+    predictor: Predictor,
+    family: Family,
+    scores: Sequence[str],
+    on: FitOn,
+    team: ProcessGroup,
+    progress: Progress,
+) -> Scores:
+    """Fit scores in one pass over the data; see `fit_scores`.
+
+    Args:
+        predictor: The model.
+        family: Its family.
+        scores: As in `fit_scores`.
+        on: The data.
+        team: The processes.
+        progress: Tracks the batches of this process.
+
+    Raises:
+        UnsupportedModelError: If the model has no features.
+        DataError: If a score cannot be fitted on these data.
+    """
+    name, reads = predictor.name, predictor.reads
+    extractor = FeatureExtractor.of(predictor.model, family, name=name)
+    if on.labels.ndim > 1:
+        raise DataError(
+            f"{name}: feature-based OOD scores compare classes of inputs, which have one label each",
+            hint="use OOD scores of logits, such as energy",
+        )
+    batches, held_out = (
+        () if inputs is None else inputs.tracked(reads, name, progress) for inputs in (on.inputs, on.held_out)
+    )
+    fitted = fit_scores(extractor, scores, (batches, on.labels), held_out, name=name, team=team)
+    for warning in _doubts(scores, on.labels, extractor.width):
+        progress.warn(f"{name}: {warning}")
+    return fitted
+
+
+def _doubts(scores: Sequence[str], labels: Tensor, width: int) -> Iterator[str]:
+    """Yield warnings about scores that need more training data."""
+    fewest = int(labels.unique(return_counts=True)[1].min())
+    for score in scores:
+        options = options_of(score)
+        if options.get("alpha") == 0 and len(labels) - len(labels.unique()) < width:
+            yield (
+                f"{len(labels)} samples to fit `{score}` on are too few for {width} features, so directions in "
+                "which they do not vary are ignored"
+            )
+        if (options.get("k") or 0) > fewest:
+            yield (
+                f"`{score}` uses more neighbours than the {fewest} samples of a class, so it also measures "
+                "distances to other classes"
+            )

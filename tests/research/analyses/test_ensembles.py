@@ -10,6 +10,7 @@ import torch
 from scipy.stats import entropy
 
 from hydractl.data.batches import Batch
+from hydractl.fusion import inference
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics import per_sample
 from hydractl.processes.distributed import ProcessGroup
@@ -17,7 +18,6 @@ from hydractl.progress import SILENT
 from hydractl.research.analyses.context import AnalysisContext, ModelOfRow, ask, measured
 from hydractl.research.analyses.ensembles import compare_answers
 from hydractl.scoring.circuit.memory_budget import Peak
-from hydractl.stages.shared import prediction_store
 
 MEMBERS, SAMPLES, CLASSES, BATCH = 2, 512, 4000, 16
 SAID = 4 * MEMBERS * SAMPLES * CLASSES
@@ -31,9 +31,9 @@ class Model:
     def __init__(self, seed):
         self.seed = seed
 
-    def member_logits(self, inputs):
+    def outputs(self, inputs):
         draw = torch.Generator().manual_seed(int(inputs[0, 0]) + self.seed)
-        return torch.randn(MEMBERS, len(inputs), CLASSES, generator=draw)
+        return (torch.randn(MEMBERS, len(inputs), CLASSES, generator=draw),)
 
 
 class Inputs:
@@ -56,9 +56,7 @@ def subject():
     )
     summary = SimpleNamespace(labels=torch.arange(SAMPLES) % CLASSES)
     data = SimpleNamespace(inputs={ID_NAME: Inputs(), "others": Inputs()}, summary=summary)
-    run = SimpleNamespace(
-        config=config, data=data, keeping=SimpleNamespace(team=ProcessGroup()), progress=SILENT
-    )
+    run = SimpleNamespace(config=config, data=data, team=ProcessGroup(), progress=SILENT)
     return AnalysisContext(
         run=run,
         parts=(),
@@ -95,7 +93,7 @@ def test_how_alike_two_ensembles_are(monkeypatch, at_once):
 
 
 def test_memory_holds_a_part_of_what_is_said(monkeypatch):
-    monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
+    monkeypatch.setattr(inference, "HELD_BYTES", 0)
     monkeypatch.setattr(per_sample, "NUMBERS_AT_ONCE", 2**16)
     with Peak() as peak:
         first, second = answers(0), answers(10_000)

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from hydractl.errors import DataError, UsageError
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.model_inputs import cut_batch
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import density
@@ -142,7 +142,7 @@ def test_every_candidate_is_valued_as_the_member_would_be(name):
         others_of_layer = [h for h in range(attention.groups()[0].heads) if h != head.head]
         attention.members[0] = attention.groups()[0].select(others_of_layer)
         with torch.inference_mode():
-            answers = [extractor.logits_and_features(part) for part in (images, others)]
+            answers = [extractor.outputs(part) for part in (images, others)]
         logits, features = (torch.cat(parts, 1)[0] for parts in zip(*answers, strict=True))
         expected[head] = reference(features, logits, labels)
     assert list(values.values()) == pytest.approx(list(expected.values()), abs=1e-9)

@@ -11,8 +11,9 @@ from hydractl.data.datasets import ImageSet
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import InputError
+from hydractl.fusion.feature_ood import Predictor
 from hydractl.metrics.per_sample import Responses
-from hydractl.stages.evaluate.predictions_file import write_predictions
+from hydractl.stages.evaluate.run import write_predictions
 from hydractl.stages.shared.predictions import PreparedData, predict
 from support.builders import base
 from support.predictions import SavedPredictions
@@ -45,13 +46,17 @@ def counting(dataset):
     )
 
 
+def predictor(model, reads):
+    return Predictor(model=model, name="m", reads=reads)
+
+
 @pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
 def test_predictions_are_the_log_softmax_of_the_logits(digits, batch_size):
     sample = base()
     model, preprocess = sample.model(), sample.header.preprocess
     images = torch.stack([eval_transform(preprocess)(digits.image(i)) for i in range(len(digits))])
 
-    found = predict(model, PreparedData(digits, batch_size=batch_size), preprocess, name="m")
+    found = predict(predictor(model, preprocess), PreparedData(digits, batch_size=batch_size))
 
     assert (found.log_probs.shape, found.log_probs.dtype) == ((1, 23, 7), torch.float32)
     with torch.inference_mode():
@@ -63,9 +68,9 @@ def test_predictions_are_the_log_softmax_of_the_logits(digits, batch_size):
 def test_a_half_precision_model_predicts_in_its_own_dtype(digits):
     model = base().cast(torch.bfloat16).model(torch.bfloat16)
 
-    found = predict(model, PreparedData(digits, batch_size=8), base().header.preprocess, name="m")
+    found = predict(predictor(model, base().header.preprocess), PreparedData(digits, batch_size=8))
 
-    assert {x.dtype for x in found} == {torch.float32}
+    assert {x.dtype for x in found.tensors()} == {torch.float32}
     torch.testing.assert_close(found.log_probs.exp().sum(-1), torch.ones(1, 23))
 
 
@@ -73,7 +78,7 @@ def test_a_half_precision_model_predicts_in_its_own_dtype(digits):
 def test_images_are_decoded_once_if_they_fit(digits, limit_bytes, times):
     inputs = PreparedData(counting(digits), batch_size=8, limit_bytes=limit_bytes)
     for seed in (0, 1):
-        predict(base(seed=seed).model(), inputs, base().header.preprocess, name="m")
+        predict(predictor(base(seed=seed).model(), base().header.preprocess), inputs)
 
     assert Counting.seen.count(22) == times
 
@@ -84,7 +89,7 @@ def test_models_that_preprocess_otherwise_get_their_own_inputs(digits):
     bright = plain.model_copy(update={"mean": (0.0,), "std": (0.5,)})
     model = base().model()
 
-    first, other, again = (predict(model, inputs, p, name="m").log_probs for p in (plain, bright, plain))
+    first, other, again = (predict(predictor(model, p), inputs).log_probs for p in (plain, bright, plain))
 
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -95,8 +100,8 @@ def test_logits_that_are_not_finite_are_refused(digits):
     broken = replace(sample, state=sample.state | {"head.bias": torch.full((7,), torch.inf)})
     model = broken.model()
 
-    with pytest.raises(InputError, match="mine: has logits that are not finite on `it`"):
-        predict(model, PreparedData(digits, batch_size=8, name="it"), sample.header.preprocess, name="mine")
+    with pytest.raises(InputError, match="m: has logits that are not finite on `it`"):
+        predict(predictor(model, sample.header.preprocess), PreparedData(digits, batch_size=8, name="it"))
 
 
 @pytest.mark.parametrize("raw", [True, False])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import namedtuple
 
 import pytest
 import torch
 
 from hydractl.errors import OutputError
+from hydractl.fusion import inference
+from hydractl.fusion.inference import PredictionStore
 from hydractl.metrics import per_sample
 from hydractl.metrics.compute import measure
 from hydractl.metrics.ood_scores import SCORES
@@ -16,9 +20,7 @@ from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.temperature import Scaled, fit_temperature, scale
 from hydractl.output import scratch
-from hydractl.stages.evaluate.predictions_file import write_predictions
-from hydractl.stages.shared import prediction_store
-from hydractl.stages.shared.prediction_store import PredictionStore
+from hydractl.stages.evaluate.run import write_predictions
 
 M, N, C = 3, 101, 6
 
@@ -36,11 +38,11 @@ def labels():
 
 @pytest.fixture(params=["in the order of the data", "sorted by length"])
 def kept(said, request, tmp_path, monkeypatch):
-    monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
+    monkeypatch.setattr(inference, "HELD_BYTES", 0)
     order = torch.arange(N) if request.param.startswith("in") else torch.randperm(N)
     mine = PredictionStore(N, tmp_path)
     for indices in order.split(8):
-        mine.store(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
+        mine.store(indices, said.log_probs[:, indices], said.logsumexp[:, indices])
     return mine.stored()
 
 
@@ -79,32 +81,6 @@ def test_every_number_is_what_it_would_be_in_memory(kept, said, labels, monkeypa
     assert numbers(Scaled(kept, fitted.temperature)) == numbers(scale(said, fitted.temperature))
 
 
-@pytest.mark.parametrize("held", [1 << 20, 0, 4 * M * C * 40])
-@pytest.mark.parametrize("block", [1, 7, 4096])
-def test_where_nobody_knew_how_many_would_come_it_is_the_same(
-    said, labels, tmp_path, monkeypatch, held, block
-):
-    monkeypatch.setattr(prediction_store, "HELD_BYTES", held)
-    monkeypatch.setattr(prediction_store, "BLOCK", block)
-    mine = PredictionStore(None, tmp_path)
-    for part in torch.arange(N).split(16):
-        for indices in part[torch.randperm(len(part))].split(5):
-            mine.store(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
-    kept = mine.stored()
-
-    assert kept.shape == said.shape
-    assert isinstance(kept, Responses) == (held == 1 << 20)
-    assert same(kept, said)
-    assert fit_temperature(kept, labels) == fit_temperature(said, labels)
-    for size in (1, 10, N):
-        for part, own in zip(kept.split(size), said.split(size), strict=True):
-            assert same(part, own)
-    assert not list(tmp_path.iterdir())
-    mine.store(torch.tensor([N + 1]), Responses(said.log_probs[:, :1], said.logsumexp[:, :1]))
-    with pytest.raises(ValueError, match="102 of 103 items were read"):
-        mine.stored()
-
-
 def test_what_is_saved_of_it_is_too(kept, said, tmp_path):
     def written(found):
         labels = {"id": torch.zeros(N, dtype=torch.int64)}
@@ -116,18 +92,59 @@ def test_what_is_saved_of_it_is_too(kept, said, tmp_path):
 
 
 def test_a_disk_without_room_is_refused_before_it_is_full(said, tmp_path, monkeypatch):
-    monkeypatch.setattr(prediction_store, "HELD_BYTES", 0)
+    monkeypatch.setattr(inference, "HELD_BYTES", 0)
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
 
     with pytest.raises(OutputError, match=r"need 0\.0 GB of disk space until they are measured") as error:
-        PredictionStore(N, tmp_path).store(torch.arange(N), said)
+        PredictionStore(N, tmp_path).store(torch.arange(N), *said.tensors())
 
     assert "TMPDIR" in error.value.hint
 
 
 def test_samples_that_have_not_come_are_noticed(said):
     mine = PredictionStore(N + 1)
-    mine.store(torch.arange(N), said)
+    mine.store(torch.arange(N), *said.tensors())
 
     with pytest.raises(ValueError, match="101 of 102 items were read"):
         mine.stored()
+
+
+@pytest.mark.parametrize("held", [1 << 20, 0])
+def test_scores_are_stored_in_the_order_of_the_data(said, tmp_path, monkeypatch, held):
+    monkeypatch.setattr(inference, "HELD_BYTES", held)
+    scores = torch.randn(1, N, 2, dtype=torch.float64)
+    mine = PredictionStore(N, tmp_path, ("knn", "vim"))
+    for indices in torch.randperm(N).split(8):
+        mine.store(indices, *(x[:, indices] for x in (*said.tensors(), scores)))
+    kept = mine.stored()
+
+    assert isinstance(kept, Responses) == (held > 0)
+    for found in (kept, in_memory(kept), Scaled(kept, 2.0), Joined((kept,))):
+        assert [*found.scores] == ["knn", "vim"]
+        assert torch.equal(torch.stack([*found.scores.values()], -1), scores[0])
+    assert not any(member.scores for member in kept.members())
+
+
+def test_scores_of_several_models_are_means_over_their_members(said):
+    one, two = (torch.randn(N, dtype=torch.float64) for _ in range(2))
+    parts = said._replace(scores={"knn": one}), Responses(said.log_probs[:1], None, {"knn": two, "vim": two})
+
+    assert torch.allclose(Joined(parts).scores["knn"], (M * one + two) / (M + 1))
+    assert [*Joined(parts).scores] == ["knn"]
+    assert Joined((parts[1], said)).scores == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs posix_fallocate")
+def test_a_disk_that_is_full_before_the_file_has_its_blocks_is_an_error(said, tmp_path, monkeypatch):
+    """A mapped page without disk space would end the process by SIGBUS."""
+
+    def full(_file, _begin, size):
+        assert size == said.log_probs.nbytes
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(inference, "HELD_BYTES", 0)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+
+    with pytest.raises(OutputError, match="No space left on device"):
+        PredictionStore(N, tmp_path).store(torch.arange(N), *said.tensors())
+    assert not list(tmp_path.iterdir())

@@ -26,10 +26,9 @@ from hydractl.settings import declared
 from hydractl.stages.evaluate import measure_row, open_models
 from hydractl.stages.evaluate import run as stage
 from hydractl.stages.evaluate import streamed as streams
-from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.config import EvalConfig, SetOptions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.set_options import SetOptions
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from hydractl.stages.shared import prediction_store

@@ -125,7 +125,7 @@ def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_pat
     """Members are asked once each, hydras once each, and the one that equals its members not at all."""
     asked, predict = [], result.predict
     monkeypatch.setattr(
-        result, "predict", lambda *a, name, **k: asked.append(name) or predict(*a, name=name, **k)
+        result, "predict", lambda model, *a, **k: asked.append(model.name) or predict(model, *a, **k)
     )
     assert min(losses.values()) > 0
     ear = Heard()

@@ -126,7 +126,6 @@ def test_inputs_go_through_the_model_once(here, row, monkeypatch, settings, fitt
         return respond(*args, **named)
 
     monkeypatch.setattr("hydractl.fusion.inference.respond", noted)
-    monkeypatch.setattr("hydractl.fusion.features.respond", noted)
     model = "hydra.st" if settings else "stored.st"
     lines(here, model, ood_score="mahalanobis", threshold=NONE, batch_size=32, **settings)
 

@@ -10,7 +10,7 @@ import torch
 from hydractl.data.encode import encoded, open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.families.load import load_model, open_model
-from hydractl.fusion.features import FeatureExtractor
+from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information

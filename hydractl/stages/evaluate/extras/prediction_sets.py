@@ -18,7 +18,7 @@ from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresh
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, mean_probabilities
 from hydractl.metrics.registry import SET_COVERAGE, SET_SIZE, needing
-from hydractl.stages.evaluate.set_options import SetOptions
+from hydractl.stages.evaluate.config import SetOptions
 
 
 def fit_sets(

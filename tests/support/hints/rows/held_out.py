@@ -266,7 +266,7 @@ ROWS = (
         "--weights-lr 1e-4 -o o.json",
     ),
     Row(
-        "stages/shared/fit_ood_scores.py",
+        "stages/shared/predictions.py",
         "use OOD scores of logits, such as energy",
         "fuse multi --fit labels.jsonl --val labels.jsonl -o o.st",
         "fuse multi -o o.st",

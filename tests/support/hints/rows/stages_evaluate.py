@@ -193,13 +193,13 @@ ROWS = (
     ),
     Row(REFS, "{} are reserved names in a report", f"{EVAL} --near id=noise", f"{EVAL} {NEAR}"),
     Row(
-        "stages/evaluate/measure_ood.py",
+        "stages/evaluate/measure_row.py",
         "add `--fit DATA`, the labelled data that the model was trained on",
         f"{EVAL} {NEAR} --ood-score knn",
         f"{EVAL} {NEAR} --ood-score knn --fit {TRAIN}",
     ),
     Row(
-        "stages/evaluate/report.py",
+        "stages/evaluate/run.py",
         "use more samples (at least {}){}, allow more risk, or try another `--ood-score`",
         f"{EVAL} --threshold-for 'risk<=0.01'",
         f"{EVAL} --threshold-for 'risk<=0.99'",
@@ -211,5 +211,5 @@ ROWS = (
         "fuse z-0.st z-1.st --classes a,b -o o.st",
         before=("prune clip --strategy random --remove 1 --members 2 -q -o z-{i}.st",),
     ),
-    Row("stages/evaluate/set_options.py", "write 90 % as 0.9", f"{EVAL} --sets 90", f"{EVAL} --sets 0.9"),
+    Row("stages/evaluate/config.py", "write 90 % as 0.9", f"{EVAL} --sets 90", f"{EVAL} --sets 0.9"),
 )

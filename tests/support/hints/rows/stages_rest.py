@@ -238,7 +238,7 @@ ROWS = (
         files={"o.json.journal": "mine"},
     ),
     Row(
-        "stages/shared/prediction_store.py",
+        "fusion/inference.py",
         "{}, or write the outputs there",
         test="tests/stages/evaluate/test_spool.py::test_a_disk_without_room_is_refused_before_it_is_full",
     ),
