@@ -21,13 +21,12 @@ from hydractl.data.batches import (
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.corruptions.texts import corrupted_text
 from hydractl.data.datasets import Content, ImageSet, Items, Text, TextSet, change_text
-from hydractl.data.open_dataset import open_data, stream_data
+from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
-from hydractl.data.reference import ENDLESS_HINT, DataRef
-from hydractl.data.sources.stream import ItemStream
+from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import TokenBatches, require_tokenizer
 from hydractl.data.words import WordSet, by_word, check_answerable, tokens_of
-from hydractl.data.worker_pool import MANY, WorkerPool
+from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.messages import counted
@@ -97,26 +96,6 @@ def open_items(
     return check_answerable(by_word(items, how, progress))
 
 
-def open_stream(
-    ref: DataRef, how: Reading, *, workers: int | None = 0, progress: Progress = SILENT
-) -> ItemStream:
-    """Return the stream that a reference selects, as the model reads it; as `stream_data`, and `workers` as in `open_items`."""
-    if isinstance(how, Tokenization) and how.by_word:
-        raise UsageError(
-            f"`{ref}`: a stream cannot be read by a model that answers each word", hint=ENDLESS_HINT
-        )
-    stream = stream_data(
-        ref,
-        content=content_of(how),
-        pairs=how.pairs if isinstance(how, Tokenization) else None,
-        progress=progress,
-    )
-    if stream.content is Content.TEXTS:
-        return stream
-    crew = WorkerPool.of(workers, images=MANY if stream.most is None else stream.most)
-    return stream.mended(lambda part: replace(of_kind(part, ImageSet), crew=crew))
-
-
 def open_readable(
     ref: DataRef | str,
     how: Reading,
@@ -162,34 +141,14 @@ def open_lenient(
         UsageError: If they are texts.
     """
     items = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True, progress=progress)
-    _check_images(items)
-    return _lenient(crewed(items, workers))
-
-
-def lenient(items: Items | ItemStream) -> Items | ItemStream:
-    """Return images that may be unreadable, or the texts."""
-    if items.content is Content.TEXTS:
-        return items
-    return items.mended(_lenient) if isinstance(items, ItemStream) else _lenient(items)
-
-
-def _check_images(items: Items | ItemStream) -> None:
-    if items.content is not Content.IMAGES:
+    if not isinstance(items, ImageSet):
         raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
+    return replace(crewed(items, workers), lenient=True)
 
 
-def _lenient(items: Items) -> ImageSet:
-    return replace(of_kind(items, ImageSet), lenient=True)
-
-
-def check_skips(ref: DataRef, *, skip_bad: bool) -> None:
-    """Refuse to leave out rows of a stream, of which nothing is known before they are used.
-
-    Raises:
-        UsageError: If that is asked for.
-    """
-    if skip_bad:
-        raise UsageError(f"`--skip-bad`: rows of the stream `{ref}` cannot be skipped", hint=ENDLESS_HINT)
+def lenient(items: Items) -> Items:
+    """Return images that may be unreadable, or the texts."""
+    return replace(items, lenient=True) if isinstance(items, ImageSet) else items
 
 
 def crewed(items: T, workers: int | None) -> T:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from hydractl.data.datasets import LABELS_HINT, UNASKED, Classed, Items, columns_there
+from hydractl.data.datasets import LABELS_HINT, UNASKED, Items, columns_there
 from hydractl.data.names import (
     ALPHABET,
     LEAST,
@@ -78,7 +78,7 @@ def select_classes(class_names: Sequence[str], selectors: Sequence[str]) -> tupl
     return tuple(sorted(chosen))
 
 
-def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
+def required_labels(items: Items, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
     """Return the data's labels, in the data's own classes.
 
     Args:
@@ -93,7 +93,7 @@ def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> 
     return cast("tuple[int, ...]", items.labels)
 
 
-def check_labels(items: Classed, option: str, *, task: Task, hint: str = LABELS_HINT) -> None:
+def check_labels(items: Items, option: str, *, task: Task, hint: str = LABELS_HINT) -> None:
     """Refuse data without labels, or with those of another task.
 
     Raises:
@@ -113,7 +113,7 @@ def check_labels(items: Classed, option: str, *, task: Task, hint: str = LABELS_
 
 
 def model_labels(
-    items: Classed, table: Sequence[int], option: str, *, architecture: Architecture, hint: str = LABELS_HINT
+    items: Items, table: Sequence[int], option: str, *, architecture: Architecture, hint: str = LABELS_HINT
 ) -> Tensor:
     """Return the labels of the data as a model counts classes.
 
@@ -155,7 +155,7 @@ def model_labels(
     return labels
 
 
-def check_training_labels(items: Classed, option: str) -> None:
+def check_training_labels(items: Items, option: str) -> None:
     """Refuse labels that a classifier cannot be trained on.
 
     Raises:

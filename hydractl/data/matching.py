@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hydractl.data.datasets import Classed
+from hydractl.data.datasets import Items
 from hydractl.data.labels import are_numerals, first_names
 from hydractl.data.names import (
     MAP,
@@ -27,7 +27,7 @@ _BY_POSITION = f"add `::classes-by={POSITION}` to match classes by position and 
 
 
 def match_classes(
-    items: Classed,
+    items: Items,
     model_labels: Sequence[str],
     *,
     num_classes: int,
@@ -100,7 +100,7 @@ def has_default_names(model_labels: Sequence[str]) -> bool:
     return tuple(model_labels) == tuple(f"LABEL_{i}" for i in range(len(model_labels)))
 
 
-def names_agree(items: Classed, model_labels: Sequence[str], num_classes: int) -> bool:
+def names_agree(items: Items, model_labels: Sequence[str], num_classes: int) -> bool:
     """Return whether the data's classes are the model's by name, number or order of the user, or the model's have no names."""
     if items.by_position and (not model_labels or len(items.class_names) == num_classes):
         return True
@@ -141,7 +141,7 @@ def filled_names(
     return tuple(theirs.get(i, name) if name == _unnamed(i) else name for i, name in enumerate(model_names))
 
 
-def names_all(items: Classed, model_labels: Sequence[str]) -> bool:
+def names_all(items: Items, model_labels: Sequence[str]) -> bool:
     """Return whether the data know every class of the model that has a name, and the model every class of the data."""
     if not model_labels or not names_agree(items, model_labels, len(model_labels)):
         return False
@@ -173,7 +173,7 @@ def _by_name(class_names: Sequence[str], model_labels: Sequence[str]) -> tuple[l
 
 
 def _indices(
-    items: Classed, model_labels: Sequence[str], num_classes: int, *, by_text: bool
+    items: Items, model_labels: Sequence[str], num_classes: int, *, by_text: bool
 ) -> tuple[int, ...] | None:
     """Return the numbers of the data's classes if they can be the model's class indices: it calls none by another number.
 
@@ -203,7 +203,7 @@ def _order(class_names: Sequence[str], model_labels: Sequence[str], num_classes:
     return by_numbers if placeholders(class_names) is not None and not has_numbers else None
 
 
-def _in_position(items: Classed, model_labels: Sequence[str], num_classes: int) -> tuple[int, ...]:
+def _in_position(items: Items, model_labels: Sequence[str], num_classes: int) -> tuple[int, ...]:
     """Return the data's classes in their order, which the user insists on, unless a name disproves it."""
     count = len(items.class_names)
     if count > num_classes or (count < num_classes and not nameless(model_labels)):
@@ -224,7 +224,7 @@ def _in_position(items: Classed, model_labels: Sequence[str], num_classes: int) 
 
 
 def _warn_indices(
-    items: Classed, model_labels: Sequence[str], indices: Sequence[int], *, called: str, progress: Progress
+    items: Items, model_labels: Sequence[str], indices: Sequence[int], *, called: str, progress: Progress
 ) -> None:
     """Say that names are taken for indices, where they could be something else."""
     numbers = counters(
@@ -242,12 +242,12 @@ def _warn_indices(
     )
 
 
-def _other_order(items: Classed) -> str:
+def _other_order(items: Items) -> str:
     return f"; {TWO_ORDERS}" if has_two_orders(items.class_names) and not items.numbered else ""
 
 
 def _unlike(
-    items: Classed, strange: Sequence[str], model_labels: Sequence[str], *, num_classes: int, by_text: bool
+    items: Items, strange: Sequence[str], model_labels: Sequence[str], *, num_classes: int, by_text: bool
 ) -> DataError:
     """Return the refusal of data of which the model does not know some classes, or none."""
     class_names, count = items.class_names, len(items.class_names)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hydractl.data.datasets import Content, ImageSet, Items
-from hydractl.data.labels import apply_class_options, normal_names
+from hydractl.data.datasets import Content, ImageSet, Items, samples_in
+from hydractl.data.labels import apply_class_options
 from hydractl.data.reference import (
     BUILT_IN_TEXTS,
     COLUMNS,
-    ENDLESS_HINT,
     MAX_ITEM,
     OF_IMAGES,
     SHARD_SUFFIX,
@@ -19,9 +18,7 @@ from hydractl.data.reference import (
     SourceKind,
 )
 from hydractl.data.sources import column_roles, files, folder, saved, tables, tagged, text_columns, webdataset
-from hydractl.data.sources.stream import ItemStream, samples_in
 from hydractl.data.toys import builtin, intents, prose, shapes
-from hydractl.data.words import WordSet
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
 from hydractl.tags import tag_scheme
@@ -77,13 +74,12 @@ def open_data(
         progress: Hears what is skipped or assumed.
 
     Raises:
-        UsageError: If the reference is malformed, names a column of the other kind, or a stream without an end.
+        UsageError: If the reference is malformed or names a column of the other kind.
         DataError: If the data are missing, malformed, of the other kind, or none is left.
         HubError: If the Hub cannot be reached.
     """
     if isinstance(ref, str):
         ref = DataRef.parse(ref)
-    ref.check_ends()
     _check_columns(ref, content)
     items = _opened(ref, content, progress, reads_labels=labelled or ref.reads_classes, pairs=pairs)
     items = apply_class_options(items, ref, progress)
@@ -108,48 +104,6 @@ def _part_of(items: Items, index: int, parts: int) -> int:
     except DataError:
         return 0
     return int(sample) * parts >> 64
-
-
-def stream_data(
-    ref: DataRef, *, content: Content, pairs: bool | None = None, progress: Progress = SILENT
-) -> ItemStream:
-    """Return a stream of images or texts, of which the first is looked at.
-
-    Args:
-        ref: Of a Hub data set, with `streaming`. `limit` ends it; `classes` are not chosen among.
-        content: What the items are to be.
-        pairs: As in `open_data`.
-        progress: Hears what is read.
-
-    Raises:
-        UsageError: If it names a column of the other kind.
-        DataError: If it is of the other kind, or holds no row.
-        HubError: If the Hub cannot be reached.
-    """
-    _check_columns(ref, content)
-    rows = tables.fetch_rows(ref, progress)
-
-    def make_items(table: tables.DataTable) -> Items:
-        return _named(ref, _items_of(table, ref, content, progress, labelled=False, pairs=pairs))
-
-    first = rows.first_rows(1)
-    first_items = make_items(first)
-    if isinstance(first_items, WordSet):
-        raise UsageError(f"`{ref}`: lists of words cannot be read as a stream", hint=ENDLESS_HINT)
-    column = column_roles.label_column(first, ref)
-    declared = None if column is None else first.classes(column)  # others are known at the end of the stream
-    return ItemStream(
-        content=content,
-        name=ref.name,
-        most=ref.limit,
-        decoding=first_items.decoding,
-        rows=rows,
-        make_items=make_items,
-        column=column,
-        place=first.place(column),
-        class_names=normal_names(declared or (), where=first.place(column)),
-        columns=tuple(first.columns),
-    )
 
 
 def _named(ref: DataRef, items: Items) -> Items:

@@ -95,7 +95,7 @@ def test_what_a_name_stands_for(text, means):
         ("preset:cifar10/near::openood=a/b", "stands for 2 data sets", "`preset:cifar10/cifar100::openood=a/b`"),
         ("preset:sst2/yelp::split=train", "an OOD set has only one split", "its own name"),
         ("preset:sst2::openood=d", "OpenOOD has no lists for it", "leave it out"),
-        ("preset:sst2::streaming=true", "a stream has no known length", "limit=N"),
+        ("preset:sst2::streaming=true", "the key `streaming` was removed", "type preset:sst2"),
         ("preset:sst2::opnood=d", "unknown key `opnood`", "did you mean `openood`?"),
         ("digits::openood=d", "unknown key `openood`", None),
     ],

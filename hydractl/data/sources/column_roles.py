@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, cast
@@ -29,8 +28,8 @@ from hydractl.data.sources.text_columns import (
 from hydractl.errors import DataError
 from hydractl.messages import quoted
 from hydractl.plugins import load
-from hydractl.progress import SILENT, Progress
-from hydractl.tasks import MULTI_LABEL, SINGLE_LABEL, TASKS
+from hydractl.progress import Progress
+from hydractl.tasks import MULTI_LABEL, SINGLE_LABEL, TASKS, Task
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?")
 UNKNOWN = -1
@@ -109,7 +108,7 @@ def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: b
     label = label_column(table, ref) if labelled else None
     store = CellStore(table.images(image), table.where)
     labels = _labels(table, label, progress)
-    places = range(table.first, table.first + len(table))
+    places = range(len(table))
     return ImageSet(
         store=store, places=places, name=table.name, columns=tuple(table.columns), **labels._asdict()
     )
@@ -123,19 +122,15 @@ def texts_of(
     Raises:
         DataError: If a column is missing or a cell is no text or no label.
     """
-    columns = text_columns(table, ref, SILENT if table.first else progress, pairs=pairs)
+    columns = text_columns(table, ref, progress, pairs=pairs)
     cells = [
-        [
-            _checked(cell, f"{table.place(c)}: row {row}")
-            for row, cell in enumerate(table.cells(c), table.first)
-        ]
+        [_checked(cell, f"{table.place(c)}: row {row}") for row, cell in enumerate(table.cells(c))]
         for c in columns
     ]
     label = label_column(table, ref) if labelled else None
     texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(cells) > 1 else tuple(cells[0])
-    keys = tuple(range(table.first, table.first + len(table))) if table.first else ()
     labels = _labels(table, label, progress)
-    return TextSet(texts=texts, keys=keys, name=table.name, columns=tuple(table.columns), **labels._asdict())
+    return TextSet(texts=texts, name=table.name, columns=tuple(table.columns), **labels._asdict())
 
 
 def _checked(cell: object, where: str) -> str:
@@ -168,160 +163,6 @@ def _labels(table: DataTable, column: str | None, progress: Progress) -> Labels:
     )
 
 
-class LabelReader:
-    """Reads a column of labels as its rows come; memory holds each label once, and a number a row."""
-
-    def __init__(self, names: Sequence[str] | None, *, where: str, separator: str | None = None) -> None:
-        """Wait for the first of them; arguments as of `read_labels`."""
-        self._names = names
-        self._separator = separator
-        self.where = where
-        self._task = SINGLE_LABEL
-        self._withheld = 0
-        self._codes = array("q")
-        self._texts: dict[str, int] = {}
-        self._lists: list[tuple[int | str, ...]] = []
-
-    def add(self, cells: Sequence[object]) -> None:
-        """Read the labels of the next rows.
-
-        Raises:
-            DataError: As `read_labels`.
-        """
-        begin = self._withheld + len(self._codes) + len(self._lists)
-        cells = self._as_task(cells, begin)
-        if self._task.by_label:
-            self._add_lists(cast("Sequence[list[Any]]", cells), begin)
-            return
-        values = [self.label(row, cell) for row, cell in enumerate(cells, begin)]
-        if not self._codes and all(value == UNKNOWN for value in values):
-            self._withheld += len(values)
-            return
-        rows = [UNKNOWN, *values] if self._withheld else values
-        top = len(self._names) - 1 if self._names is not None else None
-        for row, value in enumerate(rows, 0 if self._withheld else begin):
-            if isinstance(value, int) and (value < 0 or (top is not None and value > top)):
-                raise DataError(
-                    f"{self.where}: row {row} has label {value}, out of range 0..{'' if top is None else top}",
-                    hint=(
-                        "count the labels from 0, or use class names; -1 means unlabelled only if every label is -1"
-                    ),
-                )
-        self._codes.extend(
-            self._texts.setdefault(str(value), len(self._texts))
-            if self._names is None
-            else _index(value, self._names, row, self.where)
-            for row, value in enumerate(values, begin)
-        )
-
-    def _as_task(self, cells: Sequence[object], begin: int) -> Sequence[object]:
-        """Return what cells say in the form of a task that has one of its own, which all rows have then; else cells as they are."""
-        for task, path in ((task, task.cell) for task in TASKS.values() if task.cell and cells):
-            labels = [*map(load(path), cells)]
-            if task is not self._task and all(label is None for label in labels):
-                continue
-            begins_late = begin > 0 and task is not self._task
-            if begins_late or None in labels:
-                row = begin if begins_late else begin + labels.index(None)
-                raise DataError(
-                    f"{self.where}: row {row} and others differ: give {task.labels}, or for none",
-                    hint=task.hint.format(name=self.where),
-                )
-            self._task = task
-            return labels
-        return cells
-
-    def _add_lists(self, lists: Sequence[list[Any]], begin: int) -> None:
-        """Read the lists of labels of the next rows."""
-        top = math.inf if self._names is None else len(self._names) - 1
-        for row, cell in enumerate(lists, begin):
-            values = tuple(self.label(row, int(v) if isinstance(v, bool) else v) for v in cell)
-            wrong = (v for v in values if (v < 0 or v > top if isinstance(v, int) else top < math.inf))
-            if (value := next(wrong, None)) is not None:
-                raise DataError(
-                    f"{self.where}: row {row} has label {value}, which is no class number"
-                    + (f" in 0..{top}" if self._names is not None else "")
-                )
-            self._lists.append(values)
-
-    def label(self, row: int, cell: object) -> int | str:
-        """Return a label as every form of table has it: a whole number however it is written, or a name without blanks around it."""
-        value = str(cell) if isinstance(cell, bool) else cell.strip() if isinstance(cell, str) else cell
-        if isinstance(value, str) and _NUMBER.fullmatch(value):
-            value = int(value) if value.lstrip("-").isdigit() else float(value)
-        if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
-            return int(value)
-        if value == "" or not isinstance(value, int | str) or is_unreadable_list(str(value)):
-            raise DataError(
-                f"{self.where}: row {row} has an invalid label: {cell!r:.80}",
-                hint='labels must be names or integers; write lists in JSON, `["bad", "long"]`; for cells such as `bad|long` add `::label-separator=|` in quotes',
-            )
-        return value
-
-    @property
-    def withheld(self) -> bool:
-        """Whether no label was told so far, though rows were read."""
-        return bool(self._withheld and not self._codes)
-
-    @property
-    def texts(self) -> Sequence[str]:
-        """What was told so far, each once, where no names are declared."""
-        return tuple(self._texts)
-
-    def labels(self, progress: Progress) -> Labels:
-        """Return what was read so far, as `read_labels` does."""
-        if self._lists:
-            return self._label_sets()
-        if not self._codes:
-            progress.warn(f"{self.where}: every label is {UNKNOWN}, so the items are unlabelled")
-            return Labels()
-        if self._names is not None:
-            return Labels(tuple(self._names), tuple(self._codes), task=self._task)
-        if self._separator is None and (separator := separator_in(self._texts)):
-            raise DataError(
-                f"{self.where}: labels such as `{next(t for t in self._texts if separator in t)}` look like several labels in one cell",
-                hint=f"add `::label-separator={'comma' if separator == ',' else separator}` in quotes, or `::label-separator={AS_IS}` if they are names",
-            )
-        if self._separator is None and (
-            several := next((t for t in self._texts if "|" in t or ";" in t), None)
-        ):
-            progress.warn(
-                f"{self.where}: reads `{several}` as one name; for several labels in a cell add "
-                f"`::label-separator={'|' if '|' in several else ';'}` in quotes, for one name `::label-separator={AS_IS}`"
-            )
-        numbered = are_numerals(self._texts)
-        class_names = sorted(self._texts, key=int) if numbered else sorted(self._texts)
-        position = {self._texts[text]: index for index, text in enumerate(class_names)}
-        return Labels(tuple(class_names), tuple(position[code] for code in self._codes), numbered, self._task)
-
-    def _label_sets(self) -> Labels:
-        """Return the labels of lists: of names or class numbers, or with a 0 or 1 for each class where all rows have as many."""
-        width = len(self._lists[0])
-        if self._names is None and width > 1 and all(_is_multi_hot(values, width) for values in self._lists):
-            if all({*values} == {0, 1} for values in self._lists) and width == 2:
-                raise DataError(
-                    f"{self.where}: every list is a 0 and a 1, which may be class numbers or which classes apply",
-                    hint="write the names of the classes instead",
-                )
-            hot = tuple(tuple(i for i, value in enumerate(values) if value) for values in self._lists)
-            return Labels(tuple(map(str, range(width))), numbered=True, labels=hot, task=MULTI_LABEL)
-        texts = {str(value) for values in self._lists for value in values}
-        if not texts:
-            raise DataError(f"{self.where}: every list of labels is empty")
-        numbered = self._names is None and are_numerals(texts)
-        class_names = self._names or sorted(texts, key=int if numbered else None)
-        position = {text: i for i, text in enumerate(class_names)} if self._names is None else None
-        sets = (
-            sorted({int(v) if position is None else position[str(v)] for v in values})
-            for values in self._lists
-        )
-        return Labels(tuple(class_names), tuple(map(tuple, sets)), numbered, MULTI_LABEL)
-
-
-def _is_multi_hot(values: Sequence[int | str], width: int) -> bool:
-    return len(values) == width and {*values} <= {0, 1}
-
-
 def read_labels(
     values: Sequence[object],
     *,
@@ -347,14 +188,121 @@ def read_labels(
     Raises:
         DataError: If a value is missing, of another type, or out of range.
     """
-    reader = LabelReader(names, where=where, separator=separator)
-    reader.add(values)
-    return reader.labels(progress)
+    task, cells = _cells_of_task(values, where)
+    if task.by_label:
+        return _label_sets(cells, names, where)
+    labels = [label_of(cell, f"{where}: row {row}") for row, cell in enumerate(cells)]
+    if all(label == UNKNOWN for label in labels):
+        progress.warn(f"{where}: every label is {UNKNOWN}, so the items are unlabelled")
+        return Labels()
+    top = math.inf if names is None else len(names) - 1
+    for row, label in enumerate(labels):
+        if isinstance(label, int) and not 0 <= label <= top:
+            raise DataError(
+                f"{where}: row {row} has label {label}, out of range 0..{'' if names is None else top}",
+                hint="count the labels from 0, or use class names; -1 means unlabelled only if every label is -1",
+            )
+        if names is not None and not isinstance(label, int):
+            raise DataError(
+                f"{where}: row {row} has the label {label!r}, but must have an index into {len(names)} class names"
+            )
+    if names is not None:
+        return Labels(tuple(names), cast("tuple[int, ...]", tuple(labels)), task=task)
+    texts = dict.fromkeys(map(str, labels))
+    if separator is None:
+        _check_separators(texts, where, progress)
+    numbered = are_numerals(texts)
+    class_names = sorted(texts, key=int if numbered else None)
+    position = {text: index for index, text in enumerate(class_names)}
+    return Labels(tuple(class_names), tuple(position[str(label)] for label in labels), numbered, task)
 
 
-def _index(value: object, names: Sequence[str], row: int, where: str) -> int:
-    if not isinstance(value, int):
+def _cells_of_task(cells: Sequence[object], where: str) -> tuple[Task, Sequence[Any]]:
+    """Return the task that the form of the cells shows, and the cells in that form.
+
+    Raises:
+        DataError: If only some cells have the form of a task.
+    """
+    for task, path in ((task, task.cell) for task in TASKS.values() if task.cell and cells):
+        labels = [*map(load(path), cells)]
+        if all(label is None for label in labels):
+            continue
+        if None in labels:
+            raise DataError(
+                f"{where}: row {labels.index(None)} and others differ: give {task.labels}, or for none",
+                hint=task.hint.format(name=where),
+            )
+        return task, labels
+    return SINGLE_LABEL, cells
+
+
+def label_of(cell: object, place: str) -> int | str:
+    """Return a label of any form of table: a whole number in any notation, or a name without blanks around it.
+
+    Args:
+        cell: The cell.
+        place: What messages call the cell.
+
+    Raises:
+        DataError: If it is neither.
+    """
+    value = str(cell) if isinstance(cell, bool) else cell.strip() if isinstance(cell, str) else cell
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = int(value) if value.lstrip("-").isdigit() else float(value)
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+        return int(value)
+    if value == "" or not isinstance(value, int | str) or is_unreadable_list(str(value)):
         raise DataError(
-            f"{where}: row {row} has the label {value!r}, but must have an index into {len(names)} class names"
+            f"{place} has an invalid label: {cell!r:.80}",
+            hint='labels must be names or integers; write lists in JSON, `["bad", "long"]`; for cells such as `bad|long` add `::label-separator=|` in quotes',
         )
     return value
+
+
+def _check_separators(names: Iterable[str], where: str, progress: Progress) -> None:
+    """Refuse names that look like several labels in one cell, and warn about names that may be."""
+    if separator := separator_in(names):
+        raise DataError(
+            f"{where}: labels such as `{next(t for t in names if separator in t)}` look like several labels in one cell",
+            hint=f"add `::label-separator={'comma' if separator == ',' else separator}` in quotes, or `::label-separator={AS_IS}` if they are names",
+        )
+    if several := next((t for t in names if "|" in t or ";" in t), None):
+        progress.warn(
+            f"{where}: reads `{several}` as one name; for several labels in a cell add "
+            f"`::label-separator={'|' if '|' in several else ';'}` in quotes, for one name `::label-separator={AS_IS}`"
+        )
+
+
+def _label_sets(cells: Sequence[list[Any]], names: Sequence[str] | None, where: str) -> Labels:
+    """Return the labels of lists: of names or class numbers, or with a 0 or 1 for each class where all rows have as many.
+
+    Raises:
+        DataError: If a label is no class number, or the lists have two meanings or are all empty.
+    """
+    top, lists = math.inf if names is None else len(names) - 1, list[tuple[int | str, ...]]()
+    for row, cell in enumerate(cells):
+        values = tuple(label_of(int(v) if isinstance(v, bool) else v, f"{where}: row {row}") for v in cell)
+        wrong = (v for v in values if (v < 0 or v > top if isinstance(v, int) else top < math.inf))
+        if (value := next(wrong, None)) is not None:
+            raise DataError(
+                f"{where}: row {row} has label {value}, which is no class number"
+                + (f" in 0..{top}" if names is not None else "")
+            )
+        lists.append(values)
+    width = len(lists[0])
+    if names is None and width > 1 and all(len(row) == width and {*row} <= {0, 1} for row in lists):
+        if all({*row} == {0, 1} for row in lists) and width == 2:
+            raise DataError(
+                f"{where}: every list is a 0 and a 1, which may be class numbers or which classes apply",
+                hint="write the names of the classes instead",
+            )
+        hot = tuple(tuple(i for i, value in enumerate(row) if value) for row in lists)
+        return Labels(tuple(map(str, range(width))), numbered=True, labels=hot, task=MULTI_LABEL)
+    texts = {str(value) for row in lists for value in row}
+    if not texts:
+        raise DataError(f"{where}: every list of labels is empty")
+    numbered = names is None and are_numerals(texts)
+    class_names = names or sorted(texts, key=int if numbered else None)
+    position = {text: i for i, text in enumerate(class_names)} if names is None else None
+    sets = (sorted({int(v) if position is None else position[str(v)] for v in row}) for row in lists)
+    return Labels(tuple(class_names), tuple(map(tuple, sets)), numbered, MULTI_LABEL)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,17 +58,15 @@ class DataTable(ABC):
         columns: Their names.
         where: What messages call the table.
         name: What reports call it.
-        first: The number of its first row: more than 0 where others came before it.
         label_separator: Value of `label-separator=` of the data reference.
     """
 
     label_separator: str | None = None
 
-    def __init__(self, columns: Sequence[str], *, where: str, name: str, first: int = 0) -> None:
+    def __init__(self, columns: Sequence[str], *, where: str, name: str) -> None:
         self.columns = columns
         self.where = where
         self.name = name
-        self.first = first
 
     @abstractmethod
     def __len__(self) -> int:
@@ -103,11 +100,11 @@ class DataTable(ABC):
 class ArrowTable(DataTable):
     """A `datasets.Dataset`; an image column is an Image feature, encoded bytes, or (local files) paths."""
 
-    def __init__(self, dataset: Any, ref: DataRef, *, where: str, first: int = 0) -> None:  # noqa: ANN401 - the library is untyped
+    def __init__(self, dataset: Any, ref: DataRef, *, where: str) -> None:  # noqa: ANN401 - the library is untyped
         if any("." in name and name not in dataset.column_names for name in ref.text_columns):
             dataset = dataset.flatten()  # a column within a column is named `OUTER.INNER`
         name = where if ref.repo_id else Path(ref.source).resolve().name
-        super().__init__(dataset.column_names, where=where, name=name, first=first)
+        super().__init__(dataset.column_names, where=where, name=name)
         self._dataset = dataset
         self._folder = folder_of(ref) if ref.kind is SourceKind.FILE else None
 
@@ -152,7 +149,7 @@ class ArrowTable(DataTable):
             )
 
         def read(index: int) -> bytes | Path:
-            cell = rows[index - self.first][column]
+            cell = rows[index][column]
             if isinstance(cell, dict):
                 path = cell.get("path")
                 cell = Path(path) if cell["bytes"] is None and path else cell["bytes"]
@@ -201,79 +198,12 @@ def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
         HubError: If the data set cannot be reached: no network, offline, unknown, private.
         DataError: If the configuration or split is unknown or has to be chosen.
     """
-    if ref.streaming:
-        return fetch_rows(ref, progress).first_rows(ref.limit or 0)
     progress.step(f"Reading {ref.source}")
-    with _reached(ref):
-        dataset = _load(ref, progress)
-    return ArrowTable(dataset, ref, where=ref.source)
+    with _translated(ref), quiet(), asking(ref.source):
+        return ArrowTable(_load(ref, progress), ref, where=ref.source)
 
 
-def fetch_rows(ref: DataRef, progress: Progress) -> RowStream:
-    """Return one split of a Hub data set as a stream; raises as `fetch_table`."""
-    progress.step(f"Reading {ref.source}")
-    with _reached(ref):
-        return RowStream(_load(ref, progress), ref)
-
-
-class RowStream:
-    """The rows of a Hub data set as they come, in the order of the stream, images as they are encoded.
-
-    Rows that were passed are not held. Reading goes on where it was, and begins anew for what lies elsewhere.
-    """
-
-    def __init__(self, stream: Any, ref: DataRef) -> None:  # noqa: ANN401 - a `datasets.IterableDataset`, untyped
-        import datasets  # noqa: PLC0415 - as above
-
-        for name, kind in (stream.features or {}).items():
-            if isinstance(kind, datasets.Image):
-                stream = stream.cast_column(name, datasets.Image(decode=False))
-        self._stream = stream if ref.limit is None else stream.take(ref.limit)
-        self._ref = ref
-        self._rows = iter(self._stream)
-        self._at = 0
-
-    def first_rows(self, count: int) -> ArrowTable:
-        """Return the first rows, which come again; fewer where there are no more. Raises as `tables`."""
-        if self._at:
-            self._begin()
-        rows = self._read(count)
-        self._rows = chain(rows, self._rows)
-        return self._table(rows, 0)
-
-    def tables(self, sizes: Iterable[int]) -> Iterator[ArrowTable]:
-        """Yield so many rows after so many, fewer where the stream ends, and none after that.
-
-        Raises:
-            HubError: If the data set cannot be reached.
-            DataError: If it cannot be read.
-        """
-        if self._at:
-            self._begin()
-        for size in sizes:
-            rows = self._read(size)
-            if not rows:
-                return
-            first, self._at = self._at, self._at + len(rows)
-            yield self._table(rows, first)
-
-    def _begin(self) -> None:
-        self._rows, self._at = iter(self._stream), 0
-
-    def _read(self, count: int) -> list[Any]:
-        with _reached(self._ref):
-            return list(islice(self._rows, count))
-
-    def _table(self, rows: list[Any], first: int) -> ArrowTable:
-        import datasets  # noqa: PLC0415 - as above
-
-        features = self._stream.features if rows else None
-        with _translated(self._ref):  # rows may differ in their types
-            dataset = datasets.Dataset.from_list(rows, features=features)
-        return ArrowTable(dataset, self._ref, where=self._ref.source, first=first)
-
-
-def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset` or `IterableDataset`, untyped
+def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
     import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
 
     if ref.revision is not None and datasets.config.HF_HUB_OFFLINE:
@@ -285,9 +215,7 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
         if split is None or split.isidentifier():  # the rest are slices such as `train[:10%]`
             splits = datasets.get_dataset_split_names(address, ref.config, revision=ref.revision)
             split = choose(ref, "split", split, splits)
-        return datasets.load_dataset(
-            address, ref.config, split=split, revision=ref.revision, streaming=ref.streaming is not None
-        )
+        return datasets.load_dataset(address, ref.config, split=split, revision=ref.revision)
     except ValueError:
         if not datasets.config.HF_HUB_OFFLINE:  # the cache does not tell the names
             choose(
@@ -311,13 +239,6 @@ def choose(ref: DataRef, key: str, name: str | None, present: Sequence[str]) -> 
             f"{ref.source}: has no {key} `{name}`; it has {quoted(present)}", hint=did_you_mean(name, present)
         )
     return name or present[0]
-
-
-@contextlib.contextmanager
-def _reached(ref: DataRef) -> Iterator[None]:
-    """Ask the Hub for a data set, or for more of it."""
-    with _translated(ref), quiet(), asking(ref.source):
-        yield
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 from hydractl.data.datasets import UNASKED, Labels
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.column_roles import UNKNOWN, LabelReader
+from hydractl.data.sources.column_roles import UNKNOWN, label_of
 from hydractl.data.sources.lists import AS_IS, list_in, split_labels
 from hydractl.data.sources.tables import DataTable
 from hydractl.data.sources.text_columns import find_column
@@ -64,10 +64,7 @@ def words_of(
         DataError: If a cell holds anything else, or a row has not as many labels as words.
     """
     place = table.place(column)
-    words = [
-        _words(cell, f"{place}: row {row}")
-        for row, cell in enumerate(_word_cells(table, column), table.first)
-    ]
+    words = [_words(cell, f"{place}: row {row}") for row, cell in enumerate(_word_cells(table, column))]
     if not ref.text and all(row and row[0] in {"0", "1", "1-2"} and row[-1].isdecimal() for row in words):
         label = "column 4" if len(table.columns) > 4 else table.columns[-1]
         raise DataError(
@@ -89,7 +86,6 @@ def words_of(
         texts=tuple(" ".join(row) for row in words),
         words=tuple(spans),
         pieces=tuple(pieces),
-        keys=tuple(range(table.first, table.first + len(table))) if table.first else (),
         name=table.name,
         columns=tuple(table.columns),
         **labels._asdict(),
@@ -116,8 +112,8 @@ def _spans(words: Sequence[str]) -> tuple[Span, ...]:
 def _tags(table: DataTable, column: str, counts: Sequence[int]) -> list[list[int | str]]:
     """Return the label of each word of each row, names or numbers as they are told."""
     where = table.place(column)
-    reader, tags = LabelReader(table.classes(column), where=where), list[list[int | str]]()
-    for row, (cell, count) in enumerate(zip(table.label_cells(column), counts, strict=True), table.first):
+    tags: list[list[int | str]] = []
+    for row, (cell, count) in enumerate(zip(table.label_cells(column), counts, strict=True)):
         values = list_in(cell)
         if values is None:
             raise DataError(
@@ -126,7 +122,7 @@ def _tags(table: DataTable, column: str, counts: Sequence[int]) -> list[list[int
             )
         if len(values) != count:
             raise DataError(f"{where}: row {row} has {len(values)} labels for {count} words")
-        tags.append([reader.label(row, value) for value in values])
+        tags.append([label_of(value, f"{where}: row {row}") for value in values])
     return tags
 
 

@@ -35,9 +35,8 @@ from hydractl.stages.evaluate.selective_threshold import (
     sources_of_stored,
 )
 from hydractl.stages.evaluate.set_options import OPTION as SETS
-from hydractl.stages.evaluate.streamed import Identity
 from hydractl.stages.shared.fit_ood_scores import overlap_of_val
-from hydractl.stages.shared.open_inputs import overlap
+from hydractl.stages.shared.open_inputs import Identity, overlap
 
 FEW = 100
 """Sample size below which FPR95 and a fitted temperature are unreliable."""

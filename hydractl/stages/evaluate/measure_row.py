@@ -170,7 +170,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
         row = _with_curves(run, row, models, predictions, answers, like)
     if config.keep_examples and not table.rows:
         table.examples = examples_of(
-            data.prepared(ID_NAME).dataset,
+            data.inputs[ID_NAME].dataset,
             predictions[ID_NAME],
             answers,
             data.summary.labels,
@@ -212,7 +212,6 @@ def _predict(
         dataset: predict_together(row, inputs, run.keeping, progress=run.progress)
         for dataset, inputs in data.inputs.items()
     }
-    data.validate()  # streams have passed
     return scaling, {
         dataset: scaling(responses) for dataset, responses in predictions.items() if responses is not None
     }
@@ -244,7 +243,7 @@ def _measure_corrupted(
     cells: dict[tuple[str, str], dict[str, MetricEstimate]] = {}
     metrics = needing(run.config.chosen, MetricNeeds.LABELS, MetricNeeds.TASK)
     for corruption in run.corruptions:
-        clean = run.data.prepared(ID_NAME)
+        clean = run.data.inputs[ID_NAME]
         corrupted = with_corruption(clean.dataset, corruption)
         inputs = clean.of(corrupted, name=f"{corruption.name} {corruption.severity}")
         predictions = predict_together(row, inputs, run.keeping, progress=run.progress)

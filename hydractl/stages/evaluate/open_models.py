@@ -12,7 +12,6 @@ from hydractl.data.corruptions.severities import frost_scale
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, content_of
 from hydractl.data.matching import has_default_names
-from hydractl.data.sources.stream import ItemStream
 from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.manifest.header import Tokenization
@@ -52,9 +51,7 @@ def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], loc
         outputs.check_models([config.store], lock, models=models, option="--store")
 
 
-def queries_of(
-    config: EvalConfig, tested: Items | ItemStream, models: Sequence[OpenModel]
-) -> torch.Tensor | None:
+def queries_of(config: EvalConfig, tested: Items, models: Sequence[OpenModel]) -> torch.Tensor | None:
     """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit.
 
     Raises:

@@ -102,8 +102,6 @@ def _prepare(
         ((corruption.name, str(corruption.severity)) for corruption in corruptions), config.scores
     )
     data = EvalData.open(config, opened, team, progress)
-    if not data.streamed:
-        data.validate()
     if config.store:
         check_stores(first, data.classes)
     check_fitted_scores(config, opened, data.classes)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, repeat
+from itertools import islice
 
 import torch
 
-from hydractl.data.batches import Batch, BatchShare
+from hydractl.data.batches import BATCHES, Batch, BatchShare
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, encoded
-from hydractl.data.sources.stream import BATCHES, ItemStream
 from hydractl.data.word_windows import Span
 from hydractl.data.words import WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
@@ -74,20 +73,15 @@ class BatchPredictor:
     team: ProcessGroup
     ticks: Iterator[object]
 
-    def answers(self, items: Items | ItemStream) -> Iterator[Answered]:
+    def answers(self, items: Items) -> Iterator[Answered]:
         """Yield what the model says of a set; every process is told of every item.
 
-        The content of a batch does not depend on the number of processes. Of a stream as many items are in memory as
-        `BATCHES` batches have, encoded, in every process.
+        The content of a batch does not depend on the number of processes.
 
         Raises:
             InputError: As `respond`.
             DataError: If an item cannot be read.
         """
-        if isinstance(items, ItemStream):
-            for part in items.parts(repeat(self.batch_size * BATCHES)):
-                yield from self.answers(part)
-            return
         fills = self.device.type == "cpu" and torch.get_num_threads() >= cores()
         deal, size = BatchShare(self.team.rank, self.team.world, ahead=not fills), self.batch_size
         if isinstance(items, TextSet):

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 
 from hydractl.data.batches import Batch
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import Items, samples_in
 from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.encode import check_reads, limited, open_items
 from hydractl.data.labels import check_labels, model_labels
 from hydractl.data.matching import match_classes
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.stream import samples_in
 from hydractl.families.load import OpenModel, open_model
+from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import SampledFile
 from hydractl.manifest.samples import pack
 from hydractl.messages import quoted
@@ -152,6 +153,28 @@ def identified(items: Items, item_digests: Iterable[bytes]) -> tuple[str, np.nda
     """Return a set's fingerprint, and the digests of its samples as `DIGEST`, (S,), given the digests of all its items."""
     read = [*item_digests]
     return items.fingerprint(read), samples_in([read[i] for i in items.firsts])
+
+
+class Identity(NamedTuple):
+    """Fingerprint of a data set, and the digests of its samples, shape (S,) of type `DIGEST`."""
+
+    fingerprint: Fingerprint
+    content: np.ndarray
+
+    @classmethod
+    def of(cls, items: Items, team: ProcessGroup) -> Self:
+        """Read a data set. Each process reads its share.
+
+        Raises:
+            DataError: If an item cannot be read.
+        """
+        sha256, content = identified(items, digests(items, team))
+        return cls(Fingerprint(reference=items.name, sha256=sha256, count=items.total), content)
+
+    def as_input(self) -> SampledFile:
+        """Return the lineage entry of the data set."""
+        reference, sha256 = self.fingerprint.reference, self.fingerprint.sha256
+        return SampledFile(name=reference, sha256=sha256, samples=pack(self.content))
 
 
 def data_input(items: Items, team: ProcessGroup, drawn: torch.Tensor | None = None) -> SampledFile:

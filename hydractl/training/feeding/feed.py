@@ -16,13 +16,11 @@ from typing_extensions import override
 from hydractl.data.batches import epoch_order
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading
-from hydractl.data.sources.stream import Shuffled
 from hydractl.manifest.header import Tokenization
 from hydractl.model_inputs import WORDS, Inputs
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding.mixup import Mix, Mixing, rows_read
 from hydractl.training.feeding.sources import InputSource, Planned, open_source
-from hydractl.training.feeding.streamed import StreamSource, buffer_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,6 @@ class ItemFeed:
         batch_size: Samples in a batch, over all processes.
         seed: Of the order, and of mixing.
         mixing: How the samples of a batch are mixed, if they are; they then are images.
-        buffer: How many rows of a stream are held, which the order takes into account; None for other data.
     """
 
     source: InputSource
@@ -83,12 +80,11 @@ class ItemFeed:
     batch_size: int
     seed: int
     mixing: Mixing | None = None
-    buffer: int | None = None
 
     @classmethod
     def open(
         cls,
-        items: Items | Shuffled,
+        items: Items,
         labels: Sequence[int] | torch.Tensor,
         how: Reading,
         *,
@@ -104,13 +100,10 @@ class ItemFeed:
             UsageError: If an augmentation is unknown, given twice, or not for such items.
         """
         return cls(
-            source=StreamSource.open(items, how, augment=augment, seed=seed)
-            if isinstance(items, Shuffled)
-            else open_source(items, how, augment=augment, seed=seed),
+            source=open_source(items, how, augment=augment, seed=seed),
             labels=torch.as_tensor(labels),
             batch_size=batch_size,
             seed=seed,
-            buffer=items.buffer if isinstance(items, Shuffled) else None,
         )
 
     def reseeded(self, seed: int) -> ItemFeed:
@@ -127,7 +120,8 @@ class ItemFeed:
         per_epoch = self.steps_per_epoch
         while start < stop:
             epoch, begin = divmod(start, per_epoch)
-            batches = self._order(epoch).split(self.batch_size)[begin : min(per_epoch, begin + stop - start)]
+            order = epoch_order(len(self.labels), seed=self.seed, epoch=epoch)
+            batches = order.split(self.batch_size)[begin : min(per_epoch, begin + stop - start)]
             cuts = [_cut(self.labels[batch], share) for batch in batches]
             plan = [
                 Planned(batch=batch, pieces=self._read(batch, cut))
@@ -146,13 +140,6 @@ class ItemFeed:
                     for (piece_inputs, labels), (first, _, weight) in zip(samples, cut, strict=True)
                 ]
                 start += 1
-
-    def _order(self, epoch: int) -> torch.Tensor:
-        """Return every item once (N,), in an order that hangs on the seed, the epoch and how many may be held."""
-        count = len(self.labels)
-        if self.buffer is None:
-            return epoch_order(count, seed=self.seed, epoch=epoch)
-        return buffer_order(count, self.buffer, seed=self.seed, epoch=epoch)
 
     def _read(self, batch: torch.Tensor, cut: Sequence[tuple[int, int, float]]) -> tuple[torch.Tensor, ...]:
         """Return the items of each piece; of mixed ones all together, with those that they are mixed with."""

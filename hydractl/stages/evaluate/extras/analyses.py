@@ -26,9 +26,8 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.evaluate.streamed import StreamedData
 from hydractl.stages.shared.prediction_store import PredictionStore
-from hydractl.stages.shared.predictions import PreparedData, Scaling
+from hydractl.stages.shared.predictions import Scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +128,9 @@ class Analyst:
 
     def _batches(self, part: ModelOfRow, of: str | Corruption) -> Iterable[Batch[Inputs]]:
         if isinstance(of, Corruption):
-            clean = self.data.prepared(ID_NAME)
+            clean = self.data.inputs[ID_NAME]
             corrupted = with_corruption(clean.dataset, of)
-            inputs: PreparedData | StreamedData = clean.of(corrupted, name=f"{of.name} {of.severity}")
+            inputs = clean.of(corrupted, name=f"{of.name} {of.severity}")
         else:
             inputs = self.data.inputs[of]
         return inputs.tracked(part.opened.header.preprocess, part.opened.reference, self.progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Mapping
@@ -317,11 +318,22 @@ ROWS = (
     ),
     Row(
         SHARDS,
-        "shards must not be compressed",
+        "download or write it again",
         "predict bert own.tar",
         "predict bert own.tar",
-        prepare=lambda: _write_shard({"1.txt": "a cat"}, mode="w:gz"),
+        prepare=lambda: (_write_shard({"1.txt": "a cat"}), os.truncate("own.tar", 1024)),
         mend=lambda: _write_shard({"1.txt": "a cat"}),
+    ),
+    Row(
+        SHARDS,
+        "join tar files with `tar --concatenate --file=FIRST.tar SECOND.tar`, or give a folder of them",
+        "predict bert own.tar",
+        "predict bert own.tar",
+        prepare=lambda: (
+            _write_shard({"1.txt": "a cat"}),
+            Path("own.tar").write_bytes(2 * Path("own.tar").read_bytes()),
+        ),
+        mend=lambda: _write_shard({"1.txt": "a cat", "2.txt": "a cat"}),
     ),
     Row(
         SHARDS,

@@ -179,13 +179,6 @@ ROWS = (
         "predict clip images/a --classes photo,drawing",
     ),
     Row(
-        "stages/evaluate/data.py",
-        "name them: `--classes cat,dog`, or a file",
-        "python from types import SimpleNamespace as N; from hydractl.stages.evaluate.data import ClassAlignment as A; "
-        "A._check_stream(N(_count=0), N(column=1, class_names=(), name='s'), {})",
-        "eval clip --data images::map=a:photo,b:drawing --classes photo,drawing --no-latency --bootstrap 0 --metrics accuracy",
-    ),
-    Row(
         "stages/evaluate/measure_row.py",
         "use `--device cpu`, or `--no-latency` to keep only one row in memory",
         "python import torch; from types import SimpleNamespace as N; from hydractl.stages.evaluate import measure_row as m; "
@@ -207,13 +200,6 @@ ROWS = (
         "with mock.patch('hydractl.stages.export.formats.MOST_BYTES', 9):\n"
         "    run_export(ExportConfig(model='base.st', out=Path('o.onnx')))",
         "export base.st -o o.pt2",
-    ),
-    Row(
-        "stages/finetune/config.py",
-        "leave one of them out, or replace `buffer` by `limit=N`",
-        f"finetune hydra.st --data hf:org/name::streaming=true,buffer=9 --val {TEST} --batches own -o o.st",
-        f"finetune own.st --data {TRAIN} --val {TEST} --batches own --steps 1 --batch-size 8 -o o.st",
-        before=("fuse m-0.st m-1.st --own-from 0 -q -o own.st",),
     ),
     Row(
         "stages/fuse/compatibility.py",
