@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from hydractl.data import toys
 from hydractl.data.datasets import Content, ImageSet, Items, samples_in
 from hydractl.data.labels import apply_class_options
 from hydractl.data.reference import (
@@ -17,22 +18,21 @@ from hydractl.data.reference import (
     DataRef,
     SourceKind,
 )
-from hydractl.data.sources import column_roles, files, folder, saved, tables, tagged, text_columns, webdataset
-from hydractl.data.toys import builtin, intents, prose, shapes
+from hydractl.data.sources import columns, files, folder, tables, webdataset
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
 from hydractl.tags import tag_scheme
 
 TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
     {
-        SourceKind.DIGITS: builtin.open_digits,
-        SourceKind.SHAPES: shapes.open_shapes,
-        SourceKind.PHOTOS: builtin.open_photos,
-        SourceKind.NOISE: builtin.open_noise,
-        SourceKind.REVIEWS: prose.open_reviews,
-        SourceKind.INTENTS: intents.open_intents,
-        SourceKind.MANUAL: prose.open_manual,
-        SourceKind.LETTERS: prose.open_letters,
+        SourceKind.DIGITS: toys.open_digits,
+        SourceKind.SHAPES: toys.open_shapes,
+        SourceKind.PHOTOS: toys.open_photos,
+        SourceKind.NOISE: toys.open_noise,
+        SourceKind.REVIEWS: toys.open_reviews,
+        SourceKind.INTENTS: toys.open_intents,
+        SourceKind.MANUAL: toys.open_manual,
+        SourceKind.LETTERS: toys.open_letters,
     }
 )
 SOURCES: Mapping[Content, str] = MappingProxyType(
@@ -86,7 +86,7 @@ def open_data(
     if items.task.by_word:
         progress.step(f"{items.name}: {tag_scheme(items.class_names)}")
     if ref.limit is not None and ref.limit < len(items):
-        items = items.subset(builtin.spread(len(items), ref.limit))
+        items = items.subset(toys.spread(len(items), ref.limit))
     if ref.part_of is not None:
         number, parts = ref.part_of
         items = items.subset([i for i in range(len(items)) if _part_of(items, i, parts) == number - 1])
@@ -157,9 +157,9 @@ def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
     Raises:
         UsageError: If they are, and the reference names a column.
     """
-    if ref.kind is not SourceKind.FOLDER or webdataset.lie_in(ref) or saved.is_saved(ref):
+    if ref.kind is not SourceKind.FOLDER or webdataset.lie_in(ref) or folder.is_saved(ref):
         return False
-    if content is Content.IMAGES and (labelled or ref.image) and saved.has_metadata(ref):
+    if content is Content.IMAGES and (labelled or ref.image) and folder.has_metadata(ref):
         return False
     for key in sorted(COLUMNS):
         if getattr(ref, key.replace("-", "_")) is not None:
@@ -175,7 +175,7 @@ def _table(ref: DataRef, content: Content, progress: Progress, *, labelled: bool
     if ref.source.lower().endswith(SHARD_SUFFIX) or webdataset.lie_in(ref):
         return webdataset.open_shards(ref, progress)
     if ref.kind is SourceKind.FOLDER:
-        return saved.open_saved(ref, progress) if saved.is_saved(ref) else saved.open_listed(ref, progress)
+        return folder.open_saved(ref, progress) if folder.is_saved(ref) else folder.open_listed(ref, progress)
     return files.open_table(ref, content, labelled=labelled)
 
 
@@ -192,8 +192,8 @@ def _items_of(
         raise DataError(f"{table.where}: has no rows")
     table.label_separator = ref.label_separator
     if content is Content.IMAGES:
-        return column_roles.images_of(table, ref, progress, labelled=labelled)
-    words = tagged.word_column(table, ref, has_texts=any(text_columns.usual_texts(table)))
+        return columns.images_of(table, ref, progress, labelled=labelled)
+    words = columns.word_column(table, ref, has_texts=any(columns.usual_texts(table)))
     if words is not None:
-        return tagged.words_of(table, words, ref, progress, labelled=labelled)
-    return column_roles.texts_of(table, ref, progress, labelled=labelled, pairs=pairs)
+        return columns.words_of(table, words, ref, progress, labelled=labelled)
+    return columns.texts_of(table, ref, progress, labelled=labelled, pairs=pairs)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from hydractl.data.names import MAP, ORDERS, check_pairs, read_pairs, split_keys, split_source, write_pairs
-from hydractl.data.presets.registry import OPENOOD, PREFIX, find
+from hydractl.data.presets import OPENOOD, PREFIX, find
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import did_you_mean, did_you_mean_path, quoted
 from hydractl.output.atomic_write import STDOUT, is_stream

@@ -12,8 +12,7 @@ import torch
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
 from hydractl.data.batches import Batch
 from hydractl.data.datasets import TextSet
-from hydractl.data.encode import encoded
-from hydractl.data.in_memory import Item, given_items, listed
+from hydractl.data.encode import Item, encoded, given_items, listed
 from hydractl.data.words import by_word, whole_words
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, load_model, open_model

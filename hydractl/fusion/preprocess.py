@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hydractl.data.datasets import ImageSet
-from hydractl.data.encode import of_kind
-from hydractl.data.in_memory import Item, given_items, is_text, kinds, listed
+from hydractl.data.encode import Item, given_items, is_text, kinds, listed, of_kind
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
 from hydractl.manifest.header import Header, Preprocess, Tokenization

@@ -10,8 +10,7 @@ from datasets.packaged_modules.parquet.parquet import Parquet
 
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
-from hydractl.data.presets.registry import PRESETS
-from hydractl.data.presets.schema import ROLES
+from hydractl.data.presets import PRESETS, ROLES
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import DataError, UsageError
 

@@ -36,7 +36,7 @@ from hydractl.research.baselines.options import ViluOptions
 from hydractl.runtime import on_device
 from hydractl.stages.evaluate.baseline_rows import BaselineInputs, without_weights
 from hydractl.training.accelerator import Share
-from hydractl.training.feeding.feed import ItemFeed, Piece
+from hydractl.training.feeding import ItemFeed, Piece
 
 WIDTHS = (512, 256, 128, 1)
 MOMENTUM, DECAY = 0.9, 5e-4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hydractl.data.presets.registry import PRESETS, of_name
+from hydractl.data.presets import PRESETS, of_name
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
 from hydractl.settings import Setting, required

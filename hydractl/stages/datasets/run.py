@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydractl.data.presets.registry import OPENOOD, PREFIX, PRESETS, SPLIT
-from hydractl.data.presets.schema import Listed, Outside, Preset
+from hydractl.data.presets import OPENOOD, PREFIX, PRESETS, SPLIT, Listed, Outside, Preset
 from hydractl.data.reference import DataRef
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.datasets.config import LIST, DataConfig

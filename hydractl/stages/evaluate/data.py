@@ -13,8 +13,7 @@ from torch import Tensor
 from hydractl.data.batches import BATCHES, CACHE_BYTES, BatchShare
 from hydractl.data.datasets import LABELS_HINT, Items
 from hydractl.data.encode import Reading, open_items, open_readable
-from hydractl.data.labels import are_numerals, check_labels, model_labels
-from hydractl.data.matching import match_classes, nameless
+from hydractl.data.labels import are_numerals, check_labels, match_classes, model_labels, nameless
 from hydractl.data.reference import DataRef
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError

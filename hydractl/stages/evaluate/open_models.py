@@ -11,7 +11,7 @@ from hydractl.data.corruptions.names import Corruption
 from hydractl.data.corruptions.severities import frost_scale
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, content_of
-from hydractl.data.matching import has_default_names
+from hydractl.data.labels import has_default_names
 from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.manifest.header import Tokenization

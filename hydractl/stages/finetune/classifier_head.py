@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.datasets import Items
-from hydractl.data.matching import match_classes, nameless, names_agree, names_all, new_names
+from hydractl.data.labels import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import DEFAULT_POOLING, Described, answering, place_of
 from hydractl.families.classifier import CLASSES, asked_number, with_classifier

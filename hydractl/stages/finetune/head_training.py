@@ -27,7 +27,7 @@ from hydractl.progress import Progress
 from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan
 from hydractl.stages.finetune.trainable import Together, TrainableModel, load_trainable
 from hydractl.training.accelerator import Engine
-from hydractl.training.feeding.sources import InputSource, Planned
+from hydractl.training.feeding import InputSource, Planned
 from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.step_modes import begin_training
 

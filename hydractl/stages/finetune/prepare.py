@@ -8,8 +8,14 @@ from torch import Tensor
 
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, check_augment, check_reads, limited, open_items, shortened
-from hydractl.data.labels import check_labels, check_training_labels, first_names, model_labels
-from hydractl.data.matching import filled_names, match_classes
+from hydractl.data.labels import (
+    check_labels,
+    check_training_labels,
+    filled_names,
+    first_names,
+    match_classes,
+    model_labels,
+)
 from hydractl.data.names import folded
 from hydractl.data.words import by_word, check_answerable
 from hydractl.errors import DataError, UsageError
@@ -31,7 +37,7 @@ from hydractl.stages.shared.image_preprocessing import check_takes, reading_imag
 from hydractl.stages.shared.open_inputs import identified, overlap
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.dropout import HAS_LAYERS_FOR
-from hydractl.training.feeding.mixup import Mixing
+from hydractl.training.feeding import Mixing
 from hydractl.training.methods.adapter import Adapter, adapter_of, changed
 from hydractl.training.recipes.parameter_groups import trainable
 from hydractl.training.recipes.presets import FOR_IMAGES, RECIPES

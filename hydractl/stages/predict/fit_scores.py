@@ -11,8 +11,7 @@ from torch import Tensor
 from hydractl.data.batches import BatchShare
 from hydractl.data.datasets import Items
 from hydractl.data.encode import open_items
-from hydractl.data.labels import required_labels
-from hydractl.data.matching import match_classes
+from hydractl.data.labels import match_classes, required_labels
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError
 from hydractl.families.load import OpenModel

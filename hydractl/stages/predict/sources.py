@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from hydractl.data.datasets import Content, ImageSet, Items, TextSet
-from hydractl.data.encode import Reading, content_of, crewed, open_items, open_lenient
-from hydractl.data.in_memory import GivenStore
+from hydractl.data.encode import GivenStore, Reading, content_of, crewed, open_items, open_lenient
 from hydractl.data.reference import SOURCES_HINT, DataRef
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError

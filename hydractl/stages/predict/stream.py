@@ -15,8 +15,7 @@ import torch
 from hydractl.data.batches import BATCHES, Batch, BatchShare
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, encoded
-from hydractl.data.word_windows import Span
-from hydractl.data.words import WordSet, by_word, whole_words
+from hydractl.data.words import Span, WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
 from hydractl.families.tower import Towers
 from hydractl.fusion.feature_ood import WithOodScores

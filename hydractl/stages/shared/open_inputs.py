@@ -14,8 +14,7 @@ from hydractl.data.batches import Batch
 from hydractl.data.datasets import Items, samples_in
 from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.encode import check_reads, limited, open_items
-from hydractl.data.labels import check_labels, model_labels
-from hydractl.data.matching import match_classes
+from hydractl.data.labels import check_labels, match_classes, model_labels
 from hydractl.data.reference import DataRef
 from hydractl.families.load import OpenModel, open_model
 from hydractl.manifest.document import Fingerprint

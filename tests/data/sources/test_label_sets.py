@@ -9,7 +9,7 @@ import pytest
 from hydractl.data.datasets import Content
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
 from hydractl.data.open_dataset import open_data
-from hydractl.data.sources.column_roles import read_labels
+from hydractl.data.sources.columns import read_labels
 from hydractl.errors import DataError
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture

@@ -18,7 +18,7 @@ from hydractl.data.encode import open_items
 from hydractl.data.labels import required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.column_roles import read_labels
+from hydractl.data.sources.columns import read_labels
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess
 from support.tabular import parquet, write

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from hydractl.data.names import split_source
-from hydractl.data.presets.registry import PREFIX
+from hydractl.data.presets import PREFIX
 from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import UsageError
 from hydractl.parsing import written

@@ -104,20 +104,20 @@ ROWS = (
         "predict base.st images/a::max-item=243 --no-skip-bad",
     ),
     Row(
-        "data/matching.py",
+        "data/labels.py",
         "add `::classes-by={}` if they are the first {} classes of the model, or name the model's classes with `hydractl import --labels`",
         f"eval base.st --data images {TABLES}",
         f"eval base.st --data images::classes-by=position {TABLES}",
     ),
     Row(
-        "data/resizing.py",
+        "data/preprocess.py",
         "crop the image to a less extreme aspect ratio",
-        "python from PIL import Image; from hydractl.data.resizing import TensorResize; "
+        "python from PIL import Image; from hydractl.data.preprocess import TensorResize; "
         "TensorResize(size=None, side=224, crop=(224, 224), mode='bilinear')(Image.new('RGB', (1, 200000)))",
         "predict base.st images/a",
     ),
     Row(
-        "data/sources/column_roles.py",
+        "data/sources/columns.py",
         "add `::label-separator={}` in quotes, or `::label-separator={}` if they are names",
         "finetune bert --data own.csv --val own.csv --steps 1 -o o.st",
         "finetune bert --data 'own.csv::label-separator=|' --val 'own.csv::label-separator=|' --steps 1 -o o.st",
@@ -137,14 +137,14 @@ ROWS = (
         mend=lambda: Path("train.txt").rename("train.conll"),
     ),
     Row(
-        "data/sources/tagged.py",
+        "data/sources/columns.py",
         "select the columns: `{}`",
         f"eval words --data own.conll {TABLES}",
         f"eval words --data 'own.conll::text=column 2,label=tags' {TABLES}",
         files={"own.conll": "1\tthe\t_\tO\n2\tcat\t_\tB-x\n\n1\ta\t_\tO\n2\tmat\t_\tO\n"},
     ),
     Row(
-        "data/sources/text_columns.py",
+        "data/sources/columns.py",
         "choose the columns: {}; or `::text=COLUMN` for single texts",
         test="tests/data/sources/test_text_columns.py::test_several_pairs_are_a_choice",
     ),
