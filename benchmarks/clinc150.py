@@ -1,7 +1,7 @@
 """Which texts of CLINC150 are known, near and far: the rule behind the built-in `intents`, and other draws from the whole file.
 
     python benchmarks/clinc150.py CLINC150.jsonl --seed 1 -o drawn/       a .jsonl file a part, for `--data drawn/train.jsonl`
-    python benchmarks/clinc150.py CLINC150.jsonl --ship                   hydractl/data/toys/intents.json.xz, from seed 0
+    python benchmarks/clinc150.py CLINC150.jsonl --ship                   hydractl/data/intents.json.xz, from seed 0
 
 The file has an object a line: `text`, `label` (the intent), `domain`, `split` (train, val, test); out-of-scope queries have the
 domain and label `oos`. The rule looks at names and the seed alone, never at what a model makes of a text. Names are put in the
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-SHIPPED = Path(__file__).parents[1] / "hydractl" / "data" / "toys" / "intents.json.xz"
+SHIPPED = Path(__file__).parents[1] / "hydractl" / "data" / "intents.json.xz"
 OOS = "oos"
 HOME, CHOOSING = 4, 2
 """How many domains intents are known of, and of how many others far ones are for choosing."""

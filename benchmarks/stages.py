@@ -30,7 +30,7 @@ from tokens import tagged
 
 from hydractl.cli.app import main as command
 from hydractl.data.reference import DataRef
-from hydractl.data.toys.intents import open_intents
+from hydractl.data.toys import open_intents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

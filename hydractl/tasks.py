@@ -69,7 +69,7 @@ MULTI_LABEL = Task(
     labels="a list of labels for each item",
     hint='write lists, `["delay"]` for a single label and `[]` for none; for cells such as `late|broken` add `::label-separator=|` in quotes',
     by_label=True,
-    cell="hydractl.data.sources.lists:list_in",
+    cell="hydractl.data.sources.tables:list_in",
     answer="any number of them for every input",
     metrics="hydractl.metrics.classification:MULTI_LABEL",
     temperature="hydractl.metrics.compute:label_scale",

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Transform: TypeAlias = "Callable[[Image.Image], Tensor] | PerItem"
 CACHE_BYTES = 512 * 2**20
+BATCHES = 16
+"""Number of batches of texts that are sorted by length together, so that batches need less padding."""
 _AHEAD = 2
 """Number of batches that are decoded while one is in use."""
 _PART = 16

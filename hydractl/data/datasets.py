@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias, cast
 
+import numpy as np
 from PIL import Image
 from typing_extensions import override
 
@@ -72,10 +73,13 @@ class Labels(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Classed:
-    """What is said of a data set and its classes.
+class Items(ABC):
+    """Images or texts in a fixed order, with or without labels.
+
+    Safe to read from several threads.
 
     Attributes:
+        content: What the items are.
         name: What reports call the set; holds no absolute path.
         class_names: One name a class, in the order that labels count; empty without labels.
         labels: For each item an index into `class_names`; of items that may have several, increasing ones; or one for each word.
@@ -88,6 +92,8 @@ class Classed:
         is_selection: Whether items that may have several labels may have others too, which `classes=` left out.
     """
 
+    content: ClassVar[Content]
+
     name: str
     class_names: tuple[str, ...] = ()
     labels: ItemLabels | None = None
@@ -96,19 +102,6 @@ class Classed:
     by_position: bool = False
     task: Task = SINGLE_LABEL
     is_selection: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Items(Classed, ABC):
-    """Images or texts in a fixed order, with or without labels.
-
-    Safe to read from several threads.
-
-    Attributes:
-        content: What the items are.
-    """
-
-    content: ClassVar[Content]
 
     @abstractmethod
     def __len__(self) -> int:
@@ -384,6 +377,15 @@ class ImageSet(Items):
 def columns_there(columns: Sequence[str]) -> str:
     """Return the end of a message about labels that a table has not: the columns that it has."""
     return f"; its columns are {quoted(columns)}: select one with `::label=COLUMN`" if columns else ""
+
+
+DIGEST = np.dtype("<u8")
+"""Type of a sample's digest, the last `SAMPLE_BYTES` bytes of an item's digest."""
+
+
+def samples_in(item_digests: Iterable[bytes]) -> np.ndarray:
+    """Return the samples' digests, shape (N,) of type `DIGEST`, in the digests of N items."""
+    return np.frombuffer(b"".join(digest[-SAMPLE_BYTES:] for digest in item_digests), DIGEST)
 
 
 def fingerprint_of(

@@ -1,12 +1,17 @@
-"""From a DATA reference to a model's inputs: the one place that tells models of images from models of texts."""
+"""From a DATA reference or the items of a program to a model's inputs: the one place that tells models of images from models of texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import TypeAlias, TypeVar
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
+import numpy as np
+from PIL import Image
 from torch import Tensor
+from typing_extensions import override
 
 from hydractl.data.batches import (
     CACHE_BYTES,
@@ -17,19 +22,23 @@ from hydractl.data.batches import (
     checked_order,
     tensor_cache,
 )
-from hydractl.data.datasets import Content, ImageSet, Items, TextSet
-from hydractl.data.open_dataset import open_data, stream_data
+from hydractl.data.datasets import Content, ImageSet, ImageStore, Items, Text, TextSet
+from hydractl.data.decoding import decode, read_bytes
+from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, train_transform
-from hydractl.data.reference import ENDLESS_HINT, DataRef
-from hydractl.data.sources.stream import ItemStream
+from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import TokenBatches, require_tokenizer
 from hydractl.data.words import by_word, check_answerable, tokens_of
-from hydractl.data.worker_pool import MANY, WorkerPool
+from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess, Tokenization
-from hydractl.messages import counted
+from hydractl.messages import counted, did_you_mean_path
 from hydractl.model_inputs import Inputs
 from hydractl.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 T = TypeVar("T", bound=Items)
 Reading: TypeAlias = "Preprocess | Tokenization"
@@ -94,26 +103,6 @@ def open_items(
     return check_answerable(by_word(items, how, progress))
 
 
-def open_stream(
-    ref: DataRef, how: Reading, *, workers: int | None = 0, progress: Progress = SILENT
-) -> ItemStream:
-    """Return the stream that a reference selects, as the model reads it; as `stream_data`, and `workers` as in `open_items`."""
-    if isinstance(how, Tokenization) and how.by_word:
-        raise UsageError(
-            f"`{ref}`: a stream cannot be read by a model that answers each word", hint=ENDLESS_HINT
-        )
-    stream = stream_data(
-        ref,
-        content=content_of(how),
-        pairs=how.pairs if isinstance(how, Tokenization) else None,
-        progress=progress,
-    )
-    if stream.content is Content.TEXTS:
-        return stream
-    crew = WorkerPool.of(workers, images=MANY if stream.most is None else stream.most)
-    return stream.mended(lambda part: replace(of_kind(part, ImageSet), crew=crew))
-
-
 def open_readable(
     ref: DataRef | str,
     how: Reading,
@@ -159,34 +148,14 @@ def open_lenient(
         UsageError: If they are texts.
     """
     items = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True, progress=progress)
-    _check_images(items)
-    return _lenient(crewed(items, workers))
-
-
-def lenient(items: Items | ItemStream) -> Items | ItemStream:
-    """Return images that may be unreadable, or the texts."""
-    if items.content is Content.TEXTS:
-        return items
-    return items.mended(_lenient) if isinstance(items, ItemStream) else _lenient(items)
-
-
-def _check_images(items: Items | ItemStream) -> None:
-    if items.content is not Content.IMAGES:
+    if not isinstance(items, ImageSet):
         raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
+    return replace(crewed(items, workers), lenient=True)
 
 
-def _lenient(items: Items) -> ImageSet:
-    return replace(of_kind(items, ImageSet), lenient=True)
-
-
-def check_skips(ref: DataRef, *, skip_bad: bool) -> None:
-    """Refuse to leave out rows of a stream, of which nothing is known before they are used.
-
-    Raises:
-        UsageError: If that is asked for.
-    """
-    if skip_bad:
-        raise UsageError(f"`--skip-bad`: rows of the stream `{ref}` cannot be skipped", hint=ENDLESS_HINT)
+def lenient(items: Items) -> Items:
+    """Return images that may be unreadable, or the texts."""
+    return replace(items, lenient=True) if isinstance(items, ImageSet) else items
 
 
 def crewed(items: T, workers: int | None) -> T:
@@ -307,3 +276,113 @@ def of_kind(items: Items, kind: type[T]) -> T:
     if not isinstance(items, kind):
         raise DataError(f"{items.name}: contains {items.content}, but the model reads {kind.content}")
     return items
+
+
+Picture: TypeAlias = "Image.Image | Path | str | NDArray[np.uint8]"
+"""An image of Pillow, the path of an image file, or uint8 pixels (height, width) or (height, width, 1, 3 or 4)."""
+Item: TypeAlias = "Text | Picture"
+
+GREY, COLOURED = 2, 3
+BATCHED = 4
+
+
+def listed(items: Iterable[Any]) -> list[Any]:
+    """Return items as a list.
+
+    Raises:
+        TypeError: If there are none, or `items` is a single one.
+    """
+    kinds_of_one = {str: "one text", Path: "one path", Image.Image: "one image"}
+    single = next((name for kind, name in kinds_of_one.items() if isinstance(items, kind)), "")
+    if isinstance(items, np.ndarray) and items.ndim != BATCHED:
+        single = f"one array of shape {items.shape}"
+    as_list = [] if single else list(items)
+    if not as_list:
+        raise TypeError(f"the model takes a list of items, found {single or 'nothing'}")
+    return as_list
+
+
+def is_text(item: object) -> TypeGuard[Text]:
+    """Return whether an item is a text or a pair of texts."""
+    is_pair = isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
+    return is_pair or isinstance(item, str)
+
+
+def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items") -> Items:
+    """Return items as a set that a model reads so; of a model that reads images a text is a path.
+
+    Raises:
+        TypeError: If an item is nothing that the model reads.
+        DataError: If a text names no image file.
+    """
+    if content_of(how) is Content.TEXTS:
+        texts = tuple(item for item in items if is_text(item))
+        if len(texts) < len(items):
+            raise TypeError(f"the model reads texts, found {kinds(items)}")
+        return TextSet(texts=texts, name=name)
+    return ImageSet(store=GivenStore(tuple(map(checked_picture, items))), places=range(len(items)), name=name)
+
+
+def checked_picture(item: object) -> Picture:
+    """Return what an image can be made of, before any is read.
+
+    Raises:
+        TypeError: If it is nothing of the kind.
+        DataError: If it is a text that names no file.
+    """
+    if isinstance(item, str) and not os.path.isfile(item):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
+        raise DataError(
+            f"{item}: no such file",
+            hint=did_you_mean_path(item) or "the model reads images: a `str` is the path of an image file",
+        )
+    if isinstance(item, np.ndarray):
+        channels = item.shape[2] if item.ndim == COLOURED else 1
+        if item.dtype != np.uint8 or item.ndim not in {GREY, COLOURED} or channels not in {1, 3, 4}:
+            raise TypeError(
+                f"arrays must be uint8 of shape (height, width, 1, 3 or 4), found {item.dtype} {item.shape}"
+            )
+    elif not isinstance(item, Image.Image | Path | str):
+        if is_text(item):
+            raise TypeError(f"the model reads images, found {kinds([item])}")
+        raise TypeError(
+            f"an image must be a path, a uint8 array (height, width, channels) or a Pillow image, found {kinds([item])}"
+        )
+    return item
+
+
+def image_of(picture: Picture) -> Image.Image:
+    """Return the image.
+
+    Raises:
+        DataError: If a path names no image file that can be decoded.
+    """
+    if isinstance(picture, str | Path):
+        return decode(read_bytes(Path(picture)), where=str(picture))
+    if isinstance(picture, np.ndarray):
+        return Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture)
+    return picture
+
+
+def kinds(items: Iterable[object]) -> str:
+    """Return the types of items, for messages."""
+    return ", ".join(sorted({type(item).__name__ for item in items}))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenStore(ImageStore):
+    """Images in memory, or at paths."""
+
+    pictures: Sequence[Picture] | Mapping[int, Picture]
+
+    @override
+    def only(self, places: Sequence[int]) -> GivenStore:
+        return GivenStore({place: self.pictures[place] for place in places})
+
+    @override
+    def image(self, index: int) -> Image.Image:
+        return image_of(self.pictures[index])
+
+    @override
+    def key(self, index: int) -> str | int:
+        picture = self.pictures[index]
+        return str(picture) if isinstance(picture, str | Path) else index

@@ -1,14 +1,15 @@
-"""The classes of data: which there are, and which a data reference chooses, renames and orders."""
+"""The classes of data: names, choice and order by a data reference, and the match with a model's classes."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from hydractl.data.datasets import LABELS_HINT, UNASKED, Classed, Items, columns_there
+from hydractl.data.datasets import LABELS_HINT, UNASKED, Items, columns_there
 from hydractl.data.names import (
     ALPHABET,
     LEAST,
@@ -17,21 +18,25 @@ from hydractl.data.names import (
     POSITION,
     TWO_ORDERS,
     by_number,
+    counters,
     first_twice,
+    folded,
     has_two_orders,
     normal,
     placeholders,
+    write_name,
 )
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
-from hydractl.messages import quoted
-from hydractl.progress import Progress
+from hydractl.messages import counted, nearest, quoted
+from hydractl.progress import SILENT, Progress
 from hydractl.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hydractl.manifest.header import Architecture
+
 
 T = TypeVar("T", bound=Items)
 
@@ -78,7 +83,7 @@ def select_classes(class_names: Sequence[str], selectors: Sequence[str]) -> tupl
     return tuple(sorted(chosen))
 
 
-def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
+def required_labels(items: Items, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
     """Return the data's labels, in the data's own classes.
 
     Args:
@@ -93,7 +98,7 @@ def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> 
     return cast("tuple[int, ...]", items.labels)
 
 
-def check_labels(items: Classed, option: str, *, task: Task, hint: str = LABELS_HINT) -> None:
+def check_labels(items: Items, option: str, *, task: Task, hint: str = LABELS_HINT) -> None:
     """Refuse data without labels, or with those of another task.
 
     Raises:
@@ -113,7 +118,7 @@ def check_labels(items: Classed, option: str, *, task: Task, hint: str = LABELS_
 
 
 def model_labels(
-    items: Classed, table: Sequence[int], option: str, *, architecture: Architecture, hint: str = LABELS_HINT
+    items: Items, table: Sequence[int], option: str, *, architecture: Architecture, hint: str = LABELS_HINT
 ) -> Tensor:
     """Return the labels of the data as a model counts classes.
 
@@ -155,7 +160,7 @@ def model_labels(
     return labels
 
 
-def check_training_labels(items: Classed, option: str) -> None:
+def check_training_labels(items: Items, option: str) -> None:
     """Refuse labels that a classifier cannot be trained on.
 
     Raises:
@@ -254,3 +259,272 @@ def _number_of(item: str, numbered: dict[str, int], class_names: Sequence[str]) 
         class_list = quoted(class_names, most=2 * _MAX_SHOWN)
         raise DataError(f"the data have no class `{item}`; their {len(class_names)} classes are {class_list}")
     return numbered[item]
+
+
+_BY_POSITION = f"add `::classes-by={POSITION}` to match classes by position and ignore their names"
+
+
+def match_classes(
+    items: Items,
+    model_labels: Sequence[str],
+    *,
+    num_classes: int,
+    by_text: bool = False,
+    called: str = "the data",
+    progress: Progress = SILENT,
+) -> tuple[int, ...]:
+    """Return for each class of the data the model's.
+
+    By name if the model knows every class of the data, capitals, blanks around them and forms of Unicode aside. Where it
+    knows some and not others, nothing else is tried. Else data's names that are no more than numbers (`7`, `LABEL_7`) are the
+    model's class indices, or, where these do not fit, classes are taken in the order of their numbers. Where the model's
+    classes have no names, or such, the data's are taken in order, too. Order needs as many classes in the data as in the
+    model. Else `::classes-by=` insists on order, of the model's first classes if its classes have no names. Anything but
+    a match by name is said through `progress.warn`.
+
+    Labels that are numbers and not names (`Items.numbered`) are never taken in order, and neither are the classes of a model
+    that is asked about texts: a class is there what its name says.
+
+    Args:
+        items: The data.
+        model_labels: The model's class names, one each; empty if it has none.
+        num_classes: How many classes the model tells apart.
+        by_text: Whether the names are what the model is asked about (zero-shot), or count as if they were: never in order.
+        called: What warnings call the data.
+        progress: Hears the warnings.
+
+    Returns:
+        Each in 0..num_classes-1; none for data without labels.
+
+    Raises:
+        DataError: If the classes do not fit.
+    """
+    class_names = items.class_names
+    if items.by_position:
+        return _in_position(items, model_labels, num_classes)
+    matches, exactly = _by_name(class_names, model_labels)
+    matched = tuple(place for place in matches if place is not None)
+    if len(matched) == len(class_names):
+        if not exactly:
+            progress.warn(
+                f"{called}: class names differ from the model's only in upper and lower case, so they count as equal"
+            )
+        return matched
+    if items.numbered:
+        _check_numbers(class_names, model_labels, num_classes)
+    indices = None if matched else _indices(items, model_labels, num_classes, by_text=by_text)
+    if indices is not None:
+        _warn_indices(items, model_labels, indices, called=called, progress=progress)
+        return indices
+    strange = [name for name, place in zip(class_names, matches, strict=True) if place is None]
+    order = None if matched or by_text else _order(class_names, model_labels, num_classes)
+    if order is None:
+        raise _unlike(items, strange, model_labels, num_classes=num_classes, by_text=by_text)
+    reason = "the model has no class names" if nameless(model_labels) else f"{called} has numbered classes"
+    progress.warn(
+        f"{reason}: the {len(order)} classes of {called} are matched by position, from `{class_names[order[0]]}` "
+        f"as class 0 to `{class_names[order[-1]]}` as class {len(order) - 1}{_other_order(items)}; `hydractl import --labels` names them"
+    )
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def nameless(model_labels: Sequence[str]) -> bool:
+    """Return whether the model's classes have no names, or none but their numbers: `LABEL_0`, `LABEL_1`, ..."""
+    return placeholders(model_labels) == tuple(range(len(model_labels)))
+
+
+def has_default_names(model_labels: Sequence[str]) -> bool:
+    """Return whether a model has no class names, or the default ones of transformers: `LABEL_0`, `LABEL_1`, ..."""
+    return tuple(model_labels) == tuple(f"LABEL_{i}" for i in range(len(model_labels)))
+
+
+def names_agree(items: Items, model_labels: Sequence[str], num_classes: int) -> bool:
+    """Return whether the data's classes are the model's by name, number or order of the user, or the model's have no names."""
+    if items.by_position and (not model_labels or len(items.class_names) == num_classes):
+        return True
+    if not model_labels and len(items.class_names) == num_classes:
+        return True
+    matches, _ = _by_name(items.class_names, model_labels)
+    if any(place is not None for place in matches):
+        return None not in matches
+    return _indices(items, model_labels, num_classes, by_text=True) is not None
+
+
+def new_names(class_names: Sequence[str], number: int) -> tuple[str, ...]:
+    """Return names for a new classifier of `number` classes, which are at least as many as the data's.
+
+    The data's classes come first, in their order. Where they are fewer and all are numbers below `number`, each has its own
+    index instead, as `match_classes` reads them.
+    """
+    spare = (
+        number > len(class_names) and are_numerals(class_names) and all(int(n) < number for n in class_names)
+    )
+    places = [int(name) if spare else place for place, name in enumerate(class_names)]
+    return filled_names((), class_names, places, number)
+
+
+def filled_names(
+    model_labels: Sequence[str], class_names: Sequence[str], table: Sequence[int], number: int
+) -> tuple[str, ...]:
+    """Return the model's class names, with the data's for classes that have none; what is left is `unnamed class 3`.
+
+    Args:
+        model_labels: One each, or none.
+        class_names: The data's.
+        table: Which class of the model each of those is.
+        number: How many classes the model tells apart.
+    """
+    theirs = dict(zip(table, class_names, strict=True))
+    model_names = model_labels or [_unnamed(i) for i in range(number)]
+    return tuple(theirs.get(i, name) if name == _unnamed(i) else name for i, name in enumerate(model_names))
+
+
+def names_all(items: Items, model_labels: Sequence[str]) -> bool:
+    """Return whether the data know every class of the model that has a name, and the model every class of the data."""
+    if not model_labels or not names_agree(items, model_labels, len(model_labels)):
+        return False
+    matched = {*match_classes(items, model_labels, num_classes=len(model_labels))}
+    return all(i in matched or name == _unnamed(i) for i, name in enumerate(model_labels))
+
+
+def _unnamed(index: int) -> str:
+    return f"unnamed class {index}"
+
+
+def _by_name(class_names: Sequence[str], model_labels: Sequence[str]) -> tuple[list[int | None], bool]:
+    """Return for each class of the data the model's of that name, None where there is not one, and whether capitals agree.
+
+    A class that the model calls by its number alone has that number for a name.
+    """
+    places: list[int | None] = [None] * len(class_names)
+    exactly = True
+    for form in (normal, folded):
+        names = [form(name) for name in class_names]
+        positions = {form(name): i for i, name in enumerate(model_labels)}
+        counts = Counter(names) | Counter(form(name) for name in model_labels)
+        for i, name in enumerate(names):
+            if places[i] is None and counts[name] == 1 and name in positions:
+                places[i] = positions[name]
+                exactly = exactly and form is normal
+    unnamed = {str(i): i for i, name in enumerate(model_labels) if name == _unnamed(i)}
+    return [unnamed.get(n) if p is None else p for n, p in zip(class_names, places, strict=True)], exactly
+
+
+def _indices(
+    items: Items, model_labels: Sequence[str], num_classes: int, *, by_text: bool
+) -> tuple[int, ...] | None:
+    """Return the numbers of the data's classes if they can be the model's class indices: it calls none by another number.
+
+    Numbers within names are such only where the model's classes have no names, are as many, and it is not asked about texts.
+    """
+    numbers = placeholders(items.class_names)
+    if numbers is None and nameless(model_labels) and not by_text and len(items.class_names) == num_classes:
+        numbers = counters(items.class_names)
+    if numbers is None or not numbers or max(numbers) >= num_classes:
+        return None
+    model_numbers = [placeholders([model_labels[number]]) for number in numbers] if model_labels else []
+    agree = all(
+        model_number in {None, (number,)}
+        for model_number, number in zip(model_numbers, numbers, strict=False)
+    )
+    return numbers if items.numbered or agree else None
+
+
+def _order(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> list[int] | None:
+    """Return the positions of the data's classes in the order in which they are taken for the model's; None for no order."""
+    count, by_numbers = len(class_names), by_number(class_names)
+    if count != num_classes:
+        return None
+    if nameless(model_labels):
+        return list(range(count)) if by_numbers is None else by_numbers
+    has_numbers = any(placeholders([name]) is not None for name in model_labels)
+    return by_numbers if placeholders(class_names) is not None and not has_numbers else None
+
+
+def _in_position(items: Items, model_labels: Sequence[str], num_classes: int) -> tuple[int, ...]:
+    """Return the data's classes in their order, which the user insists on, unless a name disproves it."""
+    count = len(items.class_names)
+    if count > num_classes or (count < num_classes and not nameless(model_labels)):
+        raise DataError(
+            f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes}, so "
+            "`classes-by=` cannot match them by position",
+            hint=f"leave it out, and rename the data's classes to the model's: `::{MAP}=OLD:NEW,...`",
+        )
+    matches, _ = _by_name(items.class_names, () if nameless(model_labels) else model_labels)
+    moved = next((i for i, place in enumerate(matches) if place not in {None, i}), None)
+    if moved is not None:
+        raise DataError(
+            f"{items.name}: its class {moved}, `{items.class_names[moved]}`, is class {matches[moved]} "
+            "of the model, so `classes-by=` cannot match classes by position",
+            hint=f"leave it out, and rename the classes that differ: `::{MAP}=OLD:NEW,...`",
+        )
+    return tuple(range(count))
+
+
+def _warn_indices(
+    items: Items, model_labels: Sequence[str], indices: Sequence[int], *, called: str, progress: Progress
+) -> None:
+    """Say that names are taken for indices, where they could be something else."""
+    numbers = counters(
+        model_labels
+    )  # in its names, which count otherwise where the alphabet has ordered them
+    at = next((i for i, index in enumerate(indices) if numbers and numbers[index] != index), 0)
+    name, index = items.class_names[at], indices[at]
+    other_order = _other_order(items)
+    if not model_labels and not other_order and are_numerals(items.class_names):
+        return
+    class_text = f"`{model_labels[index]}`" if model_labels else f"class {index}"
+    progress.warn(
+        f"{called}: class names are numbers, so they count as class indices of the model (`{name}` "
+        f"is {class_text}){other_order}"
+    )
+
+
+def _other_order(items: Items) -> str:
+    return f"; {TWO_ORDERS}" if has_two_orders(items.class_names) and not items.numbered else ""
+
+
+def _unlike(
+    items: Items, strange: Sequence[str], model_labels: Sequence[str], *, num_classes: int, by_text: bool
+) -> DataError:
+    """Return the refusal of data of which the model does not know some classes, or none."""
+    class_names, count = items.class_names, len(items.class_names)
+    if nameless(model_labels) and not by_text:
+        return DataError(
+            f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes} without names; the classes of the "
+            f"data are {first_names(class_names)}",
+            hint=f"add `::classes-by={POSITION}` if they are the first {count} classes of the model, or name the model's classes "
+            "with `hydractl import --labels`"
+            if count <= num_classes
+            else f"set `num_classes={count}` in an `arch:` reference, or select {num_classes} of the data's classes with `::classes=`",
+        )
+    matched = {place for place in _by_name(class_names, model_labels)[0] if place is not None}
+    others = [name for i, name in enumerate(model_labels) if i not in matched]
+    near = next(((old, new) for old in strange if (new := nearest(old, others))), ("OLD", "NEW"))
+    pair = ":".join(map(write_name, near))
+    hint = f"rename them to the model's classes, for example `::{MAP}={pair}`, or select classes with `::classes=`"
+    if by_text:
+        hint += "; or rename the model's classes to the data's with `--classes`, in any order"
+    elif count == num_classes and (not matched or near[0] == near[1]):
+        hint += f"; or {_BY_POSITION}"
+    return DataError(
+        f"{items.name}: {len(strange)} of {count} class names are not those of the model: "
+        f"{first_names(strange)}; the model's other classes are {first_names(others) or 'none'}"
+        if matched
+        else (
+            f"{items.name}: no class name is in the model: the data have {first_names(class_names)}, "
+            f"the model has {first_names(model_labels)}"
+        ),
+        hint=hint,
+    )
+
+
+def _check_numbers(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> None:
+    """Refuse a number that is none of the model's classes."""
+    high = next((name for name in class_names if int(name) >= num_classes), None)
+    if high is not None:
+        names = f", or use class names; the model has {first_names(model_labels)}" if model_labels else ""
+        raise DataError(
+            f"label {high} is out of range: the model has {num_classes} classes, 0 to {num_classes - 1}",
+            hint=f"count the labels from 0{names}; for an `arch:` reference set the number of classes",
+        )

@@ -6,36 +6,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hydractl.data.datasets import Content, ImageSet, Items
-from hydractl.data.labels import apply_class_options, normal_names
+from hydractl.data import toys
+from hydractl.data.datasets import Content, ImageSet, Items, samples_in
+from hydractl.data.labels import apply_class_options
 from hydractl.data.reference import (
     BUILT_IN_TEXTS,
     COLUMNS,
-    ENDLESS_HINT,
     MAX_ITEM,
     OF_IMAGES,
     SHARD_SUFFIX,
     DataRef,
     SourceKind,
 )
-from hydractl.data.sources import column_roles, files, folder, saved, tables, tagged, text_columns, webdataset
-from hydractl.data.sources.stream import ItemStream, samples_in
-from hydractl.data.toys import builtin, intents, prose, shapes
-from hydractl.data.words import WordSet
+from hydractl.data.sources import columns, files, folder, tables, webdataset
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
 from hydractl.tags import tag_scheme
 
 TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
     {
-        SourceKind.DIGITS: builtin.open_digits,
-        SourceKind.SHAPES: shapes.open_shapes,
-        SourceKind.PHOTOS: builtin.open_photos,
-        SourceKind.NOISE: builtin.open_noise,
-        SourceKind.REVIEWS: prose.open_reviews,
-        SourceKind.INTENTS: intents.open_intents,
-        SourceKind.MANUAL: prose.open_manual,
-        SourceKind.LETTERS: prose.open_letters,
+        SourceKind.DIGITS: toys.open_digits,
+        SourceKind.SHAPES: toys.open_shapes,
+        SourceKind.PHOTOS: toys.open_photos,
+        SourceKind.NOISE: toys.open_noise,
+        SourceKind.REVIEWS: toys.open_reviews,
+        SourceKind.INTENTS: toys.open_intents,
+        SourceKind.MANUAL: toys.open_manual,
+        SourceKind.LETTERS: toys.open_letters,
     }
 )
 SOURCES: Mapping[Content, str] = MappingProxyType(
@@ -77,20 +74,19 @@ def open_data(
         progress: Hears what is skipped or assumed.
 
     Raises:
-        UsageError: If the reference is malformed, names a column of the other kind, or a stream without an end.
+        UsageError: If the reference is malformed or names a column of the other kind.
         DataError: If the data are missing, malformed, of the other kind, or none is left.
         HubError: If the Hub cannot be reached.
     """
     if isinstance(ref, str):
         ref = DataRef.parse(ref)
-    ref.check_ends()
     _check_columns(ref, content)
     items = _opened(ref, content, progress, reads_labels=labelled or ref.reads_classes, pairs=pairs)
     items = apply_class_options(items, ref, progress)
     if items.task.by_word:
         progress.step(f"{items.name}: {tag_scheme(items.class_names)}")
     if ref.limit is not None and ref.limit < len(items):
-        items = items.subset(builtin.spread(len(items), ref.limit))
+        items = items.subset(toys.spread(len(items), ref.limit))
     if ref.part_of is not None:
         number, parts = ref.part_of
         items = items.subset([i for i in range(len(items)) if _part_of(items, i, parts) == number - 1])
@@ -108,48 +104,6 @@ def _part_of(items: Items, index: int, parts: int) -> int:
     except DataError:
         return 0
     return int(sample) * parts >> 64
-
-
-def stream_data(
-    ref: DataRef, *, content: Content, pairs: bool | None = None, progress: Progress = SILENT
-) -> ItemStream:
-    """Return a stream of images or texts, of which the first is looked at.
-
-    Args:
-        ref: Of a Hub data set, with `streaming`. `limit` ends it; `classes` are not chosen among.
-        content: What the items are to be.
-        pairs: As in `open_data`.
-        progress: Hears what is read.
-
-    Raises:
-        UsageError: If it names a column of the other kind.
-        DataError: If it is of the other kind, or holds no row.
-        HubError: If the Hub cannot be reached.
-    """
-    _check_columns(ref, content)
-    rows = tables.fetch_rows(ref, progress)
-
-    def make_items(table: tables.DataTable) -> Items:
-        return _named(ref, _items_of(table, ref, content, progress, labelled=False, pairs=pairs))
-
-    first = rows.first_rows(1)
-    first_items = make_items(first)
-    if isinstance(first_items, WordSet):
-        raise UsageError(f"`{ref}`: lists of words cannot be read as a stream", hint=ENDLESS_HINT)
-    column = column_roles.label_column(first, ref)
-    declared = None if column is None else first.classes(column)  # others are known at the end of the stream
-    return ItemStream(
-        content=content,
-        name=ref.name,
-        most=ref.limit,
-        decoding=first_items.decoding,
-        rows=rows,
-        make_items=make_items,
-        column=column,
-        place=first.place(column),
-        class_names=normal_names(declared or (), where=first.place(column)),
-        columns=tuple(first.columns),
-    )
 
 
 def _named(ref: DataRef, items: Items) -> Items:
@@ -203,9 +157,9 @@ def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
     Raises:
         UsageError: If they are, and the reference names a column.
     """
-    if ref.kind is not SourceKind.FOLDER or webdataset.lie_in(ref) or saved.is_saved(ref):
+    if ref.kind is not SourceKind.FOLDER or webdataset.lie_in(ref) or folder.is_saved(ref):
         return False
-    if content is Content.IMAGES and (labelled or ref.image) and saved.has_metadata(ref):
+    if content is Content.IMAGES and (labelled or ref.image) and folder.has_metadata(ref):
         return False
     for key in sorted(COLUMNS):
         if getattr(ref, key.replace("-", "_")) is not None:
@@ -221,7 +175,7 @@ def _table(ref: DataRef, content: Content, progress: Progress, *, labelled: bool
     if ref.source.lower().endswith(SHARD_SUFFIX) or webdataset.lie_in(ref):
         return webdataset.open_shards(ref, progress)
     if ref.kind is SourceKind.FOLDER:
-        return saved.open_saved(ref, progress) if saved.is_saved(ref) else saved.open_listed(ref, progress)
+        return folder.open_saved(ref, progress) if folder.is_saved(ref) else folder.open_listed(ref, progress)
     return files.open_table(ref, content, labelled=labelled)
 
 
@@ -238,8 +192,8 @@ def _items_of(
         raise DataError(f"{table.where}: has no rows")
     table.label_separator = ref.label_separator
     if content is Content.IMAGES:
-        return column_roles.images_of(table, ref, progress, labelled=labelled)
-    words = tagged.word_column(table, ref, has_texts=any(text_columns.usual_texts(table)))
+        return columns.images_of(table, ref, progress, labelled=labelled)
+    words = columns.word_column(table, ref, has_texts=any(columns.usual_texts(table)))
     if words is not None:
-        return tagged.words_of(table, words, ref, progress, labelled=labelled)
-    return column_roles.texts_of(table, ref, progress, labelled=labelled, pairs=pairs)
+        return columns.words_of(table, words, ref, progress, labelled=labelled)
+    return columns.texts_of(table, ref, progress, labelled=labelled, pairs=pairs)

@@ -6,7 +6,9 @@ The last `::` ends the source; a source that holds `::` is written with one at i
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
@@ -14,9 +16,10 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from hydractl.data.names import MAP, ORDERS, check_pairs, read_pairs, split_keys, split_source, write_pairs
-from hydractl.data.presets.registry import OPENOOD, PREFIX, find
+from hydractl.data.presets import OPENOOD, PREFIX, find
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import did_you_mean, did_you_mean_path, quoted
+from hydractl.output.atomic_write import STDOUT, is_stream
 
 COLUMN_SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
 """Files with a word a line and its label behind it, as of the CoNLL tasks."""
@@ -31,13 +34,16 @@ MAX_ITEM = 1 << 28
 """Maximum size of one decoded item in bytes, unless `max-item=` says otherwise."""
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
-ENDLESS_HINT = "add `limit=N`: the first N rows are read once and kept; or leave `streaming` out"
-"""What to do where a stream that does not say how long it is will not do."""
+REMOVED_KEYS = ("streaming", "buffer")
+"""Keys of earlier releases, which read data sets of unknown length."""
 SOURCES_HINT = (
     "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
     "a .jsonl, .json, .csv, .tsv, .parquet or .conll file, a .txt list of images, .tar shards, `hf:org/name`, or `preset:NAME` of `hydractl data list`"
 )
 
+_DATA_SUFFIXES = (*FILE_SUFFIXES, LIST_SUFFIX, SHARD_SUFFIX)
+_COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
+"""Commands that decompress, by the first bytes of a file."""
 _HUB = re.compile(r"hf:(?P<repo>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@(?P<revision>[^@\s]+))?")
 _NATURAL = re.compile(r"[0-9]{1,18}")
 _PART = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
@@ -81,14 +87,10 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
         SourceKind.FOLDER: _SELECTION | COLUMNS | OF_IMAGES | _LIMITS | {"split"},
         SourceKind.FILE: _SELECTION | COLUMNS | OF_IMAGES | _LIMITS | {"root"},
-        SourceKind.HUB: _SELECTION
-        | COLUMNS
-        | OF_IMAGES
-        | _LIMITS
-        | {"split", "config", "streaming", "buffer"},
+        SourceKind.HUB: _SELECTION | COLUMNS | OF_IMAGES | _LIMITS | {"split", "config"},
     }
 )
-ONLY = MappingProxyType({"decode": "fast", "exif": "ignore", "streaming": "true"})
+ONLY = MappingProxyType({"decode": "fast", "exif": "ignore"})
 """Keys with only one valid value."""
 LABELLED_BUILT_IN = tuple(name for name in BUILT_IN if "classes" in KEYS[SourceKind(f"`{name}`")])
 """Built-in sources with labels."""
@@ -119,8 +121,6 @@ class DataRef:
         decode: `fast` lets JPEG files be decoded at a half, a quarter or an eighth of their size where that is still twice
             what they are resized to: nearly the same pixels.
         exif: `ignore` leaves images as they are stored, which else are turned as their EXIF orientation says.
-        streaming: `true` reads the rows of a Hub data set from where they lie as they come, the first `limit`, and fetches no more.
-        buffer: Among how many rows of a stream that are held training shuffles.
         max_item: Maximum size of one decoded item in bytes; `MAX_ITEM` by default.
 
     Raises:
@@ -145,8 +145,6 @@ class DataRef:
     domain: str | None = None
     decode: str | None = None
     exif: str | None = None
-    streaming: str | None = None
-    buffer: int | None = None
     max_item: int | None = None
 
     def __post_init__(self) -> None:
@@ -170,13 +168,6 @@ class DataRef:
                 raise UsageError(f"`{key}={getattr(self, key)}`: must be `{only}`", hint="or leave it out")
         if self.classes_by not in {None, *ORDERS}:
             raise UsageError(f"`classes-by={self.classes_by}`: must be one of {quoted(ORDERS)}")
-        if self.buffer is not None and not self.endless:
-            raise UsageError(
-                f"`{self}`: `buffer` applies only to streams",
-                hint="leave it out" if self.streaming else "add `streaming=true`, or leave it out",
-            )
-        if self.endless and (self.reads_classes or self.part):
-            self.check_ends()  # which classes, or how many items, there are is known at its end
 
     @property
     def reads_classes(self) -> bool:
@@ -188,33 +179,14 @@ class DataRef:
         """K and N of `part`."""
         return None if self.part is None else _part(self.part)
 
-    @property
-    def endless(self) -> bool:
-        """Whether it is a stream that does not say how long it is, and which can be gone over but once."""
-        return self.streaming is not None and self.limit is None
-
-    def check_ends(self) -> None:
-        """Refuse a stream that does not say how long it is, where that is to be known.
-
-        Raises:
-            UsageError: If it is one.
-        """
-        if self.endless:
-            raise UsageError(
-                f"`{self}`: a stream has no known length",
-                hint=f"{ENDLESS_HINT}. `predict` and the test data of `eval` accept streams",
-            )
-
     @classmethod
-    def parse(cls, text: str, *, endless: bool = False, buffered: bool = False) -> Self:
-        """Return what `text` refers to; a stream that does not say how long it is only if `endless` ones will do.
-
-        One that is to be shuffled is none unless that is so (`buffered`).
+    def parse(cls, text: str) -> Self:
+        """Parse the reference of a single data set.
 
         Raises:
             UsageError: If `text` does not follow the grammar, or names several data sets; the message says where.
         """
-        named_refs = cls.parse_all(text, endless=endless, buffered=buffered)
+        named_refs = cls.parse_all(text)
         if len(named_refs) > 1:
             example = re.sub("/[^:]*", f"/{named_refs[0][0]}", text, count=1)
             raise UsageError(
@@ -224,31 +196,18 @@ class DataRef:
         return named_refs[0][1]
 
     @classmethod
-    def parse_all(
-        cls, text: str, *, endless: bool = False, buffered: bool = False
-    ) -> tuple[tuple[str | None, Self], ...]:
-        """Return what `text` refers to: one data set without a name, or those of a preset with theirs; the rest as in `parse`.
+    def parse_all(cls, text: str) -> tuple[tuple[str | None, Self], ...]:
+        """Parse a reference: a single data set without a name (None), or the named data sets of a preset.
 
         Raises:
             UsageError: If `text` does not follow the grammar; the message says where.
         """
         source, options = _parts(text)
-        named_refs: tuple[tuple[str | None, Self], ...]
         if source.startswith(PREFIX):
-            named_refs = tuple(
+            return tuple(
                 (name, cls._of(place, place_options)) for name, place, place_options in find(source, options)
             )
-        else:
-            named_refs = ((None, cls._of(source, options)),)
-        for _, ref in named_refs:
-            if ref.buffer is not None and not buffered:
-                raise UsageError(
-                    f"`buffer={ref.buffer}`: has no effect, because rows are not shuffled here",
-                    hint="leave it out; `finetune --data` shuffles",
-                )
-            if not endless:
-                ref.check_ends()
-        return named_refs
+        return ((None, cls._of(source, options)),)
 
     @classmethod
     def _of(cls, source: str, options: Mapping[str, str]) -> Self:
@@ -277,20 +236,18 @@ class DataRef:
             return SourceKind(f"`{self.source}`")
         if self.source.startswith(HUB_PREFIX):
             return SourceKind.HUB
-        return (
-            SourceKind.FILE
-            if self.source.lower().endswith((*FILE_SUFFIXES, LIST_SUFFIX, SHARD_SUFFIX))
-            else SourceKind.FOLDER
-        )
+        return SourceKind.FILE if self.source.lower().endswith(_DATA_SUFFIXES) else SourceKind.FOLDER
 
     def check_there(self) -> None:
-        """Refuse a path at which there is nothing; what shards a pattern names is for who opens them to say.
+        """Check that a local path exists and is no stream. The files of a pattern of shards are checked when they are opened.
 
         Raises:
-            DataError: If nothing is there.
+            DataError: If the path does not exist, or is standard input, a FIFO or a device.
         """
-        is_local = self.kind in {SourceKind.FOLDER, SourceKind.FILE}
-        if not is_local or Path(self.source).exists() or self.source.lower().endswith(SHARD_SUFFIX):
+        if self.kind not in {SourceKind.FOLDER, SourceKind.FILE}:
+            return
+        check_seekable(Path(self.source))
+        if Path(self.source).exists() or self.source.lower().endswith(SHARD_SUFFIX):
             return
         file_kind = "file" if self.kind is SourceKind.FILE else "folder or file"
         near = did_you_mean(self.source, BUILT_IN) or did_you_mean_path(self.source)
@@ -326,6 +283,36 @@ class DataRef:
             )
 
 
+def check_seekable(path: Path) -> None:
+    """Check that data can be read by position.
+
+    Raises:
+        DataError: If the path is standard input, a FIFO, a device or a compressed file.
+    """
+    suffix = next((s for s in reversed(path.suffixes) if s.lower() in _DATA_SUFFIXES), None)
+    if is_stream(path):
+        file = f"data{suffix or FILE_SUFFIXES[0]}"
+        unnamed = path == STDOUT or path.is_relative_to("/dev")
+        command = "COMMAND" if unnamed else f"cat {shlex.quote(str(path))}"
+        raise DataError(
+            f"{path}: is a stream, but data are read several times and by position",
+            hint=f"write it to a file first: `{command} > {file}`, then give `{file}`",
+        )
+    begin = b""
+    with (
+        suppress(OSError),
+        path.open("rb") as opened,
+    ):  # later readers explain folders and missing permissions
+        begin = opened.read(max(map(len, _COMPRESSED)))
+    for mark, command in _COMPRESSED.items():
+        if begin.startswith(mark):
+            file = f"data{suffix or SHARD_SUFFIX}"
+            raise DataError(
+                f"{path}: is compressed, but data are read by position",
+                hint=f"decompress it: `{command} < {shlex.quote(str(path))} > {file}`, then give `{file}`",
+            )
+
+
 OPTION_KEYS = tuple(field.name.replace("_", "-") for field in fields(DataRef) if field.name != "source")
 
 
@@ -356,6 +343,12 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
                 f"`{text}`: expected key=value after `::`, found `{part}`",
                 hint=f"for example `{example}`; if the name contains `::`, end it with `::`: `{text}::`",
             )
+        if key in REMOVED_KEYS:
+            others = [p for p in split_keys(options_text) if p.partition("=")[0] not in REMOVED_KEYS]
+            raise UsageError(
+                f"`{text}`: the key `{key}` was removed, because data sets have an index and a known length",
+                hint=f"type {shlex.quote('::'.join(filter(None, (source, ','.join(others)))))}",
+            )
         if key not in known_keys:
             raise UsageError(
                 f"`{text}`: unknown key `{key}`; known keys are {', '.join(sorted(known_keys))}",
@@ -381,7 +374,7 @@ def _value(key: str, text: str) -> Any:  # noqa: ANN401 - of the field's type
         return tuple(text.split("+"))
     if key == MAP:
         return read_pairs(text)
-    if key not in {"limit", "seed", "size", "buffer", "max-item"}:
+    if key not in {"limit", "seed", "size", "max-item"}:
         return text
     if not _NATURAL.fullmatch(text):
         raise UsageError(f"`{key}={text}`: expected a non-negative integer")

@@ -38,9 +38,9 @@ DEAF_TO = {signal.SIGINT, signal.SIGHUP}
 _SHARED = "/dev/shm"  # noqa: S108 - not a place for scratch files: what the system shares memory through
 _LOADED = [
     "hydractl.data.batches",
-    "hydractl.data.sources.column_roles",
+    "hydractl.data.sources.columns",
     "hydractl.data.sources.folder",
-    "hydractl.data.in_memory",
+    "hydractl.data.encode",
     "timm.data",
 ]
 

@@ -34,7 +34,6 @@ from hydractl.research.corruptions.names import (
 )
 from hydractl.settings import Role, by_default, setting
 from hydractl.stages.evaluate.extension import EvalExtension
-from hydractl.stages.evaluate.refs import check_whole
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import InputRef
 
@@ -75,7 +74,6 @@ class ResearchEval(EvalExtension):
                 f"`--ood-score {config.fitted[0]}`: feature-based scores are not available for the baseline `{derived[0]}`",
                 hint="leave that row out, or measure it in a separate report with a logit-based score",
             )
-        check_whole(config.data, "--corrupt", is_set=bool(self.corrupt))
         if self.corrupt and not needing(config.chosen, MetricNeeds.LABELS):
             raise UsageError(
                 "`--corrupt` has no effect: no selected metric uses labelled data",

@@ -33,12 +33,12 @@ from hydractl.research.schema import Derived
 from hydractl.runtime import digest_file
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels
-from hydractl.stages.evaluate.data import DataOpener
+from hydractl.stages.evaluate.data import open_set
 from hydractl.stages.evaluate.extension import RowMeasurer
 from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
 from hydractl.stages.evaluate.open_models import check_one_question
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.evaluate.streamed import Identity
+from hydractl.stages.shared.open_inputs import Identity
 
 
 @dataclass(slots=True)
@@ -66,18 +66,18 @@ class ResearchMeasurer(RowMeasurer):
     @override
     def open_data(self, run: Evaluation) -> None:
         data, options = run.data, baselines_of(run.config.compare)
-        opener = DataOpener(run.config, run.opened[0][0].header.preprocess, run.team, run.progress)
+        skipped: list[str] = []
         labelled = {str(o.reads): f"{o.KIND}: data={o.reads}" for o in options if o.LABELLED}
         labelled |= {str(o.val): f"{o.KIND}: val={o.val}" for o in options if o.val}
         contents = {}
         for name, ref in data_of(options).items():
-            items = opener.items(ref)
+            items = open_set(run.config, run.opened[0][0].header.preprocess, skipped, run.progress, ref)
             labels = data.alignment.aligned(labelled[name], items) if name in labelled else None
             identity = Identity.of(items, run.team)
             contents[name] = identity.content
             self.fitted_on[name] = FittedData(items, identity.fingerprint, labels)
-        run.warn(opener.skipped)
-        if contents and not data.streamed:
+        run.warn(skipped)
+        if contents:
             run.warn(overlaps(options, data.summary.identities[ID_NAME].content, contents))
         for named, opened in zip(run.config.rows, run.opened, strict=True):
             for baseline, places in baselines_of_row(named):

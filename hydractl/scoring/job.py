@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
     from hydractl.manifest.head_mask import HeadName, Removal, TowerHeads
     from hydractl.manifest.header import Architecture
-    from hydractl.training.feeding.feed import Feed
+    from hydractl.training.feeding import Feed
     from hydractl.training.resume import Snapshot, StateFolder
 
 S = TypeVar("S", bound=Settings)

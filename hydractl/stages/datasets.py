@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydractl.data.presets.registry import OPENOOD, PREFIX, PRESETS, SPLIT, of_name
-from hydractl.data.presets.schema import Listed, Outside, Preset
+from hydractl.data.presets import OPENOOD, PREFIX, PRESETS, SPLIT, Listed, Outside, Preset, of_name
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean

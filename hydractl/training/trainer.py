@@ -30,7 +30,7 @@ from hydractl.training.weight_averaging import Average, share_of
 
 if TYPE_CHECKING:
     from hydractl.training.distillation import DistillationLoss
-    from hydractl.training.feeding.feed import Feed, Piece
+    from hydractl.training.feeding import Feed, Piece
     from hydractl.training.repulsion import Repulsion
     from hydractl.training.resume import Metrics, Snapshot
 

@@ -10,14 +10,15 @@ import pytest
 import typer
 from typer.core import TyperOption
 
-from hydractl import __version__, errors
+from hydractl import errors
 from hydractl.cli import app as module
 from hydractl.cli import output
 from hydractl.cli.app import COMMANDS, command_tree, main
-from hydractl.cli.completion import paragraphs
 from hydractl.cli.documents import REPORT_A_BUG
+from hydractl.cli.helptext import paragraphs
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import UsageError
+from hydractl.version import __version__
 
 ERRORS = [
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.HydraError)

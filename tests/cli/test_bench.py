@@ -17,10 +17,11 @@ from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
 from hydractl.data.open_dataset import open_data
 from hydractl.families.load import open_model
+from hydractl.fusion.prompts import Classes
 from hydractl.manifest.report import Report
 from hydractl.research.bench.plan import CostModel, WorkEstimate
 from hydractl.research.bench.rows import PLANS, SharedSettings
-from hydractl.stages.shared.zero_shot_classes import Classes, with_classes
+from hydractl.stages.shared.zero_shot_classes import with_classes
 from hydractl.training.clip_pretraining import PairConfig, train_pair
 from hydractl.training.methods.registry import METHODS
 from support.builders import Sample

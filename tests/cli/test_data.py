@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hydractl.data.presets.registry import PRESETS
-from hydractl.data.presets.schema import ROLES
+from hydractl.data.presets import PRESETS, ROLES
 from hydractl.data.reference import DataRef
 
 

@@ -15,7 +15,7 @@ from hydractl.manifest.header import Fate
 from hydractl.stages.finetune.trainable import TrainableModel, of_each
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.training.feeding.feed import joined_inputs
+from hydractl.training.feeding import joined_inputs
 from support.builders import base
 from support.variants import PLAIN, VARIANTS
 

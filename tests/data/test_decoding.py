@@ -17,15 +17,14 @@ from transformers.image_utils import load_image
 import hydractl
 from hydractl.data.batches import batches
 from hydractl.data.decoding import FORMATS, decode, upright
-from hydractl.data.encode import encoded
-from hydractl.data.in_memory import given_items
+from hydractl.data.encode import encoded, given_items
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.errors import DataError
 from hydractl.fusion.loaded_model import Encoder
 from hydractl.manifest.header import Preprocess
 from hydractl.stages.export.compare import undecoded
-from hydractl.training.feeding.sources import Planned, open_source
+from hydractl.training.feeding import Planned, open_source
 
 HOW = Preprocess(input_size=(3, 8, 8), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
 EPS = b"""%!PS-Adobe-3.0 EPSF-3.0

@@ -14,8 +14,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 import hydractl
 from hydractl.cli.app import main
 from hydractl.data.datasets import TextSet
-from hydractl.data.word_windows import Cutter, words_in
-from hydractl.data.words import WordSet, by_word, tokens_of
+from hydractl.data.words import Cutter, WordSet, by_word, tokens_of, words_in
 from hydractl.errors import CheckpointError, DataError
 from hydractl.manifest.header import Tokenization
 from hydractl.manifest.tokenizers import with_leading_blank

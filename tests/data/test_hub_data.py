@@ -12,7 +12,7 @@ from httpx2 import ConnectError, ReadTimeout, Request, Response
 
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
-from hydractl.errors import DataError, HubError, UsageError
+from hydractl.errors import DataError, HubError
 
 
 @pytest.fixture
@@ -82,36 +82,8 @@ def test_nobody_but_the_hub_is_asked(cached, monkeypatch, endpoint, viewer):
     assert (config.HF_UPDATE_DOWNLOAD_COUNTS, config.USE_PARQUET_EXPORT) == (True, True)
 
 
-def test_of_a_stream_the_first_rows_are_read_and_no_more(cached, monkeypatch, picture):
-    read, asked = [], []
-    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["r", "b"]))
-
-    def rows():
-        for i in range(1000):
-            read.append(i)
-            yield {"image": picture(i), "label": i % 2}
-
-    def loaded(*words, streaming=False, **named):
-        asked.append(streaming)
-        return datasets.IterableDataset.from_generator(rows, features=features)
-
-    monkeypatch.setattr(datasets, "load_dataset", loaded)
-    images = open_data("hf:org/name::config=small,split=test,streaming=true,limit=5")
-    assert asked == [True]
-    assert [images.image(i).tobytes() for i in range(5)] == [picture(i).tobytes() for i in range(5)]
-    assert (images.labels, images.class_names) == ((0, 1, 0, 1, 0), ("r", "b"))
-    assert len(read) <= 6
-    with pytest.raises(UsageError, match="a stream has no known length"):
-        open_data("hf:org/name::streaming=true")
-
-
-@pytest.mark.parametrize("streamed", ["", ",streaming=true,limit=1"])
-def test_large_images_are_refused_before_they_are_decoded(cached, monkeypatch, picture, streamed):
-    features = datasets.Features(image=datasets.Image())
-    rows = datasets.IterableDataset.from_generator(lambda: [{"image": picture(0)}], features=features)
-    if streamed:
-        monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
-    images = open_data(f"hf:org/name::config=small,split=test,max-item=10{streamed}", labelled=False)
+def test_large_images_are_refused_before_they_are_decoded(cached):
+    images = open_data("hf:org/name::config=small,split=test,max-item=10", labelled=False)
 
     with pytest.raises(DataError, match="more than 10 bytes"):
         images.image(0)

@@ -5,7 +5,6 @@ import pytest
 from hydractl.data.datasets import Content
 from hydractl.data.labels import check_training_labels, select_classes
 from hydractl.data.open_dataset import open_data
-from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 
 
@@ -141,11 +140,3 @@ def test_a_table_that_withholds_every_label_trains_nothing(tmp_path, name):
     path.write_text(csv if name.endswith("csv") else rows)
     with pytest.raises(DataError, match="has no labels, but `--data` needs them"):
         check_training_labels(open_data(str(path), content=Content.TEXTS), "--data")
-
-
-@pytest.mark.parametrize("options", ["classes=a", "map=a:b", "classes-by=position"])
-def test_classes_of_a_stream_without_an_end_are_not_known_beforehand(options):
-    with pytest.raises(UsageError, match="a stream has no known length") as caught:
-        DataRef.parse(f"hf:org/name::streaming=true,{options}", endless=True)
-    assert "limit=N" in caught.value.hint
-    assert DataRef.parse(f"hf:org/name::streaming=true,limit=5,{options}").reads_classes

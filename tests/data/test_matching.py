@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.data.datasets import TextSet
-from hydractl.data.matching import filled_names, match_classes, names_agree, names_all, new_names
+from hydractl.data.labels import filled_names, match_classes, names_agree, names_all, new_names
 from hydractl.errors import DataError
 
 

@@ -10,8 +10,7 @@ from datasets.packaged_modules.parquet.parquet import Parquet
 
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
-from hydractl.data.presets.registry import PRESETS
-from hydractl.data.presets.schema import ROLES
+from hydractl.data.presets import PRESETS, ROLES
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import DataError, UsageError
 
@@ -95,7 +94,7 @@ def test_what_a_name_stands_for(text, means):
         ("preset:cifar10/near::openood=a/b", "stands for 2 data sets", "`preset:cifar10/cifar100::openood=a/b`"),
         ("preset:sst2/yelp::split=train", "an OOD set has only one split", "its own name"),
         ("preset:sst2::openood=d", "OpenOOD has no lists for it", "leave it out"),
-        ("preset:sst2::streaming=true", "a stream has no known length", "limit=N"),
+        ("preset:sst2::streaming=true", "the key `streaming` was removed", "type preset:sst2"),
         ("preset:sst2::opnood=d", "unknown key `opnood`", "did you mean `openood`?"),
         ("digits::openood=d", "unknown key `openood`", None),
     ],

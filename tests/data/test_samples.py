@@ -13,10 +13,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from hydractl.data.datasets import Content
+from hydractl.data.datasets import Content, samples_in
 from hydractl.data.decoding import MOST_COMPARED_PIXELS
 from hydractl.data.open_dataset import open_data
-from hydractl.data.sources.stream import digests_of, samples_in
 from hydractl.data.words import by_word
 from hydractl.manifest.samples import MOST_CHARACTERS, pack, union, unpack
 from support.reviews import tokenization
@@ -31,7 +30,8 @@ LABELS = ["good" if i % 3 else "bad" for i in range(len(TEXTS))]
 
 
 def samples(reference, content=Content.TEXTS):
-    return samples_in(digests_of(open_data(str(reference), content=content)))
+    items = open_data(str(reference), content=content)
+    return samples_in(map(items.item_digest, range(len(items))))
 
 
 def as_files(place, texts, labels):

@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from hydractl.data.datasets import Content, TextSet
-from hydractl.data.encode import encoded, open_items, open_stream
+from hydractl.data.encode import encoded, open_items
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
 from hydractl.data.open_dataset import open_data
-from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import open_whole
 from hydractl.data.words import WordSet, by_word, tokens_of, whole_words
-from hydractl.errors import DataError, UnsupportedModelError, UsageError
+from hydractl.errors import DataError, UnsupportedModelError
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture, Tokenization
-from hydractl.progress import SILENT
 from hydractl.tasks import TOKENS
 
 TEXTS = (
@@ -368,8 +366,6 @@ def test_what_has_no_words_is_refused(tmp_path, monkeypatch):
         DataError, match="has pairs of texts, but the model answers the words of single texts"
     ):
         open_items(str(pairs), how)
-    with pytest.raises(UsageError, match="a stream cannot be read by a model that answers each word"):
-        open_stream(DataRef.parse("hf:org/name::streaming=true", endless=True), how, progress=SILENT)
     monkeypatch.setattr("hydractl.data.tokenize.is_python_tokenizer", lambda _: True)
     monkeypatch.setattr("hydractl.data.tokenize.require_tokenizer", lambda *_, **__: None)
     with pytest.raises(UnsupportedModelError, match="in Python only and does not tell where in a text"):

@@ -18,8 +18,7 @@ import torch
 
 from hydractl.data import worker_pool
 from hydractl.data.batches import _shared, batches
-from hydractl.data.encode import crewed
-from hydractl.data.in_memory import given_items
+from hydractl.data.encode import crewed, given_items
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import AUGMENTATIONS, eval_transform, train_transform
 from hydractl.data.reference import DataRef

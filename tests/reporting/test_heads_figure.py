@@ -22,16 +22,8 @@ from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import best_mask, removal_order
 from hydractl.manifest.head_mask import TowerShape
 from hydractl.reporting import heads_figure
-from hydractl.reporting.heads_figure import (
-    FORMATS,
-    MOST_PANELS,
-    Panel,
-    distinct_names,
-    draw_heads,
-    printable,
-    shortened,
-    wrapped,
-)
+from hydractl.reporting.heads_figure import MOST_PANELS, Panel, distinct_names, draw_heads, shortened, wrapped
+from hydractl.reporting.matplotlib_figure import FORMATS, printable
 
 ONE = {"vision": TowerShape(12, 12)}
 TWO = {"text": TowerShape(12, 8), "vision": TowerShape(12, 12)}

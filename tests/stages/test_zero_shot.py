@@ -17,6 +17,7 @@ from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.load import load_model, open_model
 from hydractl.fusion.loaded_model import load
+from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle
 from hydractl.fusion.slicing import zero_dropped
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import TowerKeep
@@ -33,14 +34,7 @@ from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from hydractl.stages.shared.zero_shot_classes import (
-    DEFAULT_TEMPLATE,
-    Classes,
-    Naming,
-    ask,
-    settle,
-    with_classes,
-)
+from hydractl.stages.shared.zero_shot_classes import Naming, ask, with_classes
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base as classifier
 from support.heard import Heard

@@ -10,7 +10,7 @@ import torch
 from hydractl.families.base import TensorRole, place_of
 from hydractl.model_inputs import map_inputs
 from hydractl.scoring.job import GateTraining, Samples, ScoreJob
-from hydractl.training.feeding.feed import Piece
+from hydractl.training.feeding import Piece
 from support.builders import base
 from support.variants import variant
 

@@ -42,7 +42,7 @@ def config(model, out, *, val=40, given, recipe):
 
 def main(jobs: str) -> None:
     """Do each fine-tuning that a JSON file lists: as DDP or as FSDP, interrupted first or not, and then left so or not."""
-    from hydractl.processes.distributed import Interrupted
+    from hydractl.errors import Interrupted
     from hydractl.stages.finetune.run import run_finetune
 
     for job in json.loads(Path(jobs).read_text()):

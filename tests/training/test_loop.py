@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from hydractl.errors import CheckFailed
 from hydractl.progress import SILENT
 from hydractl.training.accelerator import start_engine
-from hydractl.training.feeding.feed import Piece
+from hydractl.training.feeding import Piece
 from hydractl.training.loop import train
 from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.resume import Metrics, Snapshot, StateFolder

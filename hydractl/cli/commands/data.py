@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import QUIET, command
 from hydractl.cli.output import Terminal, line, table
-from hydractl.data.presets.registry import PREFIX
+from hydractl.data.presets import PREFIX
 from hydractl.stages.datasets import DataConfig
 
 if TYPE_CHECKING:

@@ -1,24 +1,81 @@
-"""Tables: rows of text files, what `datasets` holds, and data sets on the Hub."""
+"""Tables: rows of text files, data sets of `datasets` and of the Hub, and lists in their cells."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from typing_extensions import override
 
 from hydractl.data.reference import DataRef, SourceKind
-from hydractl.data.sources.lists import split_labels
 from hydractl.errors import DataError, HubError, UnreadableError, reason_of
 from hydractl.hub_client import asking, without_bars
 from hydractl.messages import did_you_mean, quoted
 from hydractl.progress import Progress
+from hydractl.strict_json import NotJSONError, parse
+
+AS_IS = "none"
+"""Value of `label-separator=` for names that contain a separator."""
+NAMED_SEPARATORS = {"comma": ",", "space": None, "tab": "\t"}
+"""Separators that a data reference names; `space` is any white space."""
+_ITEM = re.compile(
+    r"""(?:np\.\w+\()?('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|True|False|[-+]?\d+\.?\d*)\)?(\s*,\s*|\s+|$)""",
+    re.DOTALL,
+)
+_UNREADABLE = re.compile(r"[\[({].*[,'\"].*[\])}]|\w+\(.*['\"].*\)", re.DOTALL)
+
+
+def list_in(cell: object) -> list[Any] | None:
+    """Return the list in a cell, None for other cells.
+
+    Text forms: JSON; Python's lists, tuples and sets, as pandas writes them (`['a', 'b']`); numpy's arrays, which have no commas
+    (`['a' 'b']`, `[0 1]`).
+    """
+    if isinstance(cell, str) and (text := cell.strip())[:1] + text[-1:] in {"[]", "()", "{}"}:
+        with suppress(NotJSONError):
+            return list_in(parse(text))
+        items = [*_ITEM.finditer(body := text[1:-1].strip())]
+        are_whole = "".join(part[0] for part in items) == body
+        # Python joins neighbours without a comma: a mixture of both forms has two meanings
+        if are_whole and len({"," in part[2] for part in items[:-1]}) <= 1:
+            with suppress(SyntaxError, ValueError):
+                return [ast.literal_eval(part[1]) for part in items]
+    return cell if isinstance(cell, list) else None
+
+
+def is_unreadable_list(text: str) -> bool:
+    """Return whether a text looks like a list with several items that `list_in` cannot read."""
+    return _UNREADABLE.fullmatch(text) is not None and list_in(text) is None
+
+
+def split_labels(cell: object, separator: str | None) -> object:
+    """Return the labels of a cell as a list if there is a separator. Missing cells are empty lists."""
+    if separator in {None, AS_IS} or list_in(cell) is not None:
+        return cell
+    text = "" if cell is None or cell != cell else str(cell)  # noqa: PLR0124 - NaN, which pandas writes for a missing cell
+    return [
+        part.strip() for part in text.split(NAMED_SEPARATORS.get(separator or "", separator)) if part.strip()
+    ]
+
+
+def separator_in(names: Iterable[str]) -> str | None:
+    """Return the separator of labels in names such as `bad|long`, None if names are single labels.
+
+    A label of a list has several places: `long` is in `bad|long` and alone. A part of one name has one place: `Korea, North`.
+    """
+    for separator in "|;,":
+        places = {(part.strip(), i) for name in names for i, part in enumerate(name.split(separator))}
+        if len({part for part, _ in places}) < len(places):
+            return separator
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +116,15 @@ class DataTable(ABC):
         columns: Their names.
         where: What messages call the table.
         name: What reports call it.
-        first: The number of its first row: more than 0 where others came before it.
         label_separator: Value of `label-separator=` of the data reference.
     """
 
     label_separator: str | None = None
 
-    def __init__(self, columns: Sequence[str], *, where: str, name: str, first: int = 0) -> None:
+    def __init__(self, columns: Sequence[str], *, where: str, name: str) -> None:
         self.columns = columns
         self.where = where
         self.name = name
-        self.first = first
 
     @abstractmethod
     def __len__(self) -> int:
@@ -103,11 +158,11 @@ class DataTable(ABC):
 class ArrowTable(DataTable):
     """A `datasets.Dataset`; an image column is an Image feature, encoded bytes, or (local files) paths."""
 
-    def __init__(self, dataset: Any, ref: DataRef, *, where: str, first: int = 0) -> None:  # noqa: ANN401 - the library is untyped
+    def __init__(self, dataset: Any, ref: DataRef, *, where: str) -> None:  # noqa: ANN401 - the library is untyped
         if any("." in name and name not in dataset.column_names for name in ref.text_columns):
             dataset = dataset.flatten()  # a column within a column is named `OUTER.INNER`
         name = where if ref.repo_id else Path(ref.source).resolve().name
-        super().__init__(dataset.column_names, where=where, name=name, first=first)
+        super().__init__(dataset.column_names, where=where, name=name)
         self._dataset = dataset
         self._folder = folder_of(ref) if ref.kind is SourceKind.FILE else None
 
@@ -152,7 +207,7 @@ class ArrowTable(DataTable):
             )
 
         def read(index: int) -> bytes | Path:
-            cell = rows[index - self.first][column]
+            cell = rows[index][column]
             if isinstance(cell, dict):
                 path = cell.get("path")
                 cell = Path(path) if cell["bytes"] is None and path else cell["bytes"]
@@ -201,79 +256,12 @@ def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
         HubError: If the data set cannot be reached: no network, offline, unknown, private.
         DataError: If the configuration or split is unknown or has to be chosen.
     """
-    if ref.streaming:
-        return fetch_rows(ref, progress).first_rows(ref.limit or 0)
     progress.step(f"Reading {ref.source}")
-    with _reached(ref):
-        dataset = _load(ref, progress)
-    return ArrowTable(dataset, ref, where=ref.source)
+    with _translated(ref), quiet(), asking(ref.source):
+        return ArrowTable(_load(ref, progress), ref, where=ref.source)
 
 
-def fetch_rows(ref: DataRef, progress: Progress) -> RowStream:
-    """Return one split of a Hub data set as a stream; raises as `fetch_table`."""
-    progress.step(f"Reading {ref.source}")
-    with _reached(ref):
-        return RowStream(_load(ref, progress), ref)
-
-
-class RowStream:
-    """The rows of a Hub data set as they come, in the order of the stream, images as they are encoded.
-
-    Rows that were passed are not held. Reading goes on where it was, and begins anew for what lies elsewhere.
-    """
-
-    def __init__(self, stream: Any, ref: DataRef) -> None:  # noqa: ANN401 - a `datasets.IterableDataset`, untyped
-        import datasets  # noqa: PLC0415 - as above
-
-        for name, kind in (stream.features or {}).items():
-            if isinstance(kind, datasets.Image):
-                stream = stream.cast_column(name, datasets.Image(decode=False))
-        self._stream = stream if ref.limit is None else stream.take(ref.limit)
-        self._ref = ref
-        self._rows = iter(self._stream)
-        self._at = 0
-
-    def first_rows(self, count: int) -> ArrowTable:
-        """Return the first rows, which come again; fewer where there are no more. Raises as `tables`."""
-        if self._at:
-            self._begin()
-        rows = self._read(count)
-        self._rows = chain(rows, self._rows)
-        return self._table(rows, 0)
-
-    def tables(self, sizes: Iterable[int]) -> Iterator[ArrowTable]:
-        """Yield so many rows after so many, fewer where the stream ends, and none after that.
-
-        Raises:
-            HubError: If the data set cannot be reached.
-            DataError: If it cannot be read.
-        """
-        if self._at:
-            self._begin()
-        for size in sizes:
-            rows = self._read(size)
-            if not rows:
-                return
-            first, self._at = self._at, self._at + len(rows)
-            yield self._table(rows, first)
-
-    def _begin(self) -> None:
-        self._rows, self._at = iter(self._stream), 0
-
-    def _read(self, count: int) -> list[Any]:
-        with _reached(self._ref):
-            return list(islice(self._rows, count))
-
-    def _table(self, rows: list[Any], first: int) -> ArrowTable:
-        import datasets  # noqa: PLC0415 - as above
-
-        features = self._stream.features if rows else None
-        with _translated(self._ref):  # rows may differ in their types
-            dataset = datasets.Dataset.from_list(rows, features=features)
-        return ArrowTable(dataset, self._ref, where=self._ref.source, first=first)
-
-
-def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset` or `IterableDataset`, untyped
+def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
     import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
 
     if ref.revision is not None and datasets.config.HF_HUB_OFFLINE:
@@ -285,9 +273,7 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
         if split is None or split.isidentifier():  # the rest are slices such as `train[:10%]`
             splits = datasets.get_dataset_split_names(address, ref.config, revision=ref.revision)
             split = choose(ref, "split", split, splits)
-        return datasets.load_dataset(
-            address, ref.config, split=split, revision=ref.revision, streaming=ref.streaming is not None
-        )
+        return datasets.load_dataset(address, ref.config, split=split, revision=ref.revision)
     except ValueError:
         if not datasets.config.HF_HUB_OFFLINE:  # the cache does not tell the names
             choose(
@@ -311,13 +297,6 @@ def choose(ref: DataRef, key: str, name: str | None, present: Sequence[str]) -> 
             f"{ref.source}: has no {key} `{name}`; it has {quoted(present)}", hint=did_you_mean(name, present)
         )
     return name or present[0]
-
-
-@contextlib.contextmanager
-def _reached(ref: DataRef) -> Iterator[None]:
-    """Ask the Hub for a data set, or for more of it."""
-    with _translated(ref), quiet(), asking(ref.source):
-        yield
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import re
 import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from hydractl.data.decoding import is_image
-from hydractl.data.reference import IMAGE_SUFFIXES, SHARD_SUFFIX, SOURCES_HINT, DataRef
+from hydractl.data.reference import IMAGE_SUFFIXES, SHARD_SUFFIX, SOURCES_HINT, DataRef, check_seekable
 from hydractl.data.sources.folder import is_hidden
 from hydractl.data.sources.tables import DataTable, FileSpan, Read
 from hydractl.errors import DataError, UsageError, reason_of
@@ -140,6 +141,7 @@ def open_shards(ref: DataRef, progress: Progress) -> ShardTable:
     """
     paths = _in_folder(ref) or list(map(Path, expanded(ref.source)))
     for path in paths:
+        check_seekable(path)
         if not path.is_file():
             raise DataError(f"{path}: no such file", hint=did_you_mean_path(str(path)) or SOURCES_HINT)
     if others := sorted(
@@ -204,11 +206,34 @@ def _members(path: Path) -> Iterator[_Member]:
                         member.isfile() and suffix not in FILES and is_image(tar.extractfile(member)),
                     )
                 tar.members.clear()  # which the library would keep
+            _check_end(tar, path)
     # the library reads as much of names and of further headers as their headers say
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(
-            f"{path}: cannot be read as a tar file: {reason_of(error)}", hint="shards must not be compressed"
+            f"{path}: cannot be read as a tar file: {reason_of(error)}", hint="download or write it again"
         ) from error
+
+
+def _check_end(tar: Any, path: Path) -> None:  # noqa: ANN401 - a `tarfile.TarFile`, which keeps its position untyped
+    """Check that the members end with blocks of zeros up to the end of the file. `tarfile` also stops at a damaged header.
+
+    Raises:
+        DataError: If the shard is truncated or damaged, or if further members follow its end.
+    """
+    with path.open("rb") as file:
+        file.seek(tar.offset)
+        blocks = iter(partial(file.read, 1 << 20), b"")
+        end = next(blocks, b"")
+        if len(end) < tarfile.BLOCKSIZE or any(end[: tarfile.BLOCKSIZE]):
+            raise DataError(
+                f"{path}: is {'damaged at' if any(end) else 'truncated after'} byte {tar.offset}",
+                hint="download or write it again",
+            )
+        if any(end) or any(map(any, blocks)):
+            raise DataError(
+                f"{path}: has data after the end of its members at byte {tar.offset}",
+                hint="join tar files with `tar --concatenate --file=FIRST.tar SECOND.tar`, or give a folder of them",
+            )
 
 
 def _check_member(member: tarfile.TarInfo, path: Path, shard_bytes: int) -> None:

@@ -35,7 +35,7 @@ from hydractl.research.baselines.options import ViluOptions
 from hydractl.research.baselines.rows import BaselineInputs, WithConfidence, without_weights
 from hydractl.runtime import on_device
 from hydractl.training.accelerator import Share
-from hydractl.training.feeding.feed import ItemFeed, Piece
+from hydractl.training.feeding import ItemFeed, Piece
 
 WIDTHS = (512, 256, 128, 1)
 MOMENTUM, DECAY = 0.9, 5e-4

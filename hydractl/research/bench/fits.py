@@ -10,6 +10,7 @@ from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.errors import HydraError, UsageError
 from hydractl.families.load import OpenModel
+from hydractl.fusion.prompts import Classes
 from hydractl.heads.member_masks import check_enough
 from hydractl.messages import listed
 from hydractl.progress import Progress
@@ -24,7 +25,6 @@ from hydractl.stages.evaluate.selective_threshold import check_stores
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.prepare import check_classes, check_trains, open_trained
 from hydractl.stages.prune.config import PruneConfig
-from hydractl.stages.shared.zero_shot_classes import Classes
 
 
 def fitting(

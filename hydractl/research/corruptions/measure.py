@@ -155,7 +155,7 @@ def measure_corrupted(
     cells: dict[tuple[str, str], Estimates] = {}
     metrics = needing(run.config.chosen, MetricNeeds.LABELS, MetricNeeds.TASK)
     for corruption in corruptions:
-        clean = run.data.prepared(ID_NAME)
+        clean = run.data.inputs[ID_NAME]
         changed = with_corruption(clean.dataset, corruption)
         inputs = clean.of(changed, name=f"{corruption.name} {corruption.severity}")
         predictions = run.predict(row.predictors, inputs)

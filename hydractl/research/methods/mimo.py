@@ -23,7 +23,7 @@ from hydractl.families.base import Place
 from hydractl.manifest.header import Fate, Header, Tokenization
 from hydractl.research.methods.options import Mimo
 from hydractl.training.accelerator import Share
-from hydractl.training.feeding.feed import Feed, ItemFeed, Piece
+from hydractl.training.feeding import Feed, ItemFeed, Piece
 from hydractl.training.methods.adapter import Adapter, SideBySide
 from hydractl.training.weight_sites import Site, make
 

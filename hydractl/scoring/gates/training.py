@@ -26,7 +26,7 @@ from hydractl.training.resume import Metrics, Snapshot
 from hydractl.training.trainer import Job
 
 if TYPE_CHECKING:
-    from hydractl.training.feeding.feed import Feed
+    from hydractl.training.feeding import Feed
 
 PIECES = 4
 """Of each batch: so many processes share the work at most, and the result hangs on no number of them."""

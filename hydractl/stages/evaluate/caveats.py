@@ -33,8 +33,7 @@ from hydractl.stages.evaluate.selective_threshold import (
     THRESHOLD,
     sources_of_stored,
 )
-from hydractl.stages.evaluate.streamed import Identity
-from hydractl.stages.shared.open_inputs import overlap
+from hydractl.stages.shared.open_inputs import Identity, overlap
 from hydractl.stages.shared.predictions import overlap_of_val
 
 FEW = 100

@@ -9,7 +9,7 @@ from typing import ClassVar, TypedDict
 
 from typing_extensions import override
 
-from hydractl.data.reference import ENDLESS_HINT, DataRef
+from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.manifest.guarantee import Guarantee, SetMethod
 from hydractl.manifest.limits import MOST_EXAMPLES
@@ -36,16 +36,7 @@ from hydractl.settings import (
 )
 from hydractl.stages.evaluate import fail_if as threshold
 from hydractl.stages.evaluate.extension import EvalExtension
-from hydractl.stages.evaluate.refs import (
-    OOD_STREAMS,
-    ROWS,
-    STREAM,
-    NamedData,
-    NamedModels,
-    check_distinct,
-    check_whole,
-    model_name,
-)
+from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels, check_distinct, model_name
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig, InputRef
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
@@ -150,15 +141,15 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     data: DataRef = required(
         Setting(
             f"Labelled test data: {shared.DATA_SOURCES}.",
-            parse=STREAM,
+            parse=DataRef.parse,
             metavar=shared.DATA_METAVAR,
             shows_default=False,
             role=Role.DATA,
         )
     )
-    near: tuple[NamedData, ...] = by_default((), OOD_STREAMS)
+    near: tuple[NamedData, ...] = by_default((), OOD_SETS)
     far: tuple[NamedData, ...] = by_default(
-        (), replace(OOD_STREAMS, help=f"Far OOD data; also {shared.UNLABELLED_SOURCES}.")
+        (), replace(OOD_SETS, help=f"Far OOD data; also {shared.UNLABELLED_SOURCES}.")
     )
     compare: tuple[NamedModels, ...] = by_default(
         (),
@@ -193,7 +184,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     ood_val: tuple[NamedData, ...] = by_default(
         (),
         replace(
-            OOD_STREAMS,
+            OOD_SETS,
             help="Validation OOD data, to find the best OOD score on other data than `--near` and `--far`; needs `--val`.",
             panel=shared.OOD,
             needs=Constraint("val", why="OOD validation data are compared with held-out ID data"),
@@ -205,7 +196,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         only_with=Constraint(
             "reads_val", option="ood_val", why="nor is `--fit`", hint="leave it out, or add `--fit TRAIN`"
         ),
-        parse=STREAM,
+        parse=DataRef.parse,
         metavar=shared.DATA_METAVAR,
         panel=shared.OOD,
         shows_default=False,
@@ -296,7 +287,6 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     def __post_init__(self) -> None:
         check(self)
         check_extensions(self)
-        check_whole(self.data, "--keep-examples", is_set=self.keep_examples > 0)
         check_distinct([row.name for row in self.rows], kind="rows", option="--compare")
         check_distinct([d.name for d in self.ood + self.ood_val], kind="OOD data sets", option="--near")
         refuse_shared_input(*(model for row in self.rows for model in row.models))
@@ -339,8 +329,6 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
                 f"`--fit`: `{ood_scores.ENERGY_DENSITY}` needs held-out ID data to standardize it",
                 hint=f"add `--val VAL`, or choose a score that needs none: `--ood-score {ood_scores.RELATIVE}`",
             )
-        if self.standardized_on and self.standardized_on.endless:
-            raise UsageError(f"`--val`: `{ood_scores.ENERGY_DENSITY}` cannot use a stream", hint=ENDLESS_HINT)
         if self.ood_score and not self.uses_scores:
             hint = "see `--metrics`" if self.ood else "leave it out, or add `--near NAME=DATA`"
             raise UsageError("`--ood-score` has no effect: no OOD metric is measured", hint=hint)

@@ -17,6 +17,7 @@ from hydractl.families.load import OpenModel
 from hydractl.families.weights_digest import fingerprint_of
 from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Predictor, Scores, default_score
+from hydractl.fusion.prompts import Classes, settle
 from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.document import Value
 from hydractl.manifest.header import Header
@@ -48,7 +49,7 @@ from hydractl.stages.evaluate.selective_threshold import (
     why_lapses,
 )
 from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict_together, with_ood_scores
-from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Classes, settle
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +202,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
         row = _with_curves(run, row, models, predictions, answers, like)
     if config.keep_examples and not table.rows:
         table.examples = examples_of(
-            data.prepared(ID_NAME).dataset,
+            data.inputs[ID_NAME].dataset,
             predictions[ID_NAME],
             answers,
             data.summary.labels,
@@ -240,8 +241,7 @@ def _predict(
     """Return the temperature of a row and its predictions on every data set, scaled; in processes that do not lead none."""
     data = run.data
     scaling = _scaling(run, name, row, models)
-    predictions = {dataset: run.predict(row, data.prepared(dataset)) for dataset in data.inputs}
-    data.validate()  # streams have passed
+    predictions = {dataset: run.predict(row, inputs) for dataset, inputs in data.inputs.items()}
     return scaling, {
         dataset: scaling(responses) for dataset, responses in predictions.items() if responses is not None
     }

@@ -10,8 +10,7 @@ import torch
 
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import content_of
-from hydractl.data.matching import has_default_names
-from hydractl.data.sources.stream import ItemStream
+from hydractl.data.labels import has_default_names
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.metrics.metric_spec import MetricNeeds
@@ -55,9 +54,7 @@ def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], loc
         outputs.check_models([config.store], lock, models=models, option="--store")
 
 
-def queries_of(
-    config: EvalConfig, tested: Items | ItemStream, models: Sequence[OpenModel]
-) -> torch.Tensor | None:
+def queries_of(config: EvalConfig, tested: Items, models: Sequence[OpenModel]) -> torch.Tensor | None:
     """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit.
 
     Raises:

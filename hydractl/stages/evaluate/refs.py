@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
 
 from hydractl.data.names import continues, split_keys
-from hydractl.data.reference import ENDLESS_HINT, DataRef, SourceKind
+from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import UsageError
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import quoted
@@ -55,16 +54,14 @@ class NamedData(NamedInputs):
         return cls(name=name or preset_name or _source_name(ref), ref=ref)
 
     @classmethod
-    def parse_all(cls, text: str, *, endless: bool = False) -> tuple[Self, ...]:
+    def parse_all(cls, text: str) -> tuple[Self, ...]:
         """Read `NAME=DATA`, or a bare DATA named after its source; of a preset's sets each with its name.
-
-        A stream that does not say how long it is only if `endless` ones will do.
 
         Raises:
             UsageError: If the name or the reference is malformed, or one name is for several sets.
         """
         name, reference = _split_name(text)
-        sets = DataRef.parse_all(reference, endless=endless)
+        sets = DataRef.parse_all(reference)
         if name is not None and len(sets) > 1:
             raise UsageError(
                 f"`{text}`: one name stands for {len(sets)} data sets",
@@ -138,8 +135,6 @@ OOD_SETS = Setting(
     metavar="NAME=DATA",
     role=Role.DATA,
 )
-STREAM = partial(DataRef.parse, endless=True)
-OOD_STREAMS = replace(OOD_SETS, parse=partial(NamedData.parse_all, endless=True))
 ROWS = Setting(
     "Add a row, as in `eval --compare`.",
     parse=NamedModels.parse,
@@ -193,16 +188,6 @@ def check_distinct(names: Sequence[str], *, kind: str, option: str) -> None:
                 f"{names.count(name)} {kind} have the name `{name}`",
                 hint=f"give each its own name: `{option} NAME=...`",
             )
-
-
-def check_whole(data: DataRef, option: str, *, is_set: bool) -> None:
-    """Refuse an option that reads data again, where these are a stream that does not say how long it is.
-
-    Raises:
-        UsageError: If that is asked for.
-    """
-    if is_set and data.endless:
-        raise UsageError(f"`{option}` must read samples again, but `{data}` is a stream", hint=ENDLESS_HINT)
 
 
 def _split_name(text: str) -> tuple[str | None, str]:

@@ -127,8 +127,6 @@ def _prepare(
     first = opened[0][0]
     config.check_conditions([scope for measurer in measurers for scope in measurer.scopes], config.scores)
     data = EvalData.open(config, opened, team, progress)
-    if not data.streamed:
-        data.validate()
     if config.store:
         check_stores(first, data.classes)
     check_fitted_scores(config, opened, data.classes)

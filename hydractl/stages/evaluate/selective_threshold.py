@@ -14,6 +14,7 @@ from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.predictions import answered_classes
+from hydractl.fusion.prompts import Classes
 from hydractl.manifest.header import FittedScores, Header, samples_of
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
@@ -28,9 +29,8 @@ from hydractl.output.atomic_write import Sink
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import SETS, EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
-from hydractl.stages.evaluate.streamed import Identity
+from hydractl.stages.shared.open_inputs import Identity
 from hydractl.stages.shared.output_record import make_step
-from hydractl.stages.shared.zero_shot_classes import Classes
 from hydractl.tensor_spec import spec_of, tensor_bytes
 
 FUSE = "fuse"

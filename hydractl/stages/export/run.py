@@ -13,7 +13,7 @@ from hydractl.families.load import OpenModel
 from hydractl.families.model_folder import problem_type_of
 from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import WithDefaultScore
-from hydractl.fusion.prompts import with_class_names
+from hydractl.fusion.prompts import Classes, settle, with_class_names
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report
@@ -48,7 +48,6 @@ from hydractl.stages.export.script import script
 from hydractl.stages.shared.open_inputs import labels_of, open_reader, open_sets
 from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, make_step, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim
-from hydractl.stages.shared.zero_shot_classes import Classes, settle
 
 EXAMPLES = 2
 """Batch size for tracing; torch would treat an axis of size 1 as constant."""

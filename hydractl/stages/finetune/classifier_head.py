@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.datasets import Classed
-from hydractl.data.matching import match_classes, nameless, names_agree, names_all, new_names
+from hydractl.data.datasets import Items
+from hydractl.data.labels import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import DEFAULT_POOLING, Described, answering, place_of
 from hydractl.families.classifier import CLASSES, asked_number, with_classifier
@@ -24,7 +24,7 @@ from hydractl.tasks import SINGLE_LABEL, Task
 MAX_SHOWN = 5
 
 
-def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: Progress) -> OpenModel:
+def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Progress) -> OpenModel:
     """Return a model whose classifier tells apart the classes of the data.
 
     Its own stays where it counts as many classes, knows their names or has none itself, and reads what is asked for.
@@ -135,7 +135,7 @@ def _shares_head(opened: OpenModel) -> bool:
     )
 
 
-def _pooling(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: Progress) -> str:
+def _pooling(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Progress) -> str:
     """Return what the classifier is to read: what was asked for, or the folder says, or the model has."""
     header = opened.header
     if items.task.by_word:
@@ -158,7 +158,7 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, items: Classed, progress
     return header.architecture.pooling or DEFAULT_POOLING
 
 
-def _check_kept(config: FinetuneConfig, opened: OpenModel, items: Classed, *, reads_as_asked: bool) -> None:
+def _check_kept(config: FinetuneConfig, opened: OpenModel, items: Items, *, reads_as_asked: bool) -> None:
     """Refuse to keep a classifier that is not there, or is not the one that was asked for or the data need."""
     task = opened.header.architecture.task
     if task is not items.task:
@@ -181,7 +181,7 @@ def _check_kept(config: FinetuneConfig, opened: OpenModel, items: Classed, *, re
         )
 
 
-def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Classed) -> None:
+def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Items) -> None:
     """Refuse data whose classes are not those of the classifier that is to be kept.
 
     Where those have names, classes are taken in order only if the user insists: others would be trained under them.
@@ -198,7 +198,7 @@ def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Classed) -> No
         ) from error
 
 
-def _number(config: FinetuneConfig, opened: OpenModel, items: Classed) -> int:
+def _number(config: FinetuneConfig, opened: OpenModel, items: Items) -> int:
     """Return how many classes the model is to tell apart: as many as were asked for, or the data have."""
     model_number, data_number, option_number = (
         asked_number(opened),
@@ -228,7 +228,7 @@ def _number(config: FinetuneConfig, opened: OpenModel, items: Classed) -> int:
     return option_number or model_number or stored_number or data_number
 
 
-def _classifier_text(opened: OpenModel, number: int, items: Classed, *, fits: bool) -> str:
+def _classifier_text(opened: OpenModel, number: int, items: Items, *, fits: bool) -> str:
     """Say what classifier is made, and why."""
     new = f"A new classifier for {_classes(number, items.class_names)}"
     if items.task is not SINGLE_LABEL:

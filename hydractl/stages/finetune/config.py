@@ -61,7 +61,7 @@ class FinetuneConfig(CommandConfig):
         Setting(
             f"Labelled training data: {shared.DATA_SOURCES}.",
             metavar=shared.DATA_METAVAR,
-            parse=partial(DataRef.parse, endless=True, buffered=True),
+            parse=DataRef.parse,
             role=Role.DATA,
         )
     )
@@ -214,22 +214,7 @@ class FinetuneConfig(CommandConfig):
                 f"`--arch` has no effect with `{self.model}`, which already names the architecture",
                 hint="leave `--arch` out",
             )
-        self._check_stream()
         refuse_shared_input(self.model, *self.teacher)
-
-    def _check_stream(self) -> None:
-        if self.data.endless and self.data.buffer is None:
-            raise UsageError(
-                f"`{self.data}`: a stream needs a buffer size for shuffling",
-                hint=(
-                    "add `buffer=10000`, or `limit=N` to read and keep the first N rows, or leave out `streaming`"
-                ),
-            )
-        if self.data.endless and self.has_own_batches:
-            raise UsageError(
-                f"`--batches own`: the stream `{self.data}` cannot be read in several orders",
-                hint="leave one of them out, or replace `buffer` by `limit=N`",
-            )
 
     @property
     def trains_by(self) -> TrainingMethod | None:

@@ -15,7 +15,6 @@ from typing_extensions import override
 from hydractl.data.batches import Batch, BatchShare
 from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
-from hydractl.data.sources.stream import Shuffled
 from hydractl.families.base import Family
 from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.tower import Towers
@@ -28,7 +27,7 @@ from hydractl.progress import Progress
 from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan
 from hydractl.stages.finetune.trainable import Together, TrainableModel, load_trainable
 from hydractl.training.accelerator import Engine
-from hydractl.training.feeding.sources import InputSource, Planned
+from hydractl.training.feeding import InputSource, Planned
 from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.step_modes import begin_training
 
@@ -71,15 +70,14 @@ def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
     """Return the training data if the features of a frozen encoder can be stored, else None.
 
     The encoder must run in each step if more than the classifiers train, if augmentation or mixing changes its inputs, if there are
-    teachers or repulsion, if the data are a stream, if each word is answered, or if the model is sharded.
+    teachers or repulsion, if each word is answered, or if the model is sharded.
     """
     recipe, repels = work.config.recipe, work.config.repulsion is not None
     by_word = work.header.architecture.task.by_word
     changes = (
         recipe.augment or work.mixing or work.teachers or repels or work.adapter or engine.shards or by_word
     )
-    items = work.train.items
-    return None if changes or not work.trains_head or isinstance(items, Shuffled) else items
+    return None if changes or not work.trains_head else work.train.items
 
 
 def frozen_encoder(work: TrainingPlan, engine: Engine) -> Towers:

@@ -32,7 +32,7 @@ from hydractl.stages.finetune.trainable import (
 )
 from hydractl.training.accelerator import Engine, Share
 from hydractl.training.evaluate import classifier_metrics
-from hydractl.training.feeding.feed import Feed, ItemFeed, MemberFeeds, Piece
+from hydractl.training.feeding import Feed, ItemFeed, MemberFeeds, Piece
 from hydractl.training.repulsion import Repulsion
 from hydractl.training.resume import Metrics
 from hydractl.training.step_modes import begin_training

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from hydractl.data.datasets import Items, TextSet
-from hydractl.data.encode import (
-    Reading,
-    check_augment,
-    check_reads,
-    check_skips,
-    limited,
-    open_items,
-    open_stream,
-    shortened,
+from hydractl.data.encode import Reading, check_augment, check_reads, limited, open_items, shortened
+from hydractl.data.labels import (
+    check_labels,
+    check_training_labels,
+    filled_names,
+    first_names,
+    match_classes,
+    model_labels,
 )
-from hydractl.data.labels import check_labels, check_training_labels, first_names, model_labels
-from hydractl.data.matching import filled_names, match_classes
 from hydractl.data.names import folded
-from hydractl.data.sources.stream import Shuffled
 from hydractl.data.words import by_word, check_answerable
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import Family
@@ -41,14 +36,13 @@ from hydractl.stages.shared.finite import warn_temperature
 from hydractl.stages.shared.open_inputs import check_takes, identified, overlap, reading_images, warn_assumed
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.dropout import HAS_LAYERS_FOR
-from hydractl.training.feeding.mixup import Mixing
+from hydractl.training.feeding import Mixing
 from hydractl.training.methods.adapter import Adapter, adapter_of, changed
 from hydractl.training.recipes.parameter_groups import trainable
 from hydractl.training.recipes.presets import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.recipe import PARTS, Recipe
 from hydractl.training.step_modes import keeps_statistics
 
-T = TypeVar("T", bound="Items | Shuffled")
 EVAL_BATCH = 256
 _TAKEN_BY_NONE = {
     "dropout": "the model has no dropout, except for attention weights",
@@ -57,10 +51,10 @@ _TAKEN_BY_NONE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelledItems(Generic[T]):
+class LabelledItems:
     """A data set whose labels are the model's: (N,), or (N, Q) of Q labels or words, as `model_labels` has them."""
 
-    items: T
+    items: Items
     labels: Tensor
 
 
@@ -88,8 +82,8 @@ class TrainingPlan:
     how: Reading
     names: tuple[str, ...]
     adapter: Adapter | None
-    train: LabelledItems[Items | Shuffled]
-    val: LabelledItems[Items]
+    train: LabelledItems
+    val: LabelledItems
     teachers: tuple[OpenModel, ...]
     mixing: Mixing | None
     inputs: tuple[InputFile, ...]
@@ -119,7 +113,13 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
         )
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened, progress)
-    items = _opened(config, opened, progress)
+    items = open_items(
+        config.data,
+        opened.header.preprocess,
+        workers=config.num_workers,
+        skip_bad=config.skip_bad,
+        progress=progress,
+    )
     check_training_labels(items, "--data")
     how = limited(opened.header.preprocess, config.max_length, model=config.model)
     if config.max_length is None:
@@ -128,7 +128,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     check_augment(how, config.recipe.augment)
     opened = fitted(config, opened, items, progress)
     header = opened.header
-    if isinstance(how, Tokenization) and items.task.by_word and isinstance(items, Items):
+    if isinstance(how, Tokenization) and items.task.by_word:
         how = how.model_copy(update=dict(header.preprocess) | {"max_length": how.max_length})
         items = check_answerable(by_word(items, how, progress))
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
@@ -193,17 +193,6 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
             *_data_inputs(training.items, validation.items, progress),
             *(t.as_input() for t in teachers),
         ),
-    )
-
-
-def _opened(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> Items | Shuffled:
-    """Return what it learns from; a stream goes by once, which tells how many steps there are."""
-    ref, how = config.data, opened.header.preprocess
-    if ref.buffer is None:
-        return open_items(ref, how, workers=config.num_workers, skip_bad=config.skip_bad, progress=progress)
-    check_skips(ref, skip_bad=config.skip_bad)
-    return Shuffled.of(
-        open_stream(ref, how, workers=config.num_workers, progress=progress), ref.buffer, progress
     )
 
 
@@ -334,22 +323,18 @@ def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | Non
     return names if adapter is None else changed(adapter, family, models[0], states[0], names)
 
 
-def _training(
-    items: Items | Shuffled, header: Header, progress: Progress
-) -> tuple[LabelledItems[Items | Shuffled], Header]:
+def _training(items: Items, header: Header, progress: Progress) -> tuple[LabelledItems, Header]:
     """Return the training data, and the header with their names for classes that have none."""
     number = header.num_classes
     table = match_classes(items, header.labels, num_classes=number, called="`--data`", progress=progress)
     labels = filled_names(header.labels, items.class_names, table, number)
-    training: LabelledItems[Items | Shuffled] = LabelledItems(
+    training = LabelledItems(
         items=items, labels=model_labels(items, table, "--data", architecture=header.architecture)
     )
     return training, header.model_copy(update={"labels": labels})
 
 
-def _validation(
-    items: Items, trained: Items | Shuffled, header: Header, progress: Progress
-) -> LabelledItems[Items]:
+def _validation(items: Items, trained: Items, header: Header, progress: Progress) -> LabelledItems:
     """Return the validation data; a class that the training data do not have is never taken for one that they have."""
     check_labels(items, "--val", task=header.architecture.task)
     known_names = {folded(name) for name in (*trained.class_names, *header.labels)}
@@ -375,16 +360,9 @@ def _validation(
     )
 
 
-def _data_inputs(
-    trained: Items | Shuffled, validated: Items, progress: Progress
-) -> tuple[SampledFile, SampledFile]:
+def _data_inputs(trained: Items, validated: Items, progress: Progress) -> tuple[SampledFile, SampledFile]:
     """Return the data's lineage entries. Warns about samples of both."""
-    read = [
-        (items.fingerprint(), items.digest.content)
-        if isinstance(items, Shuffled)
-        else identified(items, map(items.item_digest, range(len(items))))
-        for items in (trained, validated)
-    ]
+    read = [identified(items, map(items.item_digest, range(len(items)))) for items in (trained, validated)]
     (_, data), (_, content) = read
     if twice := overlap("--val", content, "--data", data):
         progress.warn(

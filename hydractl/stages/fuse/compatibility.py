@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from hydractl.data.matching import has_default_names
+from hydractl.data.labels import has_default_names
 from hydractl.data.preprocess import reading_differences
 from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, check_tensors

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, BatchShare
 from hydractl.data.encode import check_reads, limited, open_items
-from hydractl.data.matching import filled_names, has_default_names, match_classes
+from hydractl.data.labels import filled_names, has_default_names, match_classes
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.load import OpenModel, load_model

@@ -176,7 +176,7 @@ class PredictConfig(CommandConfig):
             )
         for reference in self.data:
             if reference != LINES and image_path(reference) is None:
-                parsed(reference)
+                DataRef.parse(reference)
         refuse_shared_input(self.model)
 
     def _check_lines(self) -> None:
@@ -196,7 +196,7 @@ class PredictConfig(CommandConfig):
         return tuple(
             InputRef(Role.FILE, image_path(reference) or Path(reference))
             if reference == LINES or is_file(reference)
-            else InputRef(Role.DATA, parsed(reference), labelled=False)
+            else InputRef(Role.DATA, DataRef.parse(reference), labelled=False)
             for reference in self.data
         )
 
@@ -225,12 +225,3 @@ def is_file(reference: str) -> bool:
     """Return whether DATA is one image file, though none may be there."""
     path = image_path(reference)
     return path is not None and not os.path.isdir(path)  # noqa: PTH112 - `Path.is_dir` raises where a path is too long
-
-
-def parsed(reference: str) -> DataRef:
-    """Return the data that are read; their end need not be known.
-
-    Raises:
-        UsageError: As `DataRef.parse`.
-    """
-    return DataRef.parse(reference, endless=True)

@@ -12,7 +12,7 @@ from hydractl.families.load import OpenModel
 from hydractl.families.weights_digest import digest_weights
 from hydractl.fusion.feature_ood import check_threshold, default_score
 from hydractl.fusion.predictions import Bound, WordPredictions, predictions_of
-from hydractl.fusion.prompts import with_class_names
+from hydractl.fusion.prompts import Classes, with_class_names
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.manifest.report import Report
@@ -34,7 +34,6 @@ from hydractl.stages.predict.writers import (
     lines_of,
     path_text,
 )
-from hydractl.stages.shared.zero_shot_classes import Classes
 from hydractl.strict_json import read_text
 from hydractl.tags import tag_scheme
 

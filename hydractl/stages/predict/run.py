@@ -6,16 +6,17 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import count, takewhile
 from pathlib import Path
 
 import torch
 
 from hydractl.data.encode import lenient, open_items
+from hydractl.data.reference import DataRef
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, InputError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
+from hydractl.fusion.prompts import settle
 from hydractl.manifest.header import Step
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import is_fitted
@@ -25,7 +26,7 @@ from hydractl.output.locks import OutputLock
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
-from hydractl.stages.predict.config import LINES, PredictConfig, image_path, parsed
+from hydractl.stages.predict.config import LINES, PredictConfig, image_path
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import BatchPredictor, window
@@ -34,7 +35,6 @@ from hydractl.stages.shared.open_inputs import digests, labels_of, open_reader, 
 from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.predictions import FitOn, fits, inputs_of, with_ood_scores
-from hydractl.stages.shared.zero_shot_classes import settle
 
 AT_ONCE = 1024
 """Lines in memory at once when a file is written."""
@@ -122,7 +122,7 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -
         [config.out],
         force=lock.may_replace,
         models=[opened],
-        data=[parsed(reference) for reference in references if image_path(reference) is None],
+        data=[DataRef.parse(reference) for reference in references if image_path(reference) is None],
         files=[
             config.naming.file,
             config.threshold if isinstance(config.threshold, Path) else None,
@@ -209,14 +209,9 @@ class _Run:
     def _ticking(self) -> Iterator[Iterator[object]]:
         """Give what moves a bar on with each of this process's batches."""
         size, world = self.config.batch_size, self.team.world
-        lengths = [s.most for s in self.sources]
-        batches = [-(-length // size) for length in lengths if length is not None]
-        total = -(-sum(batches) // world) if len(batches) == len(lengths) else None
-        ended: list[bool] = []
-        steps = range(total) if total is not None else takewhile(lambda _: not ended, count())
-        ticks = iter(self.progress.track(steps, label=f"{self.opened.reference}", total=total))
+        total = -(-sum(-(-len(source.items) // size) for source in self.sources) // world)
+        ticks = iter(self.progress.track(range(total), label=f"{self.opened.reference}", total=total))
         yield ticks
-        ended.append(True)
         deque(ticks, maxlen=0)
 
     def _lines(self) -> Iterator[Source]:

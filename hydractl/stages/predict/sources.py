@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from hydractl.data.datasets import Content, ImageSet, Items, TextSet
-from hydractl.data.encode import Reading, content_of, crewed, open_items, open_lenient, open_stream
-from hydractl.data.in_memory import GivenStore
+from hydractl.data.encode import GivenStore, Reading, content_of, crewed, open_items, open_lenient
 from hydractl.data.reference import SOURCES_HINT, DataRef
-from hydractl.data.sources.stream import ItemStream
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Tokenization
 from hydractl.progress import Progress
-from hydractl.stages.predict.config import LINES, PredictConfig, image_path, is_file, parsed
+from hydractl.stages.predict.config import LINES, PredictConfig, image_path, is_file
 from hydractl.strict_json import opened
 
 STDIN = "standard input"
@@ -30,12 +28,7 @@ class Source(NamedTuple):
     """A set, and what lines call it where the number of a row does not tell which row it is."""
 
     name: str | None
-    items: Items | ItemStream
-
-    @property
-    def most(self) -> int | None:
-        """How many items there are at most; None where nobody knows."""
-        return self.items.most if isinstance(self.items, ItemStream) else len(self.items)
+    items: Items
 
 
 def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> list[Source]:
@@ -49,24 +42,24 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
         how = how.model_copy(
             update={"by_word": False}
         )  # long texts are cut into windows as they are answered
-    sets: list[tuple[str, Items | ItemStream]] = []
+    sets: list[tuple[str, Items]] = []
     for files, group in groupby(config.data, is_file):
         names = list(group)
         if files:
             paths = [path for name in names if (path := image_path(name))]
             sets.append((names[0], crewed(_files(paths, how), config.num_workers)))
         else:
-            sets += [(name, _opened(parsed(name), config, how, progress)) for name in names]
+            opened_as = open_lenient if config.skip_bad and content_of(how) is Content.IMAGES else open_items
+            workers = config.num_workers
+            sets += [
+                (
+                    name,
+                    opened_as(DataRef.parse(name), how, labelled=False, workers=workers, progress=progress),
+                )
+                for name in names
+            ]
     counted = [items for _, items in sets if isinstance(items.key(0), int)]
     return [Source(name if items in counted and len(counted) > 1 else None, items) for name, items in sets]
-
-
-def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progress) -> Items | ItemStream:
-    """Return what a reference selects: of a stream no more than is read at a time, unless some of its classes are chosen."""
-    if ref.streaming is not None and ref.classes is None:
-        return open_stream(ref, how, workers=config.num_workers, progress=progress)
-    opened_as = open_lenient if config.skip_bad and content_of(how) is Content.IMAGES else open_items
-    return opened_as(ref, how, labelled=False, workers=config.num_workers, progress=progress)
 
 
 def _files(paths: Sequence[Path], how: Reading) -> ImageSet:

@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice
 
 import torch
 
-from hydractl.data.batches import Batch, BatchShare
+from hydractl.data.batches import BATCHES, Batch, BatchShare
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import encoded
-from hydractl.data.sources.stream import BATCHES, ItemStream
-from hydractl.data.word_windows import Span
-from hydractl.data.words import by_word, whole_words
+from hydractl.data.words import Span, by_word, whole_words
 from hydractl.data.worker_pool import cores
 from hydractl.fusion.feature_ood import Predictor
 from hydractl.fusion.inference import collected
@@ -67,20 +65,15 @@ class BatchPredictor:
     team: ProcessGroup
     ticks: Iterator[object]
 
-    def answers(self, items: Items | ItemStream) -> Iterator[Answered]:
+    def answers(self, items: Items) -> Iterator[Answered]:
         """Yield the predictions on a data set, in every process.
 
-        The content of a batch does not depend on the number of processes. Of a stream as many items are in memory as
-        `BATCHES` batches have, encoded, in every process.
+        The content of a batch does not depend on the number of processes.
 
         Raises:
             InputError: As `respond`.
             DataError: If an item cannot be read.
         """
-        if isinstance(items, ItemStream):
-            for part in items.parts(repeat(self.batch_size * BATCHES)):
-                yield from self.answers(part)
-            return
         fills = self.predictor.model.device.type == "cpu" and torch.get_num_threads() >= cores()
         deal, size = BatchShare(self.team.rank, self.team.world, ahead=not fills), self.batch_size
         how = self.predictor.reads

@@ -20,6 +20,7 @@ from hydractl.data.encode import encoded
 from hydractl.errors import CheckFailed, CheckpointError, ManifestError, UsageError, reason_of
 from hydractl.families.load import OpenModel, load_model, open_model
 from hydractl.fusion.feature_ood import FeatureExtractor
+from hydractl.fusion.prompts import Classes
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape, TowerHeads, TowerScores
@@ -42,9 +43,9 @@ from hydractl.stages.shared.mask_selection import quota_of
 from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_reader, open_sets
 from hydractl.stages.shared.output_record import TOOL, library_versions, make_step, scored_data
 from hydractl.stages.shared.outputs import check_outputs, claim, first_line, resumable
-from hydractl.stages.shared.zero_shot_classes import Classes, ask
+from hydractl.stages.shared.zero_shot_classes import ask
 from hydractl.strict_json import compact, parse, read_limited
-from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.feeding import ItemFeed
 from hydractl.training.resume import DROPPED, FORCED, OTHERS, OtherRunError, Snapshot, StateFolder
 from hydractl.training.run_log import NO_LOG, RunLog, open_run_log
 from hydractl.training.run_settings import changes, stored_texts, texts_of

@@ -119,7 +119,7 @@ class InputRef:
     @property
     def is_stream(self) -> bool:
         """Whether it can be read but once."""
-        return self.ref.endless if isinstance(self.ref, DataRef) else is_stream(Path(self.ref))
+        return not isinstance(self.ref, DataRef) and is_stream(Path(self.ref))
 
     @property
     def is_generated(self) -> bool:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from hydractl.data.batches import Batch
-from hydractl.data.datasets import LABELS_HINT, Items
+from hydractl.data.datasets import LABELS_HINT, Items, samples_in
 from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.encode import check_reads, limited, open_items
-from hydractl.data.labels import check_labels, model_labels
-from hydractl.data.matching import match_classes
+from hydractl.data.labels import check_labels, match_classes, model_labels
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.stream import samples_in
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, open_model
+from hydractl.fusion.prompts import Classes
+from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header, Preprocess, SampledFile
 from hydractl.manifest.samples import pack
 from hydractl.messages import counted, quoted
@@ -29,7 +29,6 @@ from hydractl.progress import Progress
 from hydractl.runtime import on_device
 from hydractl.scoring.job import Samples
 from hydractl.settings import long_option
-from hydractl.stages.shared.zero_shot_classes import Classes
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
@@ -255,6 +254,28 @@ def identified(items: Items, item_digests: Iterable[bytes]) -> tuple[str, np.nda
     """Return a set's fingerprint, and the digests of its samples as `DIGEST`, (S,), given the digests of all its items."""
     read = [*item_digests]
     return items.fingerprint(read), samples_in([read[i] for i in items.firsts])
+
+
+class Identity(NamedTuple):
+    """Fingerprint of a data set, and the digests of its samples, shape (S,) of type `DIGEST`."""
+
+    fingerprint: Fingerprint
+    content: np.ndarray
+
+    @classmethod
+    def of(cls, items: Items, team: ProcessGroup) -> Self:
+        """Read a data set. Each process reads its share.
+
+        Raises:
+            DataError: If an item cannot be read.
+        """
+        sha256, content = identified(items, digests(items, team))
+        return cls(Fingerprint(reference=items.name, sha256=sha256, count=items.total), content)
+
+    def as_input(self) -> SampledFile:
+        """Return the lineage entry of the data set."""
+        reference, sha256 = self.fingerprint.reference, self.fingerprint.sha256
+        return SampledFile(name=reference, sha256=sha256, samples=pack(self.content))
 
 
 def data_input(items: Items, team: ProcessGroup, drawn: torch.Tensor | None = None) -> SampledFile:

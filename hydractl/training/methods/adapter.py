@@ -12,7 +12,7 @@ from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place, place_of
 from hydractl.manifest.header import Header
 from hydractl.plugins import load
-from hydractl.training.feeding.feed import Feed, ItemFeed
+from hydractl.training.feeding import Feed, ItemFeed
 from hydractl.training.methods.base import TrainingMethod
 from hydractl.training.weight_sites import Site, sites_of
 

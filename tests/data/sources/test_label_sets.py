@@ -9,7 +9,7 @@ import pytest
 from hydractl.data.datasets import Content
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
 from hydractl.data.open_dataset import open_data
-from hydractl.data.sources.column_roles import LabelReader
+from hydractl.data.sources.columns import read_labels
 from hydractl.errors import DataError
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture
@@ -20,11 +20,8 @@ from support.heard import Heard
 NAMES, SETS = ("broken", "late"), ((0,), (), (0, 1))
 
 
-def read(*parts, names=None):
-    reader = LabelReader(names, where="t: column `labels`")
-    for part in parts:
-        reader.add(part)
-    return reader.labels(SILENT)
+def read(cells, names=None, separator=None, progress=SILENT):
+    return read_labels(cells, names=names, where="t: column `labels`", separator=separator, progress=progress)
 
 
 def write(path, cells):
@@ -76,33 +73,30 @@ def test_lists_are_label_sets(tmp_path, suffix, cells, names, sets):
     assert items.numbered == names[0].isdigit()
 
 
-def test_rows_may_come_in_parts_and_with_declared_names():
-    cells = [["late"], [], ["broken", "late"], ["late"]]
-    assert read(cells[:1], cells[1:]) == read(cells)
+def test_names_of_classes_may_be_declared():
     declared = read([[2], [0, 1], []], names=("a", "b", "c"))
     assert (declared.class_names, declared.labels) == (("a", "b", "c"), ((2,), (0, 1), ()))
     assert read([[True, False], [True, True]]).labels == ((0,), (0, 1))
 
 
 @pytest.mark.parametrize(
-    ("parts", "names", "message"),
+    ("cells", "names", "message"),
     [
-        (([["a"], "b"],), None, "row 1 and others differ"),
-        (([["a"], None],), None, "row 1 and others differ"),
-        ((["a"], [["b"]]), None, "row 1 and others differ"),
-        (([["a"]], ["b"]), None, "row 1 and others differ"),
-        (([[0.5, 1]],), None, "row 0 has an invalid label: 0.5"),
-        (([["a"], [None]],), None, "row 1 has an invalid label: None"),
-        (([[-1]],), None, "row 0 has label -1"),
-        (([[3]],), ("a", "b"), r"row 0 has label 3, which is no class number in 0..1"),
-        (([["a"]],), ("a", "b"), "row 0 has label a, which is no class number"),
-        (([[], []],), None, "every list of labels is empty"),
-        (([[0, 1], [1, 0]],), None, "every list is a 0 and a 1"),
+        ([["a"], "b"], None, "row 1 and others differ"),
+        ([["a"], None], None, "row 1 and others differ"),
+        (["a", ["b"]], None, "row 0 and others differ"),
+        ([[0.5, 1]], None, "row 0 has an invalid label: 0.5"),
+        ([["a"], [None]], None, "row 1 has an invalid label: None"),
+        ([[-1]], None, "row 0 has label -1"),
+        ([[3]], ("a", "b"), r"row 0 has label 3, which is no class number in 0..1"),
+        ([["a"]], ("a", "b"), "row 0 has label a, which is no class number"),
+        ([[], []], None, "every list of labels is empty"),
+        ([[0, 1], [1, 0]], None, "every list is a 0 and a 1"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_meant_is_refused(parts, names, message):
+)
+def test_what_cannot_be_meant_is_refused(cells, names, message):
     with pytest.raises(DataError, match=message):
-        read(*parts, names=names)
+        read(cells, names=names)
 
 
 def test_labels_are_chosen_and_every_item_stays(tmp_path):
@@ -241,9 +235,7 @@ def test_names_that_look_like_several_labels_are_refused(names, separator):
     with pytest.raises(DataError, match="look like several labels in one cell") as caught:
         read(names)
     assert f"`::label-separator={separator}`" in caught.value.hint
-    reader = LabelReader(None, where="t", separator="none")
-    reader.add(names)
-    assert reader.labels(SILENT).class_names == tuple(sorted(names))
+    assert read(names, separator="none").class_names == tuple(sorted(names))
 
 
 @pytest.mark.parametrize(
@@ -263,9 +255,7 @@ def test_names_with_separators_are_names(names):
 def test_a_name_that_may_be_several_labels_gives_a_warning_until_the_separator_is_named(name):
     def warnings_of(names, separator=None):
         progress = Heard()
-        reader = LabelReader(None, where="t", separator=separator)
-        reader.add(names)
-        reader.labels(progress)
+        read(names, separator=separator, progress=progress)
         return progress.warnings
 
     (warning,) = warnings_of(["alarm", name])

@@ -12,18 +12,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hydractl.data.datasets import Content
 from hydractl.data.encode import open_items
 from hydractl.data.labels import required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.column_roles import LabelReader, read_labels
+from hydractl.data.sources.columns import read_labels
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess
-from hydractl.progress import SILENT
 from support.tabular import parquet, write
 
 GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
@@ -265,34 +262,6 @@ def test_label_outside_the_declared_classes(heard):
         DataError, match=("t: row 0 has the label 'a', but must have an index into 2 class names")
     ):
         read_labels(["a"], names=("a", "b"), where="t", progress=heard)
-
-
-@given(
-    values=st.one_of(
-        st.lists(st.sampled_from([-1, 0, 1, 2, 9, 10, -2]), min_size=1, max_size=12),
-        st.lists(st.sampled_from(["b", "a", "7", "10", ""]), min_size=1, max_size=12),
-        st.lists(st.sampled_from([-1, None, True, 1]), min_size=1, max_size=6),
-    ),
-    size=st.integers(1, 5),
-    names=st.sampled_from([None, ("x", "y", "z")]),
-)
-def test_labels_that_come_in_parts_are_those_of_the_whole(values, size, names):
-    def read(add_all):
-        try:
-            return add_all()
-        except DataError as error:
-            return error.message
-
-    def in_parts():
-        reader = LabelReader(names, where="t")
-        for begin in range(0, len(values), size):
-            reader.add(values[begin : begin + size])
-        return reader.labels(SILENT)
-
-    whole = read(lambda: read_labels(values, names=names, where="t", progress=SILENT))
-    found = read(in_parts)
-    assert type(found) is type(whole)
-    assert isinstance(whole, str) or found == whole
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits, load_sample_image
 
 from hydractl.data.open_dataset import open_data
-from hydractl.data.toys import builtin
-from hydractl.data.toys.builtin import spread, stratified_split
+from hydractl.data.toys import _digits, _photos, spread, stratified_split
 from hydractl.errors import DataError, UsageError
 
 
@@ -133,8 +132,8 @@ def test_a_scikit_learn_without_its_data(monkeypatch):
 
     monkeypatch.setattr("sklearn.datasets.load_digits", missing)
     monkeypatch.setattr("sklearn.datasets.load_sample_image", missing)
-    builtin._digits.cache_clear()
-    builtin._photos.cache_clear()
+    _digits.cache_clear()
+    _photos.cache_clear()
 
     for text in ("digits", "photos"):
         with pytest.raises(DataError, match="the installed scikit-learn lacks") as caught:

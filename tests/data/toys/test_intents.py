@@ -35,7 +35,7 @@ def rule():
 
 @pytest.fixture(scope="module")
 def stored():
-    return json.loads(lzma.decompress(files("hydractl.data.toys").joinpath("intents.json.xz").read_bytes()))
+    return json.loads(lzma.decompress(files("hydractl.data").joinpath("intents.json.xz").read_bytes()))
 
 
 def texts(ref):

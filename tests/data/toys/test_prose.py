@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from hydractl.data import toys
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
-from hydractl.data.toys import prose
 from hydractl.errors import DataError, UsageError
 
 SPLITS = ("train", "val", "test")
@@ -68,7 +68,7 @@ def test_labels_follow_the_rule_but_for_one_in_thirty(source):
 
 def test_labels_follow_the_rule_where_there_is_no_noise(monkeypatch):
     noisy = texts("reviews::split=val")
-    monkeypatch.setattr(prose, "NOISE", 0.0)
+    monkeypatch.setattr(toys, "NOISE", 0.0)
     clean = texts("reviews::split=val")
 
     assert clean.texts == noisy.texts
@@ -112,8 +112,8 @@ def test_the_first_words_are_pinned():
 
 @pytest.mark.parametrize("domain", OTHERS)
 def test_domains_share_their_judgements_but_not_their_things(domain):
-    known = set(prose.vocabulary())
-    things = {word for thing in prose.SUBJECTS[domain] for word in thing.split()}
+    known = set(toys.vocabulary())
+    things = {word for thing in toys.SUBJECTS[domain] for word in thing.split()}
     words = {w for text in texts(f"reviews::domain={domain}").texts for w in re.findall(r"[a-z]+|[.,]", text)}
 
     assert words - things <= known
@@ -123,7 +123,7 @@ def test_domains_share_their_judgements_but_not_their_things(domain):
 def test_the_vocabulary_is_the_words_of_the_films():
     words = {w for text in texts("reviews").texts for w in re.findall(r"[a-z]+|[.,]", text)}
 
-    assert prose.vocabulary() == tuple(sorted(words))
+    assert toys.vocabulary() == tuple(sorted(words))
 
 
 def test_a_selection_is_of_classes_then_of_so_many():
@@ -150,7 +150,7 @@ def test_the_manual_is_whole_sentences():
 
 
 def test_a_python_without_its_manual(monkeypatch):
-    prose._manual.cache_clear()
+    toys._manual.cache_clear()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
 
     with pytest.raises(

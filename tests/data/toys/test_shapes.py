@@ -9,15 +9,15 @@ from PIL import Image
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
-from hydractl.data.toys.builtin import SPLITS
-from hydractl.data.toys.shapes import (
+from hydractl.data.toys import (
     COLOURS,
-    COUNTS,
-    DOMAINS,
     KNOWN_DOMAIN,
     NOVEL_DOMAIN,
+    SHAPE_COUNTS,
+    SHAPE_DOMAINS,
     SHAPES,
     SIZE,
+    SPLITS,
     draw,
     open_shapes,
 )
@@ -30,12 +30,12 @@ def pixels(images, indices):
 
 def test_every_pair_is_known_or_novel_and_each_word_is_known():
     known, novel = (
-        {tuple(name.split()) for name in DOMAINS[domain]} for domain in (KNOWN_DOMAIN, NOVEL_DOMAIN)
+        {tuple(name.split()) for name in SHAPE_DOMAINS[domain]} for domain in (KNOWN_DOMAIN, NOVEL_DOMAIN)
     )
 
     assert known | novel == {(colour, shape) for colour in COLOURS for shape in SHAPES}
     assert (len(known), len(novel), known & novel) == (24, 12, set())
-    for half in (DOMAINS[NOVEL_DOMAIN][:6], DOMAINS[NOVEL_DOMAIN][6:]):
+    for half in (SHAPE_DOMAINS[NOVEL_DOMAIN][:6], SHAPE_DOMAINS[NOVEL_DOMAIN][6:]):
         assert {name.split()[0] for name in half} == set(COLOURS)
         assert {name.split()[1] for name in half} == set(SHAPES)
     assert {colour for colour, _ in known} == set(COLOURS)
@@ -69,7 +69,7 @@ def test_the_whole_is_its_splits_and_no_image_is_in_two():
     digests = [images.item_digest(i) for images in parts.values() for i in range(len(images))]
 
     assert len(set(digests)) == len(digests)
-    assert len(open_data("shapes")) == sum(COUNTS.values())
+    assert len(open_data("shapes")) == sum(SHAPE_COUNTS.values())
 
 
 def test_an_image_hangs_on_its_place_alone():

@@ -25,7 +25,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.shared.zero_shot_classes import Naming
-from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.feeding import ItemFeed
 from support.builders import base
 from support.heard import Heard
 from support.pairs import pair

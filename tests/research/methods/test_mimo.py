@@ -17,7 +17,7 @@ from hydractl.families.base import Place
 from hydractl.research.methods.mimo import MimoFeed, Slots, stack_images
 from hydractl.research.methods.options import Mimo
 from hydractl.training.accelerator import Share
-from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.feeding import ItemFeed
 from hydractl.training.methods.adapter import adapter_of
 from hydractl.training.weight_sites import Site, make
 from support.builders import base

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hydractl.data.datasets import DIGEST
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.stream import DIGEST
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores, TowerScores
@@ -18,9 +18,9 @@ from hydractl.stages.evaluate.caveats import of_data, of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.streamed import Identity
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
+from hydractl.stages.shared.open_inputs import Identity
 from hydractl.stages.shared.output_record import scoring_step
 from support.builders import base, sha
 from support.heard import Heard

@@ -11,6 +11,7 @@ from hydractl.data.encode import encoded, open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.families.load import load_model, open_model
 from hydractl.fusion.feature_ood import FeatureExtractor
+from hydractl.fusion.prompts import Classes
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
@@ -23,7 +24,7 @@ from hydractl.stages.evaluate.caveats import tuned_on_ood
 from hydractl.stages.prune import diverse
 from hydractl.stages.prune.config import DiverseConfig, Diversity, PruneConfig, Strategy
 from hydractl.stages.prune.run import run_prune
-from hydractl.stages.shared.zero_shot_classes import Classes, Naming, ask
+from hydractl.stages.shared.zero_shot_classes import Naming, ask
 from support.builders import base, sha
 from support.pairs import pair
 from support.reviews import arch, gibberish, reviews

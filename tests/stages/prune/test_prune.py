@@ -19,8 +19,8 @@ from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, Removal
 from hydractl.manifest.header import Kind
 from hydractl.metrics.cost import count_macs
-from hydractl.stages.prune.config import PruneConfig
-from hydractl.stages.prune.run import mask_path, run_prune
+from hydractl.stages.prune.config import PruneConfig, mask_path
+from hydractl.stages.prune.run import run_prune
 from support.builders import DTYPES, Sample, base, mask_file, scores_file, sha
 from support.heard import Heard, cut_between_names
 from support.variants import PLAIN, variant

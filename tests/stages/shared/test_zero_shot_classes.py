@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 
 from hydractl.errors import UsageError
 from hydractl.families.load import open_model
-from hydractl.stages.shared.zero_shot_classes import (
-    DEFAULT_TEMPLATE,
-    NOTHING_NAMED,
-    Classes,
-    Naming,
-    read_names,
-    with_classes,
-)
+from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes
+from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming, read_names, with_classes
 from support.builders import base
 from support.pairs import pair
 

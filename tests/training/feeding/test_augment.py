@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as tv
 
 from hydractl.data.preprocess import AUGMENTATIONS, eval_transform
 from hydractl.manifest.header import Preprocess
-from hydractl.training.feeding.sources import TENSOR_AUGMENTATIONS, EpochDraws, shifted
+from hydractl.training.feeding import TENSOR_AUGMENTATIONS, EpochDraws, shifted
 
 PREPROCESS = Preprocess(input_size=(3, 6, 8), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), crop_mode="squash")
 

@@ -9,7 +9,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.errors import UsageError
 from hydractl.manifest.header import Preprocess
 from hydractl.training.accelerator import Share
-from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.feeding import ItemFeed
 
 PREPROCESS = Preprocess(input_size=(1, 8, 8), mean=(0.5,), std=(0.5,))
 ALL = Share(0, 1, 1)

@@ -16,9 +16,7 @@ from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UsageError
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.training.accelerator import Share
-from hydractl.training.feeding import mixup
-from hydractl.training.feeding.feed import ItemFeed
-from hydractl.training.feeding.mixup import Mixing
+from hydractl.training.feeding import _MIXING_STREAM, ItemFeed, Mixing
 from hydractl.training.recipes.recipe import Recipe
 
 PREPROCESS = Preprocess(input_size=(1, 8, 8), mean=(0.5,), std=(0.5,))
@@ -40,7 +38,7 @@ class Draws:
     """What timm asks of numpy's global generator, as ours answers it; it asks first whether to mix at all."""
 
     def __init__(self, step):
-        self.own, self.asked = np.random.default_rng(sample_seed(mixup._STREAM, 3, step)), False
+        self.own, self.asked = np.random.default_rng(sample_seed(_MIXING_STREAM, 3, step)), False
 
     def rand(self):
         first, self.asked = not self.asked, True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hydractl.manifest.header import Tokenization
-from hydractl.training.feeding.feed import joined_inputs
+from hydractl.training.feeding import joined_inputs
 
 
 def test_texts_are_filled_up_to_the_longest_member_s():

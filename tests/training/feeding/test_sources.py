@@ -8,7 +8,7 @@ import torch
 from hydractl.data.encode import open_items
 from hydractl.errors import UsageError
 from hydractl.training.accelerator import Share
-from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.feeding import ItemFeed
 from support.reviews import reviews, tokenization
 
 ALL = Share(0, 1, 1)

@@ -49,7 +49,7 @@ def write_tokenizer(out: Path, seed: int, progress: Progress) -> None:
 
 def vocabulary() -> tuple[str, ...]:
     """Return every token, in order of its id: special ones, the words of the reviews, and letters for all other words."""
-    from hydractl.data.toys.prose import vocabulary as words
+    from hydractl.data.toys import vocabulary as words
 
     letters = (*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase))
     return (*SPECIAL, *dict.fromkeys((*words(), *letters)))

@@ -26,8 +26,8 @@ def check_held_out(config: MakeConfig) -> None:
     """
     import numpy as np
 
+    from hydractl.data.datasets import samples_in
     from hydractl.data.encode import content_of
-    from hydractl.data.sources.stream import digests_of, samples_in
     from hydractl.families.load import open_model
     from hydractl.manifest.samples import union, unpack
 
@@ -36,7 +36,7 @@ def check_held_out(config: MakeConfig) -> None:
 
     def samples(ref: DataRef) -> np.ndarray:
         items = min(open_readings(ref, labelled=True), key=lambda items: items.content not in read_by_models)
-        return samples_in(digests_of(items))
+        return samples_in(map(items.item_digest, range(len(items))))
 
     used = [unpack(text) for text in union(*(header.samples for header in headers)).values()]
     used += [] if config.train is None else [samples(config.train)]

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-DECODING, ENCODE, LABELS, MATCHING, OPEN, PREPROCESS, TOKENIZE = (
-    f"data/{name}.py"
-    for name in ("decoding", "encode", "labels", "matching", "open_dataset", "preprocess", "tokenize")
+DECODING, ENCODE, LABELS, OPEN, PREPROCESS, TOKENIZE = (
+    f"data/{name}.py" for name in ("decoding", "encode", "labels", "open_dataset", "preprocess", "tokenize")
 )
 END = "--no-latency --bootstrap 0"
 TUNE = "finetune base.st --data digits::classes=0-6,limit=14 --val digits::classes=0-6,limit=14,split=val --steps 1 --batch-size 8 -o o.st"
@@ -86,7 +85,7 @@ ROWS = (
         f"{TUNE_TEXTS} --augment none",
     ),
     Row(
-        "data/in_memory.py",
+        "data/encode.py",
         "the model reads images: a `str` is the path of an image file",
         "python import hydractl; hydractl.load('base.st').predict(['a good film'])",
         "python import hydractl; hydractl.load('base.st').predict(['images/a/0.png'])",
@@ -124,7 +123,7 @@ ROWS = (
         f"eval base.st --data digits::classes=0-6,limit=9 {END}",
     ),
     Row(
-        MATCHING,
+        LABELS,
         "count the labels from 0{}; for an `arch:` reference set the number of classes",
         f"eval base.st --data high.csv {END}",
         f"eval base.st --data high.csv {END}",
@@ -132,27 +131,27 @@ ROWS = (
         mend=partial(Path("high.csv").write_text, "image,label\nimages/a/0.png,0\nimages/b/1.jpg,6\n"),
     ),
     Row(
-        MATCHING,
+        LABELS,
         "leave it out, and rename the classes that differ: `::{}=OLD:NEW,...`",
         f"eval bert --data other::classes-by=position {END}",
         f"eval bert --data other::map=c:a {END}",
         files={"other/b/1.txt": "a cat", "other/c/1.txt": "a mat"},
     ),
     Row(
-        MATCHING,
+        LABELS,
         "leave it out, and rename the data's classes to the model's: `::{}=OLD:NEW,...`",
         f"eval vit --data images::map=a:x,b:y,classes-by=position {END}",
         f"eval vit --data images {END}",
     ),
     Row(
-        MATCHING,
+        LABELS,
         "rename them to the model's classes, for example `::{}={}`, or select classes with `::classes=`",
         f"eval bert --data other {END}",
         f"eval bert --data other::map=x:a,y:b {END}",
         files={"other/x/1.txt": "a cat", "other/y/1.txt": "a mat"},
     ),
     Row(
-        MATCHING,
+        LABELS,
         "set `num_classes={}` in an `arch:` reference, or select {} of the data's classes with `::classes=`",
         f"eval {SMALL}2 --data digits::classes=0-2,limit=9 {END}",
         f"eval {SMALL}3 --data digits::classes=0-2,limit=9 {END}",

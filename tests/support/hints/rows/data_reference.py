@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
 from support.hints.rows.data_sets import list_images
 from support.hints.table import Row
 
 FILE = "data/reference.py"
 REFUSED = "tests/data/test_reference.py::test_bad_references"
-STREAMS = "tests/stages/finetune/test_streams.py::test_what_cannot_be_is_refused_before_a_row_is_read"
 ROWS = (
     Row(
         file=FILE,
@@ -29,13 +31,20 @@ ROWS = (
         "predict base.st unknown-data",
         "predict base.st digits::limit=2",
     ),
+    Row(FILE, "type {}", "predict base.st digits::limit=2,streaming=true", "predict base.st digits::limit=2"),
     Row(
-        FILE, "add `limit=N`: the first N rows are read once and kept; or leave `streaming` out", test=REFUSED
+        FILE,
+        "write it to a file first: `{} > {}`, then give `{}`",
+        "eval bert --data - --no-latency",
+        "eval bert --data texts.jsonl --no-latency",
     ),
-    Row(FILE, "{}. `predict` and the test data of `eval` accept streams", test=REFUSED),
-    Row(FILE, "add `streaming=true`, or leave it out", test=STREAMS),
-    Row(FILE, "leave it out", test=STREAMS),
-    Row(FILE, "leave it out; `finetune --data` shuffles", test=STREAMS),
+    Row(
+        FILE,
+        "decompress it: `{} < {} > {}`, then give `{}`",
+        "eval bert --data texts.jsonl.gz --no-latency",
+        "eval bert --data texts.jsonl --no-latency",
+        prepare=lambda: Path("texts.jsonl.gz").write_bytes(gzip.compress(Path("texts.jsonl").read_bytes())),
+    ),
     Row(FILE, "for example `hf:ylecun/mnist`", test=REFUSED),
     Row(
         FILE,

@@ -1,4 +1,4 @@
-"""Hints of `hydractl/data/presets/` and `toys/`."""
+"""Hints of `hydractl/data/presets.py` and `toys.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-REGISTRY = "data/presets/registry.py"
+REGISTRY = "data/presets.py"
 LISTED = "predict base.st preset:cifar10/tin::openood=lists"
 
 
@@ -64,35 +64,35 @@ ROWS = (
         prepare=list_images,
     ),
     Row(
-        "data/toys/builtin.py",
+        "data/toys.py",
         "choose one of {}, or none for all",
         "predict base.st digits::split=dev,limit=2",
         "predict base.st digits::split=val,limit=2",
     ),
     Row(
-        "data/toys/builtin.py",
+        "data/toys.py",
         "reinstall scikit-learn",
         test="tests/data/toys/test_builtin.py::test_a_scikit_learn_without_its_data",
     ),
     Row(
-        "data/toys/intents.py",
+        "data/toys.py",
         "known intents have {}; domains have none",
         "predict bert intents::split=dev,limit=2",
         "predict bert intents::split=val,limit=2",
     ),
     Row(
-        "data/toys/prose.py",
+        "data/toys.py",
         "films have {}; other domains have none",
         "predict bert reviews::domain=hotels,split=val,limit=2",
         "predict bert reviews::domain=hotels,limit=2",
     ),
     Row(
-        "data/toys/prose.py",
+        "data/toys.py",
         "use `letters`, or your own texts",
         test="tests/data/toys/test_prose.py::test_a_python_without_its_manual",
     ),
     Row(
-        "data/toys/shapes.py",
+        "data/toys.py",
         "the known ones have {}; the novel ones have none",
         "predict base.st shapes::domain=novel,split=val,limit=2",
         "predict base.st shapes::domain=novel,limit=2",

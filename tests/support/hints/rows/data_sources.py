@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Mapping
@@ -12,9 +13,8 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-ROLES, FILES, FOLDER, SAVED, TABLES, TAGGED, SHARDS = (
-    f"data/sources/{name}.py"
-    for name in ("column_roles", "files", "folder", "saved", "tables", "tagged", "webdataset")
+COLUMNS, FILES, FOLDER, TABLES, SHARDS = (
+    f"data/sources/{name}.py" for name in ("columns", "files", "folder", "tables", "webdataset")
 )
 END = "--no-latency --bootstrap 0"
 BERT, VIT = f"eval bert {END} --data", f"eval vit {END} --data"
@@ -78,19 +78,19 @@ def _write_metadata(folder: str, text: str = "file_name,label\n0.png,a\n") -> No
 
 ROWS = (
     Row(
-        "data/sources/text_columns.py",
+        "data/sources/columns.py",
         "column `{}` seems to contain images, which this model cannot read; select a column of texts: `::text=COLUMN`",
         "predict bert pictures.csv",
         "predict bert pictures.csv::text=label",
     ),
     Row(
-        ROLES,
+        COLUMNS,
         "column `{}` seems to contain texts, which this model cannot read",
         "predict base.st texts.csv",
         "predict bert texts.csv",
     ),
     Row(
-        ROLES,
+        COLUMNS,
         "count the labels from 0, or use class names; -1 means unlabelled only if every label is -1",
         f"{BERT} own.csv",
         f"{BERT} own.csv",
@@ -98,7 +98,7 @@ ROWS = (
         mend=partial(_write, "own.csv", "text,label\na cat,0\na mat,1\n"),
     ),
     Row(
-        ROLES,
+        COLUMNS,
         'labels must be names or integers; write lists in JSON, `["bad", "long"]`; for cells such as `bad|long` add `::label-separator=|` in quotes',
         f"{BERT} own.jsonl",
         f"{BERT} own.jsonl",
@@ -106,21 +106,21 @@ ROWS = (
         mend=partial(_write, "own.jsonl", f"{ROW}\n{ROW}\n"),
     ),
     Row(
-        ROLES,
+        COLUMNS,
         "select the column with the images: `::image=COLUMN`",
         "predict base.st own.csv",
         "predict base.st own.csv::image=scan",
         files={"own.csv": "scan,label\nimages/a/0.png,a\n"},
     ),
     Row(
-        "data/sources/text_columns.py",
+        "data/sources/columns.py",
         "select the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs; for words in strings add `label=COLUMN,label-separator=space`",
         "predict bert own.csv",
         "predict bert own.csv::text=summary",
         files={"own.csv": "summary,label\na cat,a\n"},
     ),
     Row(
-        ROLES,
+        COLUMNS,
         "write the names of the classes instead",
         f"eval multi {END} --data own.jsonl",
         f"eval multi {END} --data own.jsonl",
@@ -231,7 +231,7 @@ ROWS = (
         mend=partial(_write, "own/2.txt", "a mat"),
     ),
     Row(
-        SAVED,
+        FOLDER,
         "its column `file_name` must have paths relative to its folder, separated by commas in a .csv file; rename the file if it is "
         "not image metadata",
         f"{VIT} own",
@@ -240,7 +240,7 @@ ROWS = (
         mend=partial(_write_metadata, "own"),
     ),
     Row(
-        SAVED,
+        FOLDER,
         "leave `split=` out",
         "predict bert saved::split=test",
         "predict bert saved",
@@ -276,7 +276,7 @@ ROWS = (
         prepare=partial(_save_parquet, image=[1], scan=["images/a/0.png"]),
     ),
     Row(
-        TAGGED,
+        COLUMNS,
         "each word needs a label; select the column with `::label=COLUMN`; for strings add `::label-separator=space`",
         f"eval words {END} --data own.jsonl",
         f"eval words {END} --data own.jsonl::label=spans",
@@ -285,7 +285,7 @@ ROWS = (
         },
     ),
     Row(
-        "data/sources/text.py",
+        "data/sources/files.py",
         "convert it: `iconv -f {} -t UTF-8 {}`, or save it as UTF-8",
         "predict bert own.csv",
         "predict bert own.csv",
@@ -317,11 +317,22 @@ ROWS = (
     ),
     Row(
         SHARDS,
-        "shards must not be compressed",
+        "download or write it again",
         "predict bert own.tar",
         "predict bert own.tar",
-        prepare=lambda: _write_shard({"1.txt": "a cat"}, mode="w:gz"),
+        prepare=lambda: (_write_shard({"1.txt": "a cat"}), os.truncate("own.tar", 1024)),
         mend=lambda: _write_shard({"1.txt": "a cat"}),
+    ),
+    Row(
+        SHARDS,
+        "join tar files with `tar --concatenate --file=FIRST.tar SECOND.tar`, or give a folder of them",
+        "predict bert own.tar",
+        "predict bert own.tar",
+        prepare=lambda: (
+            _write_shard({"1.txt": "a cat"}),
+            Path("own.tar").write_bytes(2 * Path("own.tar").read_bytes()),
+        ),
+        mend=lambda: _write_shard({"1.txt": "a cat", "2.txt": "a cat"}),
     ),
     Row(
         SHARDS,

@@ -104,20 +104,20 @@ ROWS = (
         "predict base.st images/a::max-item=243 --no-skip-bad",
     ),
     Row(
-        "data/matching.py",
+        "data/labels.py",
         "add `::classes-by={}` if they are the first {} classes of the model, or name the model's classes with `hydractl import --labels`",
         f"eval base.st --data images {TABLES}",
         f"eval base.st --data images::classes-by=position {TABLES}",
     ),
     Row(
-        "data/resizing.py",
+        "data/preprocess.py",
         "crop the image to a less extreme aspect ratio",
-        "python from PIL import Image; from hydractl.data.resizing import TensorResize; "
+        "python from PIL import Image; from hydractl.data.preprocess import TensorResize; "
         "TensorResize(size=None, side=224, crop=(224, 224), mode='bilinear')(Image.new('RGB', (1, 200000)))",
         "predict base.st images/a",
     ),
     Row(
-        "data/sources/column_roles.py",
+        "data/sources/columns.py",
         "add `::label-separator={}` in quotes, or `::label-separator={}` if they are names",
         "finetune bert --data own.csv --val own.csv --steps 1 -o o.st",
         "finetune bert --data 'own.csv::label-separator=|' --val 'own.csv::label-separator=|' --steps 1 -o o.st",
@@ -137,14 +137,14 @@ ROWS = (
         mend=lambda: Path("train.txt").rename("train.conll"),
     ),
     Row(
-        "data/sources/tagged.py",
+        "data/sources/columns.py",
         "select the columns: `{}`",
         f"eval words --data own.conll {TABLES}",
         f"eval words --data 'own.conll::text=column 2,label=tags' {TABLES}",
         files={"own.conll": "1\tthe\t_\tO\n2\tcat\t_\tB-x\n\n1\ta\t_\tO\n2\tmat\t_\tO\n"},
     ),
     Row(
-        "data/sources/text_columns.py",
+        "data/sources/columns.py",
         "choose the columns: {}; or `::text=COLUMN` for single texts",
         test="tests/data/sources/test_text_columns.py::test_several_pairs_are_a_choice",
     ),
@@ -179,13 +179,6 @@ ROWS = (
         "predict clip images/a --classes photo,drawing",
     ),
     Row(
-        "stages/evaluate/data.py",
-        "name them: `--classes cat,dog`, or a file",
-        "python from types import SimpleNamespace as N; from hydractl.stages.evaluate.data import ClassAlignment as A; "
-        "A._check_stream(N(_count=0), N(column=1, class_names=(), name='s'), {})",
-        "eval clip --data images::map=a:photo,b:drawing --classes photo,drawing --no-latency --bootstrap 0 --metrics accuracy",
-    ),
-    Row(
         "stages/evaluate/measure_row.py",
         "use `--device cpu`, or `--no-latency` to keep only one row in memory",
         "python import torch; from types import SimpleNamespace as N; from hydractl.stages.evaluate import measure_row as m; "
@@ -207,13 +200,6 @@ ROWS = (
         "with mock.patch('hydractl.stages.export.formats.MOST_BYTES', 9):\n"
         "    run_export(ExportConfig(model='base.st', out=Path('o.onnx')))",
         "export base.st -o o.pt2",
-    ),
-    Row(
-        "stages/finetune/config.py",
-        "leave one of them out, or replace `buffer` by `limit=N`",
-        f"finetune hydra.st --data hf:org/name::streaming=true,buffer=9 --val {TEST} --batches own -o o.st",
-        f"finetune own.st --data {TRAIN} --val {TEST} --batches own --steps 1 --batch-size 8 -o o.st",
-        before=("fuse m-0.st m-1.st --own-from 0 -q -o own.st",),
     ),
     Row(
         "stages/fuse/compatibility.py",

@@ -107,12 +107,6 @@ ROWS = (
         "export clip -o o.pt2 --classes a,b",
     ),
     Row(
-        "stages/finetune/config.py",
-        "add `buffer=10000`, or `limit=N` to read and keep the first N rows, or leave out `streaming`",
-        "finetune bert --data hf:my-team/texts::streaming=true --val texts.jsonl --steps 1 -o o.st",
-        "finetune bert --data texts.jsonl --val texts.jsonl --steps 1 -o o.st",
-    ),
-    Row(
         "stages/finetune/trainable.py",
         "lower `--lr`, or add `--clip 1.0`",
         f"{TUNE} --lr 1e38 --optimizer sgd -o o.st",
@@ -249,16 +243,6 @@ ROWS = (
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         prepare=_large_journal,
         mend=lambda: Path("o.json.journal").rename("old.journal"),
-    ),
-    Row(
-        "stages/evaluate/data.py",
-        "add `limit=N` to `--data` to read the first N rows before the evaluation",
-        test="tests/stages/evaluate/test_streams.py::test_what_a_stream_cannot_do_is_refused_before_it_is_read",
-    ),
-    Row(
-        "stages/evaluate/data.py",
-        "name the classes as the model does",
-        test="tests/stages/evaluate/test_streams.py::test_labels_that_will_not_do_are_told_as_early_as_they_are_known",
     ),
     Row(
         "stages/fuse/run.py",

@@ -33,7 +33,7 @@ def _move_state() -> None:
 
 ROWS = (
     Row(
-        "training/feeding/mixup.py",
+        "training/feeding.py",
         "leave it out, or add `{}`; for texts use `--label-smoothing` and `--dropout`",
         f"{TEXTS} --mixup 0.2",
         f"{TEXTS} --label-smoothing 0.1",

@@ -1,0 +1,590 @@
+"""The roles of a table's columns, and the images, texts, words and labels in them."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import accumulate, chain
+from types import MappingProxyType
+from typing import Any, cast
+
+from PIL import Image
+from typing_extensions import override
+
+from hydractl.data.datasets import UNASKED, ImageSet, ImageStore, Labels, Text, TextSet
+from hydractl.data.decoding import decode, encoded_digest, read_bytes
+from hydractl.data.labels import are_numerals
+from hydractl.data.reference import DataRef
+from hydractl.data.sources.tables import (
+    AS_IS,
+    Cell,
+    DataTable,
+    FileSpan,
+    ImageFiles,
+    Read,
+    is_unreadable_list,
+    list_in,
+    separator_in,
+    split_labels,
+)
+from hydractl.data.words import Span, WordSet
+from hydractl.errors import DataError
+from hydractl.messages import did_you_mean, quoted
+from hydractl.plugins import load
+from hydractl.progress import Progress
+from hydractl.tasks import MULTI_LABEL, SINGLE_LABEL, TASKS, TOKENS, Task
+
+IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
+TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "comment", "tweet", "body")
+LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
+PAIR_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "query": ("passage", "document", "doc", "text", "context", "answer", "response", "positive"),
+        "question": ("sentence", "passage", "document", "context", "paragraph", "answer", "text"),
+        "premise": ("hypothesis", "conclusion"),
+        "claim": ("evidence", "document", "context", "sentence", "text"),
+        "anchor": ("positive",),
+        "prompt": ("response", "completion", "answer"),
+        "context": ("response",),
+        "text": ("hypothesis",),
+        "document": ("summary",),
+        "article": ("summary",),
+        "headline": ("body",),
+    }
+)
+"""Second columns of pairs by the first, as in GLUE, MS MARCO, SQuAD, FEVER and the data sets of sentence-transformers."""
+_FIRST_OF_TWO = re.compile(
+    r"(?:sentence|sent|text|question|query|doc|document|passage|paragraph|phrase|title|input|utterance|s|q|t)[_ ]?[01a]",
+    re.IGNORECASE,
+)
+"""First names of pairs such as `sentence1`, `sentence2`, and `text_a`, `text_b`."""
+_EXAMINED = 100
+"""Number of rows that decide whether a column holds texts."""
+
+
+def find_column(table: DataTable, *, column: str | None, usual: Sequence[str], role: str) -> str | None:
+    """Return the column named by the reference, else the first usual one that is there, else None."""
+    columns = columns_of(table)
+    if column is None:
+        return next((columns[name] for name in usual if name in columns), None)
+    if column not in columns:
+        raise DataError(
+            f"{table.where}: has no column `{column}` for `{role}=`; its columns are {quoted(table.columns)}",
+            hint=did_you_mean(column, table.columns),
+        )
+    return columns[column]
+
+
+def columns_of(table: DataTable) -> dict[str, str]:
+    """Return the table's columns by their names, with and without the blanks around these."""
+    return {name.strip(): name for name in table.columns} | {name: name for name in table.columns}
+
+
+def text_columns(
+    table: DataTable, ref: DataRef, progress: Progress, *, pairs: bool | None
+) -> tuple[str, ...]:
+    """Return the column that holds the texts, or the two that hold pairs of texts.
+
+    Pairs come before single texts, except for a model that was trained on single texts.
+
+    Args:
+        table: The rows.
+        ref: May name the columns.
+        progress: Reports a choice among several columns.
+        pairs: Whether the model was trained on pairs, None if unknown.
+
+    Raises:
+        DataError: If a column is missing, if several pairs are possible, or if the model was trained on pairs and only one of
+            several columns with texts has a usual name.
+    """
+    columns = columns_of(table)
+    if ref.text_columns:
+        chosen = (find_column(table, column=name, usual=(), role="text") for name in ref.text_columns)
+        return tuple(filter(None, chosen))
+    two, one = usual_texts(table)
+    if two and not (one and pairs is False):
+        if len(two) > 1:
+            raise _ambiguous(table, ref, two)
+        (progress.warn if pairs is False else progress.step)(
+            f"{table.where}: reading pairs of texts from the columns {quoted(two[0])}"
+            + ("; the model was trained on single texts" if pairs is False else "")
+        )
+        return tuple(columns[name] for name in two[0])
+    if one:
+        label = find_column(table, column=ref.label, usual=LABEL_COLUMNS, role="label")
+        others = [
+            name for name in table.columns if name not in {columns[one], label} and _holds_texts(table, name)
+        ]
+        if others and pairs:
+            raise _ambiguous(table, ref, [(one, other) for other in others])
+        if others:
+            progress.step(
+                f"{table.where}: reading the texts of column `{one}`, and no other ({quoted(others)}); "
+                f"`::text={one}+{others[0]}` reads pairs"
+            )
+        return (columns[one],)
+    image = next((name for name in IMAGE_COLUMNS if name in columns), None)
+    raise DataError(
+        f"{table.where}: none of its columns ({quoted(table.columns)}) has one of the names "
+        f"{quoted(TEXT_COLUMNS)}, but the model reads texts",
+        hint=(
+            f"column `{image}` seems to contain images, which this model cannot read; select a column "
+            "of texts: `::text=COLUMN`"
+        )
+        if image
+        else "select the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs; for words in strings add "
+        "`label=COLUMN,label-separator=space`",
+    )
+
+
+def _ambiguous(table: DataTable, ref: DataRef, pairs: Sequence[tuple[str, str]]) -> DataError:
+    options = [shlex.quote(f"{ref.source}::text={first}+{second}") for first, second in pairs]
+    return DataError(
+        f"{table.where}: several of its columns may hold pairs of texts",
+        hint=f"choose the columns: {quoted(options)}; or `::text=COLUMN` for single texts",
+    )
+
+
+def usual_texts(table: DataTable) -> tuple[list[tuple[str, str]], str | None]:
+    """Return the pairs of columns with well-known names, and the column of single texts or None."""
+    columns = columns_of(table)
+    partners = {
+        name: (f"{name[:-1]}{chr(ord(name[-1]) + 1)}",) for name in columns if _FIRST_OF_TWO.fullmatch(name)
+    }
+    pairs = [
+        (first, second)
+        for first, seconds in {**PAIR_COLUMNS, **partners}.items()
+        for second in seconds
+        if {first, second} <= {*columns}
+    ]
+    return pairs, next((name for name in TEXT_COLUMNS if name in columns), None)
+
+
+def _holds_texts(table: DataTable, column: str) -> bool:
+    """Return whether most cells of a column are strings of several words. Columns of unknown types hold no texts."""
+    cells: Sequence[object] = ()
+    with suppress(DataError):
+        cells = table.cells(column, most=_EXAMINED)
+    return 2 * sum(isinstance(cell, str) and len(cell.split()) > 1 for cell in cells) > len(cells)
+
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?")
+UNKNOWN = -1
+"""Label of unlabelled rows in data sets of the Hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCells:
+    """Some rows' images, or why there is none."""
+
+    cells: Mapping[int, Cell | DataError]
+
+    def __call__(self, index: int) -> Cell:
+        """Return a row's image."""
+        cell = self.cells[index]
+        if isinstance(cell, DataError):
+            raise cell
+        return cell
+
+
+@dataclass(frozen=True, slots=True)
+class CellStore(ImageStore):
+    """The images of a table: `read` gives a row's, `where` is what messages call the table."""
+
+    read: Read
+    where: str
+
+    @override
+    def only(self, places: Sequence[int]) -> CellStore:
+        return CellStore(HeldCells({place: self._cell_or_error(place) for place in places}), self.where)
+
+    @override
+    def check_there(self, places: Sequence[int]) -> None:
+        if isinstance(self.read, ImageFiles):
+            for place in places:
+                self.read(place)
+
+    def _cell_or_error(self, place: int) -> Cell | DataError:
+        """Return what is held of an image, or why there is none: who decodes it says so."""
+        try:
+            return self.read(place)
+        except DataError as error:
+            return error
+
+    @override
+    def image(self, index: int) -> Image.Image:
+        return decode(self._encoded(index), where=f"{self.where}: row {index}")
+
+    @override
+    def item_digest(self, index: int) -> bytes:
+        """Return the digest of the encoded image and its pixels; its name in the table does not count."""
+        return encoded_digest(self._encoded(index))
+
+    def _encoded(self, index: int) -> bytes:
+        cell = self.read(index)
+        if isinstance(cell, FileSpan):
+            return cell.read()
+        return cell if isinstance(cell, bytes) else read_bytes(cell)
+
+
+def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True) -> ImageSet:
+    """Return the images that a table lists or holds.
+
+    Raises:
+        DataError: If a column is missing or holds something else.
+    """
+    image = find_column(table, column=ref.image, usual=IMAGE_COLUMNS, role="image")
+    if image is None:
+        _, text = usual_texts(table)
+        raise DataError(
+            f"{table.where}: none of its columns ({quoted(table.columns)}) has one of the names {quoted(IMAGE_COLUMNS)}",
+            hint=f"column `{text}` seems to contain texts, which this model cannot read"
+            if text
+            else "select the column with the images: `::image=COLUMN`",
+        )
+    label = label_column(table, ref) if labelled else None
+    store = CellStore(table.images(image), table.where)
+    labels = _labels(table, label, progress)
+    places = range(len(table))
+    return ImageSet(
+        store=store, places=places, name=table.name, columns=tuple(table.columns), **labels._asdict()
+    )
+
+
+def texts_of(
+    table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True, pairs: bool | None = None
+) -> TextSet:
+    """Return the texts that a table holds.
+
+    Raises:
+        DataError: If a column is missing or a cell is no text or no label.
+    """
+    columns = text_columns(table, ref, progress, pairs=pairs)
+    cells = [
+        [_checked(cell, f"{table.place(c)}: row {row}") for row, cell in enumerate(table.cells(c))]
+        for c in columns
+    ]
+    label = label_column(table, ref) if labelled else None
+    texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(cells) > 1 else tuple(cells[0])
+    labels = _labels(table, label, progress)
+    return TextSet(texts=texts, name=table.name, columns=tuple(table.columns), **labels._asdict())
+
+
+def _checked(cell: object, where: str) -> str:
+    """Return a cell that is a text; one that is missing is empty, as .csv files cannot tell the two apart."""
+    if cell is None or cell != cell:  # noqa: PLR0124 - NaN, which pandas writes for what is missing
+        return ""
+    if not isinstance(cell, str):
+        raise DataError(f"{where} is not a string: {cell!r:.80}")
+    return cell
+
+
+def label_column(table: DataTable, ref: DataRef) -> str | None:
+    """Return the column of labels, None where there is none.
+
+    Raises:
+        DataError: If the reference names one that is missing.
+    """
+    return find_column(table, column=ref.label, usual=LABEL_COLUMNS, role="label")
+
+
+def _labels(table: DataTable, column: str | None, progress: Progress) -> Labels:
+    if column is None:
+        return Labels()
+    return read_labels(
+        table.label_cells(column),
+        names=table.classes(column),
+        where=table.place(column),
+        separator=table.label_separator,
+        progress=progress,
+    )
+
+
+def read_labels(
+    values: Sequence[object],
+    *,
+    names: Sequence[str] | None,
+    where: str,
+    progress: Progress,
+    separator: str | None = None,
+) -> Labels:
+    """Turn a column into class names and labels.
+
+    Args:
+        values: One a row: strings, whole numbers from 0, or -1 in every row where labels are withheld; or lists of the former
+            two, of the items that may have several, or of 0 and 1 for each class.
+        names: The class names if the table declares them; `values` are then indices into it.
+        where: What messages call the table and column.
+        progress: Hears that labels are withheld.
+        separator: Value of `label-separator=`. If it is None, names that look like several labels are refused.
+
+    Returns:
+        The class names (numbers sort as numbers) and one label a row, or none. Where a table does not declare names
+            and all labels are whole numbers, they are numbers and no names, in a .csv file too, whose cells are all text.
+
+    Raises:
+        DataError: If a value is missing, of another type, or out of range.
+    """
+    task, cells = _cells_of_task(values, where)
+    if task.by_label:
+        return _label_sets(cells, names, where)
+    labels = [label_of(cell, f"{where}: row {row}") for row, cell in enumerate(cells)]
+    if all(label == UNKNOWN for label in labels):
+        progress.warn(f"{where}: every label is {UNKNOWN}, so the items are unlabelled")
+        return Labels()
+    top = math.inf if names is None else len(names) - 1
+    for row, label in enumerate(labels):
+        if isinstance(label, int) and not 0 <= label <= top:
+            raise DataError(
+                f"{where}: row {row} has label {label}, out of range 0..{'' if names is None else top}",
+                hint="count the labels from 0, or use class names; -1 means unlabelled only if every label is -1",
+            )
+        if names is not None and not isinstance(label, int):
+            raise DataError(
+                f"{where}: row {row} has the label {label!r}, but must have an index into {len(names)} class names"
+            )
+    if names is not None:
+        return Labels(tuple(names), cast("tuple[int, ...]", tuple(labels)), task=task)
+    texts = dict.fromkeys(map(str, labels))
+    if separator is None:
+        _check_separators(texts, where, progress)
+    numbered = are_numerals(texts)
+    class_names = sorted(texts, key=int if numbered else None)
+    position = {text: index for index, text in enumerate(class_names)}
+    return Labels(tuple(class_names), tuple(position[str(label)] for label in labels), numbered, task)
+
+
+def _cells_of_task(cells: Sequence[object], where: str) -> tuple[Task, Sequence[Any]]:
+    """Return the task that the form of the cells shows, and the cells in that form.
+
+    Raises:
+        DataError: If only some cells have the form of a task.
+    """
+    for task, path in ((task, task.cell) for task in TASKS.values() if task.cell and cells):
+        labels = [*map(load(path), cells)]
+        if all(label is None for label in labels):
+            continue
+        if None in labels:
+            raise DataError(
+                f"{where}: row {labels.index(None)} and others differ: give {task.labels}, or for none",
+                hint=task.hint.format(name=where),
+            )
+        return task, labels
+    return SINGLE_LABEL, cells
+
+
+def label_of(cell: object, place: str) -> int | str:
+    """Return a label of any form of table: a whole number in any notation, or a name without blanks around it.
+
+    Args:
+        cell: The cell.
+        place: What messages call the cell.
+
+    Raises:
+        DataError: If it is neither.
+    """
+    value = str(cell) if isinstance(cell, bool) else cell.strip() if isinstance(cell, str) else cell
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = int(value) if value.lstrip("-").isdigit() else float(value)
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+        return int(value)
+    if value == "" or not isinstance(value, int | str) or is_unreadable_list(str(value)):
+        raise DataError(
+            f"{place} has an invalid label: {cell!r:.80}",
+            hint='labels must be names or integers; write lists in JSON, `["bad", "long"]`; for cells such as `bad|long` add `::label-separator=|` in quotes',
+        )
+    return value
+
+
+def _check_separators(names: Iterable[str], where: str, progress: Progress) -> None:
+    """Refuse names that look like several labels in one cell, and warn about names that may be."""
+    if separator := separator_in(names):
+        raise DataError(
+            f"{where}: labels such as `{next(t for t in names if separator in t)}` look like several labels in one cell",
+            hint=f"add `::label-separator={'comma' if separator == ',' else separator}` in quotes, or `::label-separator={AS_IS}` if they are names",
+        )
+    if several := next((t for t in names if "|" in t or ";" in t), None):
+        progress.warn(
+            f"{where}: reads `{several}` as one name; for several labels in a cell add "
+            f"`::label-separator={'|' if '|' in several else ';'}` in quotes, for one name `::label-separator={AS_IS}`"
+        )
+
+
+def _label_sets(cells: Sequence[list[Any]], names: Sequence[str] | None, where: str) -> Labels:
+    """Return the labels of lists: of names or class numbers, or with a 0 or 1 for each class where all rows have as many.
+
+    Raises:
+        DataError: If a label is no class number, or the lists have two meanings or are all empty.
+    """
+    top, lists = math.inf if names is None else len(names) - 1, list[tuple[int | str, ...]]()
+    for row, cell in enumerate(cells):
+        values = tuple(label_of(int(v) if isinstance(v, bool) else v, f"{where}: row {row}") for v in cell)
+        wrong = (v for v in values if (v < 0 or v > top if isinstance(v, int) else top < math.inf))
+        if (value := next(wrong, None)) is not None:
+            raise DataError(
+                f"{where}: row {row} has label {value}, which is no class number"
+                + (f" in 0..{top}" if names is not None else "")
+            )
+        lists.append(values)
+    width = len(lists[0])
+    if names is None and width > 1 and all(len(row) == width and {*row} <= {0, 1} for row in lists):
+        if all({*row} == {0, 1} for row in lists) and width == 2:
+            raise DataError(
+                f"{where}: every list is a 0 and a 1, which may be class numbers or which classes apply",
+                hint="write the names of the classes instead",
+            )
+        hot = tuple(tuple(i for i, value in enumerate(row) if value) for row in lists)
+        return Labels(tuple(map(str, range(width))), numbered=True, labels=hot, task=MULTI_LABEL)
+    texts = {str(value) for row in lists for value in row}
+    if not texts:
+        raise DataError(f"{where}: every list of labels is empty")
+    numbered = names is None and are_numerals(texts)
+    class_names = names or sorted(texts, key=int if numbered else None)
+    position = {text: i for i, text in enumerate(class_names)} if names is None else None
+    sets = (sorted({int(v) if position is None else position[str(v)] for v in row}) for row in lists)
+    return Labels(tuple(class_names), tuple(map(tuple, sets)), numbered, MULTI_LABEL)
+
+
+WORD_COLUMNS = ("tokens", "words")
+TAG_COLUMNS = ("ner_tags", "tags", "pos_tags", "labels", "label")
+
+
+def word_column(table: DataTable, ref: DataRef, *, has_texts: bool) -> str | None:
+    """Return the column with lists of words, None where there is none or the texts beside it are meant.
+
+    Args:
+        table: The rows.
+        ref: May name the column.
+        has_texts: Whether another column has texts: they are meant unless labels of words are there.
+    """
+    requested = ref.text_columns
+    column = find_column(table, column=requested[0] if requested else None, usual=WORD_COLUMNS, role="text")
+    if len(requested) > 1 or column is None or list_in(_word_cells(table, column)[0]) is None:
+        return None
+    tags = find_column(table, column=ref.label, usual=TAG_COLUMNS, role="label")
+    labels = [] if tags is None else table.label_cells(tags)
+    if list_in(table.cells(column)[0]) is not None:
+        are_tagged = bool(labels) and list_in(labels[0]) is not None
+        return column if requested or are_tagged or not has_texts else None
+    # a text with several labels rarely has as many words
+    are_alike = [
+        len(list_in(cell) or ()) == len(list_in(row) or ())
+        for cell, row in zip(_word_cells(table, column), labels, strict=False)
+    ]
+    is_usual = column in WORD_COLUMNS and not has_texts
+    return column if is_usual or 2 * sum(are_alike) > len(table) else None
+
+
+def _word_cells(table: DataTable, column: str) -> list[object]:
+    """Return a column of words. Texts are lists of their words if labels have a separator."""
+    is_split = table.label_separator not in {None, AS_IS}
+    return [split_labels(cell, "space" if is_split else None) for cell in table.cells(column)]
+
+
+def words_of(
+    table: DataTable, column: str, ref: DataRef, progress: Progress, *, labelled: bool = True
+) -> WordSet:
+    """Return the texts of lists of words, which are joined by blanks.
+
+    Raises:
+        DataError: If a cell holds anything else, or a row has not as many labels as words.
+    """
+    place = table.place(column)
+    words = [_words(cell, f"{place}: row {row}") for row, cell in enumerate(_word_cells(table, column))]
+    if not ref.text and all(row and row[0] in {"0", "1", "1-2"} and row[-1].isdecimal() for row in words):
+        label = "column 4" if len(table.columns) > 4 else table.columns[-1]
+        raise DataError(
+            f"{place}: numbers the words of each text, as CoNLL-U does, and has no words",
+            hint=f"select the columns: `{shlex.quote(f'{ref.source}::text=column 2,label={label}')}`",
+        )
+    tag_column = find_column(table, column=ref.label, usual=TAG_COLUMNS, role="label") if labelled else None
+    pieces, labels = [_spans(row) for row in words], Labels()
+    spans = pieces
+    if tag_column is not None:
+        tags = _tags(table, tag_column, [len(row) for row in words])
+        labels = _word_labels(tags, table.classes(tag_column), table.place(tag_column), progress)
+        if labels.labels is not None:
+            spans = [
+                tuple(span for span, tag in zip(row, row_tags, strict=True) if tag != UNASKED)
+                for row, row_tags in zip(pieces, tags, strict=True)
+            ]
+    return WordSet(
+        texts=tuple(" ".join(row) for row in words),
+        words=tuple(spans),
+        pieces=tuple(pieces),
+        name=table.name,
+        columns=tuple(table.columns),
+        **labels._asdict(),
+    )
+
+
+def _words(cell: object, where: str) -> list[str]:
+    words = list_in(cell)
+    if words is None:
+        raise DataError(f"{where} is not a list of words: {cell!r:.80}")
+    for word in words:
+        if not isinstance(word, str) or not word:
+            raise DataError(
+                f"{where} has a word that is {'empty' if word == '' else f'no string: {word!r:.80}'}"
+            )
+    return words
+
+
+def _spans(words: Sequence[str]) -> tuple[Span, ...]:
+    starts = accumulate((len(word) + 1 for word in words), initial=0)
+    return tuple((begin, begin + len(word)) for begin, word in zip(starts, words, strict=False))
+
+
+def _tags(table: DataTable, column: str, counts: Sequence[int]) -> list[list[int | str]]:
+    """Return the label of each word of each row, names or numbers as they are told."""
+    where = table.place(column)
+    tags: list[list[int | str]] = []
+    for row, (cell, count) in enumerate(zip(table.label_cells(column), counts, strict=True)):
+        values = list_in(cell)
+        if values is None:
+            raise DataError(
+                f"{where}: row {row} is not a list of labels: {cell!r:.80}",
+                hint="each word needs a label; select the column with `::label=COLUMN`; for strings add `::label-separator=space`",
+            )
+        if len(values) != count:
+            raise DataError(f"{where}: row {row} has {len(values)} labels for {count} words")
+        tags.append([label_of(value, f"{where}: row {row}") for value in values])
+    return tags
+
+
+def _word_labels(
+    tags: Sequence[Sequence[int | str]], names: Sequence[str] | None, where: str, progress: Progress
+) -> Labels:
+    """Return the labels of words by their classes; none where all are withheld."""
+    unique = {*chain.from_iterable(tags)} - {UNASKED}
+    if unique <= {UNKNOWN}:
+        progress.warn(f"{where}: no word has a label, so the texts are unlabelled")
+        return Labels()
+    for tag in unique:
+        if isinstance(tag, int) and not 0 <= tag < (len(names) if names is not None else tag + 1):
+            row = next(row for row, row_tags in enumerate(tags) if tag in row_tags)
+            raise DataError(
+                f"{where}: row {row} has label {tag}, which is no class number; -100 is that of no class"
+            )
+        if isinstance(tag, str) and names is not None:
+            raise DataError(
+                f"{where}: has the label `{tag}`, but its labels must be indices into {len(names)} class names"
+            )
+    texts = sorted(map(str, unique))
+    numbered = names is None and are_numerals(texts)
+    class_names = names or sorted(texts, key=int if numbered else None)
+    position = {text: i for i, text in enumerate(class_names)} if names is None else None
+    return Labels(
+        tuple(class_names),
+        tuple(
+            tuple(int(tag) if position is None else position[str(tag)] for tag in row if tag != UNASKED)
+            for row in tags
+        ),
+        numbered,
+        TOKENS,
+    )

@@ -1,1 +1,0 @@
-"""Data that need no download."""
