@@ -30,7 +30,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.stages.evaluate.set_options import OPTION as SETS
 from hydractl.stages.evaluate.streamed import Identity
-from hydractl.stages.shared.output_record import make_step
+from hydractl.stages.shared.provenance import make_step
 from hydractl.stages.shared.zero_shot_classes import Classes
 from hydractl.tensor_spec import spec_of, tensor_bytes
 

@@ -46,8 +46,8 @@ from hydractl.stages.export.folder import ExportReport, export_folder
 from hydractl.stages.export.pixel_input import FILTERS, Pixels
 from hydractl.stages.export.script import script
 from hydractl.stages.shared.open_inputs import labels_of, open_reader, open_sets
-from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, make_step, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim
+from hydractl.stages.shared.provenance import begin_with_sidecar, check_sidecar, make_step, sidecar_step
 from hydractl.stages.shared.zero_shot_classes import Classes, settle
 
 EXAMPLES = 2
@@ -282,7 +282,7 @@ def _publish(
         opened=source.opened,
         options=_options(config),
         seed=config.seed,
-        needs=formats.LIBRARIES if config.form == ONNX else (),
+        libraries=formats.LIBRARIES if config.form == ONNX else (),
     )
     with publish_together(output_lock) as begin:
         for path, content in written.items():

@@ -34,8 +34,8 @@ from hydractl.stages.finetune.trainable import (
     output_tensors,
     warn_equal,
 )
-from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import claim, resumable, resume_hint
+from hydractl.stages.shared.provenance import make_step
 from hydractl.training import fsdp
 from hydractl.training.accelerator import Engine, start_engine
 from hydractl.training.loop import Trained, train

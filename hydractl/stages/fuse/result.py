@@ -14,7 +14,7 @@ from hydractl.manifest.document import OptionValue
 from hydractl.manifest.header import FittedScores, Header, InputFile, Kind, samples_of
 from hydractl.manifest.temperature import Temperature
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.stages.shared.output_record import make_step
+from hydractl.stages.shared.provenance import make_step
 
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
 """Placeholder with the length of a digest, until the digest is known."""

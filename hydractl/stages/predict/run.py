@@ -30,9 +30,9 @@ from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import BatchPredictor, window
 from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
 from hydractl.stages.shared.open_inputs import open_reader, warn
-from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.predictions import fits
+from hydractl.stages.shared.provenance import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.stages.shared.zero_shot_classes import settle
 
 AT_ONCE = 1024

@@ -25,7 +25,7 @@ from hydractl.stages.prune.key_groups import in_groups
 from hydractl.stages.prune.sample_masks import STRATEGIES, DrawnMasks, Material, check_pool
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.mask_selection import Quota, own_quota, quota_of
-from hydractl.stages.shared.output_record import TOOL, document_input, scoring_step
+from hydractl.stages.shared.provenance import TOOL, document_input, scores_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
         n: m for n, m in full_mask(opened.header.architecture.towers).items() if n not in shape
     }
     files = tuple(
-        document_input(p, s.digest() if is_stream(p) else None, made_by=scoring_step(s, opened))
+        document_input(p, s.digest() if is_stream(p) else None, made_by=scores_step(s, opened))
         for p, s in zip(config.scores, scores, strict=True)
     )
     sources = tuple(

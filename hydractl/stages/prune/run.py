@@ -32,8 +32,8 @@ from hydractl.stages.prune.masks import Chosen, choose_masks
 from hydractl.stages.prune.plan import Plan
 from hydractl.stages.shared.finite import check_weights, warn_temperature
 from hydractl.stages.shared.image_preprocessing import warn_of_folder
-from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
+from hydractl.stages.shared.provenance import make_step
 from hydractl.tensor_spec import TensorSpec
 
 

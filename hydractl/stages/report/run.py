@@ -24,9 +24,8 @@ from hydractl.reporting.page import markdown, page
 from hydractl.reporting.svg import MARK, Drawing, png, svg
 from hydractl.reporting.verdict import judgements, remarks, sentence
 from hydractl.stages.report.config import PAGE, ReportConfig
-from hydractl.stages.shared.output_record import ForeignOutputError
 from hydractl.stages.shared.outputs import check_outputs, claim
-from hydractl.stages.shared.up_to_date import check_comparable
+from hydractl.stages.shared.provenance import ForeignOutputError, check_comparable
 from hydractl.strict_json import STDIN
 
 

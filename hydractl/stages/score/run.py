@@ -30,12 +30,11 @@ from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
 from hydractl.stages.score.journal import open_journal
 from hydractl.stages.score.training import State, check_training, offered, open_state, publish_scores
-from hydractl.stages.shared.command_config import config_digest, recorded_argv
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.mask_selection import quota_of
 from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_reader, open_sets
-from hydractl.stages.shared.output_record import TOOL, library_versions
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
+from hydractl.stages.shared.provenance import TOOL, make_step
 from hydractl.stages.shared.zero_shot_classes import Classes, ask
 from hydractl.training.run_log import open_run_log
 
@@ -307,15 +306,13 @@ def _add_ranking(
     towers = {
         name: TowerScores(scores=tuple(tuple(row) for row in table)) for name, table in ranking.scores.items()
     }
+    step = make_step(config, family=opened.family, options={}, inputs=(), results=ranking.results)
     return document.model_copy(
         update={
             "towers": towers,
             "removals": ranking.removals,
             "baseline": ranking.baseline,
             "clusters": ranking.clusters,
-            "results": dict(ranking.results),
-            "versions": library_versions(opened.family),
-            "config_digest": config_digest(config),
-            "argv": recorded_argv(config),
+            **step.model_dump(include={"results", "versions", "config_digest", "argv"}),
         }
     )

@@ -22,8 +22,8 @@ from hydractl.runtime import digest_text, versions
 from hydractl.scoring.job import GateTraining, Ranking
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.shared.finite import stored_tensors
-from hydractl.stages.shared.output_record import make_step, scored_data
 from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.provenance import make_step, scored_data
 from hydractl.training.feeding.feed import ItemFeed
 from hydractl.training.resume import Snapshot, StateFolder
 from hydractl.training.run_settings import texts_of

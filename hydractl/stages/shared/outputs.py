@@ -89,7 +89,7 @@ def claim(
         progress: Hears for whom it waits.
         force: Whether what is there may be replaced; None for what `may_replace_outputs` says.
     """
-    from hydractl.stages.shared.up_to_date import may_replace_outputs  # noqa: PLC0415 - loads pydantic, which `--help` does without
+    from hydractl.stages.shared.provenance import may_replace_outputs  # noqa: PLC0415 - loads pydantic, which `--help` does without
 
     first = next((path for path in outputs if path is not None and not is_stream(path)), None)
     with claimed(

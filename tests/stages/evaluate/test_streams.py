@@ -33,7 +33,7 @@ from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from hydractl.stages.shared import prediction_store
 from hydractl.stages.shared.predictions import PreparedData
-from hydractl.stages.shared.up_to_date import check_up_to_date
+from hydractl.stages.shared.provenance import check_up_to_date
 from support.builders import base
 from support.heard import Heard
 from support.lake import TEXTS, Lake, image, most_held, serve, stored, text

@@ -16,7 +16,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.predict.config import PredictConfig
-from hydractl.stages.shared.up_to_date import check_up_to_date
+from hydractl.stages.shared.provenance import check_up_to_date
 from hydractl.training.recipes.recipe import Recipe
 from support.heard import Cut, Heard
 from support.lake import TEXTS, Lake, image, of_images, of_texts, serve, stored, text

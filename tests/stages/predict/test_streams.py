@@ -12,7 +12,7 @@ from hydractl.errors import DataError, HubError, UsageError
 from hydractl.stages.predict import run as stage
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
-from hydractl.stages.shared.up_to_date import check_up_to_date
+from hydractl.stages.shared.provenance import check_up_to_date
 from support.builders import base
 from support.heard import Heard
 from support.lake import IMAGES, TEXTS, Lake, image, most_held, serve, stored, text
