@@ -14,7 +14,7 @@ import typer
 from hydractl.cli.output import Terminal
 from hydractl.data.reference import BUILT_IN
 from hydractl.errors import UnreadableError
-from hydractl.output.atomic_write import STDOUT, is_stdout
+from hydractl.output.publish import STDOUT, is_stdout
 from hydractl.parsing import configured
 from hydractl.runtime import enough_memory
 from hydractl.settings import Option, Role, Setting, declared, long_option, options_of

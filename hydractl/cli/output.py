@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from hydractl.cli.documents import DOCUMENT
 from hydractl.errors import HydraError, OutputError, UsageError, harmless, harmless_line, in_one_line
 from hydractl.messages import count
-from hydractl.output.atomic_write import STDOUT
+from hydractl.output.publish import STDOUT
 from hydractl.processes.distributed import LINGER_S
 from hydractl.processes.signals import heed_no_more_signals
 

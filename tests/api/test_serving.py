@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from hydractl.manifest.threshold import Threshold
-from hydractl.output.atomic_write import Folder
+from hydractl.output.publish import Folder
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample, base

@@ -10,7 +10,7 @@ from hydractl.cli.commands.run.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean, listed
-from hydractl.output.atomic_write import Folder
+from hydractl.output.publish import Folder
 from hydractl.parsing import made_of
 from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.research.bench.rows import PLANS, SHARED_DEFAULT, SharedSettings

@@ -18,7 +18,7 @@ from hydractl.families.load import OpenModel
 from hydractl.manifest.header import Tokenization
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, metrics_of, needing
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.shared import outputs
 from hydractl.stages.shared.open_inputs import open_reader

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydractl.checkpoint import write_checkpoint
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once
-from hydractl.output.atomic_write import Sink
+from hydractl.output.publish import Sink
 from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 
 LOG_PROBS, LOGSUMEXP, LABELS, SCORES = "log_probs", "logsumexp", "labels", "scores"

@@ -17,8 +17,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_of
 from hydractl.metrics.registry import METRICS, needing
-from hydractl.output.atomic_write import is_stream
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock, is_stream
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_file, torch_dtype, versions

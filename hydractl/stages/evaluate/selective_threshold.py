@@ -24,7 +24,7 @@ from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once, mean_probabilities
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
-from hydractl.output.atomic_write import Sink
+from hydractl.output.publish import Sink
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text

@@ -22,8 +22,7 @@ from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.ood_scores import means_the_same
 from hydractl.metrics.selective import HALF
 from hydractl.model_inputs import PIXELS
-from hydractl.output.atomic_write import publish_together
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock, publish_together
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.export import formats

@@ -30,7 +30,7 @@ from hydractl.fusion.build import stored_specs
 from hydractl.manifest.header import Fate, Header, InputFile, SampledFile, Tokenization
 from hydractl.manifest.samples import pack
 from hydractl.messages import counted
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.progress import Progress
 from hydractl.runtime import pick_device
 from hydractl.settings import long_option

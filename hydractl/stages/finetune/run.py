@@ -18,7 +18,7 @@ from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Kind, samples_of
 from hydractl.metrics.cost import macs_of
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, versions

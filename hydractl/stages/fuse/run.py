@@ -21,8 +21,7 @@ from hydractl.manifest.header import Fate, Header
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import ensemble_log_probs
-from hydractl.output.atomic_write import is_stream
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock, is_stream
 from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.fuse.compatibility import check_members, merge_trunk_of, starting_temperature

@@ -18,8 +18,7 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Step
 from hydractl.messages import counted
-from hydractl.output.atomic_write import is_stream, publish, publish_together
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock, is_stream, publish, publish_together
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype

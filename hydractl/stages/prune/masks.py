@@ -16,7 +16,7 @@ from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
 from hydractl.manifest.header import InputFile, check_mask_fits, samples_of
 from hydractl.messages import counted
-from hydractl.output.atomic_write import is_stream
+from hydractl.output.publish import is_stream
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.prune.config import PruneConfig, needs_pool

@@ -22,7 +22,7 @@ from hydractl.manifest.header import Header, Kind, samples_of
 from hydractl.messages import quoted
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.processes.distributed import require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype

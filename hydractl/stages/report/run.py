@@ -10,10 +10,8 @@ from urllib.parse import quote
 
 from hydractl.errors import InputError, UsageError
 from hydractl.manifest.report import Report
-from hydractl.output.atomic_write import is_stream, publish_together
-from hydractl.output.locks import OutputLock
 from hydractl.output.paths import check_folder
-from hydractl.output.sync import has_content
+from hydractl.output.publish import OutputLock, has_content, is_stream, publish_together
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.chart import Figure

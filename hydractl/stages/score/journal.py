@@ -7,6 +7,7 @@ counts. Of several processes one writes. A file whose first line is not of this 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,18 +17,16 @@ from typing import Self
 from pydantic import TypeAdapter
 from typing_extensions import override
 
-from hydractl.errors import ManifestError, reason_of
+from hydractl.errors import ManifestError, OutputExists, reason_of
 from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape
 from hydractl.messages import counted
-from hydractl.output.atomic_write import append, is_stream, publish_text
-from hydractl.output.sync import has_content
+from hydractl.output.publish import append, has_content, is_stream, publish_text
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.runtime import digest_text
 from hydractl.scoring.job import NOTHING_LEARNT, Log, Memory
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.training import settings_of
-from hydractl.stages.shared.outputs import first_line
 from hydractl.strict_json import compact, parse, read_limited
 from hydractl.training.resume import DROPPED, FORCED, OTHERS, OtherRunError
 from hydractl.training.run_log import NO_LOG, RunLog
@@ -35,6 +34,8 @@ from hydractl.training.run_settings import changes, stored_texts
 
 SCHEMA = "hydractl.journal/1"
 MEMORY, CHAIN = "memory", "chain"
+LONGEST = 1 << 24
+"""Maximum length of the first line, in bytes."""
 _NUMBER: TypeAdapter[float | None] = TypeAdapter(float | None)
 _MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple[float, ...]])
 
@@ -220,6 +221,16 @@ def _check_heads(removals: tuple[Removal, ...], heads: Shape) -> None:
         removed.add(head)
 
 
+def _is_journal(path: Path) -> bool:
+    """Return whether the first line of a file is that of a journal. Other files are never read further or changed."""
+    with contextlib.suppress(OSError, ValueError):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                first = parse(file.readline(LONGEST))
+            return isinstance(first, dict) and first.get("schema") == SCHEMA
+    return False
+
+
 def _text(path: Path) -> str:
     """Return what a journal says, nothing where there is none.
 
@@ -229,7 +240,11 @@ def _text(path: Path) -> str:
     """
     if not (path.is_symlink() or has_content(path)):
         return ""
-    first_line(path, SCHEMA)
+    if not _is_journal(path):
+        raise OutputExists(
+            f"{path}: the journal of the run goes here, but the existing file is not from this version of hydractl",
+            hint="move it to another place, or choose another name with `-o`",
+        )
     try:
         with path.open("rb") as file:
             return read_limited(file).decode(errors="replace")

@@ -19,7 +19,7 @@ from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadScores, TowerHeads, TowerScores
 from hydractl.manifest.header import Architecture, Kind, samples_of
 from hydractl.messages import counted
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.plugins import load
 from hydractl.processes.distributed import ProcessGroup, own_device, start_team
 from hydractl.progress import SILENT, Progress

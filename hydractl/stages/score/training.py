@@ -15,8 +15,7 @@ from hydractl.families.load import OpenModel, open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Header, samples_of
-from hydractl.output.atomic_write import Digested, is_stream, publish_text, publish_together
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import Digested, OutputLock, is_stream, publish_text, publish_together
 from hydractl.progress import Progress
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.job import GateTraining, Ranking

@@ -25,9 +25,8 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import quoted
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import WEIGHTS
-from hydractl.output.atomic_write import Digested, Sink, is_stream
 from hydractl.output.paths import is_folder
-from hydractl.output.sync import has_content
+from hydractl.output.publish import Digested, Sink, has_content, is_stream
 from hydractl.runtime import digest_file, versions
 from hydractl.settings import declared
 from hydractl.stages.shared.command_config import CommandConfig, config_digest, input_refs, recorded_argv

@@ -17,7 +17,7 @@ from hydractl.cli.commands.run.pipeline import literal
 from hydractl.cli.commands.run.plan import read_back, run_plan, written
 from hydractl.cli.output import Terminal
 from hydractl.errors import UsageError
-from hydractl.output.atomic_write import make_folder
+from hydractl.output.publish import make_folder
 from hydractl.plugins import load
 from hydractl.stages.shared.settings import FORCE, SEED
 

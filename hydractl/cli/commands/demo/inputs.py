@@ -30,7 +30,7 @@ def write_tokenizer(out: Path, seed: int, progress: Progress) -> None:
     del seed
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    from hydractl.output.atomic_write import publish_text
+    from hydractl.output.publish import publish_text
 
     ids = {word: i for i, word in enumerate(vocabulary())}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
@@ -64,8 +64,7 @@ def train_clips(out: Path, seed: int, progress: Progress) -> None:
     from hydractl.data.datasets import ImageSet
     from hydractl.data.encode import of_kind
     from hydractl.data.open_dataset import open_data
-    from hydractl.output.atomic_write import publish_scratch, temp_folder
-    from hydractl.output.locks import OutputLock
+    from hydractl.output.publish import publish_folder
     from hydractl.runtime import one_thread
     from hydractl.training.clip_pretraining import PairConfig, train_pair
 
@@ -75,9 +74,8 @@ def train_clips(out: Path, seed: int, progress: Progress) -> None:
         if path.exists():
             continue
         progress.step(f"Training {path}, a small CLIP, on {len(images)} images of shapes and their captions")
-        with one_thread(), temp_folder(path) as folder:
-            loss = train_pair(images, folder.scratch, PairConfig(templates=CAPTIONS, seed=seed + i))
-            publish_scratch([folder], OutputLock(force=True))
+        with one_thread(), publish_folder(path) as folder:
+            loss = train_pair(images, folder, PairConfig(templates=CAPTIONS, seed=seed + i))
         progress.step(f"{path}: loss {loss:.2f} in the last epoch")
 
 

@@ -14,7 +14,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report
 from hydractl.messages import listed
-from hydractl.output.atomic_write import publish
+from hydractl.output.publish import publish
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.report_values import BETTER, LEVEL, WORSE, judgement

@@ -16,7 +16,7 @@ from hydractl.cli.commands.run.plan import StageOptions
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.messages import did_you_mean_path
-from hydractl.output.atomic_write import Folder, is_stream
+from hydractl.output.publish import Folder, is_stream
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.fail_if import risk_text
 from hydractl.stages.evaluate.refs import OOD_SETS, NamedData, NamedModels, check_distinct, model_name

@@ -22,7 +22,7 @@ from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.errors import CheckFailed, Interrupted, UsageError
 from hydractl.messages import did_you_mean, lasting
-from hydractl.output.atomic_write import make_folder
+from hydractl.output.publish import make_folder
 
 UP_TO_DATE = 0.2
 """A command that took less of its usual time had nothing to do."""

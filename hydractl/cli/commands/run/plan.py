@@ -15,8 +15,7 @@ from hydractl.cli.commands.run.command import go, show
 from hydractl.cli.commands.run.pipeline import Stage, parsed
 from hydractl.cli.output import Terminal
 from hydractl.errors import OutputExists, UsageError
-from hydractl.output.atomic_write import make_folder, publish_text
-from hydractl.output.sync import has_content
+from hydractl.output.publish import has_content, make_folder, publish_text
 from hydractl.strict_json import NOT_UTF8
 
 StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"

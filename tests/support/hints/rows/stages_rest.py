@@ -248,7 +248,7 @@ ROWS = (
         prepare=partial(_write_beside, "r.jsonl"),
     ),
     Row(
-        "stages/shared/outputs.py",
+        "stages/score/journal.py",
         "move it to another place, or choose another name with `-o`",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o new.json",
