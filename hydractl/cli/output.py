@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hydractl.reporting.report_values import ReportTable
 
 T = TypeVar("T")
-NUMBERS_SHOWN = 20
 
 
 class StageReport(Protocol):
@@ -331,12 +330,6 @@ def model_cell(reference: str) -> str:
     return (
         "stdin" if reference == "-" else f"{name}::..." if options and name.startswith("arch:") else reference
     )
-
-
-def abridged(numbers: Sequence[float]) -> str:
-    """Return numbers in three digits, the first ones if there are many."""
-    texts = [f"{number:.3g}" for number in numbers[:NUMBERS_SHOWN]]
-    return ", ".join(texts + ["..."] * (len(numbers) > NUMBERS_SHOWN))
 
 
 def size(value: int) -> str:

@@ -16,10 +16,10 @@ from hydractl.hub.layout import is_stock, labels_of
 from hydractl.hub.readme import Readme, code
 from hydractl.hub.repository import MAIN
 from hydractl.manifest.header import Header, Kind, Preprocess, steps_to
-from hydractl.manifest.report import Report, Row, Value, scaled_alike
+from hydractl.manifest.report import Report, Row, Value, column_heads, scaled_alike
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
-from hydractl.messages import counted
+from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
 from hydractl.model_source import HUB_ID
@@ -236,6 +236,9 @@ def _results(facts: Facts) -> str:
     for name, values in _measured(report, rows):
         if any(values):
             lines.append(f"| {name} | {' | '.join(map(_formatted, values))} |")
+    for head in column_heads(rows):
+        texts = (abridged(row.columns[head]) if head in row.columns else "" for row in rows)
+        lines.append(f"| {head} | {' | '.join(text and code(text) for text in texts)} |")
     data = report.data.get(ID_NAME)
     on = (
         ""

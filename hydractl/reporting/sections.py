@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hydractl.manifest.report import Report, Row
-from hydractl.messages import counted
+from hydractl.manifest.report import Report, Row, column_heads
+from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import ON_ID_DATA, MetricNeeds
 from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.answers import class_tables, example_tables
@@ -69,6 +69,7 @@ def sections(compared: Compared) -> Iterator[Section]:
         (
             *_numbers(compared, "In-distribution data", tested),
             *(_each_set(compared) if compared.over == SETS and len(compared.reports) > 1 else ()),
+            *_columns(compared),
         ),
         ("reliability", "confidence", "risk"),
     )
@@ -115,6 +116,21 @@ def sections(compared: Compared) -> Iterator[Section]:
         ),
         ANALYSED,
     )
+
+
+def _columns(compared: Compared) -> Iterator[ReportTable]:
+    """Yield for each report a table of the fields of rows that are declared as columns, if any row has a value."""
+    for file, report in zip(compared.files, compared.reports, strict=True):
+        where = f"{file}: " if len(compared.reports) > 1 else ""
+        if heads := column_heads(report.rows):
+            yield ReportTable(
+                title=f"{where}Values of each model",
+                heads=heads,
+                rows=tuple(
+                    (row.name, tuple(Cell(abridged(row.columns.get(head, ""))) for head in heads))
+                    for row in report.rows
+                ),
+            )
 
 
 def tables(compared: Compared) -> Iterator[ReportTable]:

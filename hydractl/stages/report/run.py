@@ -44,6 +44,10 @@ class ReportReport:
             "notes": tuple(remarks(self.compared)),
             "rows": self.compared.rows,
             "differences": self.compared.differences,
+            "columns": {
+                file: {row.name: row.columns for row in report.rows}
+                for file, report in zip(self.compared.files, self.compared.reports, strict=True)
+            },
             "paths": self.paths,
             "up_to_date": self.up_to_date,
         }

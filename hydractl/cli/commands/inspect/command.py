@@ -15,9 +15,9 @@ from hydractl.cli.commands.inspect.documents import (
     show_scores,
     show_state,
 )
-from hydractl.cli.output import Terminal, abridged, line, model_cell, size, table
+from hydractl.cli.output import Terminal, line, model_cell, size, table
 from hydractl.manifest.temperature import Temperature
-from hydractl.messages import count, counted
+from hydractl.messages import abridged, count, counted
 from hydractl.reporting.lineage import pairs, plain
 from hydractl.stages.inspect.config import InspectConfig
 
@@ -131,9 +131,8 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
     if model.prompting:
         rows.append(("prompts", _preprocess(model.prompting.tokenization, model.tokenizer_size)))
         rows += [("template", template) for template in model.prompting.templates]
-    scale = Temperature(report.temperature, report.label_temperatures, report.entity_temperature)
-    if scale != Temperature():
-        rows.append(("temperature", str(scale)))
+    if report.scale != Temperature():
+        rows.append(("temperature", str(report.scale)))
     if report.label_thresholds:
         rows.append(("label thresholds", abridged(report.label_thresholds)))
     guarantees = {"threshold": report.threshold, "prediction sets": report.prediction_sets}
