@@ -15,7 +15,7 @@ from hydractl.cli import app as module
 from hydractl.cli import output
 from hydractl.cli.app import COMMANDS, command_tree, main
 from hydractl.cli.completion import paragraphs
-from hydractl.cli.documents import REPORT_A_BUG
+from hydractl.cli.output import REPORT_A_BUG
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import UsageError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from hydractl.cli.commands.run.pipeline import text_of
+from hydractl.cli.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean, listed
