@@ -16,8 +16,8 @@ from hydractl.checkpoint import BESIDE, Checkpoint
 from hydractl.data.batches import Batch
 from hydractl.errors import CheckpointError, InputError
 from hydractl.fusion.features import FeatureExtractor
+from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header
-from hydractl.manifest.threshold import Threshold
 from hydractl.metrics import ood_scores
 from hydractl.metrics.feature_scores import (
     TENSOR_SPECS,

@@ -18,14 +18,14 @@ from hydractl.manifest.document import (
     Fingerprint,
     Key,
     OptionValue,
+    Samples,
     StrictModel,
     Version,
+    union,
 )
+from hydractl.manifest.guarantees import CHECK_SCORE, IS_FITTED, OpenShare, PredictionSets, Threshold
 from hydractl.manifest.head_mask import MOST_HEADS, WIDEST, HeadMask, Mask, TowerHeads, TowerKeep
-from hydractl.manifest.prediction_sets import OpenShare, PredictionSets
-from hydractl.manifest.samples import Samples, union
 from hydractl.manifest.temperature import LARGEST, SMALLEST, Temperature
-from hydractl.manifest.threshold import CHECK_SCORE, IS_FITTED, Threshold
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.plugins import load
 from hydractl.settings import LARGEST_SEED

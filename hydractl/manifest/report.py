@@ -21,12 +21,11 @@ from hydractl.manifest.document import (
     StrictModel,
     Version,
 )
+from hydractl.manifest.guarantees import OpenShare, SetNumbers, Threshold
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Step, StoredTemperature
-from hydractl.manifest.prediction_sets import OpenShare, SetNumbers
 from hydractl.manifest.shift_groups import ID_NAME, scopes
 from hydractl.manifest.temperature import Temperature
-from hydractl.manifest.threshold import Threshold
 
 USUAL = "msp"
 """OOD score of a report that does not name one."""

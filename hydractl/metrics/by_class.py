@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hydractl.manifest.answers import ByClass, ClassHits, Confusion
-from hydractl.manifest.limits import MOST_CLASSES, MOST_CONFUSIONS
+from hydractl.manifest.terms import MOST_CLASSES, MOST_CONFUSIONS
 
 
 def by_class(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from hydractl.manifest.answers import ByClass, ClassHits, Confusion, Example, Examples
 from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.report import Bins, Curves, Line, Origin, Report, Row, Shift, Value
-from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.registry import METRICS
 from support.builders import sha
 

@@ -100,7 +100,7 @@ def conclude(report: EvalReport, terminal: Terminal) -> None:
 
 def markdown(document: Report) -> Iterator[str]:
     """Yield the lines of the headline table and of what came of the conditions."""
-    from hydractl.hub.readme import code
+    from hydractl.hub.card import code
     from hydractl.reporting.page import literal
 
     columns, heads = _headline(document)

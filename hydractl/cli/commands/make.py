@@ -312,7 +312,7 @@ def check_held_out(config: MakeConfig) -> None:
     from hydractl.data.encode import content_of
     from hydractl.data.sources.stream import digests_of, samples_in
     from hydractl.families.load import open_model
-    from hydractl.manifest.samples import union, unpack
+    from hydractl.manifest.document import union, unpack
 
     headers = [open_model(model).header for _, model in config.named_models if not from_script(model)]
     read_by_models = [content_of(header.preprocess) for header in headers]

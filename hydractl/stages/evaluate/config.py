@@ -12,9 +12,8 @@ from typing_extensions import override
 from hydractl.data.corruptions.names import ALL, ALL_CORRUPTIONS, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.errors import UsageError
-from hydractl.manifest.guarantee import Guarantee
-from hydractl.manifest.limits import MOST_EXAMPLES
 from hydractl.manifest.shift_groups import scopes
+from hydractl.manifest.terms import MOST_EXAMPLES, Guarantee
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, choose_metrics, needing

@@ -15,8 +15,8 @@ from hydractl.families.weights_digest import fingerprint_of
 from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Scores, WithOodScores
 from hydractl.manifest.answers import ByClass, Examples
+from hydractl.manifest.guarantees import SetNumbers
 from hydractl.manifest.header import Header
-from hydractl.manifest.prediction_sets import SetNumbers
 from hydractl.manifest.report import Origin, Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature

@@ -14,11 +14,11 @@ from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.predictions import answered_classes
+from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import FittedScores, Header, samples_of
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
-from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import Scored, StoredPredictions, at_once, mean_probabilities

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-from hydractl.manifest.guarantee import SetMethod
+from hydractl.manifest.terms import SetMethod
 from hydractl.settings import CheckedSettings, Constraint, OptionGroup, Setting, flag, options_of, setting
 
 OPTION, PANEL = "--sets", "Prediction sets"

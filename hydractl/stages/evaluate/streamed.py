@@ -28,9 +28,8 @@ from hydractl.data.sources.stream import (
     marks_of,
 )
 from hydractl.errors import DataError
-from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.document import Fingerprint, pack
 from hydractl.manifest.header import SampledFile
-from hydractl.manifest.samples import pack
 from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress

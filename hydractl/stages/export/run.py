@@ -15,10 +15,10 @@ from hydractl.fusion.build import load_any
 from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.fusion.prompts import with_class_names
 from hydractl.manifest.document import OptionValue
+from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.ood_scores import means_the_same
 from hydractl.metrics.selective import HALF
 from hydractl.model_inputs import PIXELS

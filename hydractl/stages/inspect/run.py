@@ -15,11 +15,10 @@ from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.base import Family, place_of, place_on_disk
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest.document import Document
+from hydractl.manifest.guarantees import PredictionSets, Threshold
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Fate, FittedScores, Header, Step
-from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.manifest.temperature import Temperature, TemperatureFields
-from hydractl.manifest.threshold import Threshold
 from hydractl.model_source import Located
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.lineage import member_names

@@ -18,8 +18,8 @@ from hydractl.data.matching import match_classes
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.stream import samples_in
 from hydractl.families.load import OpenModel, open_model
+from hydractl.manifest.document import pack
 from hydractl.manifest.header import SampledFile
-from hydractl.manifest.samples import pack
 from hydractl.messages import quoted
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.processes.distributed import ProcessGroup

@@ -164,7 +164,7 @@ ROWS = (
         f"{PUSH} --license mit",
     ),
     Row(
-        "hub/readme.py",
+        "hub/card.py",
         "nothing was pushed; correct the file on the Hub and push again, or push to another repository",
         test="tests/hub/test_readme.py::test_one_that_cannot_be_read_stops_the_push",
     ),
